@@ -1,0 +1,227 @@
+"""Every way this project says no, with the exit code that a script can rely on.
+
+One flat tree: each class names one reason, each carries its own ``exit_code`` and the
+``remedy`` that is printed under the message. Nothing here does I/O and nothing here
+imports the rest of the package.
+
+Exit codes are a contract (README, "Exit codes"): a code is never reused for another reason.
+"""
+
+from __future__ import annotations
+
+
+class MemwalOpsError(Exception):
+    """Base of all errors that this project raises on purpose.
+
+    Args:
+        message: what was refused and why, in one or two sentences.
+        remedy: what the reader can do about it; overrides the class's own text.
+    """
+
+    exit_code: int = 1
+    reason: str = "error"
+    remedy: str = "This is a bug in memwal-ops: please report it with the command and the full output."
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        if remedy is not None:
+            self.remedy = remedy
+
+
+class InvalidUsageError(MemwalOpsError):
+    """An option or argument that cannot be honoured (the same code that click uses)."""
+
+    exit_code = 2
+    reason = "invalid_usage"
+    remedy = "See --help of the command."
+
+
+class TableNotFoundError(MemwalOpsError):
+    """Nothing stands at the URI."""
+
+    exit_code = 3
+    reason = "table_not_found"
+    remedy = "Check the URI (and --storage-option endpoint, region) for a typing error."
+
+
+class NotALanceTableError(MemwalOpsError):
+    """Something stands at the URI, but it has no readable Lance version manifest."""
+
+    exit_code = 4
+    reason = "not_a_lance_table"
+    remedy = "Give the folder that contains _versions/, usually NAME.lance."
+
+
+class NoMemWalIndexError(MemwalOpsError):
+    """A Lance table on which MemWAL was never initialised."""
+
+    exit_code = 5
+    reason = "no_memwal_index"
+    remedy = "Run dataset.initialize_mem_wal(...) once; until then there is nothing to maintain."
+
+
+class NoPrimaryKeyError(MemwalOpsError):
+    """MemWAL without an unenforced primary key: upserts have no identity (S0-002)."""
+
+    exit_code = 6
+    reason = "no_primary_key"
+    remedy = "Mark the key column with the field metadata lance-schema:unenforced-primary-key = true."
+
+
+class LegacyLayoutError(MemwalOpsError):
+    """The MemWAL index of Lance 0.31 to 1.x (mem_wal_list), which this release does not maintain."""
+
+    exit_code = 7
+    reason = "legacy_layout"
+    remedy = "Merge and drop the legacy MemWAL index with the Lance release that wrote it, then initialise MemWAL again."
+
+
+class UnsupportedFeatureError(MemwalOpsError):
+    """Feature flags, manifest fields or a naming scheme that this release must not touch (S3-012, S3-013)."""
+
+    exit_code = 8
+    reason = "unsupported_feature"
+    remedy = "Upgrade memwal-ops to a release that knows the feature; the table was not changed."
+
+
+class TableCorruptError(MemwalOpsError):
+    """The base table's own metadata cannot be decoded, or contradicts itself."""
+
+    exit_code = 9
+    reason = "table_corrupt"
+    remedy = "Restore an older version (dataset.checkout_version(N); dataset.restore()); do not run gc before that."
+
+
+class RegionsBlockedError(MemwalOpsError):
+    """A run did all it could, but at least one region is blocked."""
+
+    exit_code = 10
+    reason = "blocked"
+    remedy = "See the blocked entries; runbooks/merge-blocked.md goes through each reason."
+
+
+class RegionManifestCorruptError(MemwalOpsError):
+    """A region manifest is cut short, is no protobuf, or names another region or version (S0-040, S0-042)."""
+
+    exit_code = 11
+    reason = "region_manifest_corrupt"
+    remedy = "Keep the file, stop the region's writer, and restore the manifest version from a backup."
+
+
+class RegionManifestGapError(MemwalOpsError):
+    """A version is missing between two manifest versions of a region (S0-050, S0-053)."""
+
+    exit_code = 12
+    reason = "region_manifest_gap"
+    remedy = "Restore the missing manifest version from a backup; never write over the gap."
+
+
+class GenerationMissingError(MemwalOpsError):
+    """An unmerged generation has no directory, or is missing from the region manifest's list (S0-038)."""
+
+    exit_code = 13
+    reason = "generation_missing"
+    remedy = "Restore the generation's directory from a backup; merging past it would lose its rows."
+
+
+class GenerationCorruptError(MemwalOpsError):
+    """A generation's directory stands, but it does not open or read as a Lance table."""
+
+    exit_code = 14
+    reason = "generation_corrupt"
+    remedy = "Restore the generation's directory from a backup; merging past it would lose its rows."
+
+
+class SchemaProjectionError(MemwalOpsError):
+    """A generation's columns cannot be brought to the base table's present schema."""
+
+    exit_code = 15
+    reason = "schema_projection"
+    remedy = "Bring the base column back to the generation's type, merge, and change the schema afterwards."
+
+
+class DuplicateKeysError(MemwalOpsError):
+    """One key in two regions, or twice in the base: which row is newer cannot be known (S0-009)."""
+
+    exit_code = 16
+    reason = "duplicate_keys"
+    remedy = "Merge the regions one by one with --region in the order in which they should win; then mend the writers' routing."
+
+
+class InvalidFormatError(MemwalOpsError):
+    """Bytes that are not what their place says; callers turn it into the error of that place."""
+
+    exit_code = 17
+    reason = "invalid_format"
+    remedy = "The file is damaged or was not written by Lance; restore it from a backup."
+
+
+class StorageError(MemwalOpsError):
+    """The store failed in a way that no other class names."""
+
+    exit_code = 20
+    reason = "storage"
+    remedy = "Look at the store's own message above, then run the command again; nothing was half-written."
+
+
+class StorageCredentialsError(StorageError):
+    """The store does not accept the credentials, or none were found."""
+
+    exit_code = 21
+    reason = "storage_credentials"
+    remedy = "Check the profile, role or keys (AWS_PROFILE, --storage-option); secrets are never printed."
+
+
+class ReadOnlyStoreError(StorageError):
+    """The store can be read but not written with these credentials."""
+
+    exit_code = 22
+    reason = "read_only_store"
+    remedy = "Give this job write permission on the table's prefix."
+
+
+class ConditionalWriteUnsupportedError(StorageError):
+    """The store does not enforce put-if-absent, on which every commit rests (S3-044, S3-045)."""
+
+    exit_code = 23
+    reason = "conditional_write_unsupported"
+    remedy = "Use a store or endpoint that honours If-None-Match: *; concurrent commits would overwrite each other here."
+
+
+class StoreUnavailableError(StorageError):
+    """Transient failures did not end before the deadline."""
+
+    exit_code = 24
+    reason = "store_unavailable"
+    remedy = "Wait for the store to recover and run the command again; it goes on where it stopped."
+
+
+class ObjectNotFoundError(StorageError):
+    """One object is absent; callers turn it into the error of their place."""
+
+    exit_code = 25
+    reason = "object_not_found"
+    remedy = "The object may have been collected meanwhile; run the command again."
+
+
+class CommitConflictError(MemwalOpsError):
+    """Other writers won every race for the next version until the attempts were used up."""
+
+    exit_code = 30
+    reason = "commit_conflict"
+    remedy = "Run it again when fewer writers commit to the base table, or with a smaller --max-bytes."
+
+
+class CommitStateUnknownError(MemwalOpsError):
+    """The store lost the answer to a commit, and reading back gave no answer either."""
+
+    exit_code = 31
+    reason = "commit_state_unknown"
+    remedy = "Run the command again: it reads the progress first and repeats nothing that landed."
+
+
+class InvariantViolatedError(MemwalOpsError):
+    """A check of our own failed before anything was published; refusing is the safe end."""
+
+    exit_code = 40
+    reason = "invariant_violated"
