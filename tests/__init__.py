@@ -1,0 +1,1 @@
+"""Tests of memwal-ops, against real Lance tables."""
