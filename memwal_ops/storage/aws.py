@@ -1,0 +1,254 @@
+"""Who we are on AWS and where S3 is: session, profile, role, endpoint, region, by boto3.
+
+The answer goes to obstore and to pylance alike, so that both talk to the same place as the
+same identity. May not enter: requests to S3. Resolving may ask STS, SSO or the instance's
+metadata service for credentials, nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import botocore.credentials
+import botocore.session
+from botocore.configprovider import ConfiguredEndpointProvider
+from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
+from botocore.utils import FileWebIdentityTokenLoader
+from obstore.auth.boto3 import Boto3CredentialProvider
+
+from memwal_ops.errors import InvalidUsageError, StorageCredentialsError
+from memwal_ops.storage.errors import translate
+from memwal_ops.storage.options import is_true
+from memwal_ops.storage.redaction import remember
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from obstore.store import S3Credential
+
+DEFAULT_REGION = "us-east-1"
+
+# botocore renews credentials that have less than 10 minutes left before it hands them out.
+# obstore keeps what it got for the provider's time to live; its default of 30 minutes would
+# outlive them: t=0 obstore asks, gets a token with 11 minutes left; t=11 the token expires;
+# t=30 obstore asks again. Every request between is refused.
+_TIME_TO_LIVE = timedelta(minutes=9)
+
+# Keys that tell us how to find credentials; pylance gets the credentials themselves.
+_OURS = frozenset(
+    {
+        "aws_access_key_id",
+        "aws_secret_access_key",
+        "aws_session_token",
+        "aws_region",
+        "aws_default_region",
+        "aws_endpoint",
+        "aws_endpoint_url_s3",
+        "aws_profile",
+        "aws_role_arn",
+        "aws_role_session_name",
+        "aws_external_id",
+        "aws_sts_endpoint",
+        "aws_web_identity_token_file",
+        "aws_skip_signature",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AwsAccess:
+    """Resolved access to S3.
+
+    ``credentials`` is botocore's object, which renews itself, or None for unsigned requests.
+    ``others`` are the given options that do not concern identity or place.
+    """
+
+    region: str
+    endpoint: str | None
+    credentials: botocore.credentials.Credentials | None
+    others: Mapping[str, str]
+
+    @property
+    def expires(self) -> bool:
+        """Whether the credentials are temporary (role, SSO, instance profile)."""
+        return isinstance(self.credentials, botocore.credentials.RefreshableCredentials)
+
+    def place(self) -> dict[str, str]:
+        """Region and endpoint as canonical options, valid for obstore and pylance.
+
+        The endpoint is given under both of its names: both libraries prefer the environment's
+        ``AWS_ENDPOINT_URL_S3`` to an explicit ``aws_endpoint``, and would go elsewhere.
+        """
+        options = {**self.others, "aws_region": self.region}
+        if self.endpoint is not None:
+            options["aws_endpoint"] = self.endpoint
+            options["aws_endpoint_url_s3"] = self.endpoint
+            if self.endpoint.lower().startswith("http://"):
+                options.setdefault("allow_http", "true")
+        if self.credentials is None:
+            options["aws_skip_signature"] = "true"
+        return options
+
+    def frozen(self) -> dict[str, str]:
+        """Current credentials as canonical options; renewed first where they are about to expire.
+
+        Raises:
+            StorageCredentialsError: they cannot be renewed.
+        """
+        if self.credentials is None:
+            return {}
+        try:
+            frozen = self.credentials.get_frozen_credentials()
+        except (BotoCoreError, ClientError, OSError) as exc:
+            raise translate(exc, path="AWS credentials", action="read") from exc
+        if frozen.access_key is None or frozen.secret_key is None:
+            raise StorageCredentialsError("The AWS credentials that were found are incomplete.")
+        remember([frozen.access_key, frozen.secret_key, frozen.token])
+        options = {"aws_access_key_id": frozen.access_key, "aws_secret_access_key": frozen.secret_key}
+        if frozen.token:
+            options["aws_session_token"] = frozen.token
+        elif os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_TOKEN"):
+            # pylance would add the environment's token to these keys: a token of another
+            # identity, sent to a place that has no business with it. Empty wins over it.
+            options["aws_session_token"] = ""
+        return options
+
+    def provider(self) -> Callable[[], S3Credential] | None:
+        """A credential provider for obstore that renews; None for unsigned requests."""
+        if self.credentials is None:
+            return None
+        ask = Boto3CredentialProvider(_session_with(self.credentials), ttl=_TIME_TO_LIVE)
+
+        def provide() -> S3Credential:
+            credential = ask()
+            remember([credential["access_key_id"], credential["secret_access_key"], credential.get("token")])
+            return credential
+
+        return provide
+
+
+def resolve_aws(options: Mapping[str, str]) -> AwsAccess:
+    """Resolve canonical options, then the environment and the AWS config files, in that order.
+
+    * credentials: ``aws_access_key_id`` with ``aws_secret_access_key``, else the profile
+      (``aws_profile``, ``AWS_PROFILE``), else boto3's chain; ``aws_skip_signature`` for none.
+      A profile may itself assume a role, use SSO or run a credential process.
+    * ``aws_role_arn``: assumed by STS on top of those, or of ``aws_web_identity_token_file``;
+      with ``aws_role_session_name``, ``aws_external_id``, ``aws_sts_endpoint``.
+    * endpoint: ``aws_endpoint_url_s3``, ``aws_endpoint``, ``AWS_ENDPOINT_URL_S3``,
+      ``AWS_ENDPOINT_URL``, the profile's ``endpoint_url``, ``AWS_ENDPOINT``.
+    * region: ``aws_region``, ``aws_default_region``, ``AWS_REGION``, ``AWS_DEFAULT_REGION``,
+      the profile's region, else ``us-east-1``.
+
+    Raises:
+        InvalidUsageError: options that contradict each other.
+        StorageCredentialsError: no credentials, an unknown profile, a role that may not be assumed.
+        StoreUnavailableError: STS or the metadata service cannot be reached.
+    """
+    try:
+        session = botocore.session.Session(profile=options.get("aws_profile") or None)
+        region = (
+            options.get("aws_region")
+            or options.get("aws_default_region")
+            or os.environ.get("AWS_REGION")
+            or session.get_config_variable("region")
+            or DEFAULT_REGION
+        )
+        return AwsAccess(
+            region=region,
+            endpoint=_endpoint(session, options),
+            credentials=_credentials(session, options, region),
+            others={key: value for key, value in options.items() if key not in _OURS},
+        )
+    except ProfileNotFound as exc:
+        raise StorageCredentialsError(f"{exc}.") from exc
+    except (BotoCoreError, ClientError, OSError) as exc:
+        raise translate(exc, path="AWS credentials", action="read") from exc
+
+
+def _endpoint(session: botocore.session.Session, options: Mapping[str, str]) -> str | None:
+    given = options.get("aws_endpoint_url_s3") or options.get("aws_endpoint")
+    if given is None:
+        given = ConfiguredEndpointProvider(
+            full_config=session.full_config,
+            scoped_config=session.get_scoped_config(),
+            client_name="s3",
+        ).provide()
+    given = given or os.environ.get("AWS_ENDPOINT")
+    if not given:
+        return None
+    if not given.lower().startswith(("http://", "https://")):
+        raise InvalidUsageError("The S3 endpoint must start with http:// or https://.")
+    return str(given).rstrip("/")
+
+
+def _credentials(
+    session: botocore.session.Session, options: Mapping[str, str], region: str
+) -> botocore.credentials.Credentials | None:
+    skip = options.get("aws_skip_signature", os.environ.get("AWS_SKIP_SIGNATURE", "false"))
+    if is_true("aws_skip_signature", skip):
+        return None
+    key, secret = options.get("aws_access_key_id"), options.get("aws_secret_access_key")
+    if bool(key) != bool(secret):
+        raise InvalidUsageError("aws_access_key_id and aws_secret_access_key must be given together.")
+    if options.get("aws_session_token") and not key:
+        raise InvalidUsageError("aws_session_token needs aws_access_key_id and aws_secret_access_key.")
+    role = options.get("aws_role_arn")
+    token_file = options.get("aws_web_identity_token_file")
+    if token_file and not role:
+        raise InvalidUsageError("aws_web_identity_token_file needs aws_role_arn.")
+
+    def client(service: str, **arguments: Any) -> Any:
+        return session.create_client(
+            service,
+            region_name=region,
+            endpoint_url=options.get("aws_sts_endpoint") or None,
+            **arguments,
+        )
+
+    extra = {"RoleSessionName": options.get("aws_role_session_name") or "memwal-ops"}
+    if role and token_file:
+        by_token = botocore.credentials.AssumeRoleWithWebIdentityCredentialFetcher(
+            client_creator=client,
+            web_identity_token_loader=FileWebIdentityTokenLoader(token_file),
+            role_arn=role,
+            extra_args=extra,
+        )
+        return botocore.credentials.DeferredRefreshableCredentials(
+            method="assume-role-with-web-identity", refresh_using=by_token.fetch_credentials
+        )
+    source: botocore.credentials.Credentials | None
+    if key and secret:
+        source = botocore.credentials.Credentials(key, secret, options.get("aws_session_token") or None)
+    else:
+        source = session.get_credentials()
+    if source is None:
+        raise StorageCredentialsError("No AWS credentials were found in the options, the environment or a profile.")
+    if not role:
+        return source
+    if options.get("aws_external_id"):
+        extra["ExternalId"] = options["aws_external_id"]
+    by_role = botocore.credentials.AssumeRoleCredentialFetcher(
+        client_creator=client, source_credentials=source, role_arn=role, extra_args=extra
+    )
+    return botocore.credentials.DeferredRefreshableCredentials(
+        method="assume-role", refresh_using=by_role.fetch_credentials
+    )
+
+
+def _session_with(credentials: botocore.credentials.Credentials) -> boto3.session.Session:
+    """A session whose credentials are these, which is what obstore's provider takes."""
+
+    class Fixed(botocore.credentials.CredentialProvider):
+        METHOD = "memwal-ops"
+
+        def load(self) -> botocore.credentials.Credentials:
+            return credentials
+
+    session = botocore.session.Session()
+    session.register_component("credential_provider", botocore.credentials.CredentialResolver([Fixed()]))
+    return boto3.session.Session(botocore_session=session)

@@ -1,0 +1,236 @@
+"""The one place that reads the error texts of storage clients and turns them into our classes.
+
+obstore types its errors coarsely and pylance hardly at all (``OSError`` and ``ValueError`` with
+a text), but both quote the store's answer in the same words, since both speak through the same
+Rust client. Everything that depends on those words is here. May not enter: I/O.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+
+import botocore.exceptions
+import obstore.exceptions
+
+from memwal_ops.errors import (
+    ConditionalWriteUnsupportedError,
+    InvalidUsageError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    ReadOnlyStoreError,
+    StorageCredentialsError,
+    StorageError,
+    StoreUnavailableError,
+    TableNotFoundError,
+)
+from memwal_ops.storage.redaction import redact
+
+_CHANGES = frozenset({"write", "delete", "create", "build", "commit", "publish", "put", "remove"})
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([^<]+)</Code>")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_RUST_PLACE = re.compile(r",? ?/\S+\.rs:\d+:\d+")
+
+_NO_TABLE_CODES = frozenset({"NoSuchBucket", "ContainerNotFound"})
+_CREDENTIAL_CODES = frozenset(
+    {
+        "AuthFailure",
+        "AuthenticationFailed",
+        "AuthenticationRequired",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidSecurity",
+        "InvalidToken",
+        "MissingSecurityHeader",
+        "NoAuthenticationInformation",
+        "NotSignedUp",
+        "RequestExpired",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+        "UnrecognizedClientException",
+    }
+)
+_DENIED_CODES = frozenset({"AccessDenied", "AccessDeniedException", "AllAccessDisabled", "AuthorizationFailure"})
+_TRANSIENT_CODES = frozenset(
+    {
+        "InternalError",
+        "OperationAborted",
+        "RequestLimitExceeded",
+        "RequestTimeout",
+        "ServerBusy",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "ConditionalRequestConflict",
+    }
+)
+_TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+_UNSUPPORTED_CODES = frozenset({"NotImplemented", "XNotImplemented"})
+_NO_CREDENTIALS = re.compile(
+    r"no providers in chain provided credentials|CredentialsNotLoaded|NoCredentials"
+    r"|Failed to get AWS credentials|CredentialsError|External AWS credential provider"
+)
+_BROKEN_LINK = re.compile(
+    r"HTTP error|error sending request|connection (?:reset|closed|error)|broken pipe|timed out"
+    r"|operation timed out|unexpected end of file|error reading a body|error decoding response body",
+    re.IGNORECASE,
+)
+# Repeating will not help: the name, the certificate or the option is wrong.
+_WRONG_ADDRESS = re.compile(
+    r"Name or service not known|nodename nor servname|No address associated|invalid peer certificate"
+    r"|UnknownIssuer|builder error|URL scheme is not allowed",
+    re.IGNORECASE,
+)
+_NO_TABLE_TEXT = re.compile(r"Dataset at path .* was not found|Table not found|The specified bucket does not exist")
+_NO_OBJECT_TEXT = re.compile(r"Object at location .* not found|(?:^|: )Not found: ")
+_BOTO_CREDENTIALS = (
+    botocore.exceptions.NoCredentialsError,
+    botocore.exceptions.PartialCredentialsError,
+    botocore.exceptions.CredentialRetrievalError,
+    botocore.exceptions.ProfileNotFound,
+    botocore.exceptions.SSOError,
+    botocore.exceptions.TokenRetrievalError,
+    botocore.exceptions.InvalidConfigError,
+    botocore.exceptions.ConfigParseError,
+    botocore.exceptions.RefreshWithMFAUnsupportedError,
+)
+_BOTO_UNREACHABLE = (botocore.exceptions.HTTPClientError, botocore.exceptions.MetadataRetrievalError)
+
+
+def is_transient(exc: BaseException) -> bool:
+    """Whether the same request may succeed a little later: timeouts, resets, 5xx, throttling.
+
+    A 409 ``ConditionalRequestConflict`` counts: S3 says it where two conditional writes or a
+    delete met, and the object may not stand at all.
+    """
+    if isinstance(exc, (MemwalOpsError, FileNotFoundError, obstore.exceptions.PreconditionError)):
+        return False
+    text = _full_text(exc)
+    if _code(exc, text) in _TRANSIENT_CODES:
+        return True
+    status = _status(exc, text)
+    if status is not None:
+        return status in _TRANSIENT_STATUS
+    if isinstance(exc, obstore.exceptions.AlreadyExistsError) or _WRONG_ADDRESS.search(text):
+        return False
+    return isinstance(exc, (TimeoutError, ConnectionError, *_BOTO_UNREACHABLE)) or bool(_BROKEN_LINK.search(text))
+
+
+def is_absent(exc: BaseException) -> bool:
+    """Whether the error says that one object is not there (and not: its bucket, or its store)."""
+    text = _full_text(exc)
+    if _code(exc, text) in _NO_TABLE_CODES:
+        return False
+    # A folder, or a path below a file: neither is an object.
+    if _os_error(exc, text) in {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}:
+        return True
+    return isinstance(exc, FileNotFoundError)
+
+
+def is_whole_request(exc: BaseException) -> bool:
+    """Whether a failed batch delete failed as a whole, so that trying its parts is pointless."""
+    return _status(exc, _full_text(exc)) is not None
+
+
+def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
+    """Our class for an error of obstore, boto3 or pylance; raise it ``from exc``.
+
+    Args:
+        exc: the error; one of ours is returned as it is.
+        path: the object, folder or table that was asked for.
+        action: what was tried, as a verb or a phrase that begins with one: ``read``, ``list``,
+            ``write``, ``delete``, ``read the rows of``. A refusal means a read-only store where
+            the verb changes something, and wrong credentials otherwise.
+
+    The message has neither secrets nor the client's debugging text.
+    """
+    if isinstance(exc, MemwalOpsError):
+        return exc
+    said = redact(_short_text(exc))
+    message = f"Cannot {action} {redact(path)!r}: {said}"
+    kind = _kind(exc, action)
+    if kind is StorageCredentialsError and not _changes(action) and _status(exc, _full_text(exc)) == 403:
+        return StorageCredentialsError(
+            message,
+            remedy="Check the profile, role or keys (AWS_PROFILE, --storage-option). S3 also answers 403 for an "
+            "absent object where s3:ListBucket is missing.",
+        )
+    if kind is StoreUnavailableError and _WRONG_ADDRESS.search(_full_text(exc)):
+        return StoreUnavailableError(message, remedy="Check the endpoint's name, its certificate and allow_http.")
+    return kind(message)
+
+
+def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR0911 (one return per reason)
+    text = _full_text(exc)
+    code, status = _code(exc, text), _status(exc, text)
+    if code in _NO_TABLE_CODES or _NO_TABLE_TEXT.search(text):
+        return TableNotFoundError
+    if code in _CREDENTIAL_CODES or isinstance(exc, _BOTO_CREDENTIALS):
+        return StorageCredentialsError
+    if code in _UNSUPPORTED_CODES or status == 501:
+        return ConditionalWriteUnsupportedError if _changes(action) else StorageError
+    if _denied(exc, code, status, text):
+        return ReadOnlyStoreError if _changes(action) else StorageCredentialsError
+    if status == 401 or isinstance(exc, obstore.exceptions.UnauthenticatedError) or _NO_CREDENTIALS.search(text):
+        return StorageCredentialsError
+    if is_absent(exc) or status == 404 or _NO_OBJECT_TEXT.search(text):
+        return ObjectNotFoundError
+    if isinstance(exc, obstore.exceptions.UnknownConfigurationKeyError):
+        return InvalidUsageError
+    if is_transient(exc) or (_WRONG_ADDRESS.search(text) and status is None):
+        return StoreUnavailableError
+    return StorageError
+
+
+def _changes(action: str) -> bool:
+    return action.split(" ", 1)[0] in _CHANGES
+
+
+def _denied(exc: BaseException, code: str | None, status: int | None, text: str) -> bool:
+    if code in _DENIED_CODES or isinstance(exc, obstore.exceptions.PermissionDeniedError) or status == 403:
+        return True
+    return _os_error(exc, text) in {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def _full_text(exc: BaseException) -> str:
+    return f"{exc}"
+
+
+def _short_text(exc: BaseException) -> str:
+    """The first paragraph; where the store answered in XML, its status, code and message."""
+    text = _full_text(exc)
+    head = _RUST_PLACE.sub("", text.partition("\n\nDebug source:")[0]).strip()
+    code, status, message = _CODE.search(text), _STATUS.search(text), _MESSAGE.search(text)
+    if code is not None:
+        answer = f"the store answered {status.group(1)} {code.group(1)}" if status else code.group(1)
+        return f"{answer}: {message.group(1)}" if message else answer
+    return " ".join(head.split()) or type(exc).__name__
+
+
+def _status(exc: BaseException, text: str) -> int | None:
+    if isinstance(exc, botocore.exceptions.ClientError):
+        return exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    match = _STATUS.search(text)
+    return int(match.group(1)) if match else None
+
+
+def _code(exc: BaseException, text: str) -> str | None:
+    if isinstance(exc, botocore.exceptions.ClientError):
+        return exc.response.get("Error", {}).get("Code")
+    match = _CODE.search(text)
+    return match.group(1) if match else None
+
+
+def _os_error(exc: BaseException, text: str) -> int | None:
+    if isinstance(exc, OSError) and exc.errno is not None:
+        return exc.errno
+    match = _OS_ERROR.search(text)
+    return int(match.group(1)) if match else None
