@@ -9,10 +9,10 @@ import random
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import lance
 import pyarrow as pa
-from typing_extensions import Self
 
 from tests.tables.model import Model, Rows
 from tests.tables.reading import read_spec

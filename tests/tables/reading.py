@@ -5,7 +5,7 @@ All give {key tuple: row dict} in the base table's present columns, and refuse a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import lance
 import pyarrow as pa

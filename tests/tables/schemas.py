@@ -68,10 +68,7 @@ def key_columns(key: KeyKind) -> list[str]:
 
 def table_schema(key: KeyKind, columns: Columns) -> pa.Schema:
     """Key columns first, marked as the unenforced primary key, then the payload (all nullable)."""
-    if key == "composite":
-        types = {"tenant": pa.string(), "id": pa.int64()}
-    else:
-        types = {"id": _KEYS[key][0]}
+    types = {"tenant": pa.string(), "id": pa.int64()} if key == "composite" else {"id": _KEYS[key][0]}
     keys = [pa.field(name, kind, nullable=False, metadata=PRIMARY_KEY) for name, kind in types.items()]
     return pa.schema([*keys, *_COLUMNS[columns]])
 

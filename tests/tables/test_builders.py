@@ -16,8 +16,9 @@ from moto.server import ThreadedMotoServer
 from tests.tables import damage, wire
 from tests.tables.files import Files
 from tests.tables.lsm_table import LsmTable
+from tests.tables.model import Key
 from tests.tables.region_layout import RegionLayout
-from tests.tables.schemas import ALL_COLUMNS, ALL_KEYS, WRITER_KEYS, table_schema
+from tests.tables.schemas import ALL_COLUMNS, ALL_KEYS, WRITER_KEYS, KeyKind, table_schema
 from tests.tables.workload import Workload, assert_same, read_base, read_lsm, read_spec
 
 LAYOUTS = [Workload, RegionLayout]
@@ -31,7 +32,7 @@ def flushed(table: LsmTable) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("layout", "key"), [(Workload, k) for k in WRITER_KEYS] + [(RegionLayout, k) for k in ALL_KEYS]
 )
-def test_every_key_type_equals_its_dictionary(tmp_path: Path, layout: type[LsmTable], key: str) -> None:
+def test_every_key_type_equals_its_dictionary(tmp_path: Path, layout: type[LsmTable], key: KeyKind) -> None:
     seed = 11
     columns = ALL_COLUMNS[ALL_KEYS.index(key) % len(ALL_COLUMNS)]
     table = layout(seed, key=key, columns=columns, base_rows=300).create(f"{tmp_path}/t.lance").step(40)
@@ -64,7 +65,8 @@ def test_a_workload_meets_every_situation(tmp_path: Path) -> None:
         by_generation.setdefault((op.region, op.generation), []).append(op)
     assert any(all(op.row is None for op in ops) for ops in by_generation.values()), "only tombstones"
     assert any(len({op.key for op in ops}) < len(ops) for ops in by_generation.values()), "repeats"
-    dead, absent, back = set(), 0, 0
+    dead: set[Key] = set()
+    absent = back = 0
     seen = set(table.model.base)
     for op in table.model.log:
         absent += op.row is None and op.key not in seen
@@ -174,7 +176,7 @@ def test_damage_to_generations(made: Workload, tmp_path: Path) -> None:
 
 def test_an_unknown_feature_flag_is_refused_by_pylance_too(made: Workload) -> None:
     damage.set_feature_flag(made.uri)
-    with pytest.raises((OSError, ValueError), match="(?i)feature|upgrade|support"):
+    with pytest.raises((OSError, ValueError), match=r"(?i)feature|upgrade|support"):
         lance.dataset(made.uri).to_table()
 
 
