@@ -184,7 +184,7 @@ def test_06_errors_are_untyped(tmp_path: Path) -> None:
     """
     uri = make(tmp_path)
     upsert(lance.dataset(uri), rows(1, 2, 1), 3)
-    with pytest.raises(OSError, match="Stale SSTable compaction for shard .* is not greater than the recorded"):
+    with pytest.raises(OSError, match=r"Stale SSTable compaction for shard .* is not greater than the recorded"):
         upsert(lance.dataset(uri), rows(1, 2, 1), 3)
     stale = lance.dataset(uri)
     upsert(lance.dataset(uri), rows(5, 6, 1))
@@ -278,7 +278,7 @@ def test_11_detached_commits_are_refused_on_v1_names(tmp_path: Path) -> None:
     uri = f"{tmp_path}/v1.lance"
     dataset = damage.make_v1_named_table(uri, rows(0, 5))
     operation = LanceOperation.Delete([], [0], "true")
-    with pytest.raises((OSError, NotImplementedError), match="(?i)detached commits cannot be used with v1"):
+    with pytest.raises((OSError, NotImplementedError), match=r"(?i)detached commits cannot be used with v1"):
         lance.LanceDataset.commit(uri, operation, read_version=dataset.version, detached=True)
 
 
@@ -290,7 +290,7 @@ def test_12_cleanup_raises_over_tags(tmp_path: Path) -> None:
     uri = make(tmp_path)
     lance.dataset(uri).tags.create("keep", 1)
     upsert(lance.dataset(uri), rows(1, 2, 1))
-    with pytest.raises(OSError, match="(?i)tag"):
+    with pytest.raises(OSError, match=r"(?i)tag"):
         lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
     lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0), error_if_tagged_old_versions=False)
     assert lance.dataset(uri, version=1).count_rows() == 100
@@ -300,7 +300,7 @@ def test_13_a_put_larger_than_the_memtable_is_refused(tmp_path: Path) -> None:
     """One put above `max_memtable_rows` is never split. For us: the builders of workloads cut puts."""
     uri = make(tmp_path)
     w = writer(uri, max_memtable_rows=10)
-    with pytest.raises((OSError, ValueError), match="(?i)row|capacity|memtable"):
+    with pytest.raises((OSError, ValueError), match=r"(?i)row|capacity|memtable"):
         w.put(rows(0, 11))
     w.close()
 

@@ -255,5 +255,5 @@ def region_manifest(files: Files, region: str) -> RegionManifest:
         version += 1
     fields = decode(files.get(found[version]))
     generations = {int(get(g, 1)): bytes(get(g, 2)).decode() for g in sub(fields, 8)}  # type: ignore[arg-type]
-    numbers = (int(get(fields, n)) for n in (1, 2, 3, 6))
-    return RegionManifest(*numbers, generations, fields)
+    version, epoch, replay_after, current = (int(get(fields, n)) for n in (1, 2, 3, 6))
+    return RegionManifest(version, epoch, replay_after, current, generations, fields)
