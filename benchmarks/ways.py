@@ -1,0 +1,94 @@
+"""The ways that are compared, each run as a process of its own: ``python -m benchmarks.ways WAY URI``.
+
+Prints one JSON line: seconds of the work alone (imports and opening the interpreter not counted),
+peak resident memory of the process in MiB, and what the way did.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+from lance.mem_wal import CompactedSsTable
+
+from memwal_ops import open_table
+from memwal_ops.core.backlog import read_backlog
+from memwal_ops.jobs import merge
+
+
+def today(uri: str) -> dict[str, Any]:
+    """What users write by hand: per generation, delete its tombstones, then one marked merge_insert."""
+    table = open_table(uri)
+    for ref in read_backlog(table).pending:
+        source = lance.dataset(f"{uri}/{ref.folder}").to_table()
+        gone = source.filter(source["_tombstone"]).select(["id"])
+        if gone.num_rows:
+            lance.dataset(uri).merge_insert("id").when_matched_delete().execute(gone)
+        live = source.filter(pa.compute.invert(source["_tombstone"])).drop(["_tombstone"])
+        upsert = lance.dataset(uri).merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+        upsert.mark_sstables_as_compacted([CompactedSsTable(str(ref.region_id), ref.generation)])
+        upsert.execute(live)
+    return {"version": lance.dataset(uri).version}
+
+
+def floor(uri: str) -> dict[str, Any]:
+    """Read every generation once and write the rows once, streaming, into a table of their own."""
+    table = open_table(uri)
+    schema = table.dataset.schema
+
+    def batches() -> Any:
+        for ref in read_backlog(table).pending:
+            yield from lance.dataset(f"{uri}/{ref.folder}").to_batches(columns=schema.names)
+
+    reader = pa.RecordBatchReader.from_batches(schema, batches())
+    written = lance.write_dataset(reader, f"{uri}.floor", mode="overwrite")
+    return {"rows": written.count_rows()}
+
+
+def ours(uri: str, *budget: str) -> dict[str, Any]:
+    """``memwal-ops merge``; an optional argument is the budget of a pass in bytes."""
+    options = merge.MergeOptions(max_bytes=int(budget[0])) if budget else merge.MergeOptions()
+    report = merge.apply(open_table(uri), options)
+    phases: dict[str, float] = {}
+    for entry in report.passes:
+        for name, seconds in (entry.result.phases if entry.result else {}).items():
+            phases[name] = phases.get(name, 0.0) + seconds
+    return {"passes": len(report.passes), "phases": {name: round(value, 3) for name, value in phases.items()}}
+
+
+WAYS = {"today": today, "floor": floor, "ours": ours}
+
+
+def _reset_peak() -> None:
+    # Linux: what was needed to import and open is not the work's.
+    path = Path("/proc/self/clear_refs")
+    if path.exists():
+        path.write_text("5")
+
+
+def _peak_mib() -> float:
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    """Run one way and print its line."""
+    way, uri, *arguments = sys.argv[1:]
+    _reset_peak()
+    started = time.perf_counter()
+    did = WAYS[way](uri, *arguments)
+    seconds = time.perf_counter() - started
+    print(json.dumps({"way": way, "seconds": seconds, "peak_mib": round(_peak_mib(), 1), **did}))
+
+
+if __name__ == "__main__":
+    main()

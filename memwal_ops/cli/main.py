@@ -1,0 +1,92 @@
+"""The command line: one group, one way for every error to end.
+
+A command prints its result on stdout and raises; this module turns what it raised into a message
+on stderr and the exit code of its class. With ``--json`` the error is a document on stdout too, so
+that a script never has to parse prose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import structlog
+
+from memwal_ops import log as logging_setup
+from memwal_ops.cli.demo import demo
+from memwal_ops.cli.inspect import inspect
+from memwal_ops.cli.merge import merge
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.storage.options import redact
+from memwal_ops.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_UNEXPECTED = 1
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="memwal-ops")
+@click.option(
+    "--log-level",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+    default="WARNING",
+    show_default=True,
+    envvar="MEMWAL_OPS_LOG_LEVEL",
+    help="Least severe log events to show on stderr.",
+)
+def cli(log_level: str) -> None:
+    """Maintain Lance tables with MemWAL: see what waits, merge it, prove it.
+
+    Try it without a table of your own: memwal-ops demo
+    """
+    logging_setup.configure(level=log_level.upper(), redact=redact)
+
+
+cli.add_command(demo)
+cli.add_command(inspect)
+cli.add_command(merge)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with the code of what happened."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        outcome = cli.main(args=arguments, prog_name="memwal-ops", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("Interrupted; what was committed stays, nothing is half-written.", err=True)
+        return _INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except MemwalOpsError as error:
+        _report(error, as_json="--json" in arguments)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except Exception as error:
+        structlog.get_logger(__name__).exception("unexpected_error")
+        wrapped = MemwalOpsError(redact(f"Unexpected {type(error).__name__}: {error}"))
+        _report(wrapped, as_json="--json" in arguments)
+        return _UNEXPECTED
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _report(error: MemwalOpsError, *, as_json: bool) -> None:
+    message, remedy = redact(str(error)), redact(error.remedy)
+    if as_json:
+        document = {"reason": error.reason, "message": message, "remedy": remedy, "exit_code": error.exit_code}
+        click.echo(json.dumps({"error": document}, indent=2))
+    click.echo(f"Error ({error.reason}, exit code {error.exit_code}): {message}", err=True)
+    click.echo(f"  {remedy}", err=True)

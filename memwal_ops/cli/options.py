@@ -1,0 +1,74 @@
+"""Options and argument types that several commands share."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+class Size(click.ParamType):
+    """A number of bytes: ``67108864``, ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal)."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The size in bytes; fails with a usage error."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+        if match is None or match[2].upper() not in _UNITS:
+            self.fail(f"{value!r} is no size; write for example 64MiB, 1GiB or 500MB.", param, ctx)
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+class RegionId(click.ParamType):
+    """A region's UUID."""
+
+    name = "ID"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> UUID:
+        """The UUID; fails with a usage error."""
+        if isinstance(value, UUID):
+            return value
+        try:
+            return UUID(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no region id (a UUID); memwal-ops inspect URI lists them.", param, ctx)
+
+
+def _storage_options(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for value in values:
+        key, separator, content = value.partition("=")
+        if not separator or not key.strip():
+            # The value is not repeated: it may be a secret whose key was forgotten.
+            raise click.BadParameter("--storage-option takes KEY=VALUE.")
+        options[key.strip()] = content
+    return options
+
+
+def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--storage-option KEY=VALUE``, repeatable."""
+    return click.option(
+        "--storage-option",
+        "storage_options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=_storage_options,
+        help="An option of the store, as pylance takes it (repeatable); for example aws_endpoint=http://host:9000.",
+    )(command)
+
+
+def json_output(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")(command)

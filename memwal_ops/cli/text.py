@@ -1,0 +1,20 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+_STEP = 1024
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size_text(size: float) -> str:
+    """Bytes with a binary unit: ``231.4 MiB``."""
+    for unit in _UNITS[:-1]:
+        if size < _STEP:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= _STEP
+    return f"{size:.1f} {_UNITS[-1]}"
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """A number with its noun: ``1 row``, ``20,000 rows``."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

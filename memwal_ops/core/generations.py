@@ -1,0 +1,148 @@
+"""One flushed generation: open it, read who is in it, read what its winners say.
+
+Both layouts look alike from here (a Lance table with a ``_tombstone`` column); what differs is
+that a region-layout generation may hold several rows of one key. Row addresses decide between
+those: the highest is the newest (S0-192), so every key read carries them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import lance
+import pyarrow as pa
+
+from memwal_ops.core.lance_errors import lance_errors
+from memwal_ops.core.layout import region_folder
+from memwal_ops.core.projection import TOMBSTONE, Projection, nodes, plan_projection
+from memwal_ops.errors import (
+    GenerationCorruptError,
+    GenerationMissingError,
+    ReadOnlyStoreError,
+    StorageCredentialsError,
+    StorageError,
+    StoreUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from memwal_ops.core.schema_history import SchemaHistory
+    from memwal_ops.core.table import Table
+    from memwal_ops.format.region_manifest import FlushedGeneration
+
+ROW_ADDRESS = "_rowaddr"
+_NOT_THE_GENERATIONS_FAULT = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRef:
+    """A generation as its region manifest lists it (S0-049), without having looked at it.
+
+    ``bytes`` and ``rows`` are the manifest's accounting; None where the writer's release kept none.
+    """
+
+    region_id: UUID
+    generation: int
+    path: str
+    rows: int | None
+    bytes: int | None
+
+    @property
+    def folder(self) -> str:
+        """Where it lies, relative to the table's root."""
+        return f"{region_folder(self.region_id)}/{self.path}"
+
+    def __str__(self) -> str:
+        return f"generation {self.generation} of region {self.region_id} ({self.path})"
+
+
+def generation_ref(region_id: UUID, flushed: FlushedGeneration) -> GenerationRef:
+    """The reference to one entry of a region manifest."""
+    size = None if flushed.in_memory_bytes is None else flushed.in_memory_bytes + (flushed.primary_key_bytes or 0)
+    return GenerationRef(region_id, flushed.generation, flushed.path, flushed.physical_rows, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """An opened generation, with the way to the base table's present schema.
+
+    Attributes:
+        data_bytes: size of its data files.
+        physical_rows: rows in its data files, superseded ones included.
+    """
+
+    ref: GenerationRef
+    dataset: lance.LanceDataset
+    projection: Projection
+    data_bytes: int
+    physical_rows: int
+
+    def read_keys(self) -> pa.Table:
+        """Key columns under the base's names, ``_tombstone`` (bool) and ``_rowaddr`` (uint64), in row order."""
+        columns = [*self.projection.keys, *([TOMBSTONE] if self.projection.has_tombstones else [])]
+        table = self._read(columns)
+        if not self.projection.has_tombstones:
+            table = table.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), table.num_rows))
+        return table.select([*self.projection.keys, TOMBSTONE, ROW_ADDRESS])
+
+    def read_rows(self, *, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """All live rows in row order, as ``projection.source_columns`` of the generation, in batches."""
+        with lance_errors("read the rows of", self.ref.folder), _as_corrupt(self.ref):
+            yield from self.dataset.scanner(
+                columns=self.projection.source_columns,
+                batch_size=batch_rows,
+                scan_in_order=True,
+                blob_handling="all_binary",
+            ).to_batches()
+
+    def _read(self, columns: list[str]) -> pa.Table:
+        with lance_errors("read the keys of", self.ref.folder), _as_corrupt(self.ref):
+            return self.dataset.scanner(columns=columns, with_row_address=True, scan_in_order=True).to_table()
+
+
+def open_generation(table: Table, ref: GenerationRef, history: SchemaHistory) -> Generation:
+    """Open a generation and match its columns to the base table's present schema.
+
+    Raises:
+        GenerationMissingError: no directory, or an empty one.
+        GenerationCorruptError: a directory that does not open.
+        SchemaProjectionError: columns that cannot be brought to the base schema.
+        StorageError: the store failed; the generation may be well.
+    """
+    uri = f"{table.location.uri}/{ref.folder}"
+    try:
+        with lance_errors("open", ref.folder):
+            dataset = lance.dataset(uri, storage_options=dict(table.location.lance_options) or None)
+            fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+    except StorageError as error:
+        if isinstance(error, _NOT_THE_GENERATIONS_FAULT):
+            raise
+        if next(iter(table.store.list(ref.folder)), None) is None:
+            raise GenerationMissingError(f"The directory of {ref} is not there or empty.") from error
+        raise GenerationCorruptError(f"{ref} does not open as a Lance table: {error}") from error
+    projection = plan_projection(
+        nodes(dataset), nodes(table.dataset), table.dataset.schema, table.primary_key, history.is_rename
+    )
+    files = [file for fragment in fragments for file in fragment.files]
+    return Generation(
+        ref,
+        dataset,
+        projection,
+        data_bytes=sum(file.file_size_bytes or 0 for file in files),
+        physical_rows=sum(fragment.physical_rows for fragment in fragments),
+    )
+
+
+@contextmanager
+def _as_corrupt(ref: GenerationRef) -> Iterator[None]:
+    """A generation that opened but does not read is damaged, unless the store itself is at fault."""
+    try:
+        yield
+    except StorageError as error:
+        if isinstance(error, _NOT_THE_GENERATIONS_FAULT):
+            raise
+        raise GenerationCorruptError(f"{ref} cannot be read: {error}") from error

@@ -1,0 +1,171 @@
+"""The region manifest store: the newest version of a region's truth, and the next one.
+
+A region's manifests are numbered from 1, immutable, and written by put-if-not-exists
+(S0-050 to S0-053). Reading walks by HEAD from ``version_hint.json``; that walk stops at the
+first missing number, so a gap would hide every later version. Whoever is about to act on a
+region therefore asks for ``checked=True``, which lists the folder once and refuses a gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from memwal_ops.core.layout import MEM_WAL_FOLDER, region_folder
+from memwal_ops.errors import (
+    InvariantViolatedError,
+    ObjectNotFoundError,
+    RegionManifestCorruptError,
+    RegionManifestGapError,
+)
+from memwal_ops.format.names import parse_region_manifest_name, region_manifest_name
+from memwal_ops.format.region_manifest import (
+    RegionManifest,
+    decode_region_manifest,
+    decode_version_hint,
+    encode_region_manifest,
+    encode_version_hint,
+)
+
+if TYPE_CHECKING:
+    from memwal_ops.storage.api import Store
+
+HINT = "version_hint.json"
+_LISTINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RegionListing:
+    """What stands under ``_mem_wal/``: region ids in ascending order, and what is no region."""
+
+    region_ids: tuple[UUID, ...]
+    strays: tuple[str, ...]
+
+
+def list_regions(store: Store) -> RegionListing:
+    """List the region directories (S0-170); one listing request per 1,000 regions.
+
+    A directory whose name is no UUID, and a file beside the regions, is named as a stray and
+    otherwise left alone.
+    """
+    level = store.list_level(MEM_WAL_FOLDER)
+    ids: list[UUID] = []
+    strays = [meta.path for meta in level.objects]
+    for directory in level.directories:
+        name = directory.rsplit("/", 1)[-1]
+        try:
+            region_id = UUID(name)
+        except ValueError:
+            strays.append(directory)
+            continue
+        if str(region_id) == name:
+            ids.append(region_id)
+        else:
+            strays.append(directory)
+    return RegionListing(tuple(sorted(ids)), tuple(sorted(strays)))
+
+
+class RegionManifestStore:
+    """The manifests of one region."""
+
+    def __init__(self, store: Store, region_id: UUID) -> None:
+        self._store = store
+        self.region_id = region_id
+        self.folder = f"{region_folder(region_id)}/manifest"
+
+    def latest(self, *, checked: bool = False) -> RegionManifest:
+        """The newest manifest (S0-053).
+
+        Args:
+            checked: also list the folder and refuse a gap anywhere between the oldest and the
+                newest version. One more request per 1,000 versions.
+
+        Raises:
+            RegionManifestGapError: a version is missing between two others.
+            RegionManifestCorruptError: the newest version cannot be decoded, or the region has
+                no manifest at all.
+        """
+        version = self._newest_listed() if checked else self._newest_by_walk()
+        return self.read(version)
+
+    def read(self, version: int) -> RegionManifest:
+        """One manifest version. Raises ``RegionManifestCorruptError`` where it does not decode or is gone."""
+        path = self._path(version)
+        try:
+            data = self._store.get(path)
+        except ObjectNotFoundError as error:
+            raise RegionManifestCorruptError(
+                f"Region {self.region_id}: manifest version {version} ({path}) is not there."
+            ) from error
+        return decode_region_manifest(data, region_id=self.region_id, version=version)
+
+    def versions(self) -> tuple[int, ...]:
+        """All versions that stand in the folder, ascending. Memory: one integer per version."""
+        found = (parse_region_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in self._store.list(self.folder))
+        return tuple(sorted(version for version in found if version is not None))
+
+    def commit(self, manifest: RegionManifest) -> bool:
+        """Publish ``manifest`` as its own version number; False where another writer has it.
+
+        Never leaves a gap: the version before must exist. The hint is written after, best
+        effort (S0-052): a reader walks on from an older hint.
+        """
+        previous = manifest.version - 1
+        if previous > 0 and self._store.head(self._path(previous)) is None:
+            raise InvariantViolatedError(
+                f"Region {self.region_id}: refusing to write manifest version {manifest.version} "
+                f"over a gap: version {previous} does not exist."
+            )
+        data = encode_region_manifest(manifest)
+        path = self._path(manifest.version)
+        if not self._store.put_if_absent(path, data) and self._store.get(path) != data:
+            return False
+        self._store.put(f"{self.folder}/{HINT}", encode_version_hint(manifest.version))
+        return True
+
+    def _newest_by_walk(self) -> int:
+        version = self._hint()
+        if version is None or self._store.head(self._path(version)) is None:
+            # A hint that names nothing is worthless, and version 1 may be collected: ask the folder.
+            return self._newest_listed()
+        while self._store.head(self._path(version + 1)) is not None:
+            version += 1
+        return version
+
+    def _newest_listed(self) -> int:
+        for attempt in range(_LISTINGS):
+            # The hint is read before the listing: a version that is published between the two
+            # is then newer than the hint, never a hint that names what the listing lacks.
+            hint = self._hint() or 0
+            versions = self.versions()
+            if not versions:
+                raise RegionManifestCorruptError(
+                    f"Region {self.region_id}: {self.folder} holds no manifest version."
+                )
+            newest = max(versions[-1], hint)
+            if newest - versions[0] + 1 == len(versions):
+                return newest
+            # A listing is no snapshot: a writer that publishes, or a collector that deletes the
+            # oldest versions, while it runs can look like a gap. A real gap is still there next time.
+            if attempt == _LISTINGS - 1:
+                missing = _first_missing(versions, newest)
+                raise RegionManifestGapError(
+                    f"Region {self.region_id}: manifest version {missing} is missing, although version "
+                    f"{newest} {'stands' if newest == versions[-1] else 'is named by ' + HINT}."
+                )
+        raise AssertionError  # pragma: no cover - the loop returns or raises
+
+    def _hint(self) -> int | None:
+        try:
+            return decode_version_hint(self._store.get(f"{self.folder}/{HINT}"))
+        except ObjectNotFoundError:
+            return None
+
+    def _path(self, version: int) -> str:
+        return f"{self.folder}/{region_manifest_name(version)}"
+
+
+def _first_missing(versions: tuple[int, ...], newest: int) -> int:
+    present = set(versions)
+    return next(version for version in range(versions[0], newest + 1) if version not in present)

@@ -1,0 +1,136 @@
+"""Which base rows a pass supersedes: their row addresses, found by key.
+
+Two ways with one result. The scan streams the key columns of the whole base past the winners'
+keys; its memory is one chunk, whatever the size of the base (a hash join over the base's keys, as
+``merge_insert`` runs it, grows with the base). The index looks up each winner's key; it wins while
+the winners are few against the base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memwal_ops.core.generations import ROW_ADDRESS
+from memwal_ops.core.lance_errors import lance_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from memwal_ops.core.table import Table
+    from memwal_ops.engines.collapse import Winners
+
+ROW_ID = "_rowid"
+# Measured (benchmarks/README.md, "Index or scan"): one index look-up costs about as much as
+# scanning this many keys of the base.
+SCANNED_KEYS_PER_LOOKUP = 100
+_MIN_CHUNK_BYTES = 8 << 20
+_MAX_LOOKUPS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Base rows whose key has a winner.
+
+    Attributes:
+        addresses: uint64 row addresses, ascending.
+        deleted: how many of them belong to a tombstone.
+        row_ids: for a table with stable row ids, int64 per row of the pass: the id of the base row
+            that this winner replaces, or -1; None for other tables.
+        use_index: whether the key index found them.
+    """
+
+    addresses: npt.NDArray[np.uint64]
+    deleted: int
+    row_ids: npt.NDArray[np.int64] | None
+    use_index: bool
+
+
+def locate(table: Table, winners: Winners, *, max_bytes: int) -> Superseded:
+    """Find the base rows that the winners supersede.
+
+    Args:
+        table: pinned; addresses are those of exactly this version.
+        max_bytes: memory budget; a quarter of it is used for one chunk of base keys.
+    """
+    stable = bool(table.dataset.has_stable_row_ids)
+    use_index = _index_is_cheaper(table, winners)
+    columns = [*table.primary_key]
+    found: list[pa.Table] = []
+    if winners.keys.num_rows:
+        source = _by_index(table, winners, stable=stable) if use_index else _by_scan(table, stable=stable)
+        with lance_errors("read the keys of", table.location.uri):
+            for chunk in _chunks(source, max(max_bytes // 4, _MIN_CHUNK_BYTES)):
+                found.append(_semi_join(chunk, winners.keys, columns))
+    hits = pa.concat_tables(found) if found else None
+    if hits is None or hits.num_rows == 0:
+        none = np.full(winners.rows_read, -1, dtype=np.int64) if stable else None
+        return Superseded(np.empty(0, dtype=np.uint64), 0, none, use_index)
+    addresses = np.sort(hits.column(ROW_ADDRESS).to_numpy())
+    tombstones = winners.keys.filter(pa.array(winners.is_tombstone))
+    deleted = _semi_join(hits, tombstones, columns).num_rows if tombstones.num_rows else 0
+    return Superseded(addresses, deleted, _row_ids(hits, winners, columns) if stable else None, use_index)
+
+
+def _index_is_cheaper(table: Table, winners: Winners) -> bool:
+    if len(table.primary_key) != 1 or not 0 < winners.keys.num_rows <= _MAX_LOOKUPS:
+        return False
+    key = table.primary_key[0]
+    has_btree = any(
+        index.field_names == [key] and index.type_url.lower().endswith("btreeindexdetails")
+        for index in table.dataset.describe_indices()
+    )
+    return has_btree and winners.keys.num_rows * SCANNED_KEYS_PER_LOOKUP < table.dataset.count_rows()
+
+
+def _by_scan(table: Table, *, stable: bool) -> Iterator[pa.RecordBatch]:
+    return iter(
+        table.dataset.scanner(
+            columns=list(table.primary_key), with_row_address=True, with_row_id=stable, scan_in_order=False
+        ).to_batches()
+    )
+
+
+def _by_index(table: Table, winners: Winners, *, stable: bool) -> Iterator[pa.RecordBatch]:
+    key = table.primary_key[0]
+    values = winners.keys.column(key).combine_chunks()
+    return iter(
+        table.dataset.scanner(
+            columns=[key], filter=pc.field(key).isin(values), with_row_address=True, with_row_id=stable
+        ).to_batches()
+    )
+
+
+def _chunks(batches: Iterator[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.Table]:
+    """Batches gathered into tables of about ``chunk_bytes``: the join builds its hash table once for each."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= chunk_bytes:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _semi_join(rows: pa.Table, keys: pa.Table, columns: list[str]) -> pa.Table:
+    """The rows whose key is among ``keys``."""
+    if len(columns) == 1:
+        return rows.filter(pc.is_in(rows.column(columns[0]), value_set=keys.column(columns[0])))
+    return rows.join(keys.select(columns), columns, join_type="left semi")
+
+
+def _row_ids(hits: pa.Table, winners: Winners, columns: list[str]) -> npt.NDArray[np.int64]:
+    ranked = winners.keys.append_column("__memwal_ops_rank", pa.array(winners.ranks))
+    joined = hits.select([*columns, ROW_ID]).join(ranked, columns, join_type="inner")
+    row_ids = np.full(winners.rows_read, -1, dtype=np.int64)
+    row_ids[joined.column("__memwal_ops_rank").to_numpy()] = joined.column(ROW_ID).to_numpy().astype(np.int64)
+    return row_ids

@@ -1,0 +1,212 @@
+"""Write what a pass changes: the winners' rows as new fragments, superseded rows as deletion vectors.
+
+Nothing written here is visible: the files have names that no version mentions until the commit.
+The payload streams from the generations to the base, a batch at a time; it is never held whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import lance
+import numpy as np
+import pyarrow as pa
+from lance.fragment import FragmentMetadata, RowIdSequence, write_fragments
+
+from memwal_ops.core.lance_errors import lance_errors
+from memwal_ops.core.projection import Node, nodes
+from memwal_ops.engines.api import BlockedRegionsError
+from memwal_ops.errors import InvariantViolatedError, MemwalOpsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from memwal_ops.core.generations import Generation
+    from memwal_ops.core.table import Table
+    from memwal_ops.engines.collapse import Winners
+    from memwal_ops.engines.locate import Superseded
+
+_BATCH_ROWS = 8192
+_FRAGMENT_SHIFT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The files of a pass, and the operation that would make them part of the table."""
+
+    new_fragments: tuple[FragmentMetadata, ...]
+    updated_fragments: tuple[FragmentMetadata, ...]
+    removed_fragment_ids: tuple[int, ...]
+    field_ids: tuple[int, ...]
+
+    def operation(self) -> lance.LanceOperation.Update:
+        """The update, in terms of the version that it was computed at.
+
+        All fields count as rewritten, so that no index claims to cover the new fragments: their
+        rows are found by scanning until the index is caught up.
+        """
+        return lance.LanceOperation.Update(
+            removed_fragment_ids=list(self.removed_fragment_ids),
+            updated_fragments=list(self.updated_fragments),
+            new_fragments=list(self.new_fragments),
+            fields_modified=[],
+            fields_for_preserving_frag_bitmap=list(self.field_ids),
+            update_mode="rewrite_rows",
+        )
+
+    def written_files(self) -> list[str]:
+        """Paths of the data and deletion files written for this pass, relative to the table's root."""
+        data = [f"data/{file.path}" for fragment in self.new_fragments for file in fragment.files]
+        return data + [_deletion_path(fragment) for fragment in self.updated_fragments]
+
+
+def rewrite(
+    table: Table,
+    generations: Sequence[Generation],
+    winners: Winners,
+    superseded: Superseded,
+    on_rows: Callable[[int], None],
+) -> Rewrite:
+    """Write the new fragments and deletion vectors of a pass.
+
+    Raises:
+        BlockedRegionsError: a generation's rows cannot be read.
+        InvariantViolatedError: not exactly the winners were written.
+    """
+    new_fragments = _write_winners(table, generations, winners, superseded, on_rows)
+    updated, removed = _delete_superseded(table, superseded.addresses)
+    field_ids = tuple(node.field_id for root in nodes(table.dataset) for node in _walk(root))
+    return Rewrite(tuple(new_fragments), tuple(updated), tuple(removed), field_ids)
+
+
+def _write_winners(
+    table: Table,
+    generations: Sequence[Generation],
+    winners: Winners,
+    superseded: Superseded,
+    on_rows: Callable[[int], None],
+) -> list[FragmentMetadata]:
+    if superseded.row_ids is None:
+        fragments = _write(table, generations, winners.upserts, on_rows)
+    else:
+        # A rewritten row keeps its stable row id (S3-056), a new row gets the next free one. A
+        # fragment carries either kind only, so the two are written apart.
+        bounds = np.cumsum([0, *(len(mask) for mask in winners.upserts)])
+        spans = list(zip(bounds[:-1], bounds[1:], strict=True))
+        replaces = superseded.row_ids >= 0
+        updates = [mask & replaces[start:end] for mask, (start, end) in zip(winners.upserts, spans, strict=True)]
+        inserts = [mask & ~replaces[start:end] for mask, (start, end) in zip(winners.upserts, spans, strict=True)]
+        row_ids = np.concatenate(
+            [superseded.row_ids[start:end][mask] for mask, (start, end) in zip(updates, spans, strict=True)]
+        )
+        updated = _write(table, generations, updates, on_rows)
+        position = 0
+        for fragment in updated:
+            ids = row_ids[position : position + fragment.physical_rows]
+            fragment.row_id_meta = RowIdSequence(ids.tolist()).to_inline_metadata()
+            position += fragment.physical_rows
+        fragments = [*updated, *_write(table, generations, inserts, on_rows)]
+    written = sum(fragment.physical_rows for fragment in fragments)
+    if written != winners.num_upserts:
+        raise InvariantViolatedError(
+            f"{written} rows were written for {winners.num_upserts} winners; nothing was published."
+        )
+    return fragments
+
+
+def _write(
+    table: Table,
+    generations: Sequence[Generation],
+    masks: Sequence[npt.NDArray[np.bool_]],
+    on_rows: Callable[[int], None],
+) -> list[FragmentMetadata]:
+    if not any(bool(mask.any()) for mask in masks):
+        return []
+    failure: list[BlockedRegionsError] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        # An error raised inside the stream would come back as text through two language
+        # boundaries; it is kept aside and raised again on this side.
+        for generation, mask in zip(generations, masks, strict=True):
+            try:
+                yield from _winning_batches(generation, mask, on_rows)
+            except MemwalOpsError as error:
+                failure.append(BlockedRegionsError({generation.ref.region_id: (generation.ref.generation, error)}))
+                raise
+
+    reader = pa.RecordBatchReader.from_batches(table.dataset.schema, batches())
+    try:
+        with lance_errors("write to", table.location.uri):
+            fragments = write_fragments(
+                reader,
+                table.dataset,
+                mode="append",
+                data_storage_version=table.dataset.data_storage_version,
+                storage_options=dict(table.location.lance_options) or None,
+            )
+    except MemwalOpsError as error:
+        if failure:
+            raise failure[0] from error
+        raise
+    assert isinstance(fragments, list)  # noqa: S101 - narrows pylance's union; True without return_transaction
+    return fragments
+
+
+def _winning_batches(
+    generation: Generation, mask: npt.NDArray[np.bool_], on_rows: Callable[[int], None]
+) -> Iterator[pa.RecordBatch]:
+    """The generation's winning rows in the base's schema, in row order."""
+    if not mask.any():
+        on_rows(len(mask))
+        return
+    position = 0
+    for batch in generation.read_rows(batch_rows=_BATCH_ROWS):
+        wins = mask[position : position + batch.num_rows]
+        position += batch.num_rows
+        on_rows(batch.num_rows)
+        if wins.any():
+            yield generation.projection.apply(batch if wins.all() else batch.filter(pa.array(wins)))
+    if position != len(mask):
+        raise InvariantViolatedError(
+            f"{generation.ref} had {len(mask)} rows when its keys were read and {position} after."
+        )
+
+
+def _delete_superseded(
+    table: Table, addresses: npt.NDArray[np.uint64]
+) -> tuple[list[FragmentMetadata], list[int]]:
+    """Deletion vectors for the fragments that hold ``addresses`` (ascending); emptied fragments go."""
+    updated: list[FragmentMetadata] = []
+    removed: list[int] = []
+    fragment_ids = (addresses >> np.uint64(_FRAGMENT_SHIFT)).astype(np.int64)
+    ids, starts = np.unique(fragment_ids, return_index=True)
+    for fragment_id, rows in zip(ids.tolist(), np.split(addresses, starts[1:]), strict=True):
+        fragment = table.dataset.get_fragment(fragment_id)
+        if fragment is None:
+            raise InvariantViolatedError(f"Fragment {fragment_id} is not in version {table.version}.")
+        offsets = (rows & np.uint64(0xFFFF_FFFF)).tolist()
+        with lance_errors("write a deletion vector to", table.location.uri):
+            remaining = fragment.delete_rows(offsets)
+        if remaining is None:
+            removed.append(fragment_id)
+        else:
+            updated.append(remaining)
+    return updated, removed
+
+
+def _deletion_path(fragment: FragmentMetadata) -> str:
+    """Where a deletion vector lies: ``_deletions/{fragment}-{read version}-{random id}`` (S3-041)."""
+    deletion = fragment.deletion_file
+    if deletion is None:
+        raise InvariantViolatedError(f"Fragment {fragment.id} has no deletion vector after rows were deleted.")
+    suffix = "arrow" if deletion.file_type == "array" else "bin"
+    return f"_deletions/{fragment.id}-{deletion.read_version}-{deletion.id}.{suffix}"
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.children:
+        yield from _walk(child)

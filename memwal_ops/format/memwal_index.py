@@ -1,0 +1,181 @@
+"""The ``__lance_mem_wal`` index entry of a table version: configuration, progress, snapshots.
+
+The details are an ordinary protobuf inside the version manifest, so that merge progress and the
+data it speaks of are published by the same put (S0-067).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from google.protobuf.message import DecodeError
+
+from memwal_ops.errors import InvariantViolatedError, LegacyLayoutError, TableCorruptError
+from memwal_ops.format._pb import memwal_pb2, table_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from memwal_ops.format.version_manifest import VersionManifest
+
+MEMWAL_INDEX_NAME = "__lance_mem_wal"
+MEMWAL_TYPE_URL = "/lance.table.MemWalIndexDetails"
+# Field 1, length-delimited: mem_wal_list. The present message has a number (0x08) or nothing there.
+_LEGACY_FIRST_BYTE = 0x0A
+_UUID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MemWalIndex:
+    """The MemWAL index of one version (S0-058 to S0-068).
+
+    Attributes:
+        uuid: of the index entry.
+        dataset_version: the version that last wrote the entry.
+        snapshot_ts_millis: when the region snapshots were taken, Unix milliseconds; None: never.
+        num_regions: number of regions in the snapshot.
+        inline_snapshots: the snapshot rows as stored inline; None: none or in a file.
+        region_specs: how rows are routed to regions.
+        maintained_indexes: base indexes that writers mirror, by name.
+        maintain_all_indexes: None where the release did not know the option.
+        merged_generations: per region the last generation that the base table holds.
+        index_catchup: per base index and region the last generation that it covers.
+        writer_config_defaults: options for writers.
+        details: the message itself, unknown fields included. Not to be changed in place.
+    """
+
+    uuid: UUID
+    dataset_version: int
+    snapshot_ts_millis: int | None
+    num_regions: int
+    inline_snapshots: bytes | None
+    region_specs: tuple[memwal_pb2.RegionSpec, ...]
+    maintained_indexes: tuple[str, ...]
+    maintain_all_indexes: bool | None
+    merged_generations: Mapping[UUID, int]
+    index_catchup: Mapping[str, Mapping[UUID, int]]
+    writer_config_defaults: Mapping[str, str]
+    details: memwal_pb2.MemWalIndexDetails
+
+
+def find_memwal_entry(indexes: table_pb2.IndexSection) -> table_pb2.IndexMetadata | None:
+    """The MemWAL entry of an index section. Raises ``TableCorruptError`` where there are two (S0-011)."""
+    found = [entry for entry in indexes.indices if entry.name == MEMWAL_INDEX_NAME]
+    if len(found) > 1:
+        raise TableCorruptError(f"The table has {len(found)} MemWAL indexes; there may be one.")
+    return found[0] if found else None
+
+
+def decode_memwal_index(entry: table_pb2.IndexMetadata) -> MemWalIndex:
+    """Decode the details of a MemWAL entry.
+
+    Raises:
+        LegacyLayoutError: the details are a list of MemWALs, as older Lance releases wrote it.
+        TableCorruptError: no protobuf; an id that is no UUID; a region with two progress entries.
+    """
+    value = entry.index_details.value
+    if value[:1] == bytes([_LEGACY_FIRST_BYTE]):
+        raise LegacyLayoutError("The table carries the MemWAL index of older Lance releases (mem_wal_list).")
+    details = memwal_pb2.MemWalIndexDetails()
+    try:
+        details.ParseFromString(value)
+    except DecodeError as error:
+        raise TableCorruptError(f"The details of the MemWAL index are no protobuf message: {error}") from error
+    return MemWalIndex(
+        _uuid(entry.uuid.uuid, "the MemWAL index"),
+        entry.dataset_version,
+        details.snapshot_ts_millis if details.HasField("snapshot_ts_millis") else None,
+        details.num_regions,
+        details.inline_snapshots if details.HasField("inline_snapshots") else None,
+        tuple(details.region_specs),
+        tuple(details.maintained_indexes),
+        details.maintain_all_indexes if details.HasField("maintain_all_indexes") else None,
+        _progress(details.merged_generations, "merge progress"),
+        {
+            one.index_name: _progress(one.caught_up_generations, f"catch-up of {one.index_name}")
+            for one in details.index_catchup
+        },
+        dict(details.writer_config_defaults),
+        details,
+    )
+
+
+def with_progress(
+    details: memwal_pb2.MemWalIndexDetails, progress: Mapping[UUID, int]
+) -> memwal_pb2.MemWalIndexDetails:
+    """A copy of the details in which each region of ``progress`` has that generation merged (S0-065).
+
+    Raises:
+        InvariantViolatedError: a region's progress would not rise.
+    """
+    changed = memwal_pb2.MemWalIndexDetails()
+    changed.CopyFrom(details)
+    entries = {UUID(bytes=entry.region_id.uuid): entry for entry in changed.merged_generations}
+    for region_id, generation in sorted(progress.items()):
+        entry = entries.get(region_id)
+        if entry is None:
+            entry = changed.merged_generations.add()
+            entry.region_id.uuid = region_id.bytes
+        if generation <= entry.generation:
+            raise InvariantViolatedError(
+                f"Refusing to set the progress of region {region_id} from {entry.generation} to {generation}."
+            )
+        entry.generation = generation
+    return changed
+
+
+def stamp_progress(built: VersionManifest, progress: Mapping[UUID, int], *, version: int) -> VersionManifest:
+    """A version that pylance built, as ``version`` and carrying ``progress``.
+
+    The progress stands in two places: in the index details, where readers look, and in the
+    transaction, where the conflict check of a concurrent merger looks.
+
+    Raises:
+        InvariantViolatedError: progress would not rise, or the version has no MemWAL index.
+    """
+    indexes = table_pb2.IndexSection()
+    if built.indexes is not None:
+        indexes.CopyFrom(built.indexes)
+    entry = find_memwal_entry(indexes)
+    if entry is None:
+        raise InvariantViolatedError("The version that was built lost its MemWAL index.")
+    details = with_progress(decode_memwal_index(entry).details, progress)
+    entry.index_details.value = details.SerializeToString(deterministic=True)
+    entry.dataset_version = version
+    manifest = table_pb2.Manifest()
+    manifest.CopyFrom(built.manifest)
+    manifest.version = version
+    return replace(built, manifest=manifest, indexes=indexes, transaction=_with_marker(built.transaction, progress))
+
+
+def _with_marker(
+    transaction: table_pb2.Transaction | None, progress: Mapping[UUID, int]
+) -> table_pb2.Transaction | None:
+    if transaction is None or not transaction.HasField("update"):
+        return transaction
+    marked = table_pb2.Transaction()
+    marked.CopyFrom(transaction)
+    del marked.update.merged_generations[:]
+    for region_id, generation in sorted(progress.items()):
+        entry = marked.update.merged_generations.add()
+        entry.region_id.uuid = region_id.bytes
+        entry.generation = generation
+    return marked
+
+
+def _progress(entries: Iterable[memwal_pb2.MergedGeneration], what: str) -> dict[UUID, int]:
+    progress: dict[UUID, int] = {}
+    for entry in entries:
+        region_id = _uuid(entry.region_id.uuid, what)
+        if region_id in progress:
+            raise TableCorruptError(f"The {what} of the table names region {region_id} twice.")
+        progress[region_id] = entry.generation
+    return progress
+
+
+def _uuid(data: bytes, what: str) -> UUID:
+    if len(data) != _UUID_BYTES:
+        raise TableCorruptError(f"{what} is identified by {len(data)} bytes, which is no UUID.")
+    return UUID(bytes=data)

@@ -1,0 +1,148 @@
+"""File names: bit-reversed numbers, generation directories, version manifests."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import TableCorruptError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+U64_MAX = 2**64 - 1
+_BITS = 64
+_V2_DIGITS = 20
+_DETACHED_BIT = 1 << 63
+
+_BIT_REVERSED = re.compile(r"[01]{64}")
+_WAL_ENTRY = re.compile(r"([01]{64})\.(arrow|lance)")
+_REGION_MANIFEST = re.compile(r"([01]{64})\.binpb")
+_GENERATION = re.compile(r"([0-9a-f]{8})_gen_([1-9][0-9]*)")
+_VERSION = re.compile(r"(d?)(0|[1-9][0-9]*|[0-9]{20})\.manifest", re.ASCII)
+
+
+def bit_reversed(number: int) -> str:
+    """64 binary digits, lowest bit first: 5 is ``1010…0`` (S0-034). Raises ``ValueError`` outside u64."""
+    if not 0 <= number <= U64_MAX:
+        raise ValueError(f"{number} is no unsigned 64-bit number")
+    return format(number, f"0{_BITS}b")[::-1]
+
+
+def parse_bit_reversed(text: str) -> int | None:
+    """The number of a bit-reversed name, or None for any other text."""
+    return int(text[::-1], 2) if _BIT_REVERSED.fullmatch(text) else None
+
+
+def region_manifest_name(version: int) -> str:
+    """File name of a region manifest version (S0-056)."""
+    return f"{bit_reversed(version)}.binpb"
+
+
+def parse_region_manifest_name(name: str) -> int | None:
+    """The version of a region manifest's file name; None for any other file, and for version 0."""
+    match = _REGION_MANIFEST.fullmatch(name)
+    return (parse_bit_reversed(match[1]) or None) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class WalEntryName:
+    """A WAL entry: its id, and the suffix that tells the layout."""
+
+    entry_id: int
+    suffix: str
+
+
+def wal_entry_name(entry_id: int, suffix: str) -> str:
+    """File name of a WAL entry (S0-034); ``suffix`` is ``lance`` (region layout) or ``arrow`` (shard)."""
+    return f"{bit_reversed(entry_id)}.{suffix}"
+
+
+def parse_wal_entry_name(name: str) -> WalEntryName | None:
+    """What a WAL entry's file name says, or None for any other file."""
+    match = _WAL_ENTRY.fullmatch(name)
+    return WalEntryName(int(match[1][::-1], 2), match[2]) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDir:
+    """A flushed generation's directory: random prefix and generation number (S0-037)."""
+
+    prefix: str
+    generation: int
+
+
+def parse_generation_dir(name: str) -> GenerationDir | None:
+    """What a generation directory's name says, or None for any other name."""
+    match = _GENERATION.fullmatch(name)
+    return GenerationDir(match[1], int(match[2])) if match else None
+
+
+class NamingScheme(enum.Enum):
+    """How a table names its version manifests (S3-046)."""
+
+    V1 = "V1"
+    V2 = "V2"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionName:
+    """A manifest file's version; ``scheme`` is None for a detached one, whose name belongs to neither."""
+
+    version: int
+    scheme: NamingScheme | None
+
+    @property
+    def detached(self) -> bool:
+        """Whether no reader finds it by looking for the newest version."""
+        return self.scheme is None
+
+
+def version_manifest_name(version: int, scheme: NamingScheme) -> str:
+    """File name of a table version's manifest below ``_versions/``."""
+    if scheme is NamingScheme.V1:
+        return f"{version}.manifest"
+    return f"{U64_MAX - version:0{_V2_DIGITS}d}.manifest"
+
+
+def detached_manifest_name(version: int) -> str:
+    """File name of a detached version's manifest."""
+    return f"d{version}.manifest"
+
+
+def parse_version_manifest_name(name: str) -> VersionName | None:
+    """What a file below ``_versions/`` is, or None for anything but a manifest.
+
+    Twenty digits are V2: a V1 name of that length would be a version above 10^19.
+    """
+    match = _VERSION.fullmatch(name)
+    if match is None or int(match[2]) > U64_MAX:
+        return None
+    number = int(match[2])
+    if match[1]:
+        return VersionName(number, None)
+    if len(match[2]) == _V2_DIGITS:
+        return VersionName(U64_MAX - number, NamingScheme.V2)
+    return VersionName(number, NamingScheme.V1)
+
+
+def naming_scheme(names: Iterable[str]) -> NamingScheme | None:
+    """The scheme that all manifest names share; None where there is no manifest.
+
+    Raises:
+        TableCorruptError: both schemes in one table (S3-047): readers would not agree on the newest version.
+    """
+    found: dict[NamingScheme, str] = {}
+    for name in names:
+        parsed = parse_version_manifest_name(name)
+        if parsed is not None and parsed.scheme is not None:
+            found.setdefault(parsed.scheme, name)
+    if len(found) > 1:
+        raise TableCorruptError(
+            f"Version manifests are named by both schemes ({' and '.join(sorted(found.values()))}); "
+            "readers would not agree on the newest version.",
+            remedy="Find out which files were copied in, and remove those; then run the command again.",
+        )
+    return next(iter(found), None)

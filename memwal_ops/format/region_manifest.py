@@ -1,0 +1,177 @@
+"""Region manifests and their version hint: bytes to values and back, unknown fields included."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from google.protobuf.message import DecodeError
+
+from memwal_ops.errors import RegionManifestCorruptError
+from memwal_ops.format._pb import memwal_pb2 as pb
+
+
+class RegionStatus(enum.Enum):
+    """Whether a region takes writes. A sealed one never will again."""
+
+    ACTIVE = 0
+    SEALED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FlushedGeneration:
+    """One flushed generation as a manifest lists it (S0-049).
+
+    ``path`` is a directory below the region's folder. The accounting is the writer's, in bytes and
+    rows; None where its release kept none.
+    """
+
+    generation: int
+    path: str
+    in_memory_bytes: int | None = None
+    physical_rows: int | None = None
+    primary_key_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegionManifest:
+    """One version of a region's state (S0-040 to S0-049).
+
+    ``source`` is the message it was decoded from, with the fields that this release does not know.
+    A field that is None is absent: no WAL entry was replayed, or seen, yet.
+    """
+
+    region_id: UUID
+    version: int
+    region_spec_id: int
+    writer_epoch: int
+    replay_after_wal_id: int | None
+    wal_id_last_seen: int | None
+    current_generation: int
+    flushed_generations: tuple[FlushedGeneration, ...]
+    status: RegionStatus
+    source: bytes = field(default=b"", repr=False, compare=False)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether no writer may claim the region any more."""
+        return self.status is RegionStatus.SEALED
+
+    def next(self) -> RegionManifest:
+        """The same state under the next version number."""
+        return replace(self, version=self.version + 1)
+
+
+def decode_region_manifest(data: bytes, *, region_id: UUID, version: int) -> RegionManifest:
+    """Decode a manifest file and check that it is the one that its place says.
+
+    Raises:
+        RegionManifestCorruptError: empty, cut short, no protobuf; another region or version inside
+            than in its path; a generation listed twice, numbered 0 or above the current one; a path
+            that leaves the region's folder; an unknown status.
+    """
+    message = pb.RegionManifest()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise _corrupt(region_id, version, "is cut short or no protobuf message") from error
+    if message.version != version:
+        raise _corrupt(region_id, version, f"says that it is version {message.version}")
+    if message.region_id.uuid != region_id.bytes:
+        raise _corrupt(region_id, version, f"belongs to another region ({message.region_id.uuid.hex() or 'none'})")
+    try:
+        status = RegionStatus(message.status)
+    except ValueError as error:
+        raise _corrupt(region_id, version, f"has the unknown status {message.status}") from error
+    return RegionManifest(
+        region_id,
+        version,
+        message.region_spec_id,
+        message.writer_epoch,
+        message.replay_after_wal_id if message.HasField("replay_after_wal_id") else None,
+        message.wal_id_last_seen if message.HasField("wal_id_last_seen") else None,
+        message.current_generation,
+        _generations(message, region_id, version),
+        status,
+        data,
+    )
+
+
+def encode_region_manifest(manifest: RegionManifest) -> bytes:
+    """The manifest's bytes; fields that this release does not know are those of ``source``."""
+    message = pb.RegionManifest()
+    message.ParseFromString(manifest.source)
+    known = {entry.generation: entry for entry in message.flushed_generations}
+    entries = []
+    for flushed in manifest.flushed_generations:
+        entry = pb.FlushedGeneration()
+        if flushed.generation in known:
+            entry.CopyFrom(known[flushed.generation])
+        entry.generation = flushed.generation
+        entry.path = flushed.path
+        _set_optional(entry, "in_memory_bytes", flushed.in_memory_bytes)
+        _set_optional(entry, "physical_rows", flushed.physical_rows)
+        _set_optional(entry, "primary_key_bytes", flushed.primary_key_bytes)
+        entries.append(entry)
+    message.version = manifest.version
+    message.region_id.uuid = manifest.region_id.bytes
+    message.region_spec_id = manifest.region_spec_id
+    message.writer_epoch = manifest.writer_epoch
+    _set_optional(message, "replay_after_wal_id", manifest.replay_after_wal_id)
+    _set_optional(message, "wal_id_last_seen", manifest.wal_id_last_seen)
+    message.current_generation = manifest.current_generation
+    message.status = pb.RegionStatus.ValueType(manifest.status.value)
+    del message.flushed_generations[:]
+    message.flushed_generations.extend(entries)
+    return message.SerializeToString(deterministic=True)
+
+
+def encode_version_hint(version: int) -> bytes:
+    """The bytes of ``version_hint.json`` (S0-052)."""
+    return json.dumps({"version": version}).encode()
+
+
+def decode_version_hint(data: bytes) -> int | None:
+    """The version that a hint names; None for anything that is no hint, since it is only a hint (S0-052)."""
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return None
+    version = document.get("version") if isinstance(document, dict) else None
+    return version if isinstance(version, int) and not isinstance(version, bool) and version > 0 else None
+
+
+def _generations(message: pb.RegionManifest, region_id: UUID, version: int) -> tuple[FlushedGeneration, ...]:
+    flushed: dict[int, FlushedGeneration] = {}
+    for entry in message.flushed_generations:
+        if entry.generation in flushed:
+            raise _corrupt(region_id, version, f"lists generation {entry.generation} twice")
+        if not 0 < entry.generation < message.current_generation:
+            raise _corrupt(
+                region_id,
+                version,
+                f"lists generation {entry.generation}, but the current one is {message.current_generation}",
+            )
+        if not entry.path or entry.path in {".", ".."} or "/" in entry.path or "\\" in entry.path:
+            raise _corrupt(region_id, version, f"gives generation {entry.generation} the path {entry.path!r}")
+        flushed[entry.generation] = FlushedGeneration(
+            entry.generation,
+            entry.path,
+            entry.in_memory_bytes if entry.HasField("in_memory_bytes") else None,
+            entry.physical_rows if entry.HasField("physical_rows") else None,
+            entry.primary_key_bytes if entry.HasField("primary_key_bytes") else None,
+        )
+    return tuple(flushed[generation] for generation in sorted(flushed))
+
+
+def _set_optional(message: pb.RegionManifest | pb.FlushedGeneration, name: str, value: int | None) -> None:
+    if value is None:
+        message.ClearField(name)  # type: ignore[arg-type]  # the stubs want a literal field name
+    else:
+        setattr(message, name, value)
+
+
+def _corrupt(region_id: UUID, version: int, what: str) -> RegionManifestCorruptError:
+    return RegionManifestCorruptError(f"Region {region_id}: manifest version {version} {what}.")

@@ -1,0 +1,164 @@
+"""The file of one table version: sections before, positions inside, a trailer behind.
+
+``[u32 n][index section] [u32 n][transaction] [u32 n][manifest] [u64 position][u16 major][u16 minor]LANC``
+
+All numbers are little-endian; the position is the manifest's length prefix, counted from the start
+of the file. The manifest itself holds the positions of the other two sections. Whoever rewrites
+the file moves them, and must therefore know every field that holds a position: a manifest with a
+field that is not known here is read, and refused for writing (S3-013).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
+from memwal_ops.format._pb import table_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAGIC = b"LANC"
+_TRAILER = struct.Struct("<QHH4s")
+_LENGTH = struct.Struct("<I")
+
+FEATURES: Mapping[int, str] = {
+    1: "deletion files",
+    2: "stable row ids",
+    4: "v2 data files",
+    8: "table config",
+    16: "base paths",
+    32: "no transaction files",
+}
+_KNOWN_FLAGS = sum(FEATURES)
+
+_Section = TypeVar("_Section", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionManifest:
+    """A decoded version file; the messages keep every field that they do not know.
+
+    Attributes:
+        manifest: the manifest message. Its position fields are those of the file it came from.
+        indexes: the index section, or None where the version has no index.
+        transaction: the transaction that made the version, or None where it stands in a file of its own.
+        major: format version of the envelope.
+        minor: format version of the envelope.
+    """
+
+    manifest: pb.Manifest
+    indexes: pb.IndexSection | None
+    transaction: pb.Transaction | None
+    major: int
+    minor: int
+
+
+def decode_version_manifest(data: bytes) -> VersionManifest:
+    """Decode a whole manifest file.
+
+    Raises:
+        InvalidFormatError: cut short, no trailer, a position outside the file, or no protobuf.
+    """
+    if len(data) < _TRAILER.size + _LENGTH.size:
+        raise InvalidFormatError(f"{len(data)} bytes are too few for a version manifest.")
+    position, major, minor, magic = _TRAILER.unpack_from(data, len(data) - _TRAILER.size)
+    if magic != MAGIC:
+        raise InvalidFormatError(f"The file ends in {magic!r}, not in {MAGIC!r}: it is cut short or no manifest.")
+    manifest = _section(data, position, pb.Manifest, "manifest")
+    indexes = transaction = None
+    if manifest.HasField("index_section"):
+        indexes = _section(data, manifest.index_section, pb.IndexSection, "index section")
+    if manifest.HasField("transaction_section"):
+        transaction = _section(data, manifest.transaction_section, pb.Transaction, "transaction")
+    elif manifest.HasField("transaction_section_old"):
+        transaction = _section(data, manifest.transaction_section_old, pb.Transaction, "transaction")
+    return VersionManifest(manifest, indexes, transaction, major, minor)
+
+
+def encode_version_manifest(version: VersionManifest) -> bytes:
+    """Encode a manifest file; the positions inside are those of the new file.
+
+    The argument is not changed. The same value always gives the same bytes.
+
+    Raises:
+        UnsupportedFeatureError: a manifest field that may be a position which this release does not know.
+    """
+    check_positions_known(version.manifest)
+    manifest = pb.Manifest()
+    manifest.CopyFrom(version.manifest)
+    old_position = manifest.HasField("transaction_section_old") and not manifest.HasField("transaction_section")
+    for field in ("index_section", "transaction_section", "transaction_section_old"):
+        manifest.ClearField(field)  # type: ignore[arg-type]  # the stub wants a literal, not a loop's name
+    out = bytearray()
+    if version.indexes is not None:
+        manifest.index_section = _append(out, version.indexes)
+    if version.transaction is not None:
+        transaction_at = _append(out, version.transaction)
+        if old_position:
+            manifest.transaction_section_old = transaction_at
+        else:
+            manifest.transaction_section = transaction_at
+    manifest_at = _append(out, manifest)
+    out += _TRAILER.pack(manifest_at, version.major, version.minor, MAGIC)
+    return bytes(out)
+
+
+def check_readable(manifest: pb.Manifest) -> None:
+    """Refuse reader feature flags that this release does not know (S3-012)."""
+    _check_flags(manifest.reader_feature_flags, "read")
+
+
+def check_writable(manifest: pb.Manifest) -> None:
+    """Refuse writer feature flags that this release does not know (S3-013)."""
+    check_readable(manifest)
+    _check_flags(manifest.writer_feature_flags, "written")
+
+
+def check_positions_known(manifest: pb.Manifest) -> None:
+    """Refuse a manifest with a field that may hold a file position which would not be moved."""
+    unknown = sorted({field.field_number for field in UnknownFieldSet(manifest)})
+    if manifest.version_aux_data:
+        unknown.append(pb.Manifest.VERSION_AUX_DATA_FIELD_NUMBER)
+    if unknown:
+        raise UnsupportedFeatureError(
+            f"The table's manifest has fields that this release of memwal-ops must not rewrite: {unknown}."
+        )
+
+
+def _check_flags(flags: int, what: str) -> None:
+    unknown = flags & ~_KNOWN_FLAGS
+    if unknown:
+        bits = ", ".join(str(1 << bit) for bit in range(unknown.bit_length()) if unknown >> bit & 1)
+        raise UnsupportedFeatureError(
+            f"The table must not be {what} without knowing feature flag {bits}, which this release does not know."
+        )
+
+
+def _section(data: bytes, position: int, kind: type[_Section], name: str) -> _Section:
+    end = len(data) - _TRAILER.size
+    start = position + _LENGTH.size
+    if start > end:
+        raise InvalidFormatError(f"The {name} is said to stand at byte {position} of {len(data)}.")
+    (length,) = _LENGTH.unpack_from(data, position)
+    if start + length > end:
+        raise InvalidFormatError(f"The {name} is said to have {length} bytes at {start}, but the file has {len(data)}.")
+    message = kind()
+    try:
+        message.ParseFromString(data[start : start + length])
+    except DecodeError as error:
+        raise InvalidFormatError(f"The {name} is no protobuf message: {error}") from error
+    return message
+
+
+def _append(out: bytearray, message: Message) -> int:
+    position = len(out)
+    data = message.SerializeToString(deterministic=True)
+    out += _LENGTH.pack(len(data))
+    out += data
+    return position
