@@ -82,6 +82,8 @@ def _index_is_cheaper(table: Table, winners: Winners) -> bool:
     if len(table.primary_key) != 1 or not 0 < winners.keys.num_rows <= _MAX_LOOKUPS:
         return False
     key = table.primary_key[0]
+    if "`" in key or not _has_sql_literals(winners.keys.schema.field(key).type):
+        return False
     has_btree = any(
         index.field_names == [key] and index.type_url.lower().endswith("btreeindexdetails")
         for index in table.dataset.describe_indices()
@@ -98,13 +100,23 @@ def _by_scan(table: Table, *, stable: bool) -> Iterator[pa.RecordBatch]:
 
 
 def _by_index(table: Table, winners: Winners, *, stable: bool) -> Iterator[pa.RecordBatch]:
+    # As SQL and not as an Arrow expression: pylance passes those through Substrait, which refuses
+    # a table that has any column of a type it does not know (half floats, for one).
     key = table.primary_key[0]
-    values = winners.keys.column(key).combine_chunks()
+    literals = ", ".join(map(_sql_literal, winners.keys.column(key).to_pylist()))
     return iter(
         table.dataset.scanner(
-            columns=[key], filter=pc.field(key).isin(values), with_row_address=True, with_row_id=stable
+            columns=[key], filter=f"`{key}` IN ({literals})", with_row_address=True, with_row_id=stable
         ).to_batches()
     )
+
+
+def _has_sql_literals(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _sql_literal(value: int | str) -> str:
+    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
 
 
 def _chunks(batches: Iterator[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.Table]:

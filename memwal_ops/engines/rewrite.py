@@ -181,6 +181,8 @@ def _delete_superseded(
     """Deletion vectors for the fragments that hold ``addresses`` (ascending); emptied fragments go."""
     updated: list[FragmentMetadata] = []
     removed: list[int] = []
+    if addresses.size == 0:
+        return updated, removed
     fragment_ids = (addresses >> np.uint64(_FRAGMENT_SHIFT)).astype(np.int64)
     ids, starts = np.unique(fragment_ids, return_index=True)
     for fragment_id, rows in zip(ids.tolist(), np.split(addresses, starts[1:]), strict=True):

@@ -135,6 +135,12 @@ def is_absent(exc: BaseException) -> bool:
     return isinstance(exc, FileNotFoundError)
 
 
+def starts_beyond_end(exc: BaseException) -> bool:
+    """Whether a range was refused because it starts at the object's end or beyond."""
+    text = _full_text(exc)
+    return _status(exc, text) == 416 or "StartTooLarge" in text
+
+
 def is_whole_request(exc: BaseException) -> bool:
     """Whether a failed batch delete failed as a whole, so that trying its parts is pointless."""
     return _status(exc, _full_text(exc)) is not None

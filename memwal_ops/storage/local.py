@@ -8,13 +8,14 @@ three are hidden. May not enter: anything about remote stores.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import obstore
 
-from memwal_ops.errors import ConditionalWriteUnsupportedError, StorageError
+from memwal_ops.errors import ConditionalWriteUnsupportedError, InvalidUsageError, StorageError
 from memwal_ops.storage.api import Listing
 from memwal_ops.storage.clients import local_client
 from memwal_ops.storage.errors import translate
@@ -28,13 +29,18 @@ if TYPE_CHECKING:
     from memwal_ops.storage.retries import RetryPolicy
 
 
+# obstore cannot name these. It takes "x|" and "x:" for a Windows drive: it makes a folder of that
+# name and then answers put-if-absent with "exists", though nothing was ever written there.
+_UNNAMEABLE = re.compile(r"#[0-9]+$|[A-Za-z][:|]$")
+
+
 class LocalObjectStore(ObjectStore):
     """The files below one local folder.
 
     The folder need not exist: it then reads as empty, and the first write makes it. Deleting
     the last file of a folder removes the folder, and its parents while they are empty, but
-    never the root. A link that leaves the root is neither listed nor followed. Names that end
-    in ``#`` and digits belong to uploads that are under way: they are refused and not listed.
+    never the root. A link that leaves the root is neither listed nor followed. A name that ends
+    in ``#`` and digits belongs to an upload under way: it is refused, and not listed.
     """
 
     def __init__(self, root: str, *, retry: RetryPolicy | None = None) -> None:
@@ -90,6 +96,8 @@ class LocalObjectStore(ObjectStore):
 
     def _checked(self, path: str) -> str:
         checked_path(path)
+        if _UNNAMEABLE.search(path):
+            raise InvalidUsageError(f"{path!r} cannot be a local file here: its name ends in '#1', 'x:' or the like.")
         if not self._is_inside(path):
             raise StorageError(
                 f"{path!r} leads out of {self._root} by a link.",

@@ -15,7 +15,7 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 from memwal_ops.errors import ConditionalWriteUnsupportedError, InvalidUsageError, InvariantViolatedError
 from memwal_ops.storage import deletes
 from memwal_ops.storage.api import Listing
-from memwal_ops.storage.errors import is_absent, is_transient
+from memwal_ops.storage.errors import is_absent, is_transient, starts_beyond_end
 from memwal_ops.storage.paging import Pages, to_meta
 from memwal_ops.storage.retries import RetryPolicy, call, conditional_write
 
@@ -68,18 +68,16 @@ class ObjectStore:
         name = self._checked(path)
 
         def attempt() -> bytes:
-            if length > 0:
-                try:
-                    return bytes(obstore.get_range(self._client(), name, start=start, length=length))
-                except Exception as exc:
-                    if is_absent(exc) or is_transient(exc):
-                        raise
-                    # Stores refuse a range that starts at or beyond the end, each in other words.
-                    if obstore.head(self._client(), name)["size"] > start:
-                        raise
+            if length == 0:
+                # No store takes an empty range, but an absent object must still be named.
+                obstore.head(self._client(), name)
+                return b""
+            try:
+                return bytes(obstore.get_range(self._client(), name, start=start, length=length))
+            except Exception as exc:
+                if starts_beyond_end(exc):
                     return b""
-            obstore.head(self._client(), name)
-            return b""
+                raise
 
         return call(attempt, path=path, action="read", policy=self._retry)
 
