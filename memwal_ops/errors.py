@@ -73,7 +73,9 @@ class LegacyLayoutError(MemwalOpsError):
 
     exit_code = 7
     reason = "legacy_layout"
-    remedy = "Merge and drop the legacy MemWAL index with the Lance release that wrote it, then initialise MemWAL again."
+    remedy = (
+        "Merge and drop the legacy MemWAL index with the Lance release that wrote it, then initialise MemWAL again."
+    )
 
 
 class UnsupportedFeatureError(MemwalOpsError):
@@ -145,7 +147,10 @@ class DuplicateKeysError(MemwalOpsError):
 
     exit_code = 16
     reason = "duplicate_keys"
-    remedy = "Merge the regions one by one with --region in the order in which they should win; then mend the writers' routing."
+    remedy = (
+        "Merge the regions one by one with --region, in the order in which they should win; "
+        "then mend the writers' routing."
+    )
 
 
 class InvalidFormatError(MemwalOpsError):
@@ -185,7 +190,9 @@ class ConditionalWriteUnsupportedError(StorageError):
 
     exit_code = 23
     reason = "conditional_write_unsupported"
-    remedy = "Use a store or endpoint that honours If-None-Match: *; concurrent commits would overwrite each other here."
+    remedy = (
+        "Use a store or endpoint that honours If-None-Match: *; concurrent commits would overwrite each other here."
+    )
 
 
 class StoreUnavailableError(StorageError):

@@ -1,0 +1,1 @@
+"""What people touch: commands, their text, and the exit code of every end."""

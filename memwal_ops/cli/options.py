@@ -16,7 +16,7 @@ _UNITS |= {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
-class Size(click.ParamType):
+class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
     """A number of bytes: ``67108864``, ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal)."""
 
     name = "SIZE"
@@ -31,7 +31,7 @@ class Size(click.ParamType):
         return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-class RegionId(click.ParamType):
+class RegionId(click.ParamType):  # type: ignore[type-arg]  # see Size
     """A region's UUID."""
 
     name = "ID"

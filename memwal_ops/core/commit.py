@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import lance
 
+from memwal_ops.core.datasets import lance_options, open_dataset
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.table import VERSIONS_FOLDER, Table
 from memwal_ops.errors import (
@@ -36,7 +37,7 @@ from memwal_ops.errors import (
     StorageError,
     UnsupportedFeatureError,
 )
-from memwal_ops.format.memwal_index import decode_memwal_index, find_memwal_entry, stamp_progress
+from memwal_ops.format.memwal_index import stamp_progress
 from memwal_ops.format.names import NamingScheme, detached_manifest_name, version_manifest_name
 from memwal_ops.format.version_manifest import (
     VersionManifest,
@@ -149,7 +150,7 @@ def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation,
             table.location.uri,
             transaction,
             detached=True,
-            storage_options=dict(table.location.lance_options) or None,
+            storage_options=lance_options(table.location),
         )
         return int(dataset.version)
 
@@ -165,9 +166,7 @@ def _prove_readable(table: Table, stamped: VersionManifest, detached: int, path:
     trial.version = detached
     table.store.put(path, encode_version_manifest(replace(stamped, manifest=trial)))
     with lance_errors("open the stamped version of", table.location.uri):
-        dataset = lance.dataset(
-            table.location.uri, version=detached, storage_options=dict(table.location.lance_options) or None
-        )
+        dataset = open_dataset(table.location, version=detached)
         seen = sorted(fragment.fragment_id for fragment in dataset.get_fragments())
         names = {index.name for index in dataset.describe_indices()}
     expected = sorted(fragment.id for fragment in stamped.manifest.fragments)

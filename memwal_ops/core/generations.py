@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import lance
 import pyarrow as pa
 
+from memwal_ops.core.datasets import open_dataset
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.layout import region_folder
 from memwal_ops.core.projection import TOMBSTONE, Projection, nodes, plan_projection
@@ -30,11 +30,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
 
+    import lance
+
     from memwal_ops.core.schema_history import SchemaHistory
     from memwal_ops.core.table import Table
     from memwal_ops.format.region_manifest import FlushedGeneration
 
 ROW_ADDRESS = "_rowaddr"
+_MAX_BATCH_ROWS = 8192
+# Lance decodes up to 16 batches ahead of whoever reads them.
+_BATCHES_IN_BUDGET = 64
+_MIN_READ_AHEAD = 8 << 20
 _NOT_THE_GENERATIONS_FAULT = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
 
 
@@ -89,13 +95,21 @@ class Generation:
             table = table.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), table.num_rows))
         return table.select([*self.projection.keys, TOMBSTONE, ROW_ADDRESS])
 
-    def read_rows(self, *, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """All live rows in row order, as ``projection.source_columns`` of the generation, in batches."""
+    def read_rows(self, *, max_bytes: int) -> Iterator[pa.RecordBatch]:
+        """All live rows in row order, as ``projection.source_columns`` of the generation, in batches.
+
+        Args:
+            max_bytes: memory budget; batches are cut and read ahead so that about half of it is used,
+                by the average size of this generation's rows.
+        """
+        row_bytes = max(1, self.data_bytes // max(1, self.physical_rows))
+        batch_rows = min(_MAX_BATCH_ROWS, max(1, max_bytes // _BATCHES_IN_BUDGET // row_bytes))
         with lance_errors("read the rows of", self.ref.folder), _as_corrupt(self.ref):
             yield from self.dataset.scanner(
                 columns=self.projection.source_columns,
                 batch_size=batch_rows,
                 scan_in_order=True,
+                io_buffer_size=max(max_bytes // 4, _MIN_READ_AHEAD),
                 blob_handling="all_binary",
             ).to_batches()
 
@@ -113,10 +127,9 @@ def open_generation(table: Table, ref: GenerationRef, history: SchemaHistory) ->
         SchemaProjectionError: columns that cannot be brought to the base schema.
         StorageError: the store failed; the generation may be well.
     """
-    uri = f"{table.location.uri}/{ref.folder}"
     try:
         with lance_errors("open", ref.folder):
-            dataset = lance.dataset(uri, storage_options=dict(table.location.lance_options) or None)
+            dataset = open_dataset(table.location, ref.folder)
             fragments = [fragment.metadata for fragment in dataset.get_fragments()]
     except StorageError as error:
         if isinstance(error, _NOT_THE_GENERATIONS_FAULT):

@@ -188,9 +188,7 @@ def _is_identical(source: Node, target: Node) -> bool:
         source.field_id == target.field_id
         and source.type.equals(target.type)
         and len(source.children) == len(target.children)
-        and all(
-            a.name == b.name and _is_identical(a, b) for a, b in zip(source.children, target.children, strict=True)
-        )
+        and all(a.name == b.name and _is_identical(a, b) for a, b in zip(source.children, target.children, strict=True))
     )
 
 

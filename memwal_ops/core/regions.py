@@ -140,9 +140,7 @@ class RegionManifestStore:
             hint = self._hint() or 0
             versions = self.versions()
             if not versions:
-                raise RegionManifestCorruptError(
-                    f"Region {self.region_id}: {self.folder} holds no manifest version."
-                )
+                raise RegionManifestCorruptError(f"Region {self.region_id}: {self.folder} holds no manifest version.")
             newest = max(versions[-1], hint)
             if newest - versions[0] + 1 == len(versions):
                 return newest

@@ -12,8 +12,7 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import lance
-
+from memwal_ops.core.datasets import open_dataset
 from memwal_ops.core.lance_errors import is_not_found, lance_errors
 from memwal_ops.core.layout import Layout, detect_layout
 from memwal_ops.core.regions import RegionListing, RegionManifestStore, list_regions
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
     from uuid import UUID
+
+    import lance
 
     from memwal_ops.storage.api import Store
 
@@ -141,7 +142,7 @@ def _naming_scheme(location: Location, store: Store) -> NamingScheme:
 def _open_dataset(location: Location) -> lance.LanceDataset:
     try:
         with lance_errors("open the table", location.uri):
-            return lance.dataset(location.uri, storage_options=dict(location.lance_options) or None)
+            return open_dataset(location)
     except ObjectNotFoundError as error:
         if is_not_found(error.__cause__ or error):
             raise NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error

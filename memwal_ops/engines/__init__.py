@@ -1,0 +1,1 @@
+"""How a merge runs: an engine takes one pass and lands it."""

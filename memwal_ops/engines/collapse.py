@@ -9,6 +9,7 @@ base is joined once, however many generations wrote a key. Memory: the key colum
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def collapse(generations: Sequence[Generation], primary_key: Sequence[str]) -> W
         keys=grouped.select(list(primary_key)),
         ranks=newest,
         is_tombstone=tombstones[newest],
-        upserts=tuple(is_upsert[start:end] for start, end in zip(bounds[:-1], bounds[1:], strict=True)),
+        upserts=tuple(is_upsert[start:end] for start, end in pairwise(bounds)),
         rows_read=total,
     )
 
@@ -144,4 +145,5 @@ def _refuse_shared_keys(
 
 
 def _numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    return pc.fill_null(column, 0).to_numpy() if column.null_count else column.to_numpy()
+    values: npt.NDArray[Any] = (pc.fill_null(column, 0) if column.null_count else column).to_numpy()
+    return values

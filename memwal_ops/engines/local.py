@@ -43,7 +43,7 @@ class LocalEngine:
         with _timed(phases, "locate"):
             superseded = locate(table, winners, max_bytes=merge_pass.max_bytes)
         with _timed(phases, "rewrite"):
-            change = rewrite(table, generations, winners, superseded, on_rows)
+            change = rewrite(table, generations, winners, superseded, merge_pass.max_bytes, on_rows)
         with _timed(phases, "commit"):
             version = _commit(table, change, merge_pass, note)
         return PassResult(

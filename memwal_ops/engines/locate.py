@@ -30,8 +30,10 @@ ROW_ID = "_rowid"
 # Measured (benchmarks/README.md, "Index or scan"): one index look-up costs about as much as
 # scanning this many keys of the base.
 SCANNED_KEYS_PER_LOOKUP = 100
-_MIN_CHUNK_BYTES = 8 << 20
+_MIN_CHUNK_BYTES = 4 << 20
 _MAX_LOOKUPS = 20_000
+_FRAGMENTS_READ_AHEAD = 2
+_BATCHES_READ_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,17 @@ def locate(table: Table, winners: Winners, *, max_bytes: int) -> Superseded:
 
     Args:
         table: pinned; addresses are those of exactly this version.
-        max_bytes: memory budget; a quarter of it is used for one chunk of base keys.
+        max_bytes: memory budget; a sixteenth of it is used for one chunk of base keys.
     """
     stable = bool(table.dataset.has_stable_row_ids)
     use_index = _index_is_cheaper(table, winners)
     columns = [*table.primary_key]
+    chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)
     found: list[pa.Table] = []
     if winners.keys.num_rows:
-        source = _by_index(table, winners, stable=stable) if use_index else _by_scan(table, stable=stable)
+        source = _by_index(table, winners, stable=stable) if use_index else _by_scan(table, chunk_bytes, stable=stable)
         with lance_errors("read the keys of", table.location.uri):
-            for chunk in _chunks(source, max(max_bytes // 4, _MIN_CHUNK_BYTES)):
-                found.append(_semi_join(chunk, winners.keys, columns))
+            found.extend(_semi_join(chunk, winners.keys, columns) for chunk in _chunks(source, chunk_bytes))
     hits = pa.concat_tables(found) if found else None
     if hits is None or hits.num_rows == 0:
         none = np.full(winners.rows_read, -1, dtype=np.int64) if stable else None
@@ -91,10 +93,16 @@ def _index_is_cheaper(table: Table, winners: Winners) -> bool:
     return has_btree and winners.keys.num_rows * SCANNED_KEYS_PER_LOOKUP < table.dataset.count_rows()
 
 
-def _by_scan(table: Table, *, stable: bool) -> Iterator[pa.RecordBatch]:
+def _by_scan(table: Table, read_ahead_bytes: int, *, stable: bool) -> Iterator[pa.RecordBatch]:
     return iter(
         table.dataset.scanner(
-            columns=list(table.primary_key), with_row_address=True, with_row_id=stable, scan_in_order=False
+            columns=list(table.primary_key),
+            with_row_address=True,
+            with_row_id=stable,
+            scan_in_order=False,
+            io_buffer_size=read_ahead_bytes,
+            fragment_readahead=_FRAGMENTS_READ_AHEAD,
+            batch_readahead=_BATCHES_READ_AHEAD,
         ).to_batches()
     )
 

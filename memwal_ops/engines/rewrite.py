@@ -7,6 +7,7 @@ The payload streams from the generations to the base, a batch at a time; it is n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import lance
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from lance.fragment import FragmentMetadata, RowIdSequence, write_fragments
 
+from memwal_ops.core.datasets import lance_options
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.projection import Node, nodes
 from memwal_ops.engines.api import BlockedRegionsError
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from memwal_ops.engines.collapse import Winners
     from memwal_ops.engines.locate import Superseded
 
-_BATCH_ROWS = 8192
 _FRAGMENT_SHIFT = 32
 
 
@@ -68,15 +69,16 @@ def rewrite(
     generations: Sequence[Generation],
     winners: Winners,
     superseded: Superseded,
+    max_bytes: int,
     on_rows: Callable[[int], None],
 ) -> Rewrite:
-    """Write the new fragments and deletion vectors of a pass.
+    """Write the new fragments and deletion vectors of a pass; ``max_bytes`` is the memory budget.
 
     Raises:
         BlockedRegionsError: a generation's rows cannot be read.
         InvariantViolatedError: not exactly the winners were written.
     """
-    new_fragments = _write_winners(table, generations, winners, superseded, on_rows)
+    new_fragments = _write_winners(table, generations, winners, superseded, max_bytes, on_rows)
     updated, removed = _delete_superseded(table, superseded.addresses)
     field_ids = tuple(node.field_id for root in nodes(table.dataset) for node in _walk(root))
     return Rewrite(tuple(new_fragments), tuple(updated), tuple(removed), field_ids)
@@ -87,28 +89,29 @@ def _write_winners(
     generations: Sequence[Generation],
     winners: Winners,
     superseded: Superseded,
+    max_bytes: int,
     on_rows: Callable[[int], None],
 ) -> list[FragmentMetadata]:
     if superseded.row_ids is None:
-        fragments = _write(table, generations, winners.upserts, on_rows)
+        fragments = _write(table, generations, winners.upserts, max_bytes, on_rows)
     else:
         # A rewritten row keeps its stable row id (S3-056), a new row gets the next free one. A
         # fragment carries either kind only, so the two are written apart.
         bounds = np.cumsum([0, *(len(mask) for mask in winners.upserts)])
-        spans = list(zip(bounds[:-1], bounds[1:], strict=True))
+        spans = list(pairwise(bounds))
         replaces = superseded.row_ids >= 0
         updates = [mask & replaces[start:end] for mask, (start, end) in zip(winners.upserts, spans, strict=True)]
         inserts = [mask & ~replaces[start:end] for mask, (start, end) in zip(winners.upserts, spans, strict=True)]
         row_ids = np.concatenate(
             [superseded.row_ids[start:end][mask] for mask, (start, end) in zip(updates, spans, strict=True)]
         )
-        updated = _write(table, generations, updates, on_rows)
+        updated = _write(table, generations, updates, max_bytes, on_rows)
         position = 0
         for fragment in updated:
             ids = row_ids[position : position + fragment.physical_rows]
             fragment.row_id_meta = RowIdSequence(ids.tolist()).to_inline_metadata()
             position += fragment.physical_rows
-        fragments = [*updated, *_write(table, generations, inserts, on_rows)]
+        fragments = [*updated, *_write(table, generations, inserts, max_bytes, on_rows)]
     written = sum(fragment.physical_rows for fragment in fragments)
     if written != winners.num_upserts:
         raise InvariantViolatedError(
@@ -121,6 +124,7 @@ def _write(
     table: Table,
     generations: Sequence[Generation],
     masks: Sequence[npt.NDArray[np.bool_]],
+    max_bytes: int,
     on_rows: Callable[[int], None],
 ) -> list[FragmentMetadata]:
     if not any(bool(mask.any()) for mask in masks):
@@ -132,7 +136,7 @@ def _write(
         # boundaries; it is kept aside and raised again on this side.
         for generation, mask in zip(generations, masks, strict=True):
             try:
-                yield from _winning_batches(generation, mask, on_rows)
+                yield from _winning_batches(generation, mask, max_bytes, on_rows)
             except MemwalOpsError as error:
                 failure.append(BlockedRegionsError({generation.ref.region_id: (generation.ref.generation, error)}))
                 raise
@@ -145,7 +149,7 @@ def _write(
                 table.dataset,
                 mode="append",
                 data_storage_version=table.dataset.data_storage_version,
-                storage_options=dict(table.location.lance_options) or None,
+                storage_options=lance_options(table.location),
             )
     except MemwalOpsError as error:
         if failure:
@@ -156,14 +160,14 @@ def _write(
 
 
 def _winning_batches(
-    generation: Generation, mask: npt.NDArray[np.bool_], on_rows: Callable[[int], None]
+    generation: Generation, mask: npt.NDArray[np.bool_], max_bytes: int, on_rows: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
     """The generation's winning rows in the base's schema, in row order."""
     if not mask.any():
         on_rows(len(mask))
         return
     position = 0
-    for batch in generation.read_rows(batch_rows=_BATCH_ROWS):
+    for batch in generation.read_rows(max_bytes=max_bytes):
         wins = mask[position : position + batch.num_rows]
         position += batch.num_rows
         on_rows(batch.num_rows)
@@ -175,9 +179,7 @@ def _winning_batches(
         )
 
 
-def _delete_superseded(
-    table: Table, addresses: npt.NDArray[np.uint64]
-) -> tuple[list[FragmentMetadata], list[int]]:
+def _delete_superseded(table: Table, addresses: npt.NDArray[np.uint64]) -> tuple[list[FragmentMetadata], list[int]]:
     """Deletion vectors for the fragments that hold ``addresses`` (ascending); emptied fragments go."""
     updated: list[FragmentMetadata] = []
     removed: list[int] = []

@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 import json
 from dataclasses import dataclass, field, replace
-from uuid import UUID
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
 from memwal_ops.errors import RegionManifestCorruptError
 from memwal_ops.format._pb import memwal_pb2 as pb
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 
 class RegionStatus(enum.Enum):
@@ -122,7 +125,7 @@ def encode_region_manifest(manifest: RegionManifest) -> bytes:
     _set_optional(message, "replay_after_wal_id", manifest.replay_after_wal_id)
     _set_optional(message, "wal_id_last_seen", manifest.wal_id_last_seen)
     message.current_generation = manifest.current_generation
-    message.status = pb.RegionStatus.ValueType(manifest.status.value)
+    message.status = manifest.status.value  # type: ignore[assignment]  # the stub wants its own enum; the wire has a number
     del message.flushed_generations[:]
     message.flushed_generations.extend(entries)
     return message.SerializeToString(deterministic=True)
@@ -168,7 +171,7 @@ def _generations(message: pb.RegionManifest, region_id: UUID, version: int) -> t
 
 def _set_optional(message: pb.RegionManifest | pb.FlushedGeneration, name: str, value: int | None) -> None:
     if value is None:
-        message.ClearField(name)  # type: ignore[arg-type]  # the stubs want a literal field name
+        message.ClearField(name)
     else:
         setattr(message, name, value)
 

@@ -94,7 +94,7 @@ def encode_version_manifest(version: VersionManifest) -> bytes:
     manifest.CopyFrom(version.manifest)
     old_position = manifest.HasField("transaction_section_old") and not manifest.HasField("transaction_section")
     for field in ("index_section", "transaction_section", "transaction_section_old"):
-        manifest.ClearField(field)  # type: ignore[arg-type]  # the stub wants a literal, not a loop's name
+        manifest.ClearField(field)
     out = bytearray()
     if version.indexes is not None:
         manifest.index_section = _append(out, version.indexes)
@@ -122,7 +122,7 @@ def check_writable(manifest: pb.Manifest) -> None:
 
 def check_positions_known(manifest: pb.Manifest) -> None:
     """Refuse a manifest with a field that may hold a file position which would not be moved."""
-    unknown = sorted({field.field_number for field in UnknownFieldSet(manifest)})
+    unknown = sorted({field.field_number for field in UnknownFieldSet(manifest)})  # type: ignore[attr-defined]  # iterable, the stub forgot
     if manifest.version_aux_data:
         unknown.append(pb.Manifest.VERSION_AUX_DATA_FIELD_NUMBER)
     if unknown:

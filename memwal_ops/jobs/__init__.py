@@ -1,0 +1,1 @@
+"""What the suite does to a table: each job plans, then applies."""

@@ -139,9 +139,7 @@ def inspect(table: Table) -> Inspection:
     )
     with lance_errors("read the fragments of", table.location.uri):
         fragments = {fragment.fragment_id: fragment.count_rows() for fragment in table.dataset.get_fragments()}
-    return Inspection(
-        table, sum(fragments.values()), len(fragments), regions, _indexes(table, fragments), backlog
-    )
+    return Inspection(table, sum(fragments.values()), len(fragments), regions, _indexes(table, fragments), backlog)
 
 
 def _generations(table: Table, region: RegionBacklog | None) -> tuple[GenerationState, ...]:

@@ -18,7 +18,6 @@ import structlog
 
 from memwal_ops.core.backlog import Backlog, Blocked, read_backlog
 from memwal_ops.core.commit import CommitLostError, CommitNote, check_committable
-from memwal_ops.core.generations import GenerationRef
 from memwal_ops.engines.api import BlockedRegionsError, Engine, MergePass, PassResult
 from memwal_ops.engines.local import LocalEngine
 from memwal_ops.errors import CommitConflictError, InvalidUsageError
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
+    from memwal_ops.core.generations import GenerationRef
     from memwal_ops.core.table import Table
 
 log = structlog.get_logger(__name__)

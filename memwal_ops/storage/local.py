@@ -55,7 +55,11 @@ class LocalObjectStore(ObjectStore):
         if not os.path.isdir(self._absolute(folder)):
             return iter(())
         inside = lru_cache(maxsize=1024)(self._is_inside)
-        return (meta for meta in super()._pages(folder) if self._is_ours(meta.path, inside(os.path.dirname(meta.path))))
+        return (
+            meta
+            for meta in super()._pages(folder)
+            if self._is_ours(meta.path, folder_is_inside=inside(os.path.dirname(meta.path)))
+        )
 
     def list_level(self, prefix: str = "") -> Listing:
         """The entries directly in the folder ``prefix``; folders without any object are not there."""
@@ -65,7 +69,9 @@ class LocalObjectStore(ObjectStore):
         found = super().list_level(prefix)
         return Listing(
             directories=tuple(path for path in found.directories if next(self.list(path), None) is not None),
-            objects=tuple(meta for meta in found.objects if self._is_ours(meta.path, self._is_inside(folder))),
+            objects=tuple(
+                meta for meta in found.objects if self._is_ours(meta.path, folder_is_inside=self._is_inside(folder))
+            ),
         )
 
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
@@ -112,7 +118,7 @@ class LocalObjectStore(ObjectStore):
         real = os.path.realpath(self._absolute(path))
         return real == self._real_root or real.startswith(self._real_root.rstrip("/") + "/")
 
-    def _is_ours(self, path: str, folder_is_inside: bool) -> bool:
+    def _is_ours(self, path: str, *, folder_is_inside: bool) -> bool:
         """Whether a listed file lies in the root; the folder's own answer is the caller's to remember."""
         if not folder_is_inside:
             return False

@@ -7,6 +7,7 @@ enter: what the objects mean.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import obstore
@@ -237,6 +238,9 @@ class ObjectStore:
         return checked_path(prefix.removesuffix("/")) if prefix else ""
 
 
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+
+
 def checked_path(path: str) -> str:
     """The path itself, if it is relative, has no empty, ``.`` or ``..`` segment and no control character.
 
@@ -245,6 +249,6 @@ def checked_path(path: str) -> str:
     """
     if any(segment in {"", ".", ".."} for segment in path.split("/")):
         raise InvalidUsageError(f"{path!r} is no object path: it must be relative, without empty, '.' or '..' parts.")
-    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in path):
+    if _CONTROL_CHARACTER.search(path):
         raise InvalidUsageError(f"{path!r} is no object path: it contains a control character.")
     return path

@@ -61,7 +61,7 @@ class Pages:
 
 
 def to_meta(found: obstore.ObjectMeta) -> ObjectMeta:
-    """obstore's metadata as ours."""
+    """Obstore's metadata as ours."""
     return ObjectMeta(
         path=found["path"], size=found["size"], last_modified=found["last_modified"], e_tag=found["e_tag"]
     )

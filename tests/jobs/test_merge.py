@@ -41,8 +41,10 @@ def check(table: LsmTable) -> None:
     """Base = exactly the merged generations; base + the rest = everything that was flushed."""
     merged = progress(table.uri)
     assert_same(read_base(table.uri), table.model.expected(merged), seed=table.seed)
-    flushed = {region: max(wire.region_manifest(Files(table.uri, None), region).generations, default=0)
-               for region in wire.regions(Files(table.uri, None))}
+    flushed = {
+        region: max(wire.region_manifest(Files(table.uri, None), region).generations, default=0)
+        for region in wire.regions(Files(table.uri, None))
+    }
     assert_same(read_all(table), table.model.expected(flushed), seed=table.seed)
 
 
@@ -111,9 +113,15 @@ def test_a_rewritten_row_keeps_its_stable_row_id(tmp_path: Path) -> None:
     table.delete([5])
     table.close()
     key = table.model.keys[0]
-    before = {row[key]: row["_rowid"] for row in lance.dataset(table.uri).scanner([key], with_row_id=True).to_table().to_pylist()}
+    before = {
+        row[key]: row["_rowid"]
+        for row in lance.dataset(table.uri).scanner([key], with_row_id=True).to_table().to_pylist()
+    }
     job.apply(open_table(table.uri), job.MergeOptions())
-    after = {row[key]: row["_rowid"] for row in lance.dataset(table.uri).scanner([key], with_row_id=True).to_table().to_pylist()}
+    after = {
+        row[key]: row["_rowid"]
+        for row in lance.dataset(table.uri).scanner([key], with_row_id=True).to_table().to_pylist()
+    }
     gone = before.keys() - after.keys()
     assert len(gone) == 1
     assert {k: v for k, v in after.items() if k in before} == {k: v for k, v in before.items() if k not in gone}

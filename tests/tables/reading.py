@@ -79,7 +79,7 @@ def _generation_rows(uri: str, storage_options: Options, names: dict[int, str]) 
     table = generation.scanner(with_row_address=True).to_table().sort_by("_rowaddr")
     out = []
     for raw in table.to_pylist():
-        row = {name: None for name in names.values()}
+        row = dict.fromkeys(names.values())
         row.update({new: raw[old] for old, new in present.items() if new is not None})
         out.append((bool(raw.get(TOMBSTONE)), row))
     return out

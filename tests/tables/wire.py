@@ -117,7 +117,7 @@ def bit_reversed(number: int) -> str:
 
 def from_bit_reversed(name: str) -> int:
     """The counterpart of `bit_reversed`; an extension is ignored."""
-    return int(name.split(".")[0][::-1], 2)
+    return int(name.split(".", maxsplit=1)[0][::-1], 2)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,62 @@
+# make demo and make test need nothing but Python 3.11; everything else they install into .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST_ARGS ?= -n auto
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench soak protos protos-check requirements clean
+
+help:  ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+demo: $(VENV)/.runtime  ## Make a table with Lance's own writer, merge it, prove that nothing was lost
+	@$(BIN)/memwal-ops demo
+
+test: $(VENV)/.dev  ## Run all tests (narrow them with PYTEST_ARGS="-k words")
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev protos-check  ## Check style, types, layers and generated code
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.dev  ## Rewrite the code in the project's style
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## Measure the merge against today's way and against the floor (some minutes, some GB)
+	@$(BIN)/python -m benchmarks.merge
+
+soak: $(VENV)/.dev  ## Let mergers race, be killed and start again for SOAK_SECONDS (300)
+	@SOAK_SECONDS=$${SOAK_SECONDS:-300} $(BIN)/python -m pytest tests/crash -k soak -x
+
+protos: $(VENV)/.dev  ## Generate the protobuf modules from protos/
+	@$(BIN)/python tools/build_protos.py
+
+protos-check: $(VENV)/.dev
+	@$(BIN)/python tools/build_protos.py --check
+
+requirements: $(VENV)/.dev  ## Show which statements of the specification no test proves
+	@$(BIN)/python tools/requirements.py
+
+clean:  ## Remove what make made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "memwal-ops needs Python 3.11 or later as 'python3.11' or 'python3' (or: make PYTHON=/path/to/python)."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "Python could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv."; exit 1; }
+
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing memwal-ops into $(VENV) (once) ..."
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing memwal-ops and its test tools into $(VENV) (once) ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.runtime

@@ -1,0 +1,1 @@
+"""Measurements: the merge against what users do today and against the floor."""

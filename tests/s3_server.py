@@ -1,0 +1,82 @@
+"""An S3 server on the loopback interface, one per test process, with a fresh bucket per test.
+
+A plugin: ``pytest_plugins = ["tests.s3_server"]`` gives the fixtures ``s3_endpoint``,
+``s3_bucket`` and ``s3_options``. The server enforces ``If-None-Match: *`` and ``If-Match``; it
+does not check signatures.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ACCESS_KEY = "test-access-key"
+SECRET_KEY = "test-secret-key"
+REGION = "eu-west-1"
+
+
+def options_for(endpoint: str) -> dict[str, str]:
+    """Storage options that reach ``endpoint`` without any help from the environment."""
+    return {
+        "aws_endpoint": endpoint,
+        "aws_access_key_id": ACCESS_KEY,
+        "aws_secret_access_key": SECRET_KEY,
+        "aws_region": REGION,
+        "allow_http": "true",
+    }
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The server's URL."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_bucket(s3_endpoint: str) -> str:
+    """The name of a new, empty bucket."""
+    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    s3_client(s3_endpoint).create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
+    return name
+
+
+@pytest.fixture
+def s3_options(s3_endpoint: str) -> dict[str, str]:
+    """Storage options for the server."""
+    return options_for(s3_endpoint)
+
+
+@pytest.fixture
+def no_aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An environment in which nothing about AWS is set, and no metadata service is asked."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    empty = tmp_path_factory.mktemp("aws")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(empty / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(empty / "credentials"))
+
+
+def s3_client(endpoint: str):  # type: ignore[no-untyped-def]
+    """A boto3 client, to look at a bucket past the code under test."""
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+    )

@@ -1,0 +1,1 @@
+"""The storage layer against local files, memory and an S3 server."""
