@@ -135,6 +135,12 @@ def is_absent(exc: BaseException) -> bool:
     return isinstance(exc, FileNotFoundError)
 
 
+def is_no_table(exc: BaseException) -> bool:
+    """Whether the store says that the bucket or container itself is not there."""
+    text = _full_text(exc)
+    return _code(exc, text) in _NO_TABLE_CODES or _NO_TABLE_TEXT.search(text) is not None
+
+
 def starts_beyond_end(exc: BaseException) -> bool:
     """Whether a range was refused because it starts at the object's end or beyond."""
     text = _full_text(exc)
@@ -177,7 +183,7 @@ def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
 def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR0911 (one return per reason)
     text = _full_text(exc)
     code, status = _code(exc, text), _status(exc, text)
-    if code in _NO_TABLE_CODES or _NO_TABLE_TEXT.search(text):
+    if is_no_table(exc):
         return TableNotFoundError
     if code in _CREDENTIAL_CODES or isinstance(exc, _BOTO_CREDENTIALS):
         return StorageCredentialsError

@@ -16,7 +16,7 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 from memwal_ops.errors import ConditionalWriteUnsupportedError, InvalidUsageError, InvariantViolatedError
 from memwal_ops.storage import deletes
 from memwal_ops.storage.api import Listing
-from memwal_ops.storage.errors import is_absent, is_transient, starts_beyond_end
+from memwal_ops.storage.errors import is_absent, is_no_table, is_transient, starts_beyond_end
 from memwal_ops.storage.paging import Pages, to_meta
 from memwal_ops.storage.retries import RetryPolicy, call, conditional_write
 
@@ -171,7 +171,8 @@ class ObjectStore:
             try:
                 obstore.put(self._client(writing=True), name, data, mode={"e_tag": e_tag})
             except (PreconditionError, AlreadyExistsError) as exc:
-                if is_transient(exc):
+                # obstore calls every 404 of a conditional put a failed condition, a missing bucket's too.
+                if is_transient(exc) or is_no_table(exc):
                     raise
                 return False
             except NotImplementedError as exc:

@@ -137,6 +137,7 @@ class FaultyProxy:
         kept: list[str] = []
         if method == "POST" and "delete" in path and self.undeletable:
             body, kept = self.without_undeletable(body)
+            headers = {key: value for key, value in headers.items() if key.lower() != "content-length"}
         if self.drop_condition:
             headers = {key: value for key, value in headers.items() if key.lower() not in {"if-none-match", "if-match"}}
         parts = urlsplit(self.target)

@@ -173,8 +173,8 @@ def test_a_listing_goes_on_where_a_page_failed(behind: ObjectStore, direct: Obje
     for name in names:
         direct.put(name, b"")
     proxy.faults = [
-        Fault("GET", "list-type=2.*(continuation-token|start-after)", "before", 503, "SlowDown", times=2),
-        Fault("GET", "list-type=2.*start-after", "after", None, times=1),
+        Fault("GET", "continuation-token|start-after", "before", 503, "SlowDown", times=2),
+        Fault("GET", "start-after", "after", None, times=1),
     ]
     listed = [meta.path for meta in behind.list("p")]
     assert len(listed) == len(names)
