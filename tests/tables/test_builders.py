@@ -46,9 +46,12 @@ def test_every_key_type_equals_its_dictionary(tmp_path: Path, layout: type[LsmTa
 def test_pylance_sees_what_the_dictionary_holds(tmp_path: Path) -> None:
     seed = 5
     table = Workload(seed, regions=3, max_memtable_rows=60).create(f"{tmp_path}/t.lance").step(120)
-    for region in table.regions:
-        table.writer(region)  # left open
     open_region = table.regions[0]
+    table.put([0])
+    for region in table.regions[1:]:
+        # An open writer flushes in the background: only a closed one's generations are all listed.
+        table.flush(region)
+        table.writer(region)  # left open, with nothing in it
     got = table.read_open(open_region)
     upto = {**flushed(table), open_region: 10**9}
     assert_same(got, table.expected(upto), seed=seed)
