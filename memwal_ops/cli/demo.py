@@ -60,7 +60,7 @@ def _story(made: job.DemoTable) -> str:
     return f"""1. A TABLE   {made.uri}
 
    {job.BASE_ORDERS:,} orders stand in the base table. Since then {job.REGIONS} writers, one per region, took
-   {made.updates:,} updates, {made.inserts:,} new orders and {made.deletes:,} deletions. All of that is durable,
+   {made.updates:,} updates, {made.inserts:,} new orders and {made.deletes:,} deletions: {made.writes:,} rows. All of that is durable,
    but none of it is in the base table yet: each writer left it in "flushed generations" beside
    it, and every reader has to put base and generations together again.
 
@@ -76,9 +76,10 @@ def _proof(made: job.DemoTable, report: merge_job.MergeReport) -> str:
    ok  the base table alone now holds {counted(len(made.expected), "order")}: the last write of every key,
        compared value by value with what was written
    ok  pylance's own reader (base + generations, last write wins) sees the same before and after
-   ok  {counted(rows, "generation row")} became one new version ({report.version}): rows, deletions and the progress of
-       all regions together, so a crash leaves either all of it or nothing
+   ok  the {made.writes:,} rows (less {counted(made.writes - rows, "repeat")} inside one generation) became one new version ({report.version}):
+       rows, deletions and the progress of all regions together, so a crash leaves all of it or nothing
    ok  a second merge found nothing to do
 
    Version {report.version - 1} still reads as it did:   lance.dataset(uri, version={report.version - 1})
-   Your own table:                memwal-ops inspect URI    memwal-ops merge URI --dry-run"""
+   The table is yours to play with; remove it by:   rm -r {made.uri}
+   Your own table:   memwal-ops inspect URI    memwal-ops merge URI --dry-run    memwal-ops merge URI"""

@@ -81,7 +81,7 @@ def _region_cells(region: RegionState) -> list[str]:
         str(region.backlog.merged),
         span,
         f"{sum(one.flushed.physical_rows or 0 for one in waiting):,}",
-        size_text(sum(one.flushed.in_memory_bytes or 0 for one in waiting)),
+        size_text(sum(one.flushed.accounted_bytes or 0 for one in waiting)),
     ]
 
 

@@ -16,11 +16,12 @@ import click
 import structlog
 
 from memwal_ops import log as logging_setup
+from memwal_ops.cli import process
 from memwal_ops.cli.demo import demo
 from memwal_ops.cli.inspect import inspect
 from memwal_ops.cli.merge import merge
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.storage.options import redact
+from memwal_ops.storage.redaction import redact
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _UNEXPECTED = 1
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_ENDED = "{}; passes that landed stay, nothing is half-written. Run it again to go on."
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -46,6 +48,7 @@ def cli(log_level: str) -> None:
 
     Try it without a table of your own: memwal-ops demo
     """
+    process.prepare()
     logging_setup.configure(level=log_level.upper(), redact=redact)
 
 
@@ -63,9 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     try:
         outcome = cli.main(args=arguments, prog_name="memwal-ops", standalone_mode=False)
-    except click.exceptions.Abort:
-        click.echo("Interrupted; what was committed stays, nothing is half-written.", err=True)
-        return _INTERRUPTED
+    except (click.exceptions.Abort, process.Terminated) as ended:
+        terminated = isinstance(ended, process.Terminated)
+        click.echo(_ENDED.format("Terminated" if terminated else "Interrupted"), err=True)
+        return process.Terminated.exit_code if terminated else _INTERRUPTED
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from memwal_ops.cli.options import RegionId, Size, json_output, storage_options
-from memwal_ops.cli.text import counted, size_text
+from memwal_ops.cli.text import counted, short_ids, size_text
 from memwal_ops.core.table import open_table
 from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.jobs import merge as job
@@ -84,9 +84,10 @@ def _merge(table: Table, options: job.MergeOptions, *, show: bool) -> job.MergeR
 def describe(report: job.MergeReport) -> str:
     """The report for a person."""
     lines = [_headline(report)]
+    names = short_ids({region_id for entry in report.passes for region_id in entry.merge_pass.regions})
     for number, entry in enumerate(report.passes, 1):
         spans = "; ".join(
-            f"{str(region_id)[:8]} generations {first}" + (f" to {last}" if last > first else "")
+            f"{names[region_id]} generation" + (f"s {first} to {last}" if last > first else f" {first}")
             for region_id, (first, last) in entry.merge_pass.regions.items()
         )
         result = entry.result
@@ -101,7 +102,7 @@ def describe(report: job.MergeReport) -> str:
         where = "" if fault.generation is None else f" at generation {fault.generation}"
         lines.append(f"  BLOCKED region {fault.region_id}{where}: {fault.error.reason}")
         lines.append(f"    {fault.error}")
-        lines.append(f"    What to do: {fault.error.remedy}")
+        lines.append(f"    What to do: {fault.error.remedy} (runbooks/merge-blocked.md)")
     after = report.backlog_after.to_json()
     lines.append(
         "Nothing waits any more."

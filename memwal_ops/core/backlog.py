@@ -86,7 +86,7 @@ class Backlog:
             ),
             "generations": len(waiting),
             "rows": sum(flushed.physical_rows or 0 for flushed in waiting),
-            "bytes": sum((flushed.in_memory_bytes or 0) + (flushed.primary_key_bytes or 0) for flushed in waiting),
+            "bytes": sum(flushed.accounted_bytes or 0 for flushed in waiting),
         }
 
 

@@ -68,8 +68,7 @@ class GenerationRef:
 
 def generation_ref(region_id: UUID, flushed: FlushedGeneration) -> GenerationRef:
     """The reference to one entry of a region manifest."""
-    size = None if flushed.in_memory_bytes is None else flushed.in_memory_bytes + (flushed.primary_key_bytes or 0)
-    return GenerationRef(region_id, flushed.generation, flushed.path, flushed.physical_rows, size)
+    return GenerationRef(region_id, flushed.generation, flushed.path, flushed.physical_rows, flushed.accounted_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from memwal_ops.core.datasets import lance_options
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.projection import Node, nodes
 from memwal_ops.engines.api import BlockedRegionsError
-from memwal_ops.errors import InvariantViolatedError, MemwalOpsError
+from memwal_ops.errors import GenerationCorruptError, InvariantViolatedError, MemwalOpsError, SchemaProjectionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -129,7 +129,7 @@ def _write(
 ) -> list[FragmentMetadata]:
     if not any(bool(mask.any()) for mask in masks):
         return []
-    failure: list[BlockedRegionsError] = []
+    failure: list[BaseException] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
         # An error raised inside the stream would come back as text through two language
@@ -137,8 +137,11 @@ def _write(
         for generation, mask in zip(generations, masks, strict=True):
             try:
                 yield from _winning_batches(generation, mask, max_bytes, on_rows)
-            except MemwalOpsError as error:
+            except (GenerationCorruptError, SchemaProjectionError) as error:
                 failure.append(BlockedRegionsError({generation.ref.region_id: (generation.ref.generation, error)}))
+                raise
+            except BaseException as error:
+                failure.append(error)
                 raise
 
     reader = pa.RecordBatchReader.from_batches(table.dataset.schema, batches())

@@ -37,6 +37,11 @@ class FlushedGeneration:
     physical_rows: int | None = None
     primary_key_bytes: int | None = None
 
+    @property
+    def accounted_bytes(self) -> int | None:
+        """What the generation took in the writer's memory, its key index included; None without accounting."""
+        return None if self.in_memory_bytes is None else self.in_memory_bytes + (self.primary_key_bytes or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class RegionManifest:

@@ -51,6 +51,11 @@ class DemoTable:
     deletes: int
     expected: dict[int, Order]
 
+    @property
+    def writes(self) -> int:
+        """Rows that the writers took, deletions included."""
+        return self.updates + self.inserts + self.deletes
+
 
 def make_table(folder: Path, *, seed: int = 7) -> DemoTable:
     """Make ``orders.lance`` in ``folder``: a base, then several regions with several generations each.
@@ -68,10 +73,11 @@ def make_table(folder: Path, *, seed: int = 7) -> DemoTable:
     dataset.create_scalar_index("id", "BTREE")
     dataset.initialize_mem_wal()
     counts = {"updates": 0, "inserts": 0, "deletes": 0}
-    for region in range(REGIONS):
+    region_ids = [uuid.UUID(int=random_.getrandbits(128), version=4) for _ in range(REGIONS)]
+    for region, region_id in enumerate(region_ids):
         # Every key belongs to exactly one region (here: id modulo 3), so that "newest" has one answer.
         for generation in range(GENERATIONS):
-            with lance.dataset(str(path)).mem_wal_writer(str(uuid.UUID(int=region + 1, version=4))) as writer:
+            with lance.dataset(str(path)).mem_wal_writer(str(region_id)) as writer:
                 mine = [key for key in expected if key % REGIONS == region]
                 fresh = [BASE_ORDERS + (generation * _NEW + n) * REGIONS + region for n in range(_NEW)]
                 touched = random_.sample(mine, _UPDATES)

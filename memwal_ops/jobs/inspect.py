@@ -34,7 +34,7 @@ class GenerationState:
             "generation": ref.generation,
             "path": ref.path,
             "rows": ref.physical_rows,
-            "bytes": None if ref.in_memory_bytes is None else ref.in_memory_bytes + (ref.primary_key_bytes or 0),
+            "bytes": ref.accounted_bytes,
             "state": self.state,
         }
 
