@@ -1,0 +1,6 @@
+"""``python -m memwal_ops``: the command line where the console script is not on the path."""
+
+from memwal_ops.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""A store that dies at the n-th call: before it reached the server, or after it was carried out there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Killed(BaseException):
+    """What a process sees of SIGKILL: nothing. No handler of the code under test may stop it."""
+
+
+class DyingStore:
+    """Passes calls on to a real store until the n-th; from then on every call dies."""
+
+    def __init__(self, store: Any, dies_at: int, *, after: bool) -> None:
+        self._store = store
+        self._dies_at = dies_at
+        self._after = after
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append(name)
+            if len(self.calls) > self._dies_at or (len(self.calls) == self._dies_at and not self._after):
+                raise Killed
+            result = found(*arguments, **named)
+            if len(self.calls) == self._dies_at:
+                raise Killed
+            return result
+
+        return call
