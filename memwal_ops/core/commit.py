@@ -37,7 +37,7 @@ from memwal_ops.errors import (
     StorageError,
     UnsupportedFeatureError,
 )
-from memwal_ops.format.memwal_index import stamp_progress
+from memwal_ops.format.memwal_index import decode_memwal_index, find_memwal_entry, stamp_progress
 from memwal_ops.format.names import NamingScheme, detached_manifest_name, version_manifest_name
 from memwal_ops.format.version_manifest import (
     VersionManifest,
@@ -130,6 +130,7 @@ def commit_strict(
     detached_path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
     try:
         built = decode_version_manifest(table.store.get(detached_path))
+        _refuse_rebased(table, built, version)
         stamped = stamp_progress(built, progress, version=version)
         _prove_readable(table, stamped, detached, detached_path)
         _publish(table, encode_version_manifest(stamped), version)
@@ -141,18 +142,47 @@ def commit_strict(
 
 
 def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> int:
-    """Let pylance build the version, under a name that no reader looks at."""
+    """Let pylance build the version, under a name that no reader looks at.
+
+    pylance refuses where another writer's commit conflicts with ours; to us that is a lost race
+    like any other.
+    """
     transaction = lance.Transaction(
         read_version=table.version, operation=operation, transaction_properties=note.properties()
     )
-    with lance_errors("build the new version of", table.location.uri):
-        dataset = lance.LanceDataset.commit(
-            table.location.uri,
-            transaction,
-            detached=True,
-            storage_options=lance_options(table.location),
-        )
-        return int(dataset.version)
+    try:
+        with lance_errors("build the new version of", table.location.uri):
+            dataset = lance.LanceDataset.commit(
+                table.location.uri,
+                transaction,
+                detached=True,
+                storage_options=lance_options(table.location),
+            )
+            return int(dataset.version)
+    except StorageError as error:
+        if _is_taken(table, table.version + 1):
+            raise _lost(table, table.version + 1) from error
+        raise
+
+
+def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
+    """Give up where pylance built on a newer version than ours.
+
+    Also a detached commit is rebased over whatever was published since ``read_version``, by the
+    same conflict check that knows nothing of merging. What it then built is not what was decided.
+    """
+    entry = None if built.indexes is None else find_memwal_entry(built.indexes)
+    same = entry is not None and decode_memwal_index(entry).merged_generations == table.index.merged_generations
+    if not same or _is_taken(table, version):
+        raise _lost(table, version)
+
+
+def _is_taken(table: Table, version: int) -> bool:
+    return table.store.head(f"{VERSIONS_FOLDER}/{version_manifest_name(version, table.naming)}") is not None
+
+
+def _lost(table: Table, version: int) -> CommitLostError:
+    return CommitLostError(f"Version {version} of {table.location.uri} was published by another writer.")
 
 
 def _prove_readable(table: Table, stamped: VersionManifest, detached: int, path: str) -> None:
@@ -198,7 +228,7 @@ def _publish(table: Table, data: bytes, version: int) -> None:
             # so equal bytes are our bytes.
             published = _read_back(table, path, None) == data
     if not published:
-        raise CommitLostError(f"Version {version} of {table.location.uri} was published by another writer.")
+        raise _lost(table, version)
 
 
 def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | None:

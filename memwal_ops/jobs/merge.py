@@ -20,7 +20,7 @@ from memwal_ops.core.backlog import Backlog, Blocked, read_backlog
 from memwal_ops.core.commit import CommitLostError, CommitNote, check_committable
 from memwal_ops.engines.api import BlockedRegionsError, Engine, MergePass, PassResult
 from memwal_ops.engines.local import LocalEngine
-from memwal_ops.errors import CommitConflictError, InvalidUsageError
+from memwal_ops.errors import CommitConflictError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.version import __version__
 
@@ -232,7 +232,10 @@ def apply(
         except BlockedRegionsError as error:
             table = table.newest()
             _block(limits, error, table.index.merged_generations)
-        except CommitLostError as error:
+        except (CommitLostError, ObjectNotFoundError) as error:
+            newest = table.newest()
+            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
+                raise  # not a file of an old version that was cleaned up under our feet
             lost_in_a_row += 1
             lost_races += 1
             log.info("commit_lost", table=table.location.uri, version=table.version + 1, attempt=lost_in_a_row)
