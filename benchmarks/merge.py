@@ -37,7 +37,7 @@ def run(way: str, template: Path, *arguments: str) -> dict[str, Any]:
     return result
 
 
-def compare(template: Path, runs: int, *, slow: bool = True) -> dict[str, dict[str, Any]]:
+def compare(template: Path, runs: int) -> dict[str, dict[str, Any]]:
     """Median seconds and largest peak of each way over ``runs`` rounds (today's way: one round)."""
     rounds: dict[str, list[dict[str, Any]]] = {"ours": [], "floor": [], "today": []}
     for number in range(runs + 1):
@@ -45,8 +45,7 @@ def compare(template: Path, runs: int, *, slow: bool = True) -> dict[str, dict[s
             result = run(way, template)
             if number:  # the first round warms the page cache
                 rounds[way].append(result)
-    if slow:
-        rounds["today"].append(run("today", template))
+    rounds["today"].append(run("today", template))
     return {
         way: {
             "seconds": statistics.median(one["seconds"] for one in results),
@@ -54,20 +53,16 @@ def compare(template: Path, runs: int, *, slow: bool = True) -> dict[str, dict[s
             "phases": results[-1].get("phases"),
         }
         for way, results in rounds.items()
-        if results
     }
 
 
 def table_line(label: str, result: dict[str, dict[str, Any]]) -> str:
-    """One Markdown row; today's way is left out where it would take too long."""
-    ours, floor, today = result["ours"], result["floor"], result.get("today")
-    seconds = ratio = peak = ""
-    if today is not None:
-        seconds, peak = f"{today['seconds']:.2f} s", f"{today['peak_mib']:.0f} MiB"
-        ratio = f"**{today['seconds'] / ours['seconds']:.1f}**"
+    """One Markdown row."""
+    ours, floor, today = result["ours"], result["floor"], result["today"]
     return (
-        f"| {label} | {floor['seconds']:.2f} s | {ours['seconds']:.2f} s | {seconds} | "
-        f"**{ours['seconds'] / floor['seconds']:.2f}** | {ratio} | {ours['peak_mib']:.0f} MiB | {peak} |"
+        f"| {label} | {floor['seconds']:.2f} s | {ours['seconds']:.2f} s | {today['seconds']:.2f} s | "
+        f"**{ours['seconds'] / floor['seconds']:.2f}** | **{today['seconds'] / ours['seconds']:.1f}** | "
+        f"{ours['peak_mib']:.0f} MiB | {today['peak_mib']:.0f} MiB |"
     )
 
 
@@ -84,39 +79,42 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--dir", type=Path, help="where to make the tables (some GB)")
     arguments = parser.parse_args()
-    bases: tuple[int, ...]
-    if arguments.short:
-        base, bases, rows, counts, backlogs = 20_000, (2_000, 20_000), 500, (1, 2), (1, 3)
-    else:
-        base, bases, rows, counts, backlogs = 2_000_000, (200_000, 2_000_000, 8_000_000), 20_000, (10, 40), (10, 100)
+    short = arguments.short
+    rows, base = (500, 20_000) if short else (20_000, 2_000_000)
     with tempfile.TemporaryDirectory(dir=arguments.dir) as folder:
         at = Path(folder)
-        main_shape = Shape(base=base, rows=rows)
-        print(f"## Speed: {main_shape}\n\n{HEAD}")
-        make(str(at / "main.lance"), main_shape)
-        result = compare(at / "main.lance", arguments.runs)
-        print(table_line("the issue's workload", result))
-        print(f"\nPhases of the last run, seconds: `{json.dumps(result['ours']['phases'])}`")
+        shape = Shape(base=base, generations=2 if short else 10, rows=rows)
+        print(f"## Speed: {shape}\n\n{HEAD}")
+        phases = measured(at, "the workload", shape, arguments.runs)
+        print(f"\nPhases of the last run, seconds: `{json.dumps(phases)}`")
 
-        print(f"\n## Growth with generations (4 regions, {base:,} base rows)\n\n{HEAD}")
-        for count in (counts[0] // 4 or 1, *counts):
-            shape = Shape(base=base, generations=count, rows=rows)
-            make(str(at / f"g{count}.lance"), shape)
-            print(table_line(f"{4 * count} generations", compare(at / f"g{count}.lance", 3, slow=count <= counts[0])))
-            shutil.rmtree(at / f"g{count}.lance")
+        print(f"\n## Growth with generations ({base:,} base rows, {rows:,} rows a generation)\n\n{HEAD}")
+        for regions, generations in ((1, 1), (2, 1)) if short else ((2, 5), (4, 10), (4, 40)):
+            shape = Shape(base=base, regions=regions, generations=generations, rows=rows)
+            measured(at, f"{regions * generations} generations", shape, 3)
 
         print(f"\n## Growth with the base (40 generations of {rows:,})\n\n{HEAD}")
-        for size in bases:
-            make(str(at / f"b{size}.lance"), Shape(base=size, rows=rows))
-            print(table_line(f"{size:,} base rows", compare(at / f"b{size}.lance", 3, slow=size <= base)))
-            shutil.rmtree(at / f"b{size}.lance")
+        for size in (2_000, 20_000) if short else (200_000, 2_000_000, 8_000_000):
+            shape = Shape(base=size, generations=1 if short else 10, rows=rows)
+            measured(at, f"{size:,} base rows", shape, 3)
 
         print("\n## Memory with `--max-bytes 64MiB` (one region)\n\n| backlog | passes | peak |\n|---|---|---|")
-        for count in backlogs:
-            make(str(at / f"m{count}.lance"), Shape(base=base // 10, regions=1, generations=count, rows=rows))
-            one = run("ours", at / f"m{count}.lance", str(64 * _MIB))
-            print(f"| {count} generations of {rows:,} rows | {one['passes']} | {one['peak_mib']:.0f} MiB |")
-            shutil.rmtree(at / f"m{count}.lance")
+        for generations in (1, 3) if short else (10, 100):
+            shape = Shape(base=base // 10, regions=1, generations=generations, rows=rows)
+            make(str(at / "t.lance"), shape)
+            results = [run("ours", at / "t.lance", str(64 * _MIB)) for _ in range(3)]
+            peaks = sorted(one["peak_mib"] for one in results)
+            print(f"| {generations} generations of {rows:,} rows | {results[0]['passes']} | {peaks[1]:.0f} MiB |")
+            shutil.rmtree(at / "t.lance")
+
+
+def measured(at: Path, label: str, shape: Shape, runs: int) -> Any:
+    """Make the table, print its row, remove it; the phases of our last run."""
+    make(str(at / "t.lance"), shape)
+    result = compare(at / "t.lance", runs)
+    print(table_line(label, result), flush=True)
+    shutil.rmtree(at / "t.lance")
+    return result["ours"]["phases"]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import pyarrow as pa
 from lance.mem_wal import CompactedSsTable
 
 from memwal_ops import open_table
+from memwal_ops.cli import process
 from memwal_ops.core.backlog import read_backlog
 from memwal_ops.jobs import merge
 
@@ -53,6 +54,7 @@ def floor(uri: str) -> dict[str, Any]:
 
 def ours(uri: str, *budget: str) -> dict[str, Any]:
     """``memwal-ops merge``; an optional argument is the budget of a pass in bytes."""
+    process.prepare()
     options = merge.MergeOptions(max_bytes=int(budget[0])) if budget else merge.MergeOptions()
     report = merge.apply(open_table(uri), options)
     phases: dict[str, float] = {}
