@@ -28,7 +28,7 @@ import lance
 
 from memwal_ops.core.datasets import lance_options, open_dataset
 from memwal_ops.core.lance_errors import lance_errors
-from memwal_ops.core.table import VERSIONS_FOLDER, Table
+from memwal_ops.core.versions import VERSIONS_FOLDER, version_path
 from memwal_ops.errors import (
     CommitStateUnknownError,
     InvariantViolatedError,
@@ -38,7 +38,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.format.memwal_index import decode_memwal_index, find_memwal_entry, stamp_progress
-from memwal_ops.format.names import NamingScheme, detached_manifest_name, version_manifest_name
+from memwal_ops.format.names import NamingScheme, detached_manifest_name
 from memwal_ops.format.version_manifest import (
     VersionManifest,
     check_writable,
@@ -49,6 +49,8 @@ from memwal_ops.format.version_manifest import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
+
+    from memwal_ops.core.table import Table
 
 _HINT = f"{VERSIONS_FOLDER}/latest_version_hint.json"
 
@@ -178,7 +180,7 @@ def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
 
 
 def _is_taken(table: Table, version: int) -> bool:
-    return table.store.head(f"{VERSIONS_FOLDER}/{version_manifest_name(version, table.naming)}") is not None
+    return table.store.head(version_path(version, table.naming)) is not None
 
 
 def _lost(table: Table, version: int) -> CommitLostError:
@@ -209,7 +211,7 @@ def _prove_readable(table: Table, stamped: VersionManifest, detached: int, path:
 
 
 def _publish(table: Table, data: bytes, version: int) -> None:
-    path = f"{VERSIONS_FOLDER}/{version_manifest_name(version, table.naming)}"
+    path = version_path(version, table.naming)
     try:
         published = table.store.put_if_absent(path, data)
     except StorageError as error:
@@ -255,7 +257,7 @@ def _prove_newest(table: Table, progress: Mapping[UUID, int], version: int) -> N
     ):
         return
     if _was_published_late(table, version):
-        table.store.delete_many([f"{VERSIONS_FOLDER}/{version_manifest_name(version, table.naming)}"])
+        table.store.delete_many([version_path(version, table.naming)])
         raise CommitLostError(f"Version {version} of {table.location.uri} was published and cleaned up by others.")
     # A later version took progress back (a plain commit of the MemWAL index does that, landmine 1),
     # or nothing is left to tell which stood first. Versions may name our files, so they stay;
@@ -268,8 +270,8 @@ def _prove_newest(table: Table, progress: Mapping[UUID, int], version: int) -> N
 
 def _was_published_late(table: Table, version: int) -> bool:
     """Whether the version after ours stood first, by the store's own clock; without proof, no."""
-    ours = table.store.head(f"{VERSIONS_FOLDER}/{version_manifest_name(version, table.naming)}")
-    later = table.store.head(f"{VERSIONS_FOLDER}/{version_manifest_name(version + 1, table.naming)}")
+    ours = table.store.head(version_path(version, table.naming))
+    later = table.store.head(version_path(version + 1, table.naming))
     return ours is not None and later is not None and later.last_modified < ours.last_modified
 
 

@@ -16,11 +16,14 @@ import pyarrow as pa
 from memwal_ops.core.datasets import open_dataset
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.layout import region_folder
-from memwal_ops.core.projection import TOMBSTONE, Projection, nodes, plan_projection
+from memwal_ops.core.projection import TOMBSTONE, Node, Projection, nodes, plan_projection, renumbered
+from memwal_ops.core.writer_release import WrittenBy, read_written_by
 from memwal_ops.errors import (
     GenerationCorruptError,
     GenerationMissingError,
+    InvalidFormatError,
     ReadOnlyStoreError,
+    SchemaProjectionError,
     StorageCredentialsError,
     StorageError,
     StoreUnavailableError,
@@ -78,6 +81,7 @@ class Generation:
     Attributes:
         data_bytes: size of its data files.
         physical_rows: rows in its data files, superseded ones included.
+        newest_row_first: whether the lowest row address of a key is its newest write, not the highest.
     """
 
     ref: GenerationRef
@@ -85,6 +89,7 @@ class Generation:
     projection: Projection
     data_bytes: int
     physical_rows: int
+    newest_row_first: bool
 
     def read_keys(self) -> pa.Table:
         """Key columns under the base's names, ``_tombstone`` (bool) and ``_rowaddr`` (uint64), in row order."""
@@ -130,14 +135,20 @@ def open_generation(table: Table, ref: GenerationRef, history: SchemaHistory) ->
         with lance_errors("open", ref.folder):
             dataset = open_dataset(table.location, ref.folder)
             fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+        written = read_written_by(table.store, ref.folder, dataset.version)
+    except InvalidFormatError as error:
+        raise GenerationCorruptError(f"The manifest of {ref} does not decode: {error}") from error
     except StorageError as error:
         if isinstance(error, _NOT_THE_GENERATIONS_FAULT):
             raise
         if next(iter(table.store.list(ref.folder)), None) is None:
             raise GenerationMissingError(f"The directory of {ref} is not there or empty.") from error
         raise GenerationCorruptError(f"{ref} does not open as a Lance table: {error}") from error
+    source = nodes(dataset)
+    if written.numbers_fields_from_zero:
+        source = _with_base_ids(source, written, history)
     projection = plan_projection(
-        nodes(dataset), nodes(table.dataset), table.dataset.schema, table.primary_key, history.is_rename
+        source, nodes(table.dataset), table.dataset.schema, table.primary_key, history.is_rename
     )
     files = [file for fragment in fragments for file in fragment.files]
     return Generation(
@@ -146,7 +157,20 @@ def open_generation(table: Table, ref: GenerationRef, history: SchemaHistory) ->
         projection,
         data_bytes=sum(file.file_size_bytes or 0 for file in files),
         physical_rows=sum(fragment.physical_rows for fragment in fragments),
+        newest_row_first=written.newest_row_first,
     )
+
+
+def _with_base_ids(source: tuple[Node, ...], written: WrittenBy, history: SchemaHistory) -> tuple[Node, ...]:
+    """The fields under the ids that the base table had for them when the generation was flushed."""
+    ids = history.base_ids(written.manifest, ignore=TOMBSTONE)
+    if ids is None:
+        raise SchemaProjectionError(
+            f"Lance {written.manifest.writer_version.version} numbered the generation's fields without regard to the "
+            "base table's, and no version is left that had these fields when it was flushed.",
+            remedy="Bring the base table back to the generation's columns, merge, and change them again.",
+        )
+    return tuple(node if node.name == TOMBSTONE else renumbered(node, ids) for node in source)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ therefore only a rename where the base's own history shows it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow as pa
 from memwal_ops.errors import SchemaProjectionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import lance
 
@@ -89,6 +89,12 @@ def nodes(dataset: lance.LanceDataset) -> tuple[Node, ...]:
     """The fields of a dataset as trees."""
     schema = dataset.schema
     return tuple(_node(field, schema.field(field.name())) for field in dataset.lance_schema.fields())
+
+
+def renumbered(node: Node, ids: Mapping[int, int]) -> Node:
+    """The same field and all inside it under other ids."""
+    children = tuple(renumbered(child, ids) for child in node.children)
+    return replace(node, field_id=ids[node.field_id], children=children)
 
 
 def plan_projection(

@@ -16,6 +16,7 @@ from memwal_ops.core.datasets import open_dataset
 from memwal_ops.core.lance_errors import is_not_found, lance_errors
 from memwal_ops.core.layout import Layout, detect_layout
 from memwal_ops.core.regions import RegionListing, RegionManifestStore, list_regions
+from memwal_ops.core.versions import VERSIONS_FOLDER, read_version_manifest, version_path
 from memwal_ops.errors import (
     InvalidFormatError,
     NoMemWalIndexError,
@@ -26,8 +27,8 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.format.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry
-from memwal_ops.format.names import NamingScheme, naming_scheme, parse_version_manifest_name, version_manifest_name
-from memwal_ops.format.version_manifest import VersionManifest, check_readable, decode_version_manifest
+from memwal_ops.format.names import NamingScheme, naming_scheme, parse_version_manifest_name
+from memwal_ops.format.version_manifest import VersionManifest, check_readable
 from memwal_ops.storage.locations import Location, resolve
 from memwal_ops.storage.objects import open_store
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.storage.api import Store
 
-VERSIONS_FOLDER = "_versions"
 # Names looked at for a mixture of naming schemes: one page of a listing, not 50,000 versions.
 _NAMES_CHECKED = 1000
 
@@ -150,13 +150,14 @@ def _open_dataset(location: Location) -> lance.LanceDataset:
 
 
 def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionManifest:
-    path = f"{VERSIONS_FOLDER}/{version_manifest_name(version, scheme)}"
     try:
-        manifest = decode_version_manifest(store.get(path))
+        manifest = read_version_manifest(store, version, scheme)
     except (InvalidFormatError, ObjectNotFoundError) as error:
-        raise TableCorruptError(f"The manifest of version {version} ({path}) cannot be read: {error}") from error
+        raise TableCorruptError(f"The manifest of version {version} cannot be read: {error}") from error
     if manifest.manifest.version != version:
-        raise TableCorruptError(f"{path} says that it is version {manifest.manifest.version}, not {version}.")
+        raise TableCorruptError(
+            f"{version_path(version, scheme)} says that it is version {manifest.manifest.version}, not {version}."
+        )
     return manifest
 
 

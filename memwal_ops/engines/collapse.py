@@ -8,6 +8,7 @@ base is joined once, however many generations wrote a key. Memory: the key colum
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.generations import Generation
 
-_RANK = "__memwal_ops_rank"
+_AGE = "__memwal_ops_age"
+_CONCURRENT_READS = 8
 _SHOWN_KEYS = 3
 
 
@@ -38,7 +40,7 @@ class Winners:
 
     Attributes:
         keys: key columns under the base's names; upserts and tombstones alike, one row a key.
-        ranks: row number of each key's winner in the pass, aligned with ``keys``.
+        rows: row number of each key's winner in the pass, aligned with ``keys``.
         is_tombstone: whether the winner deletes its key, aligned with ``keys``.
         upserts: per generation of the pass, a mask over its live rows: True where the row wins
             and is no tombstone.
@@ -46,7 +48,7 @@ class Winners:
     """
 
     keys: pa.Table
-    ranks: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
     is_tombstone: npt.NDArray[np.bool_]
     upserts: tuple[npt.NDArray[np.bool_], ...]
     rows_read: int
@@ -73,19 +75,17 @@ def collapse(generations: Sequence[Generation], primary_key: Sequence[str]) -> W
         BlockedRegionsError: a generation's keys cannot be read, or a key stands in two regions
             (S0-009): then nothing tells which row is newer.
     """
-    tables: list[pa.Table] = []
-    for generation in generations:
-        try:
-            table = generation.read_keys()
-        except MemwalOpsError as error:
-            raise BlockedRegionsError({generation.ref.region_id: (generation.ref.generation, error)}) from error
-        tables.append(_in_address_order(table).rename_columns([*primary_key, TOMBSTONE, ROW_ADDRESS]))
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        tables = list(pool.map(lambda generation: _keys(generation, primary_key), generations))
+    bounds = np.cumsum([0, *(table.num_rows for table in tables)])
     everything = pa.concat_tables(tables)
     total = everything.num_rows
-    ranked = everything.select(list(primary_key)).append_column(_RANK, pa.array(np.arange(total, dtype=np.int64)))
-    grouped = ranked.group_by(list(primary_key)).aggregate([(_RANK, "max"), (_RANK, "min")])
-    newest = _numpy(grouped.column(f"{_RANK}_max"))
-    _refuse_shared_keys(generations, tables, grouped, primary_key, newest)
+    ages = _ages(generations, bounds)
+    ranked = everything.select(list(primary_key)).append_column(_AGE, pa.array(ages))
+    grouped = ranked.group_by(list(primary_key)).aggregate([(_AGE, "max"), (_AGE, "min")])
+    newest = ages[_numpy(grouped.column(f"{_AGE}_max"))]
+    oldest = ages[_numpy(grouped.column(f"{_AGE}_min"))]
+    _refuse_shared_keys(generations, tables, grouped.select(list(primary_key)), newest, oldest)
 
     tombstones = _numpy(everything.column(TOMBSTONE))
     is_winner = np.zeros(total, dtype=np.bool_)
@@ -93,30 +93,44 @@ def collapse(generations: Sequence[Generation], primary_key: Sequence[str]) -> W
     if int(is_winner.sum()) != grouped.num_rows:
         raise InvariantViolatedError("Two keys of a pass share one row: the collapse is wrong, nothing was merged.")
     is_upsert = is_winner & ~tombstones
-    bounds = np.cumsum([0, *(table.num_rows for table in tables)])
     return Winners(
         keys=grouped.select(list(primary_key)),
-        ranks=newest,
+        rows=newest,
         is_tombstone=tombstones[newest],
         upserts=tuple(is_upsert[start:end] for start, end in pairwise(bounds)),
         rows_read=total,
     )
 
 
-def _in_address_order(table: pa.Table) -> pa.Table:
-    """Row order is the order of ranks, so it must be the order of addresses; normally it is."""
+def _keys(generation: Generation, primary_key: Sequence[str]) -> pa.Table:
+    try:
+        table = generation.read_keys()
+    except MemwalOpsError as error:
+        raise BlockedRegionsError({generation.ref.region_id: (generation.ref.generation, error)}) from error
     addresses = _numpy(table.column(ROW_ADDRESS))
     if len(addresses) > 1 and not bool(np.all(addresses[1:] > addresses[:-1])):
-        raise InvariantViolatedError("A generation was not read in the order of its row addresses.")
-    return table
+        raise InvariantViolatedError(f"{generation.ref} was not read in the order of its row addresses.")
+    return table.rename_columns([*primary_key, TOMBSTONE, ROW_ADDRESS])
+
+
+def _ages(generations: Sequence[Generation], bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How new each row of the pass is: its row number, turned around within a generation that is newest first.
+
+    The array is its own inverse: it also gives the row number of an age.
+    """
+    ages = np.arange(bounds[-1], dtype=np.int64)
+    for generation, (start, end) in zip(generations, pairwise(bounds), strict=True):
+        if generation.newest_row_first:
+            ages[start:end] = ages[start:end][::-1].copy()
+    return ages
 
 
 def _refuse_shared_keys(
     generations: Sequence[Generation],
     tables: Sequence[pa.Table],
-    grouped: pa.Table,
-    primary_key: Sequence[str],
+    keys: pa.Table,
     newest: npt.NDArray[np.int64],
+    oldest: npt.NDArray[np.int64],
 ) -> None:
     region_of_generation = [generation.ref.region_id for generation in generations]
     ordinals = {region_id: ordinal for ordinal, region_id in enumerate(dict.fromkeys(region_of_generation))}
@@ -125,7 +139,6 @@ def _refuse_shared_keys(
     region_of_row = np.repeat(
         np.array([ordinals[region_id] for region_id in region_of_generation]), [table.num_rows for table in tables]
     )
-    oldest = _numpy(grouped.column(f"{_RANK}_min"))
     # Rows of one region are consecutive, so first and last row of a key tell whether it left it.
     shared = region_of_row[newest] != region_of_row[oldest]
     if not bool(shared.any()):
@@ -133,7 +146,7 @@ def _refuse_shared_keys(
     names = list(ordinals)
     causes: dict[Any, tuple[int | None, MemwalOpsError]] = {}
     for ordinal in sorted({*region_of_row[newest][shared].tolist(), *region_of_row[oldest][shared].tolist()}):
-        examples = grouped.filter(pa.array(shared)).select(list(primary_key)).slice(0, _SHOWN_KEYS).to_pylist()
+        examples = keys.filter(pa.array(shared)).slice(0, _SHOWN_KEYS).to_pylist()
         causes[names[ordinal]] = (
             None,
             DuplicateKeysError(

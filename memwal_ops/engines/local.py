@@ -7,6 +7,7 @@ last is one atomic version with data, deletions and progress of every region of 
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.commit import CommitNote
+    from memwal_ops.core.generations import GenerationRef
     from memwal_ops.core.table import Table
+
+_CONCURRENT_OPENS = 8
 
 
 class LocalEngine:
@@ -63,11 +67,19 @@ def _open_all(table: Table, merge_pass: MergePass) -> list[Generation]:
     history = SchemaHistory(table)
     generations: list[Generation] = []
     causes: dict[UUID, tuple[int | None, MemwalOpsError]] = {}
-    for ref in merge_pass.generations:
+
+    def open_one(ref: GenerationRef) -> Generation | MemwalOpsError:
         try:
-            generations.append(open_generation(table, ref, history))
+            return open_generation(table, ref, history)
         except (GenerationMissingError, GenerationCorruptError, SchemaProjectionError) as error:
-            causes.setdefault(ref.region_id, (ref.generation, error))
+            return error
+
+    with ThreadPoolExecutor(_CONCURRENT_OPENS) as pool:
+        for ref, outcome in zip(merge_pass.generations, pool.map(open_one, merge_pass.generations), strict=True):
+            if isinstance(outcome, MemwalOpsError):
+                causes.setdefault(ref.region_id, (ref.generation, outcome))
+            else:
+                generations.append(outcome)
     if causes:
         raise BlockedRegionsError(causes)
     return generations

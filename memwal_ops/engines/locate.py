@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memwal_ops.engines.collapse import Winners
 
 ROW_ID = "_rowid"
+_ROW = "__memwal_ops_row"
 # Measured (benchmarks/README.md, "Index or scan"): one index look-up costs about as much as
 # scanning this many keys of the base.
 SCANNED_KEYS_PER_LOOKUP = 100
@@ -149,8 +150,8 @@ def _semi_join(rows: pa.Table, keys: pa.Table, columns: list[str]) -> pa.Table:
 
 
 def _row_ids(hits: pa.Table, winners: Winners, columns: list[str]) -> npt.NDArray[np.int64]:
-    ranked = winners.keys.append_column("__memwal_ops_rank", pa.array(winners.ranks))
-    joined = hits.select([*columns, ROW_ID]).join(ranked, columns, join_type="inner")
+    numbered = winners.keys.append_column(_ROW, pa.array(winners.rows))
+    joined = hits.select([*columns, ROW_ID]).join(numbered, columns, join_type="inner")
     row_ids = np.full(winners.rows_read, -1, dtype=np.int64)
-    row_ids[joined.column("__memwal_ops_rank").to_numpy()] = joined.column(ROW_ID).to_numpy().astype(np.int64)
+    row_ids[joined.column(_ROW).to_numpy()] = joined.column(ROW_ID).to_numpy().astype(np.int64)
     return row_ids

@@ -1,0 +1,36 @@
+"""Version manifests by number, of the table or of a dataset below it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import ObjectNotFoundError
+from memwal_ops.format.names import NamingScheme, version_manifest_name
+from memwal_ops.format.version_manifest import VersionManifest, decode_version_manifest
+
+if TYPE_CHECKING:
+    from memwal_ops.storage.api import Store
+
+VERSIONS_FOLDER = "_versions"
+
+
+def version_path(version: int, naming: NamingScheme, *, folder: str = "") -> str:
+    """Path of a version's manifest, relative to the table's root."""
+    return "/".join(filter(None, (folder, VERSIONS_FOLDER, version_manifest_name(version, naming))))
+
+
+def read_version_manifest(
+    store: Store, version: int, naming: NamingScheme | None = None, *, folder: str = ""
+) -> VersionManifest:
+    """Read one version's manifest; without ``naming`` both schemes are tried, the common one first.
+
+    Raises:
+        InvalidFormatError: it does not decode.
+        ObjectNotFoundError: there is none.
+    """
+    if naming is not None:
+        return decode_version_manifest(store.get(version_path(version, naming, folder=folder)))
+    try:
+        return read_version_manifest(store, version, NamingScheme.V2, folder=folder)
+    except ObjectNotFoundError:
+        return read_version_manifest(store, version, NamingScheme.V1, folder=folder)
