@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -27,6 +28,7 @@ def run(way: str, template: Path, *arguments: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=template.parent) as folder:
         copy = Path(folder) / "t.lance"
         shutil.copytree(template, copy)
+        os.sync()  # the copy's dirty pages are not the work's
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "benchmarks.ways", way, str(copy), *arguments],
             check=True,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 ROW_ADDRESS = "_rowaddr"
 _MAX_BATCH_ROWS = 8192
 # Lance decodes up to 16 batches ahead of whoever reads them.
-_BATCHES_IN_BUDGET = 64
+_BATCHES_IN_BUDGET = 128
 _MIN_READ_AHEAD = 8 << 20
 _NOT_THE_GENERATIONS_FAULT = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
 
@@ -103,7 +103,7 @@ class Generation:
         """All live rows in row order, as ``projection.source_columns`` of the generation, in batches.
 
         Args:
-            max_bytes: memory budget; batches are cut and read ahead so that about half of it is used,
+            max_bytes: memory budget; batches are cut and read ahead so that about a quarter of it is used,
                 by the average size of this generation's rows.
         """
         row_bytes = max(1, self.data_bytes // max(1, self.physical_rows))
@@ -113,7 +113,7 @@ class Generation:
                 columns=self.projection.source_columns,
                 batch_size=batch_rows,
                 scan_in_order=True,
-                io_buffer_size=max(max_bytes // 4, _MIN_READ_AHEAD),
+                io_buffer_size=max(max_bytes // 8, _MIN_READ_AHEAD),
                 blob_handling="all_binary",
             ).to_batches()
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.generations import Generation
 
 _AGE = "__memwal_ops_age"
-_CONCURRENT_READS = 8
+_CONCURRENT_READS = 4
 _SHOWN_KEYS = 3
 
 
@@ -82,7 +82,7 @@ def collapse(generations: Sequence[Generation], primary_key: Sequence[str]) -> W
     total = everything.num_rows
     ages = _ages(generations, bounds)
     ranked = everything.select(list(primary_key)).append_column(_AGE, pa.array(ages))
-    grouped = ranked.group_by(list(primary_key)).aggregate([(_AGE, "max"), (_AGE, "min")])
+    grouped = ranked.group_by(list(primary_key), use_threads=False).aggregate([(_AGE, "max"), (_AGE, "min")])
     newest = ages[_numpy(grouped.column(f"{_AGE}_max"))]
     oldest = ages[_numpy(grouped.column(f"{_AGE}_min"))]
     _refuse_shared_keys(generations, tables, grouped.select(list(primary_key)), newest, oldest)

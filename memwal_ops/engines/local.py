@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from memwal_ops.core.commit import CommitLostError, commit_strict
 from memwal_ops.core.generations import Generation, open_generation
 from memwal_ops.core.schema_history import SchemaHistory
@@ -38,28 +40,36 @@ class LocalEngine:
 
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
         """Land one pass; see :meth:`memwal_ops.engines.api.Engine.run`."""
-        started = time.monotonic()
-        phases: dict[str, float] = {}
-        with _timed(phases, "open"):
-            generations = _open_all(table, merge_pass)
-        with _timed(phases, "collapse"):
-            winners = collapse(generations, table.primary_key)
-        with _timed(phases, "locate"):
-            superseded = locate(table, winners, max_bytes=merge_pass.max_bytes)
-        with _timed(phases, "rewrite"):
-            change = rewrite(table, generations, winners, superseded, merge_pass.max_bytes, on_rows)
-        with _timed(phases, "commit"):
-            version = _commit(table, change, merge_pass, note)
-        return PassResult(
-            version=version,
-            rows_read=winners.rows_read,
-            rows_upserted=winners.num_upserts,
-            rows_deleted=superseded.deleted,
-            bytes_read=sum(generation.data_bytes for generation in generations),
-            use_index=superseded.use_index,
-            seconds=time.monotonic() - started,
-            phases=phases,
-        )
+        try:
+            return _run(table, merge_pass, note, on_rows)
+        finally:
+            # What the pass held goes back to the system, so that passes do not add up.
+            pa.default_memory_pool().release_unused()
+
+
+def _run(table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
+    started = time.monotonic()
+    phases: dict[str, float] = {}
+    with _timed(phases, "open"):
+        generations = _open_all(table, merge_pass)
+    with _timed(phases, "collapse"):
+        winners = collapse(generations, table.primary_key)
+    with _timed(phases, "locate"):
+        superseded = locate(table, winners, max_bytes=merge_pass.max_bytes)
+    with _timed(phases, "rewrite"):
+        change = rewrite(table, generations, winners, superseded, merge_pass.max_bytes, on_rows)
+    with _timed(phases, "commit"):
+        version = _commit(table, change, merge_pass, note)
+    return PassResult(
+        version=version,
+        rows_read=winners.rows_read,
+        rows_upserted=winners.num_upserts,
+        rows_deleted=superseded.deleted,
+        bytes_read=sum(generation.data_bytes for generation in generations),
+        use_index=superseded.use_index,
+        seconds=time.monotonic() - started,
+        phases=phases,
+    )
 
 
 def _open_all(table: Table, merge_pass: MergePass) -> list[Generation]:

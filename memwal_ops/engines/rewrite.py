@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from memwal_ops.engines.locate import Superseded
 
 _FRAGMENT_SHIFT = 32
+# What Lance buffers of each column before it writes a page, unless it is told how much it may take.
+_WRITER_CACHE_PER_COLUMN = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ def _write(
                 table.dataset,
                 mode="append",
                 data_storage_version=table.dataset.data_storage_version,
+                data_cache_bytes=min(len(table.dataset.schema) * _WRITER_CACHE_PER_COLUMN, max(max_bytes // 8, 1)),
                 storage_options=lance_options(table.location),
             )
     except MemwalOpsError as error:
