@@ -27,6 +27,7 @@ from memwal_ops.errors import (
     StorageCredentialsError,
     StorageError,
     StoreUnavailableError,
+    TableNotFoundError,
 )
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def open_generation(table: Table, ref: GenerationRef, history: SchemaHistory) ->
         written = read_written_by(table.store, ref.folder, dataset.version)
     except InvalidFormatError as error:
         raise GenerationCorruptError(f"The manifest of {ref} does not decode: {error}") from error
-    except StorageError as error:
+    except (StorageError, TableNotFoundError) as error:
         if isinstance(error, _NOT_THE_GENERATIONS_FAULT):
             raise
         if next(iter(table.store.list(ref.folder)), None) is None:

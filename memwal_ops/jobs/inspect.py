@@ -161,12 +161,10 @@ def _indexes(table: Table, fragments: dict[int, int]) -> tuple[IndexState, ...]:
     covered: dict[str, set[int]] = {}
     types: dict[str, str] = {}
     with lance_errors("read the indexes of", table.location.uri):
-        entries = table.dataset.list_indices()
-    for entry in entries:
-        if entry["name"] == MEMWAL_INDEX_NAME:
-            continue
-        covered.setdefault(entry["name"], set()).update(entry["fragment_ids"])
-        types[entry["name"]] = entry["type"]
+        for index in table.dataset.describe_indices():
+            if index.name != MEMWAL_INDEX_NAME:
+                covered[index.name] = {fragment for segment in index.segments for fragment in segment.fragment_ids}
+                types[index.name] = index.index_type
     states = []
     for name in sorted(covered):
         missing = fragments.keys() - covered[name]
