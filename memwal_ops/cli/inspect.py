@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table as Grid
 
 from memwal_ops.cli.options import json_output, storage_options
-from memwal_ops.cli.text import counted, size_text
+from memwal_ops.cli.text import counted, grid, paragraph, size_text, span_text
 from memwal_ops.core.table import open_table
 from memwal_ops.jobs import inspect as job
 
 if TYPE_CHECKING:
+    from memwal_ops.core.backlog import Blocked
     from memwal_ops.jobs.inspect import Inspection, RegionState
-
-_WIDTH = 110
 
 
 @click.command()
@@ -26,7 +22,10 @@ _WIDTH = 110
 @storage_options
 @json_output
 def inspect(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
-    """Show the table at URI: regions, generations, indexes and the backlog. Changes nothing."""
+    """Show the table at URI: regions, generations, indexes and the backlog. Changes nothing.
+
+    Exit code 0 also where a region has a problem: that is the answer, and not a failure to answer.
+    """
     inspection = job.inspect(open_table(uri, storage_options))
     if as_json:
         click.echo(json.dumps(inspection.to_json(), indent=2))
@@ -38,34 +37,57 @@ def inspect(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
 def describe(inspection: Inspection) -> str:
     """The inspection for a person."""
     table = inspection.table
-    backlog = inspection.backlog.to_json()
-    lines = [
-        f"{table.location.uri}",
-        f"  {table.layout.value} layout, version {table.version}, {counted(inspection.rows, 'row')} in "
-        f"{counted(inspection.fragments, 'fragment')}, primary key {', '.join(table.primary_key)}",
-        f"  backlog: {counted(backlog['generations'], 'generation')} in {counted(backlog['regions'], 'region')}, "
-        f"{counted(backlog['rows'], 'row')}, {size_text(backlog['bytes'])}",
-    ]
+    about = (
+        f"{table.layout.value} layout, version {table.version}, {counted(inspection.rows, 'row')} in "
+        f"{counted(inspection.fragments, 'fragment')}, primary key {', '.join(table.primary_key)}"
+    )
+    lines = [table.location.uri, paragraph(about, indent="  "), paragraph(_how_far_behind(inspection), indent="  ")]
     if inspection.regions:
         lines += ["", _regions(inspection)]
     if inspection.indexes:
         lines += ["", _indexes(inspection)]
     for region in inspection.regions:
         if region.fault is not None:
-            lines += ["", f"PROBLEM in region {region.region_id}: {region.fault.error.reason}"]
-            lines += [f"  {region.fault.error}", f"  What to do: {region.fault.error.remedy}"]
+            lines += ["", problem(region.fault, "PROBLEM in")]
     for stray in table.regions.strays:
         lines += ["", f"Not a region, left alone: {stray}"]
     return "\n".join(lines)
 
 
+def problem(fault: Blocked, heading: str) -> str:
+    """Why a region cannot go on and what to do, indented below ``heading region ID``."""
+    where = "" if fault.generation is None else f" at generation {fault.generation}"
+    return "\n".join(
+        [
+            f"{heading} region {fault.region_id}{where}: {fault.error.reason}",
+            paragraph(str(fault.error), indent="    "),
+            paragraph(f"What to do: {fault.error.remedy} (runbooks/merge-blocked.md)", indent="    "),
+        ]
+    )
+
+
+def _how_far_behind(inspection: Inspection) -> str:
+    if not inspection.regions:
+        return "No writer has opened a region yet: the base table is all there is."
+    backlog = inspection.backlog.to_json()
+    broken = sum(region.fault is not None for region in inspection.regions)
+    problems = f" {counted(broken, 'region has a problem', 'regions have a problem')}, see below." if broken else ""
+    if not backlog["generations"]:
+        unreadable = any(region.backlog is None for region in inspection.regions)
+        seen = "every flushed generation that can be seen" if unreadable else "every flushed generation"
+        return f"Up to date: the base table holds {seen}.{problems}"
+    return (
+        f"Behind by {counted(backlog['generations'], 'generation')} in {counted(backlog['regions'], 'region')}: "
+        f"{counted(backlog['rows'], 'row')}, {size_text(backlog['bytes'])} wait to be merged.{problems}"
+    )
+
+
 def _regions(inspection: Inspection) -> str:
-    grid = Grid(box=None, pad_edge=False, title_justify="left")
-    for heading in ("region", "status", "epoch", "merged", "generations waiting", "rows", "bytes"):
-        grid.add_column(heading, justify="left" if heading in {"region", "status"} else "right")
-    for region in inspection.regions:
-        grid.add_row(*_region_cells(region))
-    return _render(grid)
+    return grid(
+        ("region", "status", "epoch", "merged", "generations waiting", "rows", "bytes"),
+        [_region_cells(region) for region in inspection.regions],
+        words=("region", "status"),
+    )
 
 
 def _region_cells(region: RegionState) -> list[str]:
@@ -73,12 +95,12 @@ def _region_cells(region: RegionState) -> list[str]:
         return [str(region.region_id), "unreadable", "", "", "", "", ""]
     waiting = [one for one in region.generations if one.state != "merged"]
     numbers = [one.flushed.generation for one in waiting]
-    span = "none" if not numbers else f"{len(numbers)} ({numbers[0]} to {numbers[-1]})"
+    span = "none" if not numbers else f"{len(numbers)} ({span_text(numbers[0], numbers[-1])})"
     return [
         str(region.region_id),
         region.backlog.manifest.status.name.lower(),
         str(region.backlog.manifest.writer_epoch),
-        str(region.backlog.merged),
+        "none" if region.backlog.merged == 0 else f"to {region.backlog.merged}",
         span,
         f"{sum(one.flushed.physical_rows or 0 for one in waiting):,}",
         size_text(sum(one.flushed.accounted_bytes or 0 for one in waiting)),
@@ -86,23 +108,18 @@ def _region_cells(region: RegionState) -> list[str]:
 
 
 def _indexes(inspection: Inspection) -> str:
-    grid = Grid(box=None, pad_edge=False)
-    for heading in ("index", "type", "fragments covered", "uncovered", "rows uncovered"):
-        grid.add_column(heading, justify="left" if heading in {"index", "type"} else "right")
-    for index in inspection.indexes:
-        grid.add_row(
-            index.name,
-            index.type,
-            str(index.covered_fragments),
-            str(index.uncovered_fragments),
-            f"{index.uncovered_rows:,}",
-        )
-    return _render(grid)
-
-
-def _render(grid: Grid) -> str:
-    console = Console(file=io.StringIO(), width=_WIDTH, no_color=True)
-    console.print(grid)
-    output = console.file
-    assert isinstance(output, io.StringIO)  # noqa: S101 - it was given two lines above
-    return output.getvalue().rstrip()
+    return grid(
+        ("index", "type", "state", "fragments covered", "uncovered", "rows uncovered"),
+        [
+            (
+                index.name,
+                index.type,
+                "caught up" if index.uncovered_fragments == 0 else "behind",
+                f"{index.covered_fragments:,}",
+                f"{index.uncovered_fragments:,}",
+                f"{index.uncovered_rows:,}",
+            )
+            for index in inspection.indexes
+        ],
+        words=("index", "type", "state"),
+    )

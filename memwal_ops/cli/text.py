@@ -1,13 +1,19 @@
-"""Numbers as people read them."""
+"""Numbers, tables and paragraphs as people read them, at most ``WIDTH`` columns wide."""
 
 from __future__ import annotations
 
+import io
+import textwrap
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.table import Table as Grid
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
+WIDTH = 110
 _STEP = 1024
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -34,3 +40,37 @@ def short_ids(region_ids: Collection[UUID]) -> Mapping[UUID, str]:
         if len(set(prefixes.values())) == len(names):
             return prefixes
     return names
+
+
+def span_text(first: int, last: int) -> str:
+    """A run of numbers: ``3`` or ``1 to 4``."""
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def paragraph(text: str, *, indent: str = "", hanging: str = "") -> str:
+    """The text wrapped at blanks; paths and ids stay whole, so that they can be copied.
+
+    Args:
+        indent: what every line begins with.
+        hanging: what all lines but the first begin with, after ``indent``.
+    """
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], *, words: Collection[str]) -> str:
+    """A table without lines; columns named in ``words`` are aligned left, all others are numbers."""
+    table = Grid(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out = io.StringIO()
+    Console(file=out, width=WIDTH, no_color=True, highlight=False, markup=False, emoji=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

@@ -109,7 +109,7 @@ class Generation:
         """
         row_bytes = max(1, self.data_bytes // max(1, self.physical_rows))
         batch_rows = min(_MAX_BATCH_ROWS, max(1, max_bytes // _BATCHES_IN_BUDGET // row_bytes))
-        with lance_errors("read the rows of", self.ref.folder), _as_corrupt(self.ref):
+        with _as_corrupt(self.ref), lance_errors("read the rows of", self.ref.folder):
             yield from self.dataset.scanner(
                 columns=self.projection.source_columns,
                 batch_size=batch_rows,
@@ -119,7 +119,7 @@ class Generation:
             ).to_batches()
 
     def _read(self, columns: list[str]) -> pa.Table:
-        with lance_errors("read the keys of", self.ref.folder), _as_corrupt(self.ref):
+        with _as_corrupt(self.ref), lance_errors("read the keys of", self.ref.folder):
             return self.dataset.scanner(columns=columns, with_row_address=True, scan_in_order=True).to_table()
 
 

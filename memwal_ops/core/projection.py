@@ -152,12 +152,22 @@ def _match_all(sources: Sequence[Node], targets: Sequence[Node], is_rename: Rena
         if source is not None and not _is_same_field(source, target, is_rename):
             source = None
         if source is None:
+            _refuse_changed_type(target, sources)
             if not target.nullable:
                 raise SchemaProjectionError(f"The generation has no values for the required column {target.name!r}.")
             columns.append(Column(target, None))
         else:
             columns.append(Column(target, source, position, _inner(source, target, is_rename)))
     return tuple(columns)
+
+
+def _refuse_changed_type(target: Node, sources: Sequence[Node]) -> None:
+    """A change of type gives a column a new id: its old values must not turn into nulls in silence."""
+    for source in sources:
+        if source.name == target.name and not source.type.equals(target.type):
+            raise SchemaProjectionError(
+                f"Column {target.name!r} has type {target.type} in the base table and {source.type} in the generation."
+            )
 
 
 def _is_same_field(source: Node, target: Node, is_rename: RenameCheck) -> bool:

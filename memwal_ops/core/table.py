@@ -7,6 +7,7 @@ nothing in here is ever updated in place.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -23,6 +24,7 @@ from memwal_ops.errors import (
     NoPrimaryKeyError,
     NotALanceTableError,
     ObjectNotFoundError,
+    StorageError,
     TableCorruptError,
     TableNotFoundError,
 )
@@ -33,7 +35,6 @@ from memwal_ops.storage.locations import Location, resolve
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
     from uuid import UUID
 
@@ -115,7 +116,7 @@ def open_table(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
 
 def _load(location: Location, store: Store) -> Table:
     scheme = _naming_scheme(location, store)
-    dataset = _open_dataset(location)
+    dataset = _open_dataset(location, store, scheme)
     manifest = _read_manifest(store, dataset.version, scheme)
     check_readable(manifest.manifest)
     entry = None if manifest.indexes is None else find_memwal_entry(manifest.indexes)
@@ -134,19 +135,27 @@ def _naming_scheme(location: Location, store: Store) -> NamingScheme:
     scheme = naming_scheme(name for name in names if parse_version_manifest_name(name) is not None)
     if scheme is not None:
         return scheme
-    if next(iter(store.list("")), None) is None:
+    if next(iter(store.list("")), None) is None and not os.path.isfile(location.uri):
         raise TableNotFoundError(f"Nothing stands at {location.uri}.")
     raise NotALanceTableError(f"{location.uri} has no {VERSIONS_FOLDER}/*.manifest, so it is no Lance table.")
 
 
-def _open_dataset(location: Location) -> lance.LanceDataset:
+def _open_dataset(location: Location, store: Store, scheme: NamingScheme) -> lance.LanceDataset:
     try:
         with lance_errors("open the table", location.uri):
             return open_dataset(location)
-    except ObjectNotFoundError as error:
+    except (StorageError, TableNotFoundError) as error:
+        _diagnose(store, scheme)
         if is_not_found(error.__cause__ or error):
             raise NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error
         raise
+
+
+def _diagnose(store: Store, scheme: NamingScheme) -> None:
+    """Why pylance cannot open the table, where its newest manifest tells: it says all of this in one class."""
+    names = (parse_version_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in store.list(VERSIONS_FOLDER))
+    newest = max((name.version for name in names if name is not None and name.scheme is scheme), default=0)
+    check_readable(_read_manifest(store, newest, scheme).manifest)
 
 
 def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionManifest:

@@ -132,6 +132,13 @@ def set_feature_flag(uri: str, bit: int = 40, *, reader: bool = True, writer: bo
     Path(uri, path).write_bytes(wire.build_manifest(manifest))
 
 
+def put_empty_details(uri: str) -> None:
+    """Add a MemWAL index without any setting: what pylance itself refuses on a table without a primary key."""
+    dataset = lance.dataset(uri)
+    added = _index(str(uuid.uuid4()), dataset.version, wire.DETAILS_URL, b"")
+    lance.LanceDataset.commit(uri, LanceOperation.CreateIndex([added], []), read_version=dataset.version)
+
+
 def put_legacy_details(uri: str) -> None:
     """Replace (or add) the MemWAL index by one of Lance 0.31 to 1.x: details begin with byte 0x0A.
 
