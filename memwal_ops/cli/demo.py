@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,24 +17,31 @@ from memwal_ops.jobs import demo as job
 from memwal_ops.jobs import merge as merge_job
 from memwal_ops.jobs.inspect import inspect
 
+if TYPE_CHECKING:
+    from memwal_ops.engines.api import PassResult
+
 
 @click.command()
 @click.option(
     "--dir",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to make the table.  [default: a new temporary folder]",
+    help="Where to make the table orders.lance.  [default: a new temporary folder]",
 )
 def demo(folder: Path | None) -> int:
-    """Make a table with pylance's own MemWAL writer, merge it, and prove that nothing was lost."""
-    made = job.make_table(folder or Path(tempfile.mkdtemp(prefix="memwal-ops-demo-")))
+    """Make a table with pylance's own MemWAL writer, merge it, and prove that nothing was lost.
+
+    The table stays there afterwards, to play with; one that is there already is never touched.
+    """
+    place = folder or Path(tempfile.mkdtemp(prefix="memwal-ops-demo-"))
+    made = job.make_table(place)
     click.echo(_story(made))
     before = open_table(made.uri)
     click.echo(_indent(describe_inspection(inspect(before))))
     view_before = job.last_write_wins(before)
     _prove(view_before == made.expected, "The writer's view before the merge is not what was written.")
 
-    click.echo("\n3. THE MERGE   memwal-ops merge " + made.uri + "\n")
+    click.echo(f"\n3. THE MERGE   memwal-ops merge {made.uri}\n")
     report = merge_job.apply(before, merge_job.MergeOptions())
     click.echo(_indent(describe_merge(report)))
 
@@ -43,7 +51,11 @@ def demo(folder: Path | None) -> int:
     _prove(job.base_rows(after) == made.expected, "The base table is not the last write of every key.")
     _prove(job.last_write_wins(after) == view_before, "The writer's view changed.")
     _prove(again.decision == "nothing_to_merge", f"A second merge decided {again.decision!r}.")
-    click.echo(_proof(made, report))
+    results = [entry.result for entry in report.passes if entry.result is not None]
+    _prove(len(results) == 1, f"The merge took {len(results)} passes.")
+    click.echo(_ledger(made, results[0]))
+    click.echo(_proof(made, results[0].version))
+    click.echo(_next_steps(made, results[0].version, place if folder is None else Path(made.uri)))
     return 0
 
 
@@ -59,27 +71,45 @@ def _indent(text: str) -> str:
 def _story(made: job.DemoTable) -> str:
     return f"""1. A TABLE   {made.uri}
 
-   {job.BASE_ORDERS:,} orders stand in the base table. Since then {job.REGIONS} writers, one per region, took
-   {made.updates:,} updates, {made.inserts:,} new orders and {made.deletes:,} deletions: {made.writes:,} rows. All of that is durable,
-   but none of it is in the base table yet: each writer left it in "flushed generations" beside
-   it, and every reader has to put base and generations together again.
+   {job.BASE_ORDERS:,} orders stand in the base table. Since then {job.REGIONS} writers, one per region, wrote {made.writes:,} rows:
+   {made.updates:,} updates, {made.inserts:,} new orders and {made.deletes:,} deletions. All of that is durable, but nothing of it is in
+   the base table yet: every writer left "flushed generations" beside it, small tables of what
+   changed. Until they are merged, each reader has to put base and generations together again.
 
 2. WHAT WAITS   memwal-ops inspect {made.uri}
 """
 
 
-def _proof(made: job.DemoTable, report: merge_job.MergeReport) -> str:
-    rows = sum(entry.result.rows_read for entry in report.passes if entry.result is not None)
+def _ledger(made: job.DemoTable, result: PassResult) -> str:
+    hidden = made.writes - result.rows_read
+    older = result.rows_read - result.rows_upserted - result.rows_deleted
+    rows = (
+        (made.writes, "rows were written"),
+        (-hidden, "were replaced within their own generation; Lance hides those itself"),
+        (-older, "were replaced by a later generation, or delete an order that never reached the base"),
+        (-result.rows_deleted, "deleted an order from the base table"),
+        (result.rows_upserted, "rows stand in the base table now, the newest of their key"),
+    )
+    lines = "\n".join(f"   {number:>8,}  {words}" for number, words in rows)
+    return f"\n   Where the {made.writes:,} rows went:\n\n{lines}"
+
+
+def _proof(made: job.DemoTable, version: int) -> str:
     return f"""
 4. THE PROOF
 
-   ok  the base table alone now holds {counted(len(made.expected), "order")}: the last write of every key,
-       compared value by value with what was written
-   ok  pylance's own reader (base + generations, last write wins) sees the same before and after
-   ok  the {made.writes:,} rows (less {counted(made.writes - rows, "repeat")} inside one generation) became one new version ({report.version}):
-       rows, deletions and the progress of all regions together, so a crash leaves all of it or nothing
-   ok  a second merge found nothing to do
+   ok  the base table alone holds {counted(len(made.expected), "order")} ({job.BASE_ORDERS:,} + {made.inserts:,} new - {made.deletes:,} deleted), each with the
+       last values that were written for it; all were compared
+   ok  pylance's own reader, which puts base and generations together, sees the same rows as before
+   ok  all of it became visible at once, as version {version}: rows, deletions and the note of what is merged.
+       A crash at any moment leaves version {version - 1} or version {version}, nothing in between
+   ok  a second merge found nothing to do"""
 
-   Version {report.version - 1} still reads as it did:   lance.dataset(uri, version={report.version - 1})
-   The table is yours to play with; remove it by:   rm -r {made.uri}
-   Your own table:   memwal-ops inspect URI    memwal-ops merge URI --dry-run    memwal-ops merge URI"""
+
+def _next_steps(made: job.DemoTable, version: int, leftover: Path) -> str:
+    return f"""
+5. YOUR TURN   The table stays until you remove it:   rm -r {leftover}
+
+   memwal-ops inspect {made.uri}
+   memwal-ops merge URI --dry-run      what a merge of your own table would do
+   lance.dataset("{made.uri}", version={version - 1})      in Python: the table as it was"""

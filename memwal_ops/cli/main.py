@@ -20,7 +20,7 @@ from memwal_ops.cli import process
 from memwal_ops.cli.demo import demo
 from memwal_ops.cli.inspect import inspect
 from memwal_ops.cli.merge import merge
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.version import __version__
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _UNEXPECTED = 1
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
-_ENDED = "{}; passes that landed stay, nothing is half-written. Run it again to go on."
+_ENDED = "{}; nothing is half-written: what a merge had landed stays, and running it again goes on from there."
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -71,6 +71,9 @@ def _run(arguments: list[str]) -> int:
         click.echo(_ENDED.format("Terminated" if terminated else "Interrupted"), err=True)
         return process.Terminated.exit_code if terminated else _INTERRUPTED
     except click.ClickException as error:
+        if "--json" in arguments:
+            # click's own text names the usage too; a script gets the sentence.
+            _document(InvalidUsageError(error.format_message()))
         error.show()
         return error.exit_code
     except MemwalOpsError as error:
@@ -88,9 +91,13 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(error: MemwalOpsError, *, as_json: bool) -> None:
-    message, remedy = redact(str(error)), redact(error.remedy)
     if as_json:
-        document = {"reason": error.reason, "message": message, "remedy": remedy, "exit_code": error.exit_code}
-        click.echo(json.dumps({"error": document}, indent=2))
-    click.echo(f"Error ({error.reason}, exit code {error.exit_code}): {message}", err=True)
-    click.echo(f"  {remedy}", err=True)
+        _document(error)
+    click.echo(f"Error ({error.reason}, exit code {error.exit_code}): {redact(str(error))}", err=True)
+    click.echo(f"  {redact(error.remedy)}", err=True)
+
+
+def _document(error: MemwalOpsError) -> None:
+    said = {"message": redact(str(error)), "remedy": redact(error.remedy)}
+    document = {"reason": error.reason, **said, "exit_code": error.exit_code}
+    click.echo(json.dumps({"error": document}, indent=2))

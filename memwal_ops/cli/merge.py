@@ -10,8 +10,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from memwal_ops.cli.inspect import problem
 from memwal_ops.cli.options import RegionId, Size, json_output, storage_options
-from memwal_ops.cli.text import counted, short_ids, size_text
+from memwal_ops.cli.text import counted, grid, paragraph, short_ids, size_text, span_text
 from memwal_ops.core.table import open_table
 from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.jobs import merge as job
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.table import Table
+    from memwal_ops.engines.api import PassResult
+
+_PLANNED = ("rows waiting", "size")
+_DONE = ("rows read", "size", "rows written", "rows deleted", "seconds", "version")
 
 
 @click.command()
@@ -65,7 +70,10 @@ def merge(
 
 
 def _merge(table: Table, options: job.MergeOptions, *, show: bool) -> job.MergeReport:
-    waiting = sum(ref.rows or 0 for merge_pass in job.plan(table, options).passes for ref in merge_pass.generations)
+    refs = [ref for one in job.plan(table, options).passes for ref in one.generations] if show else []
+    if not refs:
+        return job.apply(table, options)
+    rows = [ref.rows for ref in refs if ref.rows is not None]
     with Progress(
         SpinnerColumn(),
         TextColumn("merging"),
@@ -75,42 +83,63 @@ def _merge(table: Table, options: job.MergeOptions, *, show: bool) -> job.MergeR
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
-        disable=not show,
     ) as progress:
-        bar = progress.add_task("merge", total=waiting or None)
-        return job.apply(table, options, on_rows=lambda rows: progress.advance(bar, rows))
+        bar = progress.add_task("merge", total=sum(rows) if len(rows) == len(refs) else None)
+        return job.apply(table, options, on_rows=lambda count: progress.advance(bar, count))
 
 
 def describe(report: job.MergeReport) -> str:
     """The report for a person."""
-    lines = [_headline(report)]
-    names = short_ids({region_id for entry in report.passes for region_id in entry.merge_pass.regions})
-    for number, entry in enumerate(report.passes, 1):
-        spans = "; ".join(
-            f"{names[region_id]} generation" + (f"s {first} to {last}" if last > first else f" {first}")
-            for region_id, (first, last) in entry.merge_pass.regions.items()
-        )
-        result = entry.result
-        lines.append(f"  pass {number}: region {spans}")
-        if result is not None:
-            lines.append(
-                f"    read {counted(result.rows_read, 'row')} ({size_text(result.bytes_read)}), wrote "
-                f"{counted(result.rows_upserted, 'row')}, deleted {counted(result.rows_deleted, 'row')} "
-                f"-> version {result.version} in {result.seconds:.2f} s"
-            )
-    for fault in report.blocked:
-        where = "" if fault.generation is None else f" at generation {fault.generation}"
-        lines.append(f"  BLOCKED region {fault.region_id}{where}: {fault.error.reason}")
-        lines.append(f"    {fault.error}")
-        lines.append(f"    What to do: {fault.error.remedy} (runbooks/merge-blocked.md)")
+    parts = [_headline(report)]
+    if report.passes:
+        parts.append(_passes(report))
+    parts += [problem(fault, "BLOCKED") for fault in report.blocked]
+    parts.append(_what_waits(report))
+    return "\n\n".join(parts) if len(parts) > 2 else "\n".join(parts)  # noqa: PLR2004 - nothing to set apart
+
+
+def _what_waits(report: job.MergeReport) -> str:
     after = report.backlog_after.to_json()
-    lines.append(
-        "Nothing waits any more."
-        if not after["generations"]
-        else f"Waiting: {counted(after['generations'], 'generation')} in {counted(after['regions'], 'region')}, "
-        f"{counted(after['rows'], 'row')}, {size_text(after['bytes'])}."
-    )
-    return "\n".join(lines)
+    if after["generations"]:
+        return paragraph(
+            f"Waiting: {counted(after['generations'], 'generation')} in {counted(after['regions'], 'region')}, "
+            f"{counted(after['rows'], 'row')}, {size_text(after['bytes'])}."
+        )
+    if any(fault.region_id not in report.backlog_after.regions for fault in report.blocked):
+        return "Nothing else waits, as far as can be seen: what a blocked region holds is not known."
+    return "Nothing waits any more."
+
+
+def _passes(report: job.MergeReport) -> str:
+    """One line for each region of each pass; the figures of a pass stand on its first line."""
+    names = short_ids({region_id for entry in report.passes for region_id in entry.merge_pass.regions})
+    rows = []
+    for number, entry in enumerate(report.passes, 1):
+        figures = _planned(entry) if entry.result is None else _done(entry.result)
+        for line, (region_id, (first, last)) in enumerate(entry.merge_pass.regions.items()):
+            shown = (str(number), figures) if line == 0 else ("", [""] * len(figures))
+            rows.append((shown[0], names[region_id], span_text(first, last), *shown[1]))
+    done = any(entry.result is not None for entry in report.passes)
+    return grid(("pass", "region", "generations", *(_DONE if done else _PLANNED)), rows, words=("region",))
+
+
+def _done(result: PassResult) -> list[str]:
+    return [
+        f"{result.rows_read:,}",
+        size_text(result.bytes_read),
+        f"{result.rows_upserted:,}",
+        f"{result.rows_deleted:,}",
+        f"{result.seconds:.2f}",
+        str(result.version),
+    ]
+
+
+def _planned(entry: job.PassReport) -> list[str]:
+    """Sizes by the manifests' accounting; releases that kept none leave it open."""
+    refs = entry.merge_pass.generations
+    known = "" if all(ref.rows is not None and ref.bytes is not None for ref in refs) else "at least "
+    rows, size = sum(ref.rows or 0 for ref in refs), sum(ref.bytes or 0 for ref in refs)
+    return [f"{known}{rows:,}", f"{known}{size_text(size)}"]
 
 
 def _headline(report: job.MergeReport) -> str:

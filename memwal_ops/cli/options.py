@@ -8,6 +8,8 @@ from uuid import UUID
 
 import click
 
+from memwal_ops.storage.options import parse_options
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -47,14 +49,7 @@ class RegionId(click.ParamType):  # type: ignore[type-arg]  # see Size
 
 
 def _storage_options(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for value in values:
-        key, separator, content = value.partition("=")
-        if not separator or not key.strip():
-            # The value is not repeated: it may be a secret whose key was forgotten.
-            raise click.BadParameter("--storage-option takes KEY=VALUE.")
-        options[key.strip()] = content
-    return options
+    return parse_options(values)
 
 
 def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -61,12 +61,19 @@ def make_table(folder: Path, *, seed: int = 7) -> DemoTable:
     """Make ``orders.lance`` in ``folder``: a base, then several regions with several generations each.
 
     Raises:
-        InvalidUsageError: the folder has an ``orders.lance`` already; it is left alone.
+        InvalidUsageError: the folder has an ``orders.lance`` already, which is left alone, or cannot be made.
     """
     path = folder / "orders.lance"
     if path.exists():
-        raise InvalidUsageError(f"{path} exists already.", remedy="Give another --dir, or remove it.")
-    folder.mkdir(parents=True, exist_ok=True)
+        raise InvalidUsageError(
+            f"{path} exists already; it was left alone.", remedy="Give another --dir, or remove it."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidUsageError(
+            f"The folder {folder} cannot be made: {error.strerror}.", remedy="Give another --dir."
+        ) from error
     random_ = random.Random(seed)  # noqa: S311 - data, not secrets
     expected = {key: _order(random_, key, "placed") for key in range(BASE_ORDERS)}
     dataset = lance.write_dataset(_rows(expected.values()), str(path))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.backlog import Backlog, Blocked, RegionBacklog, read_backlog
 from memwal_ops.core.generations import generation_ref
 from memwal_ops.core.lance_errors import lance_errors
+from memwal_ops.errors import GenerationMissingError
 from memwal_ops.format.memwal_index import MEMWAL_INDEX_NAME
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class GenerationState:
 
 @dataclass(frozen=True, slots=True)
 class RegionState:
-    """One region, or the reason why it cannot be read."""
+    """One region, and the reason why it cannot be read or merged to its end, as far as a listing shows it."""
 
     region_id: UUID
     backlog: RegionBacklog | None
@@ -129,17 +130,24 @@ def inspect(table: Table) -> Inspection:
     backlog = read_backlog(table)
     faults = {fault.region_id: fault for fault in backlog.blocked}
     regions = tuple(
-        RegionState(
-            region_id,
-            backlog.regions.get(region_id),
-            _generations(table, backlog.regions.get(region_id)),
-            faults.get(region_id),
-        )
+        _region(table, region_id, backlog.regions.get(region_id), faults.get(region_id))
         for region_id in sorted({*backlog.regions, *faults})
     )
     with lance_errors("read the fragments of", table.location.uri):
         fragments = {fragment.fragment_id: fragment.count_rows() for fragment in table.dataset.get_fragments()}
     return Inspection(table, sum(fragments.values()), len(fragments), regions, _indexes(table, fragments), backlog)
+
+
+def _region(table: Table, region_id: UUID, backlog: RegionBacklog | None, fault: Blocked | None) -> RegionState:
+    """The region's state, with the first thing that a merge would stop at, as far as a listing shows it."""
+    generations = _generations(table, backlog)
+    gone = next((one.flushed for one in generations if one.state == "missing"), None)
+    if gone is not None and (fault is None or fault.generation is None or gone.generation < fault.generation):
+        ref = generation_ref(region_id, gone)
+        fault = Blocked(
+            region_id, gone.generation, GenerationMissingError(f"The directory of {ref} is not there or empty.")
+        )
+    return RegionState(region_id, backlog, generations, fault)
 
 
 def _generations(table: Table, region: RegionBacklog | None) -> tuple[GenerationState, ...]:
