@@ -33,6 +33,7 @@ _ROW = "__memwal_ops_row"
 SCANNED_KEYS_PER_LOOKUP = 100
 _MIN_CHUNK_BYTES = 4 << 20
 _MAX_LOOKUPS = 20_000
+_INT64_MIN = -(2**63)
 _FRAGMENTS_READ_AHEAD = 2
 _BATCHES_READ_AHEAD = 4
 
@@ -85,7 +86,7 @@ def _index_is_cheaper(table: Table, winners: Winners) -> bool:
     if len(table.primary_key) != 1 or not 0 < winners.keys.num_rows <= _MAX_LOOKUPS:
         return False
     key = table.primary_key[0]
-    if "`" in key or not _has_sql_literals(winners.keys.schema.field(key).type):
+    if "`" in key or not _has_sql_literals(winners.keys.column(key)):
         return False
     has_btree = any(
         index.field_names == [key] and index.type_url.lower().endswith("btreeindexdetails")
@@ -120,8 +121,11 @@ def _by_index(table: Table, winners: Winners, *, stable: bool) -> Iterator[pa.Re
     )
 
 
-def _has_sql_literals(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def _has_sql_literals(keys: pa.ChunkedArray) -> bool:
+    if pa.types.is_integer(keys.type):
+        # The smallest int64 has no literal: SQL reads it as minus a number that is too large.
+        return bool(pc.min(keys).as_py() > _INT64_MIN)
+    return bool(pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type))
 
 
 def _sql_literal(value: int | str) -> str:
