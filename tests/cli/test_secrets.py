@@ -72,13 +72,20 @@ def test_secrets_of_the_environment(remote: str, s3_endpoint: str) -> None:
 @pytest.mark.s3
 @pytest.mark.parametrize(
     ("status", "code", "exit_code"),
-    [(403, "SignatureDoesNotMatch", 21), (400, "ExpiredToken", 21), (400, "SomethingNew", 20), (403, "AccessDenied", 21)],
+    [
+        (403, "SignatureDoesNotMatch", 21),
+        (400, "ExpiredToken", 21),
+        (400, "SomethingNew", 20),
+        (403, "AccessDenied", 21),
+    ],
 )
 def test_refusals_that_quote_the_request(
     remote: str, s3_endpoint: str, capfd: pytest.CaptureFixture[str], status: int, code: str, exit_code: int
 ) -> None:
     with FaultyProxy(s3_endpoint) as proxy:
-        said = f"{code}</Code><AWSAccessKeyId>{KEY_ID}</AWSAccessKeyId><StringToSign>{SECRET}</StringToSign><Code>{code}"
+        said = (
+            f"{code}</Code><AWSAccessKeyId>{KEY_ID}</AWSAccessKeyId><StringToSign>{SECRET}</StringToSign><Code>{code}"
+        )
         proxy.faults = [Fault(method, ".", "before", status, said, 10**9) for method in ("GET", "HEAD", "PUT", "POST")]
         options = given({**options_for(proxy.endpoint), **CREDENTIALS})
         text = run_here(capfd, "--log-level", "debug", "inspect", remote, *options)
@@ -105,8 +112,8 @@ def test_credentials_in_the_uri(capfd: pytest.CaptureFixture[str], scheme: str, 
         [f"={SECRET}"],
         [f"aws_secret_access_key={SECRET}", "--storage-option", f"aws_secret_access_key={TOKEN}"],
         [f"aws_secret_access_key={SECRET}", "--storage-option", f"secret_access_key={TOKEN}"],
-        [f"no_such_option_secret={SECRET}"],
-        [f"allow_http={SECRET}"],
+        [f"no_such_option_secret={SECRET}", *given(CREDENTIALS)],
+        [f"allow_http={SECRET}", *given(CREDENTIALS)],
         [f"aws_secret_access_key={SECRET}", "--no-such-flag"],
         [f"aws_secret_access_key={SECRET}", "--region", "no-uuid"],
     ],
