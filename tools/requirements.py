@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
-_ROW = re.compile(r"\| (S\d-\d+) \| (.*) \| ([A-Z, ]+) \|")
+_ROW = re.compile(r"\| (S\d-\d+) \| (.*) \| ([^|]+) \|")
 _WIDTH = 110
 
 
