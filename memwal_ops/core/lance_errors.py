@@ -1,7 +1,8 @@
 """pylance's untyped errors, told apart in one place.
 
 pylance raises ``OSError``, ``ValueError`` and ``RuntimeError`` with text (landmine 6), and a Rust
-panic arrives as a ``BaseException``. Only the texts that the contract tests pin are used here.
+panic arrives as a ``BaseException``. Which text means what is
+:mod:`memwal_ops.storage.errors`' business, since the same texts come from the object stores below.
 """
 
 from __future__ import annotations
@@ -9,18 +10,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.storage.errors import translate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_NOT_FOUND = ("was not found", "Not found:", "does not exist", "No such file or directory")
-
-
-def is_not_found(error: BaseException) -> bool:
-    """Whether pylance says that a dataset or a file of it is not there."""
-    return isinstance(error, ObjectNotFoundError) or any(text in str(error) for text in _NOT_FOUND)
 
 
 def is_panic(error: BaseException) -> bool:

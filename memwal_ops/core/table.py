@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.datasets import open_dataset
-from memwal_ops.core.lance_errors import is_not_found, lance_errors
+from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.layout import Layout, detect_layout
 from memwal_ops.core.regions import RegionListing, RegionManifestStore, list_regions
 from memwal_ops.core.versions import VERSIONS_FOLDER, read_version_manifest, version_path
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 # Names looked at for a mixture of naming schemes: one page of a listing, not 50,000 versions.
 _NAMES_CHECKED = 1000
+_OPENINGS = 4
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,7 @@ def open_table(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
 
 def _load(location: Location, store: Store) -> Table:
     scheme = _naming_scheme(location, store)
-    dataset = _open_dataset(location, store, scheme)
-    manifest = _read_manifest(store, dataset.version, scheme)
+    dataset, manifest = _open_newest(location, store, scheme)
     check_readable(manifest.manifest)
     entry = None if manifest.indexes is None else find_memwal_entry(manifest.indexes)
     if entry is None:
@@ -140,15 +140,25 @@ def _naming_scheme(location: Location, store: Store) -> NamingScheme:
     raise NotALanceTableError(f"{location.uri} has no {VERSIONS_FOLDER}/*.manifest, so it is no Lance table.")
 
 
-def _open_dataset(location: Location, store: Store, scheme: NamingScheme) -> lance.LanceDataset:
-    try:
-        with lance_errors("open the table", location.uri):
-            return open_dataset(location)
-    except (StorageError, TableNotFoundError) as error:
-        _diagnose(store, scheme)
-        if is_not_found(error.__cause__ or error):
-            raise NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error
-        raise
+def _open_newest(location: Location, store: Store, scheme: NamingScheme) -> tuple[lance.LanceDataset, VersionManifest]:
+    """The newest version and its manifest.
+
+    A clean-up may remove a version between the moment in which it is found to be the newest and
+    the moment in which it is read, if others committed in between: then there is a newer one.
+    """
+    for attempt in range(_OPENINGS):
+        try:
+            with lance_errors("open the table", location.uri):
+                dataset = open_dataset(location)
+            return dataset, _read_manifest(store, dataset.version, scheme)
+        except (ObjectNotFoundError, TableNotFoundError) as error:
+            if attempt == _OPENINGS - 1:
+                _diagnose(store, scheme)
+                raise NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error
+        except StorageError:
+            _diagnose(store, scheme)
+            raise
+    raise AssertionError  # pragma: no cover - the loop returns or raises
 
 
 def _diagnose(store: Store, scheme: NamingScheme) -> None:
@@ -161,7 +171,7 @@ def _diagnose(store: Store, scheme: NamingScheme) -> None:
 def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionManifest:
     try:
         manifest = read_version_manifest(store, version, scheme)
-    except (InvalidFormatError, ObjectNotFoundError) as error:
+    except InvalidFormatError as error:
         raise TableCorruptError(f"The manifest of version {version} cannot be read: {error}") from error
     if manifest.manifest.version != version:
         raise TableCorruptError(
