@@ -44,12 +44,12 @@ class Shape:
         return f"{self.base:,} base rows, {self.regions} x {self.generations} generations of {self.rows:,}"
 
 
-def make(uri: str, shape: Shape, *, seed: int = 7) -> None:
+def make(uri: str, shape: Shape, *, seed: int = 7, storage_options: dict[str, str] | None = None) -> None:
     """Write the table to ``uri``, which must not exist."""
     for start in range(0, shape.base, _BASE_SLICE):
         keys = np.arange(start, min(start + _BASE_SLICE, shape.base))
-        lance.write_dataset(rows(keys, 0), uri, mode="append" if start else "create")
-    dataset = lance.dataset(uri)
+        lance.write_dataset(rows(keys, 0), uri, mode="append" if start else "create", storage_options=storage_options)
+    dataset = lance.dataset(uri, storage_options=storage_options)
     dataset.create_scalar_index("id", "BTREE")
     dataset.initialize_mem_wal()
     random = np.random.default_rng(seed)

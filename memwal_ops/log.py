@@ -68,6 +68,19 @@ def configure(*, level: str = "INFO", redact: Callable[[str], str] = str) -> Non
     logging.captureWarnings(capture=True)
 
 
+def get_logger(name: str) -> Any:
+    """The logger for a piece of work: the host's structlog, or the standard library's where it has none.
+
+    structlog that nobody set up prints everything on stdout, which belongs to the program that
+    uses this package as a library.
+    """
+    if structlog.is_configured():
+        return structlog.get_logger(name)
+    return structlog.wrap_logger(
+        logging.getLogger(name), processors=[structlog.processors.KeyValueRenderer(key_order=["event"])]
+    )
+
+
 def _renderer() -> Any:
     if not sys.stderr.isatty():
         return structlog.processors.JSONRenderer(sort_keys=True)

@@ -14,13 +14,12 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import structlog
-
 from memwal_ops.core.backlog import Backlog, Blocked, read_backlog
 from memwal_ops.core.commit import CommitLostError, CommitNote, check_committable
 from memwal_ops.engines.api import BlockedRegionsError, Engine, MergePass, PassResult
 from memwal_ops.engines.local import LocalEngine
 from memwal_ops.errors import CommitConflictError, InvalidUsageError, ObjectNotFoundError
+from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.version import __version__
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.generations import GenerationRef
     from memwal_ops.core.table import Table
-
-log = structlog.get_logger(__name__)
 
 DEFAULT_MAX_BYTES = 1 << 30
 # Each lost race halves the next pass, so that a merger beside busy writers gets shorter and
@@ -210,6 +207,7 @@ def apply(
     """
     started = time.monotonic()
     engine = engine or _engine(options)
+    log = get_logger(__name__)
     note = CommitNote(job="merge", run_id=str(uuid.uuid4()), release=__version__)
     wanted = _wanted(table, options)
     backlog = read_backlog(table, wanted)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -250,3 +252,13 @@ def test_an_empty_base_table(tmp_path: Path) -> None:
     table.close()
     job.apply(open_table(table.uri), job.MergeOptions())
     assert_same(read_base(table.uri), table.model.expected())
+
+
+def test_a_program_that_uses_it_keeps_its_stdout(tmp_path: Path) -> None:
+    table = make("shard", 14, tmp_path)
+    table.step(5)
+    table.close()
+    code = "from memwal_ops import open_table; from memwal_ops.jobs import merge; "
+    code += f"assert merge.apply(open_table({table.uri!r}), merge.MergeOptions()).decision == 'merged'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
