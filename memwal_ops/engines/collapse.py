@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from memwal_ops.core.generations import ROW_ADDRESS
 from memwal_ops.core.projection import TOMBSTONE
 from memwal_ops.engines.api import BlockedRegionsError
-from memwal_ops.errors import DuplicateKeysError, InvariantViolatedError, MemwalOpsError
+from memwal_ops.errors import DuplicateKeysError, GenerationCorruptError, InvariantViolatedError, MemwalOpsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ def collapse(generations: Sequence[Generation], primary_key: Sequence[str]) -> W
 def _keys(generation: Generation, primary_key: Sequence[str]) -> pa.Table:
     try:
         table = generation.read_keys()
-    except MemwalOpsError as error:
+    except GenerationCorruptError as error:
         raise BlockedRegionsError({generation.ref.region_id: (generation.ref.generation, error)}) from error
     addresses = _numpy(table.column(ROW_ADDRESS))
     if len(addresses) > 1 and not bool(np.all(addresses[1:] > addresses[:-1])):

@@ -337,6 +337,19 @@ def test_a_read_only_bucket(remote: Workload, s3_endpoint: str, capfd: pytest.Ca
 
 
 @pytest.mark.s3
+@pytest.mark.parametrize(("status", "code", "exit_code"), [(403, "InvalidAccessKeyId", 21), (403, "AccessDenied", 21)])
+def test_a_refusal_in_the_middle_blames_no_generation(
+    remote: Workload, s3_endpoint: str, capfd: pytest.CaptureFixture[str], status: int, code: str, exit_code: int
+) -> None:
+    """Credentials that end while generations are read: the region is well, the run is not."""
+    with FaultyProxy(s3_endpoint) as proxy:
+        proxy.faults = [Fault("GET", "_gen_.*/data/", "before", status, code, FOREVER)]
+        outcome = run_here(capfd, "merge", remote.uri, "--json", *options(proxy.endpoint))
+        assert outcome.code == exit_code, outcome
+    assert dict(wire.progress(Files(remote.uri, options_for(s3_endpoint)))) == {}
+
+
+@pytest.mark.s3
 def test_no_such_bucket(s3_endpoint: str, capfd: pytest.CaptureFixture[str]) -> None:
     outcome = run_here(capfd, "inspect", "s3://there-is-none/t.lance", *options(s3_endpoint))
     assert outcome.code == 3, outcome.err
