@@ -28,7 +28,7 @@ import lance
 
 from memwal_ops.core.datasets import lance_options, open_dataset
 from memwal_ops.core.lance_errors import lance_errors
-from memwal_ops.core.versions import VERSIONS_FOLDER, version_path
+from memwal_ops.core.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, version_path
 from memwal_ops.errors import (
     CommitStateUnknownError,
     InvariantViolatedError,
@@ -38,7 +38,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.format.memwal_index import decode_memwal_index, find_memwal_entry, stamp_progress
-from memwal_ops.format.names import NamingScheme, detached_manifest_name
+from memwal_ops.format.names import NamingScheme, detached_manifest_name, parse_version_manifest_name
 from memwal_ops.format.version_manifest import (
     VersionManifest,
     check_writable,
@@ -135,10 +135,11 @@ def commit_strict(
         _refuse_rebased(table, built, version)
         stamped = stamp_progress(built, progress, version=version)
         _prove_readable(table, stamped, detached, detached_path)
+        _refuse_overtaken(table, version)
         _publish(table, encode_version_manifest(stamped), version)
     finally:
         table.store.delete_many([detached_path])
-    _prove_newest(table, progress, version)
+    _prove_living(table, stamped, progress)
     _advance_hint(table, version)
     return version
 
@@ -168,14 +169,25 @@ def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation,
 
 
 def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
-    """Give up where pylance built on a newer version than ours.
+    """Give up where pylance built on another merger's version.
 
     Also a detached commit is rebased over whatever was published since ``read_version``, by the
     same conflict check that knows nothing of merging. What it then built is not what was decided.
     """
     entry = None if built.indexes is None else find_memwal_entry(built.indexes)
-    same = entry is not None and decode_memwal_index(entry).merged_generations == table.index.merged_generations
-    if not same or _is_taken(table, version):
+    if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
+        raise _lost(table, version)
+
+
+def _refuse_overtaken(table: Table, version: int) -> None:
+    """Give up where anything was published since: its name may be free again.
+
+    Timeline: a merger stalls at V; others commit V+1 and V+2, a clean-up removes V+1 and the files
+    that only V named. The name V+1 is free, but a version under it would name files that are gone.
+    """
+    with lance_errors("find the newest version of", table.location.uri):
+        newest = table.dataset.latest_version
+    if newest != table.version:
         raise _lost(table, version)
 
 
@@ -244,35 +256,53 @@ def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | N
         )
 
 
-def _prove_newest(table: Table, progress: Mapping[UUID, int], version: int) -> None:
+def _prove_living(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
     """Make sure that what was published is part of the table's living history.
 
-    Timeline: a merger stalls at V; others commit V+1 and V+2; a clean-up removes V+1; the merger
-    wakes and finds the name V+1 free. Its version would stand, but nobody builds on it: reporting
-    success would be a lie. The newest version's progress tells.
+    :func:`_refuse_overtaken` leaves the moment of the put itself: whoever is stalled there publishes
+    a version that nobody builds on. Reporting success would be a lie, and the version is broken.
+
+    No file is deleted here, whatever the proof says: a version of the living history may name it.
     """
+    version = int(published.manifest.version)
     newest = table.newest()
-    if newest.version == version or all(
-        newest.index.merged_generations.get(region_id, 0) >= generation for region_id, generation in progress.items()
-    ):
+    ours = _files(published) - _files(table.manifest)
+    if newest.version <= version or ours & _files(newest.manifest):
         return
     if _was_published_late(table, version):
         table.store.delete_many([version_path(version, table.naming)])
-        raise CommitLostError(f"Version {version} of {table.location.uri} was published and cleaned up by others.")
-    # A later version took progress back (a plain commit of the MemWAL index does that, landmine 1),
-    # or nothing is left to tell which stood first. Versions may name our files, so they stay;
-    # merging again is idempotent.
-    raise CommitLostError(
-        f"Version {newest.version} of {table.location.uri} took back the merge progress of version {version}.",
-        files_are_ours=False,
-    )
+        raise CommitLostError(
+            f"Version {version} of {table.location.uri} was published and cleaned up by others.",
+            files_are_ours=False,
+        )
+    if any(newest.index.merged_generations.get(region_id, 0) < merged for region_id, merged in progress.items()):
+        # A later version took progress back (a plain commit of the MemWAL index does that,
+        # landmine 1), or nothing is left to tell which stood first. Merging again is idempotent.
+        raise CommitLostError(
+            f"Version {newest.version} of {table.location.uri} took back the merge progress of version {version}.",
+            files_are_ours=False,
+        )
 
 
 def _was_published_late(table: Table, version: int) -> bool:
-    """Whether the version after ours stood first, by the store's own clock; without proof, no."""
-    ours = table.store.head(version_path(version, table.naming))
-    later = table.store.head(version_path(version + 1, table.naming))
-    return ours is not None and later is not None and later.last_modified < ours.last_modified
+    """Whether a later version stood first, by the store's own clock; without proof, no."""
+    standing = {
+        name.version: meta.last_modified
+        for meta in table.store.list(VERSIONS_FOLDER)
+        if (name := parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])) is not None and not name.detached
+    }
+    ours = standing.get(version)
+    return ours is not None and any(later > version and at < ours for later, at in standing.items())
+
+
+def _files(version: VersionManifest) -> set[tuple[object, ...]]:
+    """What names a version's data files and deletion vectors, each in a way that no other file shares."""
+    fragments = version.manifest.fragments
+    return {(file.path,) for fragment in fragments for file in fragment.files} | {
+        (fragment.id, fragment.deletion_file.read_version, fragment.deletion_file.id)
+        for fragment in fragments
+        if fragment.HasField("deletion_file")
+    }
 
 
 def _advance_hint(table: Table, version: int) -> None:

@@ -82,7 +82,7 @@ def test_a_skewed_clock_costs_no_version_its_files(made: Workload, monkeypatch: 
         path = f"{made.uri}/_versions/{2**64 - 1 - built_on_ours:020d}.manifest"
         os.utime(path, (1, 1))
 
-    stall(monkeypatch, "_prove_newest", go_on_and_restore)
+    stall(monkeypatch, "_prove_living", go_on_and_restore)
     job.apply(open_table(made.uri), job.MergeOptions())
     assert_same(read_base(made.uri), made.expected())
     for version in lance.dataset(made.uri).versions():
