@@ -28,7 +28,7 @@ import lance
 
 from memwal_ops.core.datasets import lance_options, open_dataset
 from memwal_ops.core.lance_errors import lance_errors
-from memwal_ops.core.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, version_path
+from memwal_ops.core.versions import VERSIONS_FOLDER, version_path
 from memwal_ops.errors import (
     CommitStateUnknownError,
     InvariantViolatedError,
@@ -195,8 +195,10 @@ def _is_taken(table: Table, version: int) -> bool:
     return table.store.head(version_path(version, table.naming)) is not None
 
 
-def _lost(table: Table, version: int) -> CommitLostError:
-    return CommitLostError(f"Version {version} of {table.location.uri} was published by another writer.")
+def _lost(table: Table, version: int, *, files_are_ours: bool = True) -> CommitLostError:
+    return CommitLostError(
+        f"Version {version} of {table.location.uri} was published by another writer.", files_are_ours=files_are_ours
+    )
 
 
 def _prove_readable(table: Table, stamped: VersionManifest, detached: int, path: str) -> None:
@@ -240,7 +242,12 @@ def _publish(table: Table, data: bytes, version: int) -> None:
             # The name is taken, perhaps by ourselves: a client that repeats a put whose answer was
             # lost is told "exists". Every build of a version has its own transaction uuid inside,
             # so equal bytes are our bytes.
-            published = _read_back(table, path, None) == data
+            standing = _read_back(table, path, None)
+            if standing is None:
+                # Taken a moment ago, and not there: cleaned up, or this answer is out of date and
+                # the manifest is ours. Files that it may name must stay.
+                raise _lost(table, version, files_are_ours=False)
+            published = standing == data
     if not published:
         raise _lost(table, version)
 
@@ -269,7 +276,7 @@ def _prove_living(table: Table, published: VersionManifest, progress: Mapping[UU
     ours = _files(published) - _files(table.manifest)
     if newest.version <= version or ours & _files(newest.manifest):
         return
-    if _was_published_late(table, version):
+    if _was_published_late(table, version, ours):
         table.store.delete_many([version_path(version, table.naming)])
         raise CommitLostError(
             f"Version {version} of {table.location.uri} was published and cleaned up by others.",
@@ -284,15 +291,19 @@ def _prove_living(table: Table, published: VersionManifest, progress: Mapping[UU
         )
 
 
-def _was_published_late(table: Table, version: int) -> bool:
-    """Whether a later version stood first, by the store's own clock; without proof, no."""
+def _was_published_late(table: Table, version: int, files: set[tuple[object, ...]]) -> bool:
+    """Whether a later version stood first: older by the store's clock, and without our files.
+
+    The clock alone is no proof: on a shared file system it is that of whoever wrote.
+    """
     standing = {
         name.version: meta.last_modified
         for meta in table.store.list(VERSIONS_FOLDER)
         if (name := parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])) is not None and not name.detached
     }
     ours = standing.get(version)
-    return ours is not None and any(later > version and at < ours for later, at in standing.items())
+    older = [later for later, at in standing.items() if ours is not None and later > version and at < ours]
+    return bool(older) and files.isdisjoint(_files(read_version_manifest(table.store, min(older), table.naming)))
 
 
 def _files(version: VersionManifest) -> set[tuple[object, ...]]:
