@@ -28,7 +28,7 @@ import lance
 
 from memwal_ops.core.datasets import lance_options, open_dataset
 from memwal_ops.core.lance_errors import lance_errors
-from memwal_ops.core.versions import VERSIONS_FOLDER, version_path
+from memwal_ops.core.versions import VERSIONS_FOLDER, read_version_manifest, version_path
 from memwal_ops.errors import (
     CommitStateUnknownError,
     InvariantViolatedError,
