@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.core import commit
+from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.jobs import merge as job
+from tests.core.test_commit import LyingStore
 from tests.tables.model import assert_same
 from tests.tables.reading import read_base
 from tests.tables.workload import Workload
@@ -75,15 +78,38 @@ def test_a_skewed_clock_costs_no_version_its_files(made: Workload, monkeypatch: 
     """Our version stands; the next one, built on it by a machine whose clock is behind, looks older."""
     before = lance.dataset(made.uri).version
 
+    built = []
+
     def go_on_and_restore() -> None:
         lance.dataset(made.uri).update({"txt": "'later'"}, where="id = 1")
         built_on_ours = lance.dataset(made.uri).version
         lance.dataset(made.uri).checkout_version(before).restore()
         path = f"{made.uri}/_versions/{2**64 - 1 - built_on_ours:020d}.manifest"
         os.utime(path, (1, 1))
+        built.extend([built_on_ours - 1, built_on_ours])
 
     stall(monkeypatch, "_prove_living", go_on_and_restore)
     job.apply(open_table(made.uri), job.MergeOptions())
     assert_same(read_base(made.uri), made.expected())
     for version in lance.dataset(made.uri).versions():
         lance.dataset(made.uri, version=version["version"]).to_table()
+    assert {version["version"] for version in lance.dataset(made.uri).versions()} >= set(built)
+
+
+def test_a_store_that_contradicts_itself_costs_no_rows(made: Workload) -> None:
+    """The put landed, the answer says that the name was taken, and a stale read says that nothing is there."""
+    table = open_table(made.uri)
+    lie = iter([True])
+
+    def put_if_absent(path: str, data: bytes) -> bool:
+        landed = table.store.put_if_absent(path, data)
+        return landed and not path.startswith("_versions/")
+
+    def get(path: str) -> bytes:
+        if path.startswith("_versions/1") and next(lie, False):
+            raise ObjectNotFoundError(path)
+        return table.store.get(path)
+
+    lying = replace(table, store=LyingStore(table.store, put_if_absent=put_if_absent, get=get))
+    job.apply(lying, job.MergeOptions())
+    assert_same(read_base(made.uri), made.expected())
