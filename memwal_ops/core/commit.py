@@ -28,7 +28,7 @@ import lance
 
 from memwal_ops.core.datasets import lance_options, open_dataset
 from memwal_ops.core.lance_errors import lance_errors
-from memwal_ops.core.versions import VERSIONS_FOLDER, read_version_manifest, version_path
+from memwal_ops.core.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, read_version_manifest, version_path
 from memwal_ops.errors import (
     CommitStateUnknownError,
     InvariantViolatedError,
@@ -130,15 +130,18 @@ def commit_strict(
     version = table.version + 1
     detached = _build_detached(table, operation, note)
     detached_path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
+    leftovers = [detached_path]
     try:
         built = decode_version_manifest(table.store.get(detached_path))
+        leftovers.append(f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}")
         _refuse_rebased(table, built, version)
         stamped = stamp_progress(built, progress, version=version)
         _prove_readable(table, stamped, detached, detached_path)
         _refuse_overtaken(table, version)
+        leftovers.pop()  # from here on a version may name its transaction file
         _publish(table, encode_version_manifest(stamped), version)
     finally:
-        table.store.delete_many([detached_path])
+        table.store.delete_many(leftovers)
     _prove_living(table, stamped, progress)
     _advance_hint(table, version)
     return version

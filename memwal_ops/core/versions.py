@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 VERSIONS_FOLDER = "_versions"
+TRANSACTIONS_FOLDER = "_transactions"
 
 
 def version_path(version: int, naming: NamingScheme, *, folder: str = "") -> str:

@@ -114,6 +114,7 @@ def test_whoever_committed_first_wins(made: Workload, interfere: Callable[[str],
     interfere(made.uri)
     after = table.newest()
     assert after.version > table.version
+    transactions = Files(made.uri).listing("_transactions")
     with pytest.raises(CommitLostError) as lost:
         commit_strict(table, operation, {region: generation}, NOTE)
     assert lost.value.files_are_ours
@@ -121,6 +122,7 @@ def test_whoever_committed_first_wins(made: Workload, interfere: Callable[[str],
     assert newest.version == after.version
     assert newest.index.merged_generations == after.index.merged_generations
     assert detached(made.uri) == []
+    assert Files(made.uri).listing("_transactions") == transactions, "nothing of the lost commit is left"
 
 
 @pytest.mark.req("S0-165")
