@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.generations import GenerationRef, generation_ref
+from memwal_ops.core.regions import NoRegionManifestError
 from memwal_ops.errors import (
     GenerationMissingError,
     MemwalOpsError,
@@ -100,6 +101,8 @@ def read_backlog(table: Table, region_ids: Iterable[UUID] | None = None) -> Back
     blocked: list[Blocked] = []
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         for region_id, outcome in zip(ids, pool.map(lambda one: _read_manifest(table, one), ids), strict=True):
+            if outcome is None:
+                continue
             if isinstance(outcome, MemwalOpsError):
                 blocked.append(Blocked(region_id, None, outcome))
                 continue
@@ -110,9 +113,13 @@ def read_backlog(table: Table, region_ids: Iterable[UUID] | None = None) -> Back
     return Backlog(regions, tuple(blocked))
 
 
-def _read_manifest(table: Table, region_id: UUID) -> RegionManifest | MemwalOpsError:
+def _read_manifest(table: Table, region_id: UUID) -> RegionManifest | MemwalOpsError | None:
+    """The newest manifest, why it cannot be read, or None for a region that no writer has claimed yet."""
+    region = table.region(region_id)
     try:
-        return table.region(region_id).latest(checked=True)
+        return region.latest(checked=True)
+    except NoRegionManifestError as error:
+        return error if region.is_claimed() else None
     except (RegionManifestCorruptError, RegionManifestGapError) as error:
         return error
 

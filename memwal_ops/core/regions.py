@@ -35,6 +35,10 @@ HINT = "version_hint.json"
 _LISTINGS = 3
 
 
+class NoRegionManifestError(RegionManifestCorruptError):
+    """A region's folder without any manifest: lost, or not claimed yet (:meth:`RegionManifestStore.is_claimed`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegionListing:
     """What stands under ``_mem_wal/``: region ids in ascending order, and what is no region."""
@@ -100,6 +104,16 @@ class RegionManifestStore:
             ) from error
         return decode_region_manifest(data, region_id=self.region_id, version=version)
 
+    def is_claimed(self) -> bool:
+        """Whether anything stands in the region's folder but attempts at its first manifest.
+
+        A writer's first act is manifest version 1. On local files the folder is there a moment
+        earlier, and for ever if the writer is killed in that moment: then nothing was written yet.
+        """
+        return any(
+            not meta.path.startswith(f"{self.folder}/") for meta in self._store.list(region_folder(self.region_id))
+        )
+
     def versions(self) -> tuple[int, ...]:
         """All versions that stand in the folder, ascending. Memory: one integer per version."""
         found = (parse_region_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in self._store.list(self.folder))
@@ -140,7 +154,7 @@ class RegionManifestStore:
             hint = self._hint() or 0
             versions = self.versions()
             if not versions:
-                raise RegionManifestCorruptError(f"Region {self.region_id}: {self.folder} holds no manifest version.")
+                raise NoRegionManifestError(f"Region {self.region_id}: {self.folder} holds no manifest version.")
             newest = max(versions[-1], hint)
             if newest - versions[0] + 1 == len(versions):
                 return newest
