@@ -1,7 +1,7 @@
 """An S3 server on the loopback interface, one per test process, with a fresh bucket per test.
 
 A plugin: ``pytest_plugins = ["tests.s3_server"]`` gives the fixtures ``s3_endpoint``,
-``s3_bucket`` and ``s3_options``. The server enforces ``If-None-Match: *`` and ``If-Match``; it
+``s3_bucket``, ``s3_options`` and, of the last two, ``bucket``. The server enforces ``If-None-Match: *`` and ``If-Match``; it
 does not check signatures.
 """
 
@@ -58,6 +58,12 @@ def s3_bucket(s3_endpoint: str) -> str:
 def s3_options(s3_endpoint: str) -> dict[str, str]:
     """Storage options for the server."""
     return options_for(s3_endpoint)
+
+
+@pytest.fixture
+def bucket(s3_bucket: str, s3_options: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """URI of a new, empty bucket, and the storage options that reach it."""
+    return f"s3://{s3_bucket}", s3_options
 
 
 @pytest.fixture

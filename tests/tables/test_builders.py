@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import lance
 import pyarrow as pa
 import pytest
-from moto.server import ThreadedMotoServer
 
 from tests.tables import damage, wire
 from tests.tables.files import Files
@@ -103,24 +100,6 @@ def test_region_layout_is_the_specifications(tmp_path: Path) -> None:
     assert table.flush_generation(region).endswith("_gen_2")
     assert lance.dataset(str(damage.generation_path(table.uri, region, 2))).count_rows() == 0
     assert_same(read_spec(table.uri), table.expected())
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[tuple[str, dict[str, str]]]:
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options = {
-        "aws_access_key_id": "testing", "aws_secret_access_key": "testing", "aws_region": "us-east-1",
-        "aws_endpoint": f"http://{host}:{port}", "allow_http": "true",
-    }  # fmt: skip
-    s3 = boto3.client(
-        "s3", endpoint_url=options["aws_endpoint"], region_name="us-east-1",
-        aws_access_key_id="testing", aws_secret_access_key="testing",
-    )  # fmt: skip
-    s3.create_bucket(Bucket="tables")
-    yield "s3://tables", options
-    server.stop()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
