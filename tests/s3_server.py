@@ -1,8 +1,8 @@
 """An S3 server on the loopback interface, one per test process, with a fresh bucket per test.
 
 A plugin: ``pytest_plugins = ["tests.s3_server"]`` gives the fixtures ``s3_endpoint``,
-``s3_bucket``, ``s3_options`` and, of the last two, ``bucket``. The server enforces ``If-None-Match: *`` and ``If-Match``; it
-does not check signatures.
+``s3_bucket``, ``s3_options`` and, of the last two, ``bucket``. The server enforces
+``If-None-Match: *`` and ``If-Match``; it does not check signatures.
 """
 
 from __future__ import annotations
