@@ -64,13 +64,13 @@ def locate(table: Table, winners: Winners, *, max_bytes: int) -> Superseded:
         max_bytes: memory budget; a sixteenth of it is used for one chunk of base keys.
     """
     stable = bool(table.dataset.has_stable_row_ids)
-    use_index = _index_is_cheaper(table, winners)
     columns = [*table.primary_key]
     chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)
     found: list[pa.Table] = []
-    if winners.keys.num_rows:
+    with lance_errors("read the keys of", table.location.uri):
+        use_index = _index_is_cheaper(table, winners)
         source = _by_index(table, winners, stable=stable) if use_index else _by_scan(table, chunk_bytes, stable=stable)
-        with lance_errors("read the keys of", table.location.uri):
+        if winners.keys.num_rows:
             found.extend(_semi_join(chunk, winners.keys, columns) for chunk in _chunks(source, chunk_bytes))
     hits = pa.concat_tables(found) if found else None
     if hits is None or hits.num_rows == 0:
