@@ -20,6 +20,7 @@ from memwal_ops.cli import process
 from memwal_ops.cli.demo import demo
 from memwal_ops.cli.inspect import inspect
 from memwal_ops.cli.merge import merge
+from memwal_ops.cli.snapshot import snapshot
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.version import __version__
@@ -55,6 +56,7 @@ def cli(log_level: str) -> None:
 cli.add_command(demo)
 cli.add_command(inspect)
 cli.add_command(merge)
+cli.add_command(snapshot)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

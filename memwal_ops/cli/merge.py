@@ -7,11 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from memwal_ops.cli.inspect import problem
 from memwal_ops.cli.options import RegionId, Size, json_output, storage_options
+from memwal_ops.cli.progress import counting
 from memwal_ops.cli.text import counted, grid, paragraph, short_ids, size_text, span_text
 from memwal_ops.core.table import open_table
 from memwal_ops.errors import RegionsBlockedError
@@ -74,18 +73,9 @@ def _merge(table: Table, options: job.MergeOptions, *, show: bool) -> job.MergeR
     if not refs:
         return job.apply(table, options)
     rows = [ref.rows for ref in refs if ref.rows is not None]
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("merging"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rows"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
-        bar = progress.add_task("merge", total=sum(rows) if len(rows) == len(refs) else None)
-        return job.apply(table, options, on_rows=lambda count: progress.advance(bar, count))
+    total = sum(rows) if len(rows) == len(refs) else None
+    with counting("merging", "rows", total=total, show=True) as advance:
+        return job.apply(table, options, on_rows=advance)
 
 
 def describe(report: job.MergeReport) -> str:

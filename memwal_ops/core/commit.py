@@ -1,4 +1,4 @@
-"""The one way to publish a base version that carries merge progress: exactly ``V + 1``, or nothing.
+"""The one way to change a base version that carries merge progress: exactly ``V + 1``, or nothing.
 
 Why not pylance's own commit? It rebases: a transaction computed at version V is published as V+n
 whenever its conflict check sees no overlap, and that check knows nothing of merging. Three
@@ -17,10 +17,17 @@ progress into it, pylance opens the stamped manifest once to prove that it reads
 put-if-not-exists publishes it as V+1. Whoever is second finds the name taken, re-reads everything
 and decides again. Progress, data and deletions of all regions of a pass are one version: there is
 no moment in which one is visible without the other.
+
+A change of indexes alone (region snapshots, catch-up, an index that was brought up to date) needs
+no detached version: :func:`commit_indexes` takes the newest manifest as it is, with every field
+that it does not know, replaces index entries, and publishes in the same way. pylance's own commit
+of such a change takes a concurrent merge's progress back without a conflict (landmine 1).
 """
 
 from __future__ import annotations
 
+import time
+import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,18 +35,24 @@ import lance
 
 from memwal_ops.core.datasets import lance_options, open_dataset
 from memwal_ops.core.lance_errors import lance_errors
-from memwal_ops.core.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, read_version_manifest, version_path
-from memwal_ops.errors import (
-    CommitStateUnknownError,
-    InvariantViolatedError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    StorageError,
-    UnsupportedFeatureError,
+from memwal_ops.core.publication import (
+    CommitLostError,
+    CommitNote,
+    advance_hint,
+    is_taken,
+    lost,
+    prove_living,
+    publish,
+    refuse_overtaken,
 )
+from memwal_ops.core.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
+from memwal_ops.errors import CommitStateUnknownError, InvariantViolatedError, StorageError, UnsupportedFeatureError
+from memwal_ops.format._pb import table_pb2
 from memwal_ops.format.memwal_index import decode_memwal_index, find_memwal_entry, stamp_progress
-from memwal_ops.format.names import NamingScheme, detached_manifest_name, parse_version_manifest_name
+from memwal_ops.format.names import NamingScheme, detached_manifest_name
 from memwal_ops.format.version_manifest import (
+    NO_TRANSACTION_FILES,
+    POSITIONS,
     VersionManifest,
     check_writable,
     decode_version_manifest,
@@ -51,43 +64,42 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.table import Table
+    from memwal_ops.format._pb import memwal_pb2
 
-_HINT = f"{VERSIONS_FOLDER}/latest_version_hint.json"
-
-
-class CommitLostError(MemwalOpsError):
-    """Another writer published ``V + 1`` first: nothing of ours is visible; decide again.
-
-    ``files_are_ours``: no version anywhere names the files that the operation wrote, so they may go.
-    """
-
-    exit_code = 30
-    reason = "commit_lost"
-
-    def __init__(self, message: str, *, files_are_ours: bool = True) -> None:
-        super().__init__(message)
-        self.files_are_ours = files_are_ours
+__all__ = [
+    "CommitLostError",
+    "CommitNote",
+    "IndexChange",
+    "check_committable",
+    "check_rewritable",
+    "commit_indexes",
+    "commit_strict",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class CommitNote:
-    """Who commits: goes into the version's transaction properties, for whoever reads the history."""
+class IndexChange:
+    """What an index-only commit changes, in terms of the version that it is published on.
 
-    job: str
-    run_id: str
-    release: str
+    Attributes:
+        details: the MemWAL index's new details.
+        uuid: the MemWAL entry's new id; None keeps it, as an entry must whose snapshot stands in a file.
+        added: index entries to add, as pylance built them.
+        removed: ids of index entries to take away.
+    """
 
-    def properties(self) -> dict[str, str]:
-        """The transaction properties of design.md."""
-        return {"memwal-ops.job": self.job, "memwal-ops.run_id": self.run_id, "memwal-ops.version": self.release}
+    details: memwal_pb2.MemWalIndexDetails
+    uuid: UUID | None = None
+    added: tuple[table_pb2.IndexMetadata, ...] = ()
+    removed: frozenset[UUID] = frozenset()
 
 
-def check_committable(table: Table) -> None:
-    """Refuse, before any work is done, a table on which the strict commit would be refused.
+def check_rewritable(table: Table) -> None:
+    """Refuse, before any work is done, a table whose manifest must not be rewritten here.
 
     Raises:
-        UnsupportedFeatureError: V1 naming (pylance makes no detached version there, landmine 11), an
-            external manifest store, unknown writer feature flags or manifest fields (S3-013).
+        UnsupportedFeatureError: an external manifest store, unknown writer feature flags or manifest
+            fields (S3-013).
     """
     check_writable(table.manifest.manifest)
     encode_version_manifest(table.manifest)
@@ -96,6 +108,16 @@ def check_committable(table: Table) -> None:
             f"{table.location.uri} commits through an external manifest store, which memwal-ops cannot reach.",
             remedy="Open it by its plain URI on a store with conditional writes, for all writers alike.",
         )
+
+
+def check_committable(table: Table) -> None:
+    """Refuse, before any work is done, a table on which :func:`commit_strict` would be refused.
+
+    Raises:
+        UnsupportedFeatureError: as :func:`check_rewritable`; V1 naming, where pylance makes no detached
+            version (landmine 11).
+    """
+    check_rewritable(table)
     if table.naming is not NamingScheme.V2:
         raise UnsupportedFeatureError(
             f"{table.location.uri} names its manifests by the V1 scheme, where Lance makes no detached version.",
@@ -137,14 +159,111 @@ def commit_strict(
         _refuse_rebased(table, built, version)
         stamped = stamp_progress(built, progress, version=version)
         _prove_readable(table, stamped, detached, detached_path)
-        _refuse_overtaken(table, version)
+        refuse_overtaken(table, version)
         leftovers.pop()  # from here on a version may name its transaction file
-        _publish(table, encode_version_manifest(stamped), version)
+        publish(table, encode_version_manifest(stamped), version)
     finally:
         table.store.delete_many(leftovers)
-    _prove_living(table, stamped, progress)
-    _advance_hint(table, version)
+    prove_living(table, stamped, progress)
+    advance_hint(table, version)
     return version
+
+
+def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
+    """Publish a change of index entries alone as exactly the version after ``table.version``.
+
+    Works on both naming schemes. Data, schema and merge progress are those of ``table``.
+
+    Returns:
+        The new version, ``table.version + 1``.
+
+    Raises:
+        CommitLostError: that version exists already; nothing was published.
+        CommitStateUnknownError: the store gave no answer and reading back gave none either.
+        InvariantViolatedError: the change would touch merge progress, or an entry that is not there.
+        UnsupportedFeatureError: see :func:`check_rewritable`.
+    """
+    check_rewritable(table)
+    version = table.version + 1
+    transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
+    transaction.transaction_properties.update(note.properties())
+    indexes = _changed_section(table, change, transaction.create_index, version)
+    built = _next_version(table.manifest, indexes, transaction)
+    data = encode_version_manifest(built)
+    _check_only_indexes_changed(table, data, built)
+    file = f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}" if built.manifest.transaction_file else None
+    if file is not None:
+        # Releases that find no transaction inside the manifest look for this file when they rebase.
+        table.store.put(file, transaction.SerializeToString(deterministic=True))
+    try:
+        refuse_overtaken(table, version)
+        publish(table, data, version)
+    except CommitStateUnknownError:
+        raise  # the version may land yet, and it names the file
+    except BaseException as error:
+        if file is not None and not (isinstance(error, CommitLostError) and not error.files_are_ours):
+            table.store.delete_many([file])
+        raise
+    prove_living(table, built, {})
+    advance_hint(table, version)
+    return version
+
+
+def _changed_section(
+    table: Table, change: IndexChange, operation: table_pb2.CreateIndex, version: int
+) -> table_pb2.IndexSection:
+    """The index section after ``change``, which ``operation`` is filled to describe."""
+    old = table.manifest.indexes or table_pb2.IndexSection()
+    removed = [entry for entry in old.indices if entry.uuid.uuid in {one.bytes for one in change.removed}]
+    memwal = find_memwal_entry(old)
+    if memwal is None or memwal in removed or len(removed) != len(change.removed):
+        raise InvariantViolatedError(f"Version {table.version} of {table.location.uri} lacks an index to be replaced.")
+    entry = table_pb2.IndexMetadata()
+    entry.CopyFrom(memwal)
+    entry.uuid.uuid = (change.uuid or uuid.UUID(bytes=memwal.uuid.uuid)).bytes
+    entry.dataset_version = version
+    entry.index_details.value = change.details.SerializeToString(deterministic=True)
+    entry.created_at = int(time.time() * 1000)
+    if decode_memwal_index(entry).merged_generations != table.index.merged_generations:
+        raise InvariantViolatedError("A change of indexes must not touch the merge progress.")
+    operation.removed_indices.extend([memwal, *removed])
+    operation.new_indices.extend([entry, *change.added])
+    section = table_pb2.IndexSection()
+    section.CopyFrom(old)
+    del section.indices[:]
+    section.indices.extend(one for one in old.indices if one not in (memwal, *removed))
+    section.indices.extend(operation.new_indices)
+    return section
+
+
+def _next_version(
+    parent: VersionManifest, indexes: table_pb2.IndexSection, transaction: table_pb2.Transaction
+) -> VersionManifest:
+    """The manifest after ``parent``; its transaction stands where the parent's stands."""
+    manifest = table_pb2.Manifest()
+    manifest.CopyFrom(parent.manifest)
+    manifest.version += 1
+    manifest.timestamp.GetCurrentTime()
+    files = not manifest.writer_feature_flags & NO_TRANSACTION_FILES
+    manifest.transaction_file = f"{transaction.read_version}-{transaction.uuid}.txn" if files else ""
+    inline = parent.transaction is not None or not files
+    return replace(parent, manifest=manifest, indexes=indexes, transaction=transaction if inline else None)
+
+
+def _check_only_indexes_changed(table: Table, data: bytes, built: VersionManifest) -> None:
+    """Decode what is about to be published: all but the index section and who wrote it is the parent's."""
+    read = decode_version_manifest(data)
+    if read.indexes != built.indexes or read.transaction != built.transaction:
+        raise InvariantViolatedError(f"The new version of {table.location.uri} does not decode as it was built.")
+    both = []
+    for version in (read, table.manifest):
+        manifest = table_pb2.Manifest()
+        manifest.CopyFrom(version.manifest)
+        for field in ("version", "timestamp", "transaction_file", *POSITIONS):
+            manifest.ClearField(field)
+        both.append(manifest)
+    if both[0] != both[1]:
+        raise InvariantViolatedError(f"The new version of {table.location.uri} differs in more than its indexes.")
 
 
 def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> int:
@@ -166,8 +285,8 @@ def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation,
             )
             return int(dataset.version)
     except StorageError as error:
-        if _is_taken(table, table.version + 1):
-            raise _lost(table, table.version + 1) from error
+        if is_taken(table, table.version + 1):
+            raise lost(table, table.version + 1) from error
         raise
 
 
@@ -179,29 +298,7 @@ def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
     """
     entry = None if built.indexes is None else find_memwal_entry(built.indexes)
     if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
-        raise _lost(table, version)
-
-
-def _refuse_overtaken(table: Table, version: int) -> None:
-    """Give up where anything was published since: its name may be free again.
-
-    Timeline: a merger stalls at V; others commit V+1 and V+2, a clean-up removes V+1 and the files
-    that only V named. The name V+1 is free, but a version under it would name files that are gone.
-    """
-    with lance_errors("find the newest version of", table.location.uri):
-        newest = table.dataset.latest_version
-    if newest != table.version:
-        raise _lost(table, version)
-
-
-def _is_taken(table: Table, version: int) -> bool:
-    return table.store.head(version_path(version, table.naming)) is not None
-
-
-def _lost(table: Table, version: int, *, files_are_ours: bool = True) -> CommitLostError:
-    return CommitLostError(
-        f"Version {version} of {table.location.uri} was published by another writer.", files_are_ours=files_are_ours
-    )
+        raise lost(table, version)
 
 
 def _prove_readable(table: Table, stamped: VersionManifest, detached: int, path: str) -> None:
@@ -225,104 +322,3 @@ def _prove_readable(table: Table, stamped: VersionManifest, detached: int, path:
             f"The stamped version of {table.location.uri} does not read back as it was built "
             f"(fragments {seen} for {expected}, indexes {sorted(names)} for {sorted(wanted)})."
         )
-
-
-def _publish(table: Table, data: bytes, version: int) -> None:
-    path = version_path(version, table.naming)
-    try:
-        published = table.store.put_if_absent(path, data)
-    except StorageError as error:
-        standing = _read_back(table, path, error)
-        if standing is None:
-            # Not there now, but a request that is still on its way may land yet: only a later
-            # reader can tell, so this run must not say "failed" and must not clean up.
-            raise CommitStateUnknownError(
-                f"The store gave no answer to the commit of version {version}: {error}"
-            ) from error
-        published = standing == data
-    else:
-        if not published:
-            # The name is taken, perhaps by ourselves: a client that repeats a put whose answer was
-            # lost is told "exists". Every build of a version has its own transaction uuid inside,
-            # so equal bytes are our bytes.
-            standing = _read_back(table, path, None)
-            if standing is None:
-                # Taken a moment ago, and not there: cleaned up, or this answer is out of date and
-                # the manifest is ours. Files that it may name must stay.
-                raise _lost(table, version, files_are_ours=False)
-            published = standing == data
-    if not published:
-        raise _lost(table, version)
-
-
-def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | None:
-    try:
-        return table.store.get(path)
-    except ObjectNotFoundError:
-        return None
-    except StorageError as error:
-        raise CommitStateUnknownError(f"The store gave no answer to the commit at {path}: {error}") from (
-            cause or error
-        )
-
-
-def _prove_living(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
-    """Make sure that what was published is part of the table's living history.
-
-    :func:`_refuse_overtaken` leaves the moment of the put itself: whoever is stalled there publishes
-    a version that nobody builds on. Reporting success would be a lie, and the version is broken.
-
-    No file is deleted here, whatever the proof says: a version of the living history may name it.
-    """
-    version = int(published.manifest.version)
-    newest = table.newest()
-    ours = _files(published) - _files(table.manifest)
-    if newest.version <= version or ours & _files(newest.manifest):
-        return
-    if _was_published_late(table, version, ours):
-        table.store.delete_many([version_path(version, table.naming)])
-        raise CommitLostError(
-            f"Version {version} of {table.location.uri} was published and cleaned up by others.",
-            files_are_ours=False,
-        )
-    if any(newest.index.merged_generations.get(region_id, 0) < merged for region_id, merged in progress.items()):
-        # A later version took progress back (a plain commit of the MemWAL index does that,
-        # landmine 1), or nothing is left to tell which stood first. Merging again is idempotent.
-        raise CommitLostError(
-            f"Version {newest.version} of {table.location.uri} took back the merge progress of version {version}.",
-            files_are_ours=False,
-        )
-
-
-def _was_published_late(table: Table, version: int, files: set[tuple[object, ...]]) -> bool:
-    """Whether a later version stood first: older by the store's clock, and without our files.
-
-    The clock alone is no proof: on a shared file system it is that of whoever wrote.
-    """
-    standing = {
-        name.version: meta.last_modified
-        for meta in table.store.list(VERSIONS_FOLDER)
-        if (name := parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])) is not None and not name.detached
-    }
-    ours = standing.get(version)
-    older = [later for later, at in standing.items() if ours is not None and later > version and at < ours]
-    return bool(older) and files.isdisjoint(_files(read_version_manifest(table.store, min(older), table.naming)))
-
-
-def _files(version: VersionManifest) -> set[tuple[object, ...]]:
-    """What names a version's data files and deletion vectors, each in a way that no other file shares."""
-    fragments = version.manifest.fragments
-    return {(file.path,) for fragment in fragments for file in fragment.files} | {
-        (fragment.id, fragment.deletion_file.read_version, fragment.deletion_file.id)
-        for fragment in fragments
-        if fragment.HasField("deletion_file")
-    }
-
-
-def _advance_hint(table: Table, version: int) -> None:
-    """Move pylance's local hint forward, best effort: readers probe onward from an older one."""
-    try:
-        if table.store.head(_HINT) is not None:
-            table.store.put(_HINT, b'{"version":%d}' % version)
-    except StorageError:
-        return

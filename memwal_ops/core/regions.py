@@ -9,6 +9,7 @@ region therefore asks for ``checked=True``, which lists the folder once and refu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -29,10 +30,14 @@ from memwal_ops.format.region_manifest import (
 )
 
 if TYPE_CHECKING:
-    from memwal_ops.storage.api import Store
+    from collections.abc import Iterable
+
+    from memwal_ops.storage.api import ObjectMeta, Store
 
 HINT = "version_hint.json"
 _LISTINGS = 3
+# What every store gives in one request.
+_PAGE = 1000
 
 
 class NoRegionManifestError(RegionManifestCorruptError):
@@ -93,6 +98,20 @@ class RegionManifestStore:
         version = self._newest_listed() if checked else self._newest_by_walk()
         return self.read(version)
 
+    def latest_by_listing(self) -> RegionManifest:
+        """The newest manifest in two requests, where the folder holds less than 1,000 versions.
+
+        For whoever reads every region at once. A gap is refused as by ``latest(checked=True)``, whose
+        way is taken where the listing is not plain; a longer history is walked from its hint.
+        """
+        page = list(islice(self._store.list(self.folder), _PAGE))
+        versions = _versions(page)
+        if len(page) == _PAGE:
+            return self.latest()
+        if not versions or versions[-1] - versions[0] + 1 != len(versions):
+            return self.latest(checked=True)
+        return self.read(versions[-1])
+
     def read(self, version: int) -> RegionManifest:
         """One manifest version. Raises ``RegionManifestCorruptError`` where it does not decode or is gone."""
         path = self._path(version)
@@ -116,8 +135,7 @@ class RegionManifestStore:
 
     def versions(self) -> tuple[int, ...]:
         """All versions that stand in the folder, ascending. Memory: one integer per version."""
-        found = (parse_region_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in self._store.list(self.folder))
-        return tuple(sorted(version for version in found if version is not None))
+        return _versions(self._store.list(self.folder))
 
     def commit(self, manifest: RegionManifest) -> bool:
         """Publish ``manifest`` as its own version number; False where another writer has it.
@@ -176,6 +194,11 @@ class RegionManifestStore:
 
     def _path(self, version: int) -> str:
         return f"{self.folder}/{region_manifest_name(version)}"
+
+
+def _versions(listed: Iterable[ObjectMeta]) -> tuple[int, ...]:
+    found = (parse_region_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in listed)
+    return tuple(sorted(version for version in found if version is not None))
 
 
 def _first_missing(versions: tuple[int, ...], newest: int) -> int:

@@ -126,6 +126,76 @@ def with_progress(
     return changed
 
 
+def with_catchup(
+    details: memwal_pb2.MemWalIndexDetails, claims: Mapping[str, Mapping[UUID, int] | None]
+) -> memwal_pb2.MemWalIndexDetails:
+    """A copy of the details in which each index of ``claims`` has caught up to just that (S0-078, S0-181).
+
+    ``None`` takes the index out of the list. Indexes that ``claims`` does not name stay as they are.
+
+    Raises:
+        InvariantViolatedError: a claim above the merge progress.
+    """
+    changed = memwal_pb2.MemWalIndexDetails()
+    changed.CopyFrom(details)
+    merged = {UUID(bytes=entry.region_id.uuid): entry.generation for entry in details.merged_generations}
+    entries = {entry.index_name: entry for entry in changed.index_catchup}
+    for name, claim in sorted(claims.items()):
+        if claim is None:
+            entries.pop(name, None)
+            continue
+        entry = memwal_pb2.IndexCatchupProgress()
+        if name in entries:
+            entry.CopyFrom(entries[name])
+        entry.index_name = name
+        del entry.caught_up_generations[:]
+        for region_id, generation in sorted(claim.items()):
+            if generation > merged.get(region_id, 0):
+                raise InvariantViolatedError(
+                    f"Refusing to say that {name} covers generation {generation} of region {region_id}: "
+                    f"only {merged.get(region_id, 0)} is merged."
+                )
+            one = entry.caught_up_generations.add()
+            one.region_id.uuid = region_id.bytes
+            one.generation = generation
+        entries[name] = entry
+    kept = list(entries.values())
+    del changed.index_catchup[:]
+    changed.index_catchup.extend(kept)
+    return changed
+
+
+def with_snapshot(
+    details: memwal_pb2.MemWalIndexDetails, *, timestamp_millis: int, num_regions: int, inline: bytes | None
+) -> memwal_pb2.MemWalIndexDetails:
+    """A copy of the details with another region snapshot and nothing else changed (S0-069 to S0-073, S0-175).
+
+    Args:
+        timestamp_millis: when it was taken, Unix milliseconds.
+        num_regions: its rows.
+        inline: a Lance file's bytes; None where the rows stand in ``_indices/{uuid}/index.lance``.
+    """
+    changed = memwal_pb2.MemWalIndexDetails()
+    changed.CopyFrom(details)
+    changed.snapshot_ts_millis = timestamp_millis
+    changed.num_regions = num_regions
+    changed.ClearField("inline_snapshots")
+    if inline is not None:
+        changed.inline_snapshots = inline
+    return changed
+
+
+def with_maintained_indexes(
+    details: memwal_pb2.MemWalIndexDetails, names: Iterable[str]
+) -> memwal_pb2.MemWalIndexDetails:
+    """A copy of the details in which writers mirror just these base indexes (S0-075)."""
+    changed = memwal_pb2.MemWalIndexDetails()
+    changed.CopyFrom(details)
+    del changed.maintained_indexes[:]
+    changed.maintained_indexes.extend(names)
+    return changed
+
+
 def stamp_progress(built: VersionManifest, progress: Mapping[UUID, int], *, version: int) -> VersionManifest:
     """A version that pylance built, as ``version`` and carrying ``progress``.
 

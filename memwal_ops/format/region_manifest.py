@@ -47,6 +47,7 @@ class FlushedGeneration:
 class RegionManifest:
     """One version of a region's state (S0-040 to S0-049).
 
+    ``region_fields`` are the values by which rows came here, as stored (:mod:`memwal_ops.format.region_fields`).
     ``source`` is the message it was decoded from, with the fields that this release does not know.
     A field that is None is absent: no WAL entry was replayed, or seen, yet.
     """
@@ -60,6 +61,7 @@ class RegionManifest:
     current_generation: int
     flushed_generations: tuple[FlushedGeneration, ...]
     status: RegionStatus
+    region_fields: tuple[tuple[str, bytes], ...] = ()
     source: bytes = field(default=b"", repr=False, compare=False)
 
     @property
@@ -70,6 +72,10 @@ class RegionManifest:
     def next(self) -> RegionManifest:
         """The same state under the next version number."""
         return replace(self, version=self.version + 1)
+
+    def with_wal_id_last_seen(self, entry_id: int) -> RegionManifest:
+        """The same state with another hint at the end of the log (S0-172)."""
+        return replace(self, wal_id_last_seen=entry_id)
 
 
 def decode_region_manifest(data: bytes, *, region_id: UUID, version: int) -> RegionManifest:
@@ -103,6 +109,7 @@ def decode_region_manifest(data: bytes, *, region_id: UUID, version: int) -> Reg
         message.current_generation,
         _generations(message, region_id, version),
         status,
+        tuple((entry.field_id, entry.value) for entry in message.region_field_entries),
         data,
     )
 

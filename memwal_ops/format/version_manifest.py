@@ -36,6 +36,10 @@ FEATURES: Mapping[int, str] = {
     32: "no transaction files",
 }
 _KNOWN_FLAGS = sum(FEATURES)
+NO_TRANSACTION_FILES = 32
+
+# The fields that say where in the file the other sections stand.
+POSITIONS = ("index_section", "transaction_section", "transaction_section_old")
 
 _Section = TypeVar("_Section", bound=Message)
 
@@ -93,7 +97,7 @@ def encode_version_manifest(version: VersionManifest) -> bytes:
     manifest = pb.Manifest()
     manifest.CopyFrom(version.manifest)
     old_position = manifest.HasField("transaction_section_old") and not manifest.HasField("transaction_section")
-    for field in ("index_section", "transaction_section", "transaction_section_old"):
+    for field in POSITIONS:
         manifest.ClearField(field)
     out = bytearray()
     if version.indexes is not None:

@@ -56,8 +56,12 @@ class Store(Protocol):
     def head(self, path: str) -> ObjectMeta | None:
         """Metadata of one object, or None where there is none."""
 
-    def list(self, prefix: str = "") -> Iterator[ObjectMeta]:
-        """All objects below the folder ``prefix``, streamed in no particular order."""
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
+        """All objects below the folder ``prefix``, streamed in no particular order.
+
+        ``after``: only those whose whole path sorts after it; the others cost no request where the
+        store lists in order.
+        """
 
     def list_level(self, prefix: str = "") -> Listing:
         """The entries directly in the folder ``prefix``; an absent folder is empty."""

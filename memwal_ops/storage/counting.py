@@ -64,10 +64,10 @@ class CountingStore:
         self._count("head")
         return self._inner.head(path)
 
-    def list(self, prefix: str = "") -> Iterator[ObjectMeta]:
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
         """Counted ``list``; objects count as they are taken."""
         self._count("list")
-        return self._listed(self._inner.list(prefix))
+        return self._listed(self._inner.list(prefix, after=after))
 
     def list_level(self, prefix: str = "") -> Listing:
         """Counted ``list_level``."""

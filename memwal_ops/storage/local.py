@@ -49,15 +49,15 @@ class LocalObjectStore(ObjectStore):
         self._real_root = os.path.realpath(root)
         self._lock = threading.Lock()
 
-    def list(self, prefix: str = "") -> Iterator[ObjectMeta]:
-        """All objects below the folder ``prefix``, streamed in no particular order."""
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
+        """All objects below the folder ``prefix``, streamed in no particular order; see the interface."""
         folder = self._folder(prefix)
         if not os.path.isdir(self._absolute(folder)):
             return iter(())
         inside = lru_cache(maxsize=1024)(self._is_inside)
         return (
             meta
-            for meta in super()._pages(folder)
+            for meta in super()._pages(folder, after)
             if self._is_ours(meta.path, folder_is_inside=inside(os.path.dirname(meta.path)))
         )
 

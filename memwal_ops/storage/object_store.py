@@ -96,8 +96,10 @@ class ObjectStore:
 
         return call(attempt, path=path, action="read", policy=self._retry)
 
-    def list(self, prefix: str = "") -> Iterator[ObjectMeta]:
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
         """All objects below the folder ``prefix``, streamed a page of 1,000 at a time.
+
+        ``after``: only those whose whole path sorts after it.
 
         A page that fails is asked for again from the last object on, as long as the store lists
         in order; S3 Express does not, and a listing there fails as a whole.
@@ -105,7 +107,7 @@ class ObjectStore:
         Raises:
             StoreUnavailableError: a page did not come before the deadline.
         """
-        return self._pages(self._folder(prefix))
+        return self._pages(self._folder(prefix), after)
 
     def list_level(self, prefix: str = "") -> Listing:
         """The entries directly in the folder ``prefix``; an absent folder is empty."""
@@ -206,8 +208,8 @@ class ObjectStore:
     def _delete(self, names: Sequence[str]) -> None:
         obstore.delete(self._client(writing=True), names)
 
-    def _pages(self, folder: str) -> Iterator[ObjectMeta]:
-        pages = Pages(self._client, folder)
+    def _pages(self, folder: str, after: str | None) -> Iterator[ObjectMeta]:
+        pages = Pages(self._client, folder, after)
         while True:
             page = call(pages.attempt, path=folder, action="list", policy=self._retry)
             if page is None:

@@ -25,12 +25,15 @@ _PAGE = 1000
 class Pages:
     """The pages of one recursive listing, in order; :meth:`attempt` may be called again after an error."""
 
-    def __init__(self, client: Callable[[], Client], folder: str) -> None:
-        """List below ``folder``, all if it is empty; ``client`` is asked at each new stream."""
+    def __init__(self, client: Callable[[], Client], folder: str, after: str | None = None) -> None:
+        """List below ``folder``, all if it is empty, what sorts after ``after``.
+
+        ``client`` is asked at each new stream.
+        """
         self._client = client
         self._folder = folder
         self._stream: Iterator[Sequence[obstore.ObjectMeta]] | None = None
-        self._last: str | None = None
+        self._last = after
         self._in_order = True
 
     def attempt(self) -> tuple[ObjectMeta, ...] | None:

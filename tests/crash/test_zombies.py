@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Before which step of the commit the others come: it is stalled there.
-STEPS = ["_build_detached", "_prove_readable", "_publish"]
+STEPS = ["_build_detached", "_prove_readable", "publish"]
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_skewed_clock_costs_no_version_its_files(made: Workload, monkeypatch: 
         os.utime(path, (1, 1))
         built.extend([built_on_ours - 1, built_on_ours])
 
-    stall(monkeypatch, "_prove_living", go_on_and_restore)
+    stall(monkeypatch, "prove_living", go_on_and_restore)
     job.apply(open_table(made.uri), job.MergeOptions())
     assert_same(read_base(made.uri), made.expected())
     for version in lance.dataset(made.uri).versions():

@@ -173,7 +173,7 @@ class IndexSection(_message.Message):
     def __init__(self, indices: _Optional[_Iterable[_Union[IndexMetadata, _Mapping]]] = ...) -> None: ...
 
 class IndexMetadata(_message.Message):
-    __slots__ = ("uuid", "fields", "name", "dataset_version", "fragment_bitmap", "index_details", "index_version", "created_at")
+    __slots__ = ("uuid", "fields", "name", "dataset_version", "fragment_bitmap", "index_details", "index_version", "created_at", "base_id")
     UUID_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class IndexMetadata(_message.Message):
     INDEX_DETAILS_FIELD_NUMBER: _ClassVar[int]
     INDEX_VERSION_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    BASE_ID_FIELD_NUMBER: _ClassVar[int]
     uuid: _memwal_pb2.UUID
     fields: _containers.RepeatedScalarFieldContainer[int]
     name: str
@@ -190,10 +191,11 @@ class IndexMetadata(_message.Message):
     index_details: _any_pb2.Any
     index_version: int
     created_at: int
-    def __init__(self, uuid: _Optional[_Union[_memwal_pb2.UUID, _Mapping]] = ..., fields: _Optional[_Iterable[int]] = ..., name: _Optional[str] = ..., dataset_version: _Optional[int] = ..., fragment_bitmap: _Optional[bytes] = ..., index_details: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., index_version: _Optional[int] = ..., created_at: _Optional[int] = ...) -> None: ...
+    base_id: int
+    def __init__(self, uuid: _Optional[_Union[_memwal_pb2.UUID, _Mapping]] = ..., fields: _Optional[_Iterable[int]] = ..., name: _Optional[str] = ..., dataset_version: _Optional[int] = ..., fragment_bitmap: _Optional[bytes] = ..., index_details: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., index_version: _Optional[int] = ..., created_at: _Optional[int] = ..., base_id: _Optional[int] = ...) -> None: ...
 
 class Transaction(_message.Message):
-    __slots__ = ("read_version", "uuid", "tag", "transaction_properties", "update")
+    __slots__ = ("read_version", "uuid", "tag", "transaction_properties", "create_index", "update")
     class TransactionPropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -205,13 +207,23 @@ class Transaction(_message.Message):
     UUID_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    CREATE_INDEX_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     read_version: int
     uuid: str
     tag: str
     transaction_properties: _containers.ScalarMap[str, str]
+    create_index: CreateIndex
     update: Update
-    def __init__(self, read_version: _Optional[int] = ..., uuid: _Optional[str] = ..., tag: _Optional[str] = ..., transaction_properties: _Optional[_Mapping[str, str]] = ..., update: _Optional[_Union[Update, _Mapping]] = ...) -> None: ...
+    def __init__(self, read_version: _Optional[int] = ..., uuid: _Optional[str] = ..., tag: _Optional[str] = ..., transaction_properties: _Optional[_Mapping[str, str]] = ..., create_index: _Optional[_Union[CreateIndex, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ...) -> None: ...
+
+class CreateIndex(_message.Message):
+    __slots__ = ("new_indices", "removed_indices")
+    NEW_INDICES_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_INDICES_FIELD_NUMBER: _ClassVar[int]
+    new_indices: _containers.RepeatedCompositeFieldContainer[IndexMetadata]
+    removed_indices: _containers.RepeatedCompositeFieldContainer[IndexMetadata]
+    def __init__(self, new_indices: _Optional[_Iterable[_Union[IndexMetadata, _Mapping]]] = ..., removed_indices: _Optional[_Iterable[_Union[IndexMetadata, _Mapping]]] = ...) -> None: ...
 
 class Update(_message.Message):
     __slots__ = ("removed_fragment_ids", "updated_fragments", "new_fragments", "fields_modified", "merged_generations")

@@ -1,0 +1,163 @@
+"""Rows of a region snapshot: one per region, in the columns of the table's layout.
+
+The specification's rows hold the whole region manifest (S0-106 to S0-108). pylance documents
+less: who the regions are and which rows come to them; their state stays in their manifests. Each
+table gets the rows that its readers expect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from memwal_ops.errors import InvalidFormatError
+from memwal_ops.format.region_fields import decode_field, field_types
+from memwal_ops.format.region_manifest import FlushedGeneration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from memwal_ops.format._pb import memwal_pb2
+    from memwal_ops.format.region_manifest import RegionManifest
+
+_REGION_FIELD = "region_field_"
+_SHARD_FIELD = "shard_field_"
+_REGION_COLUMNS = pa.schema(
+    [
+        ("region_id", pa.binary(16)),
+        ("version", pa.uint64()),
+        ("region_spec_id", pa.uint32()),
+        ("writer_epoch", pa.uint64()),
+        ("replay_after_wal_id", pa.uint64()),
+        ("wal_id_last_seen", pa.uint64()),
+        ("current_generation", pa.uint64()),
+        ("flushed_generations", pa.list_(pa.struct([("generation", pa.uint64()), ("path", pa.string())]))),
+    ]
+)
+_SHARD_COLUMNS = pa.schema(
+    [pa.field("shard_id", pa.string(), nullable=False), pa.field("shard_spec_id", pa.uint32(), nullable=False)]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRow:
+    """One region as a snapshot shows it.
+
+    Attributes:
+        region_id: the region.
+        region_spec_id: by which spec its rows are routed; 0: by hand.
+        fields: value per region field that it has.
+        state: the rest of its manifest; None in the shard layout, which leaves it in the manifest.
+    """
+
+    region_id: UUID
+    region_spec_id: int
+    fields: Mapping[str, Any]
+    state: RegionState | None
+
+
+@dataclass(frozen=True, slots=True)
+class RegionState:
+    """What a region manifest of that version said; names and units as there."""
+
+    version: int
+    writer_epoch: int
+    replay_after_wal_id: int | None
+    wal_id_last_seen: int | None
+    current_generation: int
+    flushed_generations: tuple[FlushedGeneration, ...]
+
+
+def region_rows(manifests: Sequence[RegionManifest], specs: Iterable[memwal_pb2.RegionSpec]) -> pa.Table:
+    """Rows as the specification has them, in the order of ``manifests``; no manifest: no row, all columns."""
+    rows = [
+        {
+            "region_id": manifest.region_id.bytes,
+            "version": manifest.version,
+            "region_spec_id": manifest.region_spec_id,
+            "writer_epoch": manifest.writer_epoch,
+            "replay_after_wal_id": manifest.replay_after_wal_id,
+            "wal_id_last_seen": manifest.wal_id_last_seen,
+            "current_generation": manifest.current_generation,
+            "flushed_generations": [
+                {"generation": flushed.generation, "path": flushed.path} for flushed in manifest.flushed_generations
+            ],
+        }
+        for manifest in manifests
+    ]
+    return _rows(rows, _REGION_COLUMNS, _REGION_FIELD, manifests, specs)
+
+
+def shard_rows(manifests: Sequence[RegionManifest], specs: Iterable[memwal_pb2.RegionSpec]) -> pa.Table:
+    """Rows as pylance 7 and later document them, in the order of ``manifests``."""
+    rows = [{"shard_id": str(manifest.region_id), "shard_spec_id": manifest.region_spec_id} for manifest in manifests]
+    return _rows(rows, _SHARD_COLUMNS, _SHARD_FIELD, manifests, specs)
+
+
+def check_fields(manifest: RegionManifest, specs: Iterable[memwal_pb2.RegionSpec]) -> None:
+    """Raise ``InvalidFormatError`` where a region field of the manifest is no value of its type."""
+    types = field_types(specs)
+    for name, value in manifest.region_fields:
+        if name in types:
+            decode_field(value, types[name])
+
+
+def decode_rows(rows: pa.Table) -> tuple[RegionRow, ...]:
+    """The regions of a snapshot, of either layout.
+
+    Raises:
+        InvalidFormatError: the columns are those of neither layout, or a region id is no UUID.
+    """
+    names = set(rows.column_names)
+    try:
+        if names >= set(_REGION_COLUMNS.names):
+            return tuple(_decode_region(row) for row in rows.to_pylist())
+        if names >= set(_SHARD_COLUMNS.names):
+            return tuple(
+                RegionRow(UUID(row["shard_id"]), row["shard_spec_id"], _fields(row, _SHARD_FIELD), None)
+                for row in rows.to_pylist()
+            )
+    except (TypeError, ValueError, KeyError) as error:
+        raise InvalidFormatError(f"A row of the region snapshot is no region: {error}") from error
+    raise InvalidFormatError(f"The region snapshot has the columns {rows.column_names}, which no layout has.")
+
+
+def _rows(
+    rows: list[dict[str, Any]],
+    columns: pa.Schema,
+    prefix: str,
+    manifests: Sequence[RegionManifest],
+    specs: Iterable[memwal_pb2.RegionSpec],
+) -> pa.Table:
+    types = field_types(specs)
+    for row, manifest in zip(rows, manifests, strict=True):
+        row.update(
+            {prefix + name: decode_field(value, types[name]) for name, value in manifest.region_fields if name in types}
+        )
+    schema = pa.schema([*columns, *(pa.field(prefix + name, kind) for name, kind in types.items())])
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _decode_region(row: dict[str, Any]) -> RegionRow:
+    return RegionRow(
+        UUID(bytes=row["region_id"]),
+        row["region_spec_id"],
+        _fields(row, _REGION_FIELD),
+        RegionState(
+            row["version"],
+            row["writer_epoch"],
+            row["replay_after_wal_id"],
+            row["wal_id_last_seen"],
+            row["current_generation"],
+            tuple(FlushedGeneration(one["generation"], one["path"]) for one in row["flushed_generations"] or ()),
+        ),
+    )
+
+
+def _fields(row: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix) and value is not None
+    }

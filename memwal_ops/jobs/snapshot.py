@@ -1,0 +1,308 @@
+"""The snapshot job: one table of all regions' states, inside the MemWAL index, for fast reading.
+
+Six steps (specification, "MemWAL Index Builder"): load the index, list the regions, read each
+one's manifest and look for the end of its log, choose where the rows go, keep everything else of
+the index, publish. The rows are best effort and may be stale; what must hold is that publishing
+them never touches merge progress, configuration or catch-up, whoever else commits at that moment.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.commit import CommitLostError, CommitNote, IndexChange, check_rewritable, commit_indexes
+from memwal_ops.core.layout import Layout, region_folder
+from memwal_ops.core.leftovers import sweep_leftovers
+from memwal_ops.core.regions import NoRegionManifestError
+from memwal_ops.core.snapshots import encode_file, read_snapshot, snapshot_path
+from memwal_ops.core.wal import last_wal_entry
+from memwal_ops.errors import (
+    CommitConflictError,
+    InvalidFormatError,
+    InvalidUsageError,
+    MemwalOpsError,
+    RegionManifestCorruptError,
+    RegionManifestGapError,
+)
+from memwal_ops.format.memwal_index import with_snapshot
+from memwal_ops.format.snapshot_rows import check_fields, region_rows, shard_rows
+from memwal_ops.log import get_logger
+from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    import pyarrow as pa
+
+    from memwal_ops.core.table import Table
+    from memwal_ops.format.region_manifest import RegionManifest
+
+DEFAULT_INLINE_THRESHOLD = 100
+CONCURRENT_REGIONS = 16
+MAX_LOST_RACES = 24
+_BACKOFF_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOptions:
+    """What a user may ask of a snapshot.
+
+    Attributes:
+        inline_threshold: up to this many regions the rows stand inside the index (S0-104).
+    """
+
+    inline_threshold: int = DEFAULT_INLINE_THRESHOLD
+
+    def __post_init__(self) -> None:
+        if self.inline_threshold < 0:
+            raise InvalidUsageError(f"--inline-threshold must not be below 0, as {self.inline_threshold} is.")
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What stands among the regions and is not in the snapshot, by its path below the table's root."""
+
+    path: str
+    reason: str
+    detail: str
+    is_fault: bool
+
+    def to_json(self) -> dict[str, object]:
+        """The ``skipped`` entry of a report; ``fault`` is false for what loses nothing."""
+        return {"path": self.path, "reason": self.reason, "detail": self.detail, "fault": self.is_fault}
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReport:
+    """What a snapshot run did. ``decision`` is one of built, unchanged, dry_run.
+
+    ``stored`` is inline or external: where the rows stand (dry_run: would stand).
+    """
+
+    decision: str
+    run_id: str
+    num_regions: int
+    stored: str
+    wal_hints_updated: int
+    skipped: tuple[Skipped, ...]
+    version: int
+    lost_races: int
+    seconds: float
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether a region could not be read."""
+        return any(one.is_fault for one in self.skipped)
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``snapshot --json``."""
+        return {
+            "decision": self.decision,
+            "num_regions": self.num_regions,
+            "stored": self.stored,
+            "wal_hints_updated": self.wal_hints_updated,
+            "skipped": [one.to_json() for one in self.skipped],
+            "version": self.version,
+            "seconds": round(self.seconds, 6),
+            "lost_races": self.lost_races,
+            "run_id": self.run_id,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    """All regions at one moment, ascending by id."""
+
+    taken_millis: int
+    manifests: tuple[RegionManifest, ...]
+    skipped: tuple[Skipped, ...]
+    hints_updated: int
+
+
+def dry_run(table: Table, options: SnapshotOptions) -> SnapshotReport:
+    """The report of a snapshot that writes nothing, no hint either: decision ``dry_run``."""
+    started = time.monotonic()
+    check_rewritable(table)
+    seen = _observe(table, update_hints=False)
+    return SnapshotReport(
+        decision="dry_run",
+        run_id=str(uuid.uuid4()),
+        num_regions=len(seen.manifests),
+        stored=_storage(seen, options),
+        wal_hints_updated=0,
+        skipped=seen.skipped,
+        version=table.version,
+        lost_races=0,
+        seconds=time.monotonic() - started,
+    )
+
+
+def apply(table: Table, options: SnapshotOptions, *, on_region: Callable[[], None] = lambda: None) -> SnapshotReport:
+    """Take a snapshot of all regions and publish it (S0-169 to S0-177).
+
+    Args:
+        table: any version of the table; the newest is read again after each lost race.
+        options: see :class:`SnapshotOptions`.
+        on_region: called as each region has been read, for a progress bar.
+
+    Returns:
+        The report. ``unchanged``: the stored snapshot already says all this, and nothing was committed.
+
+    Raises:
+        CommitConflictError: too many races for the next version were lost in a row.
+        CommitStateUnknownError: the store lost the answer to the commit; run it again.
+        UnsupportedFeatureError: a table whose manifest must not be rewritten here.
+    """
+    started = time.monotonic()
+    check_rewritable(table)
+    probe_conditional_writes(table.store)
+    note = CommitNote(job="snapshot", run_id=str(uuid.uuid4()), release=__version__)
+    seen = _observe(table, update_hints=True, on_region=on_region)
+    hints_updated = seen.hints_updated
+    lost_races = 0
+    decision = "unchanged"
+    while True:
+        rows = _rows(table, seen)
+        if _stands(table, rows, _storage(seen, options)):
+            break
+        if lost_races == 0:
+            sweep_leftovers(table)
+        try:
+            _publish(table, seen, rows, _storage(seen, options), note)
+        except CommitLostError as error:
+            lost_races += 1
+            get_logger(__name__).info("commit_lost", table=table.location.uri, version=table.version + 1)
+            if lost_races > MAX_LOST_RACES:
+                raise CommitConflictError(
+                    f"Lost {lost_races} races in a row for the next version of {table.location.uri}; "
+                    "the snapshot was not published, and nothing else was changed."
+                ) from error
+            time.sleep(random.uniform(0, _BACKOFF_SECONDS * 2 ** min(lost_races, 6)))  # noqa: S311 - jitter
+            table = table.newest()
+            if (table.index.snapshot_ts_millis or 0) >= seen.taken_millis:
+                # Another builder looked later than we did: never put older rows over newer ones.
+                seen = _observe(table, update_hints=True)
+                hints_updated += seen.hints_updated
+        else:
+            decision = "built"
+            table = table.newest()
+            break
+    return SnapshotReport(
+        decision=decision,
+        run_id=note.run_id,
+        num_regions=len(seen.manifests),
+        stored=_storage(seen, options),
+        wal_hints_updated=hints_updated,
+        skipped=seen.skipped,
+        version=table.version,
+        lost_races=lost_races,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _storage(seen: _Observation, options: SnapshotOptions) -> str:
+    return "inline" if len(seen.manifests) <= options.inline_threshold else "external"
+
+
+def _rows(table: Table, seen: _Observation) -> pa.Table:
+    build = region_rows if table.layout is Layout.REGION else shard_rows
+    return build(seen.manifests, table.index.region_specs)
+
+
+def _stands(table: Table, rows: pa.Table, stored: str) -> bool:
+    """Whether the table's snapshot is this one already."""
+    try:
+        snapshot = read_snapshot(table)
+    except InvalidFormatError:
+        return False
+    return snapshot is not None and snapshot.stored == stored and bool(snapshot.rows.equals(rows))
+
+
+def _publish(table: Table, seen: _Observation, rows: pa.Table, stored: str, note: CommitNote) -> None:
+    data = encode_file(rows)
+    new_id = uuid.uuid4()
+    details = with_snapshot(
+        table.index.details,
+        timestamp_millis=seen.taken_millis,
+        num_regions=rows.num_rows,
+        inline=data if stored == "inline" else None,
+    )
+    if stored == "external":
+        table.store.put(snapshot_path(new_id), data)
+    try:
+        commit_indexes(table, IndexChange(details, uuid=new_id), note)
+    except CommitLostError as error:
+        if stored == "external" and error.files_are_ours:
+            table.store.delete_many([snapshot_path(new_id)])
+        raise
+
+
+def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] = lambda: None) -> _Observation:
+    """Read every region, at most :data:`CONCURRENT_REGIONS` at a time.
+
+    Requests: one listing for all regions; per region a listing, a manifest, and one HEAD beyond the
+    known end of its log.
+    """
+    taken = time.time_ns() // 1_000_000
+    listing = table.regions
+
+    def read(region_id: UUID) -> tuple[RegionManifest, bool] | Skipped:
+        try:
+            return _read(table, region_id, update_hints=update_hints)
+        except NoRegionManifestError as error:
+            if table.region(region_id).is_claimed():
+                return _fault(region_id, error)
+            detail = "No writer has claimed this region yet: it has no manifest, and nothing else stands in it."
+            return Skipped(region_folder(region_id), "unclaimed", detail, is_fault=False)
+        except (RegionManifestCorruptError, RegionManifestGapError) as error:
+            return _fault(region_id, error)
+        finally:
+            on_region()
+
+    manifests: list[RegionManifest] = []
+    skipped = [
+        Skipped(path, "stray", "This is no region directory; it was left alone.", is_fault=False)
+        for path in listing.strays
+    ]
+    updated = 0
+    with ThreadPoolExecutor(CONCURRENT_REGIONS) as pool:
+        for outcome in pool.map(read, listing.region_ids):
+            if isinstance(outcome, Skipped):
+                skipped.append(outcome)
+            else:
+                manifests.append(outcome[0])
+                updated += outcome[1]
+    return _Observation(taken, tuple(manifests), tuple(skipped), updated)
+
+
+def _read(table: Table, region_id: UUID, *, update_hints: bool) -> tuple[RegionManifest, bool]:
+    """The region's newest manifest, with the real end of its log, and whether that was written down."""
+    region = table.region(region_id)
+    manifest = region.latest_by_listing()
+    try:
+        check_fields(manifest, table.index.region_specs)
+    except InvalidFormatError as error:
+        raise RegionManifestCorruptError(
+            f"Region {region_id}: manifest version {manifest.version} has a region field that cannot be read: {error}"
+        ) from error
+    last = last_wal_entry(table.store, manifest, table.layout)
+    if not update_hints or last <= (manifest.wal_id_last_seen or 0):
+        return manifest, False
+    better = manifest.next().with_wal_id_last_seen(last)
+    try:
+        return (better, True) if region.commit(better) else (manifest, False)
+    except MemwalOpsError as error:
+        # Best effort (S0-172): the hint saves a reader some requests, nothing depends on it.
+        get_logger(__name__).info("wal_hint_not_updated", region=str(region_id), error=str(error))
+        return manifest, False
+
+
+def _fault(region_id: UUID, error: MemwalOpsError) -> Skipped:
+    return Skipped(region_folder(region_id), error.reason, f"{error} {error.remedy}", is_fault=True)
