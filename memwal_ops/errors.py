@@ -161,6 +161,22 @@ class InvalidFormatError(MemwalOpsError):
     remedy = "The file is damaged or was not written by Lance; restore it from a backup."
 
 
+class IndexesBehindError(MemwalOpsError):
+    """A run did all it could, but at least one index could not be brought up to date."""
+
+    exit_code = 18
+    reason = "indexes_behind"
+    remedy = "See the failed entries; each says why, and the next run tries again."
+
+
+class CodebookChangedError(MemwalOpsError):
+    """An index was built with another codebook than the layers of the LSM tree share (S0-112)."""
+
+    exit_code = 19
+    reason = "codebook_changed"
+    remedy = "To change a codebook on purpose, run memwal-ops catchup URI --migrate-codebook OLD NEW."
+
+
 class StorageError(MemwalOpsError):
     """The store failed in a way that no other class names."""
 

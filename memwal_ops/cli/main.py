@@ -17,6 +17,7 @@ import structlog
 
 from memwal_ops import log as logging_setup
 from memwal_ops.cli import process
+from memwal_ops.cli.catchup import catchup
 from memwal_ops.cli.demo import demo
 from memwal_ops.cli.inspect import inspect
 from memwal_ops.cli.merge import merge
@@ -53,6 +54,7 @@ def cli(log_level: str) -> None:
     logging_setup.configure(level=log_level.upper(), redact=redact)
 
 
+cli.add_command(catchup)
 cli.add_command(demo)
 cli.add_command(inspect)
 cli.add_command(merge)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # Decoded file footers and index pages that one dataset may keep. Lance's own limits are gigabytes,
 # and a job's memory is to follow its budget, not the size of an index (design, invariant 6).
-_CACHE_BYTES = 32 << 20
+CACHE_BYTES = 32 << 20
 
 
 def open_dataset(location: Location, folder: str = "", *, version: int | None = None) -> lance.LanceDataset:
@@ -24,8 +24,8 @@ def open_dataset(location: Location, folder: str = "", *, version: int | None = 
         f"{location.uri}/{folder}" if folder else location.uri,
         version=version,
         storage_options=lance_options(location),
-        index_cache_size_bytes=_CACHE_BYTES,
-        metadata_cache_size_bytes=_CACHE_BYTES,
+        index_cache_size_bytes=CACHE_BYTES,
+        metadata_cache_size_bytes=CACHE_BYTES,
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.backlog import Backlog, Blocked, RegionBacklog, read_backlog
+from memwal_ops.core.base_indexes import base_indexes, coverage
 from memwal_ops.core.generations import generation_ref
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.errors import GenerationMissingError
-from memwal_ops.format.memwal_index import MEMWAL_INDEX_NAME
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -135,7 +135,7 @@ def inspect(table: Table) -> Inspection:
     )
     with lance_errors("read the fragments of", table.location.uri):
         fragments = {fragment.fragment_id: fragment.count_rows() for fragment in table.dataset.get_fragments()}
-    return Inspection(table, sum(fragments.values()), len(fragments), regions, _indexes(table, fragments), backlog)
+    return Inspection(table, sum(fragments.values()), len(fragments), regions, _indexes(table), backlog)
 
 
 def _region(table: Table, region_id: UUID, backlog: RegionBacklog | None, fault: Blocked | None) -> RegionState:
@@ -165,24 +165,10 @@ def _generations(table: Table, region: RegionBacklog | None) -> tuple[Generation
         return tuple(pool.map(state, region.manifest.flushed_generations))
 
 
-def _indexes(table: Table, fragments: dict[int, int]) -> tuple[IndexState, ...]:
-    covered: dict[str, set[int]] = {}
-    types: dict[str, str] = {}
-    with lance_errors("read the indexes of", table.location.uri):
-        for index in table.dataset.describe_indices():
-            if index.name != MEMWAL_INDEX_NAME:
-                covered[index.name] = {fragment for segment in index.segments for fragment in segment.fragment_ids}
-                types[index.name] = index.index_type
+def _indexes(table: Table) -> tuple[IndexState, ...]:
     states = []
-    for name in sorted(covered):
-        missing = fragments.keys() - covered[name]
-        states.append(
-            IndexState(
-                name,
-                types[name],
-                len(fragments) - len(missing),
-                len(missing),
-                sum(fragments[fragment_id] for fragment_id in missing),
-            )
-        )
+    for index in base_indexes(table).values():
+        behind = coverage(index.covered, table.manifest)
+        missing = len(behind.uncovered)
+        states.append(IndexState(index.name, index.type, behind.fragments - missing, missing, behind.uncovered_rows))
     return tuple(states)

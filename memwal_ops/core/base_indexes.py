@@ -1,0 +1,109 @@
+"""The base table's own indexes, told by the fragments that their segments cover.
+
+What an index covers is read from its bitmaps and from nothing else: ``index_catchup`` is a claim,
+the two specifications disagree about an index that is absent from it, and pylance leaves it as it
+was when an update moves rows out of an index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from memwal_ops.core.lance_errors import lance_errors
+from memwal_ops.errors import InvalidFormatError, TableCorruptError
+from memwal_ops.format.fragment_bitmap import decode_fragment_bitmap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from memwal_ops.core.table import Table
+    from memwal_ops.format._pb import table_pb2
+    from memwal_ops.format.version_manifest import VersionManifest
+
+_SYSTEM = "__lance_"
+
+
+@dataclass(frozen=True, slots=True)
+class BaseIndex:
+    """One index of a table version; names and types as pylance shows them.
+
+    Attributes:
+        name: its name.
+        type: for example ``BTree``, ``Inverted``, ``IVF_PQ``.
+        segments: its entries, the oldest first.
+        covered: ids of all fragments that its segments cover, gone ones included.
+    """
+
+    name: str
+    type: str
+    segments: tuple[table_pb2.IndexMetadata, ...]
+    covered: frozenset[int]
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it has a codebook."""
+        return any(entry.index_details.type_url.endswith("VectorIndexDetails") for entry in self.segments)
+
+    @property
+    def segment_ids(self) -> frozenset[UUID]:
+        """Ids of the segments."""
+        return frozenset(UUID(bytes=entry.uuid.uuid) for entry in self.segments)
+
+    @property
+    def built_at(self) -> int:
+        """The newest version that a segment was built on."""
+        return max((entry.dataset_version for entry in self.segments), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How far an index is behind a version: ``uncovered`` fragment ids, and the live rows in them."""
+
+    fragments: int
+    uncovered: frozenset[int]
+    uncovered_rows: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every fragment is covered."""
+        return not self.uncovered
+
+
+def base_indexes(table: Table) -> Mapping[str, BaseIndex]:
+    """The table's indexes by name, in order of name; Lance's own bookkeeping indexes are left out.
+
+    Raises:
+        TableCorruptError: a fragment bitmap does not decode.
+    """
+    entries: dict[str, list[table_pb2.IndexMetadata]] = {}
+    for entry in [] if table.manifest.indexes is None else table.manifest.indexes.indices:
+        if not entry.name.startswith(_SYSTEM):
+            entries.setdefault(entry.name, []).append(entry)
+    if not entries:
+        return {}
+    with lance_errors("read the indexes of", table.location.uri):
+        types = {index.name: index.index_type for index in table.dataset.describe_indices()}
+    return {
+        name: BaseIndex(name, types.get(name, "unknown"), tuple(entries[name]), covered_by(entries[name]))
+        for name in sorted(entries)
+    }
+
+
+def covered_by(entries: Iterable[table_pb2.IndexMetadata]) -> frozenset[int]:
+    """Ids of the fragments that any of the entries covers."""
+    try:
+        return frozenset[int]().union(*(decode_fragment_bitmap(entry.fragment_bitmap) for entry in entries))
+    except InvalidFormatError as error:
+        raise TableCorruptError(str(error)) from error
+
+
+def coverage(covered: frozenset[int], version: VersionManifest) -> Coverage:
+    """Compare what an index covers with the fragments of a version."""
+    missing = [fragment for fragment in version.manifest.fragments if fragment.id not in covered]
+    return Coverage(
+        len(version.manifest.fragments),
+        frozenset(fragment.id for fragment in missing),
+        sum(fragment.physical_rows - fragment.deletion_file.num_deleted_rows for fragment in missing),
+    )

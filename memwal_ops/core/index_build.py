@@ -1,0 +1,179 @@
+"""Have pylance build index segments, and keep it from publishing them.
+
+pylance's own commit would do for many indexes, but not here: a changed codebook must be found
+before anybody sees it, and merge progress must not hang on how a release rebases. So the commit is
+stopped at its last step. A dataset can be given a lock to take around the commit; pylance writes
+the index files and its transaction, then asks for the lock. Ours reads the transaction, which
+describes the new segments in full, and refuses. pylance removes the transaction and gives up; the
+files stay, named by nothing, until :func:`memwal_ops.core.commit.commit_indexes` publishes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+from uuid import UUID
+
+import lance
+
+from memwal_ops.core.base_indexes import covered_by
+from memwal_ops.core.datasets import CACHE_BYTES, lance_options
+from memwal_ops.core.lance_errors import is_panic, lance_errors
+from memwal_ops.core.publication import lost
+from memwal_ops.core.snapshots import INDICES_FOLDER
+from memwal_ops.core.versions import TRANSACTIONS_FOLDER
+from memwal_ops.errors import ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.format._pb import table_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memwal_ops.core.table import Table
+
+_FRAGMENT_REUSE = "__lance_frag_reuse"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBuild:
+    """Segments that stand on the store and in no version.
+
+    Attributes:
+        added: their entries.
+        removed: ids of the segments that they replace.
+    """
+
+    added: tuple[table_pb2.IndexMetadata, ...]
+    removed: frozenset[UUID]
+
+    @property
+    def covered(self) -> frozenset[int]:
+        """Ids of the fragments that the new segments cover."""
+        return covered_by(self.added)
+
+
+def still_fits(build: IndexBuild, built_on: Table, newest: Table, name: str) -> bool:
+    """Whether segments that were built on one version are right on a later one.
+
+    A merge in between only adds fragments and deletes rows: what the segments say of the old
+    fragments stays true. They are wrong where the index itself was changed, or where a fragment that
+    they cover is gone or has other data files (compaction, a rewritten column).
+    """
+    if built_on.version == newest.version:
+        return True
+    entries = [] if newest.manifest.indexes is None else newest.manifest.indexes.indices
+    standing = {entry.uuid.uuid for entry in entries if entry.name == name}
+    before = [] if built_on.manifest.indexes is None else built_on.manifest.indexes.indices
+    if standing != {entry.uuid.uuid for entry in before if entry.name == name}:
+        return False
+    if _reuse_index(newest) != _reuse_index(built_on):
+        return False  # rows moved, and the translation is left to readers
+    files = {fragment.id: [*fragment.files] for fragment in newest.manifest.manifest.fragments}
+    return all(
+        files.get(fragment.id) == [*fragment.files]
+        for fragment in built_on.manifest.manifest.fragments
+        if fragment.id in build.covered
+    )
+
+
+def _reuse_index(table: Table) -> list[bytes]:
+    entries = [] if table.manifest.indexes is None else table.manifest.indexes.indices
+    return [entry.uuid.uuid for entry in entries if entry.name == _FRAGMENT_REUSE]
+
+
+class _NotToBePublishedError(Exception):
+    """What the lock raises; pylance passes it on as text."""
+
+
+def update_index(table: Table, name: str, *, merge: int | None) -> IndexBuild | None:
+    """Bring an index up to ``table``'s version with ``optimize_indices``, unpublished.
+
+    Args:
+        table: the version to build on.
+        name: the index.
+        merge: that many of its segments become one with the new rows; 0: the new rows get a segment
+            of their own; None: as pylance sees fit, which is not to be used for vector indexes
+            (landmine 21).
+
+    Returns:
+        The segments; None where pylance found nothing to do.
+
+    Raises:
+        CommitLostError: another process is building the same index on the same version.
+        StorageError: pylance failed, for its own reasons.
+    """
+    options = {} if merge is None else {"num_indices_to_merge": merge}
+    return _unpublished(table, name, lambda dataset: dataset.optimize.optimize_indices(index_names=[name], **options))
+
+
+def create_index(table: Table, name: str, create: Callable[[lance.LanceDataset], object]) -> IndexBuild | None:
+    """A new index on ``table``'s version by whatever ``create`` asks of pylance, unpublished."""
+    return _unpublished(table, name, create)
+
+
+def discard(table: Table, build: IndexBuild) -> None:
+    """Delete the files of segments that will not be published; nobody else can know of them."""
+    doomed: list[str] = []
+    for entry in build.added:
+        folder = f"{INDICES_FOLDER}/{UUID(bytes=entry.uuid.uuid)}"
+        doomed += [meta.path for meta in table.store.list(folder)]
+    table.store.delete_many(doomed)
+
+
+def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset], object]) -> IndexBuild | None:
+    prefix = f"{TRANSACTIONS_FOLDER}/{table.version}-"
+    before = set(_names(table, prefix))
+    found: list[table_pb2.CreateIndex] = []
+    asked = []
+
+    def lock(version: int) -> NoReturn:
+        asked.append(version)
+        found.extend(_operations(table, name, sorted(set(_names(table, prefix)) - before)))
+        raise _NotToBePublishedError
+
+    dataset = lance.dataset(
+        table.location.uri,
+        version=table.version,
+        storage_options=lance_options(table.location),
+        commit_lock=lock,
+        index_cache_size_bytes=CACHE_BYTES,
+        metadata_cache_size_bytes=CACHE_BYTES,
+    )
+    try:
+        with lance_errors("build index", name):
+            action(dataset)
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        if asked and not found:
+            raise UnsupportedFeatureError(
+                f"{table.location.uri} is committed to without transaction files, from which a built index is read."
+            ) from error
+        if not found:
+            raise
+    else:
+        if not found:
+            return None
+    if len(found) > 1:
+        # Which of them is ours cannot be told, so that none may be published, and none deleted.
+        raise lost(table, table.version + 1, files_are_ours=False)
+    operation = found[0]
+    return IndexBuild(
+        tuple(operation.new_indices), frozenset(UUID(bytes=entry.uuid.uuid) for entry in operation.removed_indices)
+    )
+
+
+def _names(table: Table, prefix: str) -> Iterator[str]:
+    for meta in table.store.list(TRANSACTIONS_FOLDER, after=prefix):
+        if meta.path.startswith(prefix):
+            yield meta.path
+
+
+def _operations(table: Table, name: str, paths: list[str]) -> Iterator[table_pb2.CreateIndex]:
+    """The index builds of that name among the transactions that are about to be committed."""
+    for path in paths:
+        try:
+            transaction = table_pb2.Transaction.FromString(table.store.get(path))
+        except ObjectNotFoundError:
+            continue  # somebody else's, given up
+        if any(entry.name == name for entry in transaction.create_index.new_indices):
+            yield transaction.create_index
