@@ -17,6 +17,7 @@ from memwal_ops.jobs import catchup as job
 
 if TYPE_CHECKING:
     from memwal_ops.core.table import Table
+    from memwal_ops.jobs.catchup_report import CatchupReport
 
 
 @click.command()
@@ -71,19 +72,19 @@ def catchup(
     return _exit_code(report)
 
 
-def _apply(table: Table, options: job.CatchupOptions) -> job.CatchupReport:
+def _apply(table: Table, options: job.CatchupOptions) -> CatchupReport:
     with counting("indexes", "done", show=sys.stderr.isatty()) as advance:
         return job.apply(table, options, on_index=lambda _: advance())
 
 
-def _exit_code(report: job.CatchupReport) -> int:
+def _exit_code(report: CatchupReport) -> int:
     if not report.failures:
         return 0
     refused = all(isinstance(error, CodebookChangedError) for error in report.failures)
     return CodebookChangedError.exit_code if refused else IndexesBehindError.exit_code
 
 
-def describe(report: job.CatchupReport) -> str:
+def describe(report: CatchupReport) -> str:
     """The report for a person."""
     parts = [_headline(report)]
     if report.indexes:
@@ -105,7 +106,7 @@ def describe(report: job.CatchupReport) -> str:
     return "\n\n".join(parts)
 
 
-def _headline(report: job.CatchupReport) -> str:
+def _headline(report: CatchupReport) -> str:
     updated = counted(sum(one.decision == "updated" for one in report.indexes), "index", "indexes")
     match report.decision:
         case "caught_up":
@@ -124,7 +125,7 @@ def _headline(report: job.CatchupReport) -> str:
             return f"incomplete: {failed} failed, {updated} updated, version {report.version}."
 
 
-def _table(report: job.CatchupReport) -> str:
+def _table(report: CatchupReport) -> str:
     rows = [
         (
             one.name,
