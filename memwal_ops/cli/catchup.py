@@ -12,8 +12,9 @@ from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.progress import counting
 from memwal_ops.cli.text import counted, grid, paragraph
 from memwal_ops.core.table import open_table
-from memwal_ops.errors import CodebookChangedError, IndexesBehindError
+from memwal_ops.errors import CodebookChangedError, IndexesBehindError, InvalidUsageError
 from memwal_ops.jobs import catchup as job
+from memwal_ops.jobs.codebook_migration import MigrationReport, migrate
 
 if TYPE_CHECKING:
     from memwal_ops.core.table import Table
@@ -44,6 +45,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Report an IVF index whose largest partition has this many times the rows of its smallest.",
 )
+@click.option(
+    "--migrate-codebook",
+    "migration",
+    nargs=2,
+    metavar="OLD NEW",
+    help="Take the next step of replacing vector index OLD by NEW, which gets new centroids.",
+)
+@click.option("--drop-old", is_flag=True, help="With --migrate-codebook: allow its last step, dropping OLD.")
 @click.option("--dry-run", is_flag=True, help="Show what is behind and change nothing.")
 @storage_options
 @json_output
@@ -53,6 +62,8 @@ def catchup(
     min_uncovered_rows: int,
     max_segments: int,
     retrain_imbalance_threshold: float,
+    migration: tuple[str, str] | None,
+    drop_old: bool,
     dry_run: bool,
     storage_options: dict[str, str],
     as_json: bool,
@@ -67,6 +78,12 @@ def catchup(
     """
     options = job.CatchupOptions(indexes, min_uncovered_rows, max_segments, retrain_imbalance_threshold)
     table = open_table(uri, storage_options)
+    if migration is not None:
+        step = migrate(table, *migration, drop_old=drop_old, dry_run=dry_run)
+        click.echo(json.dumps(step.to_json(), indent=2) if as_json else describe_migration(step))
+        return 0
+    if drop_old:
+        raise InvalidUsageError("--drop-old belongs to --migrate-codebook OLD NEW.")
     report = job.dry_run(table, options) if dry_run else _apply(table, options)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else describe(report))
     return _exit_code(report)
@@ -104,6 +121,31 @@ def describe(report: CatchupReport) -> str:
                 )
             )
     return "\n\n".join(parts)
+
+
+_STEPS = {
+    "created": "created: {new} stands beside {old}, with centroids of its own.",
+    "maintained": "maintained: writers that start from now on maintain {new} as well.",
+    "caught_up": "caught_up: {new} covers everything that is merged.",
+    "waiting": "waiting: {old} is still needed.",
+    "ready_to_drop": "ready_to_drop: {new} covers everything, in the base table and in what waits to be merged.",
+    "dropped": "dropped: {old} is gone.",
+    "done": "done: {old} is gone, and {new} has its place.",
+    "dry_run": "dry_run: nothing was changed.",
+}
+_HOLDS_SHOWN = 10
+
+
+def describe_migration(report: MigrationReport) -> str:
+    """One step of a codebook migration for a person."""
+    parts = [_STEPS[report.decision].format(old=report.old, new=report.new)]
+    for hold in report.holds[:_HOLDS_SHOWN]:
+        generation = "" if hold.generation is None else f", generation {hold.generation}"
+        parts.append(paragraph(f"held by region {hold.region_id}{generation}: {hold.because}", hanging="  "))
+    if len(report.holds) > _HOLDS_SHOWN:
+        parts.append(f"and by {len(report.holds) - _HOLDS_SHOWN:,} more (--json shows all).")
+    parts.append(paragraph(f"Next: {report.next}", hanging="  "))
+    return "\n".join(parts)
 
 
 def _headline(report: CatchupReport) -> str:

@@ -83,7 +83,8 @@ class IndexChange:
 
     Attributes:
         details: the MemWAL index's new details.
-        uuid: the MemWAL entry's new id; None keeps it, as an entry must whose snapshot stands in a file.
+        uuid: the MemWAL entry's new id, under which a snapshot's file stands. None: as it was where such a
+            file has its name, else any, by which the version's descendants are told.
         added: index entries to add, as pylance built them.
         removed: ids of index entries to take away.
     """
@@ -220,7 +221,10 @@ def _changed_section(
         raise InvariantViolatedError(f"Version {table.version} of {table.location.uri} lacks an index to be replaced.")
     entry = table_pb2.IndexMetadata()
     entry.CopyFrom(memwal)
-    entry.uuid.uuid = (change.uuid or uuid.UUID(bytes=memwal.uuid.uuid)).bytes
+    if change.uuid is not None:
+        entry.uuid.uuid = change.uuid.bytes
+    elif change.details.HasField("inline_snapshots") or not change.details.num_regions:
+        entry.uuid.uuid = uuid.uuid4().bytes
     entry.dataset_version = version
     entry.index_details.value = change.details.SerializeToString(deterministic=True)
     entry.created_at = int(time.time() * 1000)

@@ -12,10 +12,9 @@ if it still covers that version; else nothing.
 
 from __future__ import annotations
 
-import random
 import time
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -23,13 +22,11 @@ from uuid import UUID
 from memwal_ops.core.base_indexes import BaseIndex, base_indexes, coverage, covered_by
 from memwal_ops.core.catchup_claims import claim, wrong_claims
 from memwal_ops.core.codebook import Codebook, read_codebook
-from memwal_ops.core.commit import CommitLostError, CommitNote, IndexChange, check_rewritable, commit_indexes
-from memwal_ops.core.index_build import IndexBuild, discard, still_fits, update_index
+from memwal_ops.core.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
+from memwal_ops.core.index_build import IndexBuild, discard, update_index
 from memwal_ops.core.leftovers import sweep_leftovers
-from memwal_ops.core.snapshots import is_external
 from memwal_ops.errors import (
     CodebookChangedError,
-    CommitConflictError,
     CommitStateUnknownError,
     InvalidUsageError,
     InvariantViolatedError,
@@ -38,6 +35,8 @@ from memwal_ops.errors import (
 )
 from memwal_ops.format.memwal_index import with_catchup
 from memwal_ops.jobs.catchup_report import CatchupReport, IndexReport, Partitions
+from memwal_ops.jobs.index_publishing import publish_build, publish_change
+from memwal_ops.jobs.races import Races
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.version import __version__
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_SEGMENTS = 8
 DEFAULT_RETRAIN_IMBALANCE = 20.0
-MAX_LOST_RACES = 24
-_BACKOFF_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +78,12 @@ class CatchupOptions:
 
 @dataclass(slots=True)
 class _Run:
-    """The table as it moves on under the run, and the races that were lost."""
+    """The table as it moves on under the run."""
 
     table: Table
     options: CatchupOptions
     note: CommitNote
-    lost_races: int = 0
-
-    def lose(self, lost_in_a_row: int, error: MemwalOpsError) -> None:
-        """Wait a little, and take the newest version; raises where too many races were lost in a row."""
-        self.lost_races += 1
-        get_logger(__name__).info("commit_lost", table=self.table.location.uri, version=self.table.version + 1)
-        if lost_in_a_row > MAX_LOST_RACES:
-            raise CommitConflictError(
-                f"Lost {lost_in_a_row} races in a row for the next version of {self.table.location.uri}."
-            ) from error
-        time.sleep(random.uniform(0, _BACKOFF_SECONDS * 2 ** min(lost_in_a_row, 6)))  # noqa: S311 - jitter
-        self.table = self.table.newest()
+    races: Races = field(default_factory=Races)
 
 
 def dry_run(table: Table, options: CatchupOptions) -> CatchupReport:
@@ -147,7 +133,7 @@ def apply(table: Table, options: CatchupOptions, *, on_index: Callable[[str], No
         run_id=run.note.run_id,
         indexes=tuple(reports),
         version=run.table.version,
-        lost_races=run.lost_races,
+        lost_races=run.races.lost,
         seconds=time.monotonic() - started,
     )
 
@@ -248,56 +234,41 @@ def _partitions(table: Table, index: BaseIndex, options: CatchupOptions) -> Part
 
 def _update(run: _Run, name: str) -> str:
     """Build and publish until the index covers the version that it was built on; gives the decision."""
-    lost_in_a_row = 0
     while True:
         table = run.table
         index = base_indexes(table).get(name)
-        if index is None:
-            return "dropped"
-        need = _need(table, index, run.options)
-        if need != "update":
+        need = "dropped" if index is None else _need(table, index, run.options)
+        if index is None or need != "update":
             return need
         try:
-            if not _build_and_publish(run, table, index):
-                return "unchanged"
+            return "updated" if _build_and_publish(run, table, index) else "unchanged"
         except (CommitLostError, ObjectNotFoundError) as error:
-            if isinstance(error, ObjectNotFoundError) and table.newest().version == table.version:
+            newest = run.table.newest()
+            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
                 raise  # not a file of an old version that was cleaned up under our feet
-            lost_in_a_row += 1
-            run.lose(lost_in_a_row, error)
-        else:
-            return "updated"
+            run.table = run.races.lose(newest, error)
 
 
 def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> bool:
-    """One build, and as many attempts to publish it as it stays right for; False: nothing to build."""
+    """One build, published; False: nothing to build."""
     codebooks = _codebooks(table, index)
     build = update_index(table, index.name, merge=_segments_to_merge(index, run.options))
     if build is None:
         return False
-    published = False
-    keep = False
+    kept = [entry for entry in index.segments if UUID(bytes=entry.uuid.uuid) not in build.removed]
+    covered = build.covered | covered_by(kept)
     try:
-        _check(table, index, build, codebooks)
-        lost_in_a_row = 0
-        while not published:
-            newest = run.table
-            if not still_fits(build, table, newest, index.name):
-                raise CommitLostError(f"Index {index.name} was changed while it was brought up to date.")
-            try:
-                commit_indexes(newest, _change(newest, table, index, build), run.note)
-                published = True
-            except CommitLostError as error:
-                keep = keep or not error.files_are_ours
-                lost_in_a_row += 1
-                run.lose(lost_in_a_row, error)
-    except CommitStateUnknownError:
-        keep = True
+        _check(table, index, build, covered, codebooks)
+    except MemwalOpsError:
+        discard(table, build)
         raise
-    finally:
-        if not published and not keep:
-            discard(table, build)
-    run.table = run.table.newest()
+
+    def change(newest: Table) -> IndexChange:
+        said = claim(newest, covered, progress_when_built=table.index.merged_generations)
+        details = with_catchup(newest.index.details, {index.name: said})
+        return IndexChange(details, added=build.added, removed=build.removed)
+
+    run.table = publish_build(table, index.name, build, change, run.note, run.races)
     return True
 
 
@@ -316,52 +287,32 @@ def _codebooks(table: Table, index: BaseIndex) -> frozenset[Codebook]:
     return frozenset(read_codebook(table, entry) for entry in index.segments) if index.is_vector else frozenset()
 
 
-def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[Codebook]) -> None:
+def _check(
+    table: Table, index: BaseIndex, build: IndexBuild, covered: frozenset[int], before: frozenset[Codebook]
+) -> None:
     """Refuse a build that does not cover its version, or has another codebook."""
-    kept = [entry for entry in index.segments if UUID(bytes=entry.uuid.uuid) not in build.removed]
-    remaining = coverage(build.covered | covered_by(kept), table.manifest)
-    if not remaining.complete:
+    left_out = coverage(covered, table.manifest).uncovered
+    if left_out:
         raise InvariantViolatedError(
-            f"pylance brought index {index.name} up to date, but it leaves out fragments {sorted(remaining.uncovered)}."
+            f"pylance brought index {index.name} up to date, but it leaves out fragments {sorted(left_out)}."
         )
-    if not index.is_vector:
-        return
-    after = frozenset(read_codebook(table, entry) for entry in build.added)
+    after = frozenset(read_codebook(table, entry) for entry in build.added) if index.is_vector else frozenset()
     if after - before:
-        old = ", ".join(sorted(str(one.partitions) for one in before))
-        new = ", ".join(sorted(str(one.partitions) for one in after))
+        old, new = (sorted(one.partitions for one in books) for books in (before, after))
         raise CodebookChangedError(
-            f"Index {index.name} came back with another codebook ({old} partitions before, {new} after); "
+            f"Index {index.name} came back with another codebook (partitions before {old}, after {new}); "
             "it was not published, and the table is as it was."
         )
 
 
-def _change(newest: Table, built_on: Table, index: BaseIndex, build: IndexBuild) -> IndexChange:
-    kept = [entry for entry in index.segments if UUID(bytes=entry.uuid.uuid) not in build.removed]
-    covered = build.covered | covered_by(kept)
-    said = claim(newest, covered, progress_when_built=built_on.index.merged_generations)
-    details = with_catchup(newest.index.details, {index.name: said})
-    return IndexChange(details, uuid=_new_id(newest), added=build.added, removed=build.removed)
-
-
 def _record(run: _Run, names: Collection[str]) -> frozenset[str]:
     """Bring ``index_catchup`` in line with the fragments, in one commit; which indexes it was wrong about."""
-    lost_in_a_row = 0
-    while True:
-        claims = wrong_claims(run.table, names)
-        if not claims:
-            return frozenset()
-        change = IndexChange(with_catchup(run.table.index.details, claims), uuid=_new_id(run.table))
-        try:
-            commit_indexes(run.table, change, run.note)
-        except CommitLostError as error:
-            lost_in_a_row += 1
-            run.lose(lost_in_a_row, error)
-        else:
-            run.table = run.table.newest()
-            return frozenset(claims)
+    wrong: dict[str, dict[UUID, int]] = {}
 
+    def change(table: Table) -> IndexChange | None:
+        wrong.clear()
+        wrong.update(wrong_claims(table, names))
+        return IndexChange(with_catchup(table.index.details, wrong)) if wrong else None
 
-def _new_id(table: Table) -> UUID | None:
-    """A new id for the MemWAL entry, by which a version's descendants can be told; not where a file has its name."""
-    return None if is_external(table) else uuid.uuid4()
+    run.table = publish_change(run.table, change, run.note, run.races)
+    return frozenset(wrong)

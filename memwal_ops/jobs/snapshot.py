@@ -8,7 +8,6 @@ them never touches merge progress, configuration or catch-up, whoever else commi
 
 from __future__ import annotations
 
-import random
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,6 @@ from memwal_ops.core.regions import NoRegionManifestError
 from memwal_ops.core.snapshots import encode_file, read_snapshot, snapshot_path
 from memwal_ops.core.wal import last_wal_entry
 from memwal_ops.errors import (
-    CommitConflictError,
     InvalidFormatError,
     InvalidUsageError,
     MemwalOpsError,
@@ -31,6 +29,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.format.memwal_index import with_snapshot
 from memwal_ops.format.snapshot_rows import check_fields, region_rows, shard_rows
+from memwal_ops.jobs.races import Races
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.version import __version__
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
 
 DEFAULT_INLINE_THRESHOLD = 100
 CONCURRENT_REGIONS = 16
-MAX_LOST_RACES = 24
-_BACKOFF_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,33 +163,22 @@ def apply(table: Table, options: SnapshotOptions, *, on_region: Callable[[], Non
     note = CommitNote(job="snapshot", run_id=str(uuid.uuid4()), release=__version__)
     seen = _observe(table, update_hints=True, on_region=on_region)
     hints_updated = seen.hints_updated
-    lost_races = 0
+    races = Races()
     decision = "unchanged"
-    while True:
-        rows = _rows(table, seen)
-        if _stands(table, rows, _storage(seen, options)):
-            break
-        if lost_races == 0:
+    while not _stands(table, rows := _rows(table, seen), _storage(seen, options)):
+        if races.lost == 0:
             sweep_leftovers(table)
         try:
             _publish(table, seen, rows, _storage(seen, options), note)
         except CommitLostError as error:
-            lost_races += 1
-            get_logger(__name__).info("commit_lost", table=table.location.uri, version=table.version + 1)
-            if lost_races > MAX_LOST_RACES:
-                raise CommitConflictError(
-                    f"Lost {lost_races} races in a row for the next version of {table.location.uri}; "
-                    "the snapshot was not published, and nothing else was changed."
-                ) from error
-            time.sleep(random.uniform(0, _BACKOFF_SECONDS * 2 ** min(lost_races, 6)))  # noqa: S311 - jitter
-            table = table.newest()
+            table = races.lose(table, error)
             if (table.index.snapshot_ts_millis or 0) >= seen.taken_millis:
                 # Another builder looked later than we did: never put older rows over newer ones.
                 seen = _observe(table, update_hints=True)
                 hints_updated += seen.hints_updated
         else:
             decision = "built"
-            table = table.newest()
+            table = races.win(table)
             break
     return SnapshotReport(
         decision=decision,
@@ -202,7 +188,7 @@ def apply(table: Table, options: SnapshotOptions, *, on_region: Callable[[], Non
         wal_hints_updated=hints_updated,
         skipped=seen.skipped,
         version=table.version,
-        lost_races=lost_races,
+        lost_races=races.lost,
         seconds=time.monotonic() - started,
     )
 
