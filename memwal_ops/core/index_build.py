@@ -92,7 +92,7 @@ def update_index(table: Table, name: str, *, merge: int | None) -> IndexBuild | 
         name: the index.
         merge: that many of its segments become one with the new rows; 0: the new rows get a segment
             of their own; None: as pylance sees fit, which is not to be used for vector indexes
-            (landmine 21).
+            (landmine 22).
 
     Returns:
         The segments; None where pylance found nothing to do.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
+import uuid
+from datetime import timedelta
 from pathlib import Path
 
 import lance
@@ -264,3 +268,49 @@ def test_an_empty_source_carries_the_marker(tmp_path: Path) -> None:
     upsert(lance.dataset(uri), empty, 6)
     assert progress(uri) == {REGION: 6}
     assert len(values(uri)) == 100
+
+
+@pytest.mark.parametrize("on_s3", [False, True], ids=["local", "s3"])
+def test_a_commit_lock_shows_the_transaction_and_stops_the_commit(
+    tmp_path: Path, bucket: tuple[str, dict[str, str]], on_s3: bool
+) -> None:
+    """pylance writes index files and the transaction, then asks for the lock. If that raises, nothing is
+    published, the transaction file goes, and the index files stay: an index can be built and looked at."""
+    uri, options = (f"{bucket[0]}/t.lance", bucket[1]) if on_s3 else (f"{tmp_path}/t.lance", None)
+    dataset = lance.write_dataset(rows(0, 50), uri, storage_options=options)
+    dataset.create_scalar_index("id", "BTREE")
+    version = lance.write_dataset(rows(50, 60), uri, mode="append", storage_options=options).version
+    files = Files(uri, options)
+    before = set(files.listing("_transactions"))
+    seen = []
+
+    def lock(next_version: int) -> None:
+        assert next_version == version + 1
+        (path,) = set(files.listing("_transactions")) - before
+        seen.append((path, wire.decode(files.get(path))))
+        raise RuntimeError("stop here")
+
+    locked = lance.dataset(uri, storage_options=options, commit_lock=lock)
+    with pytest.raises(OSError, match="Error from commit handler: RuntimeError: stop here"):
+        locked.optimize.optimize_indices(index_names=["id_idx"])
+    assert lance.dataset(uri, storage_options=options).version == version
+    assert set(files.listing("_transactions")) == before
+    ((path, transaction),) = seen
+    assert path.startswith(f"_transactions/{version}-")
+    (operation,) = wire.sub(transaction, 103)
+    (added,), (removed,) = wire.sub(operation, 1), wire.sub(operation, 2)
+    assert wire.get(added, 3) == wire.get(removed, 3) == b"id_idx"
+    assert files.listing(f"_indices/{wire.uuid_of(added, 1)}")
+
+
+def test_clean_up_removes_transactions_and_indexes_that_no_version_names(tmp_path: Path) -> None:
+    """What a killed build leaves behind is pylance's own to remove: after seven days."""
+    uri = make(tmp_path)
+    files = Files(uri)
+    stray = f"{uuid.uuid4()}"
+    long_ago = time.time() - 8 * 86400
+    for path in (f"_transactions/1-{stray}.txn", f"_indices/{stray}/page_data.lance"):
+        files.put(path, b"x")
+        os.utime(f"{uri}/{path}", (long_ago, long_ago))
+    lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
+    assert not [path for path in files.listing("") if stray in path]
