@@ -266,7 +266,6 @@ def test_a_put_that_arrives_when_others_went_on(made: Workload) -> None:
 
 def test_a_slow_clock_costs_no_version(made: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another builder went on from ours, on a machine whose clock is behind: ours is part of the history."""
-    import os
 
     from memwal_ops.core import commit
 

@@ -207,3 +207,11 @@ def test_two_handles_see_one_store(location: Location) -> None:
     open_store(location).put("object", b"x")
     assert open_store(location).get("object") == b"x"
     assert open_store(location).root == location.uri
+
+
+def test_a_listing_that_begins_after_a_path(store: ObjectStore) -> None:
+    for name in ("a/1", "a/2", "a/d7", "b/1"):
+        store.put(name, b"x")
+    assert {meta.path for meta in store.list("a", after="a/1")} == {"a/2", "a/d7"}
+    assert {meta.path for meta in store.list("a", after="a/d")} == {"a/d7"}
+    assert list(store.list("a", after="a/e")) == []
