@@ -51,11 +51,6 @@ class BaseIndex:
         """Ids of the segments."""
         return frozenset(UUID(bytes=entry.uuid.uuid) for entry in self.segments)
 
-    @property
-    def built_at(self) -> int:
-        """The newest version that a segment was built on."""
-        return max((entry.dataset_version for entry in self.segments), default=0)
-
 
 @dataclass(frozen=True, slots=True)
 class Coverage:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.core.layout import Layout
-from memwal_ops.core.versions import read_version_manifest
+from memwal_ops.core.versions import VERSIONS_FOLDER, read_version_manifest
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.format.memwal_index import decode_memwal_index, find_memwal_entry
+from memwal_ops.format.names import parse_version_manifest_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,19 +57,25 @@ def wrong_claims(table: Table, names: Iterable[str]) -> dict[str, dict[UUID, int
 
 
 def _right_claim(table: Table, index: BaseIndex, recorded: Mapping[UUID, int] | None) -> dict[UUID, int] | None:
-    """What is to stand for the index; None: nothing needs to."""
+    """What is to stand for the index; None: what stands may stay."""
     merged = table.index.merged_generations
-    if coverage(index.covered, table.manifest).complete:
+    uncovered = coverage(index.covered, table.manifest).uncovered
+    if not uncovered:
         return dict(merged)
     if recorded is None and table.layout is not Layout.REGION:
         return None
     if recorded is not None and not any(recorded.values()):
         return None  # claims nothing already
-    borne_out = _progress_that_is_covered(table, index)
-    allowed = _at_most(borne_out, merged)
+    allowed = _progress_before(table, min(uncovered))
+    if allowed is None:
+        # The history does not reach back to it. A fragment that is younger than all covered ones was
+        # added later; an older one was covered when the claim was made, and is not any more.
+        if recorded is not None and min(uncovered) > max(index.covered, default=-1):
+            return None
+        allowed = {}
     if recorded is not None and all(recorded[region_id] <= allowed.get(region_id, 0) for region_id in recorded):
         return None
-    return allowed
+    return _at_most(allowed if recorded is None else recorded, _at_most(allowed, merged))
 
 
 def _at_most(progress: Mapping[UUID, int], limit: Mapping[UUID, int]) -> dict[UUID, int]:
@@ -76,19 +83,32 @@ def _at_most(progress: Mapping[UUID, int], limit: Mapping[UUID, int]) -> dict[UU
     return {region_id: min(progress.get(region_id, 0), generation) for region_id, generation in limit.items()}
 
 
-def _progress_that_is_covered(table: Table, index: BaseIndex) -> Mapping[UUID, int]:
-    """Merge progress of the version that the index was last built on, if it still covers that version.
+def _progress_before(table: Table, fragment_id: int) -> Mapping[UUID, int] | None:
+    """Merge progress of the newest version that did not have a fragment yet; None where all that are left have it.
 
-    Fragments that are gone since do not count against it: their rows were superseded, or pylance took
-    the index along when it compacted them.
+    Fragment ids only rise: whatever is younger than the oldest uncovered fragment came later still. The
+    version is found by bisection, one manifest for each halving.
     """
-    try:
-        built_on = read_version_manifest(table.store, index.built_at, table.naming)
-    except ObjectNotFoundError:
-        return {}
-    living = {fragment.id for fragment in table.manifest.manifest.fragments}
-    lacking = {fragment.id for fragment in built_on.manifest.fragments if fragment.id in living} - index.covered
-    entry = None if built_on.indexes is None else find_memwal_entry(built_on.indexes)
-    if lacking or entry is None:
-        return {}
-    return decode_memwal_index(entry).merged_generations
+    versions = sorted(
+        name.version
+        for meta in table.store.list(VERSIONS_FOLDER)
+        if (name := parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])) is not None
+        and not name.detached
+        and name.version < table.version
+    )
+    found: Mapping[UUID, int] | None = None
+    low, high = 0, len(versions)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            version = read_version_manifest(table.store, versions[middle], table.naming)
+        except ObjectNotFoundError:
+            low = middle + 1  # cleaned up meanwhile, with all that were older
+            continue
+        if any(fragment.id == fragment_id for fragment in version.manifest.fragments):
+            high = middle
+        else:
+            entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+            found = {} if entry is None else decode_memwal_index(entry).merged_generations
+            low = middle + 1
+    return found

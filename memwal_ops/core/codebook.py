@@ -69,7 +69,7 @@ def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> Codebook:
         parameters = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
         sizes = tuple(_ivf(storage).lengths)
         centroids = model.centroids_tensor.SerializeToString(deterministic=True)
-        quantizer = {name: value for name, value in parameters.items() if name not in _POSITIONS}
+        quantizer = {name: _rounded(value) for name, value in parameters.items() if name not in _POSITIONS}
         for name in _POSITIONS:
             if parameters.get(name) is not None:
                 quantizer[name] = _digest(bytes(storage.read_global_buffer(parameters[name])))
@@ -110,6 +110,13 @@ def _text(reader: LanceFileReader, key: str) -> str:
 
 def _ivf(reader: LanceFileReader) -> vector_pb2.Ivf:
     return vector_pb2.Ivf.FromString(bytes(reader.read_global_buffer(int(_text(reader, "lance:ivf")))))
+
+
+def _rounded(value: object) -> object:
+    """Without the last digits, which change each time that Lance writes down an SQ bound it has read."""
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return f"{value:.9g}" if isinstance(value, float) else value
 
 
 def _digest(data: bytes) -> str:
