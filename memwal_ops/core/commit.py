@@ -158,7 +158,7 @@ def commit_strict(
         built = decode_version_manifest(table.store.get(detached_path))
         leftovers.append(f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}")
         _refuse_rebased(table, built, version)
-        stamped = stamp_progress(built, progress, version=version)
+        stamped = stamp_progress(built, table.manifest, progress, version=version)
         _prove_readable(table, stamped, detached, detached_path)
         refuse_overtaken(table, version)
         leftovers.pop()  # from here on a version may name its transaction file

@@ -196,11 +196,15 @@ def with_maintained_indexes(
     return changed
 
 
-def stamp_progress(built: VersionManifest, progress: Mapping[UUID, int], *, version: int) -> VersionManifest:
-    """A version that pylance built, as ``version`` and carrying ``progress``.
+def stamp_progress(
+    built: VersionManifest, parent: VersionManifest, progress: Mapping[UUID, int], *, version: int
+) -> VersionManifest:
+    """A version that pylance built on ``parent``, as ``version`` and carrying ``progress``.
 
     The progress stands in two places: in the index details, where readers look, and in the
-    transaction, where the conflict check of a concurrent merger looks.
+    transaction, where the conflict check of a concurrent merger looks. The details are the parent's,
+    since pylance leaves out what it does not know when it writes them anew; only what it said of
+    ``index_catchup`` is taken from it, where an index lost fragments.
 
     Raises:
         InvariantViolatedError: progress would not rise, or the version has no MemWAL index.
@@ -209,9 +213,18 @@ def stamp_progress(built: VersionManifest, progress: Mapping[UUID, int], *, vers
     if built.indexes is not None:
         indexes.CopyFrom(built.indexes)
     entry = find_memwal_entry(indexes)
-    if entry is None:
+    old = None if parent.indexes is None else find_memwal_entry(parent.indexes)
+    if entry is None or old is None:
         raise InvariantViolatedError("The version that was built lost its MemWAL index.")
-    details = with_progress(decode_memwal_index(entry).details, progress)
+    said = decode_memwal_index(entry).index_catchup
+    before = decode_memwal_index(old)
+    claims = {
+        name: said.get(name)
+        for name in {*said, *before.index_catchup}
+        if said.get(name) != before.index_catchup.get(name)
+    }
+    details = with_progress(with_catchup(before.details, claims), progress)
+    entry.CopyFrom(old)
     entry.index_details.value = details.SerializeToString(deterministic=True)
     entry.dataset_version = version
     manifest = table_pb2.Manifest()

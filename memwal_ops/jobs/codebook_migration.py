@@ -191,7 +191,7 @@ def _holds(table: Table, old: str, new: str) -> tuple[Hold, ...]:
     index = table.index
     if old not in index.maintained_indexes and not index.maintain_all_indexes:
         return ()
-    backlog = read_backlog(table)
+    backlog, layout = read_backlog(table), table.layout
     holds = [Hold(fault.region_id, fault.generation, f"It cannot be read: {fault.error}") for fault in backlog.blocked]
 
     def look(ref: GenerationRef) -> Hold | None:
@@ -204,8 +204,7 @@ def _holds(table: Table, old: str, new: str) -> tuple[Hold, ...]:
         unflushed = list(
             pool.map(
                 lambda region: (
-                    last_wal_entry(table.store, region.manifest, table.layout)
-                    > (region.manifest.replay_after_wal_id or 0)
+                    last_wal_entry(table.store, region.manifest, layout) > (region.manifest.replay_after_wal_id or 0)
                 ),
                 backlog.regions.values(),
             )

@@ -237,11 +237,12 @@ def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] 
     known end of its log.
     """
     taken = time.time_ns() // 1_000_000
-    listing = table.regions
+    # Both before any thread starts: whoever is first holds all others up while it looks.
+    listing, layout = table.regions, table.layout
 
     def read(region_id: UUID) -> tuple[RegionManifest, bool] | Skipped:
         try:
-            return _read(table, region_id, update_hints=update_hints)
+            return _read(table, region_id, layout, update_hints=update_hints)
         except NoRegionManifestError as error:
             if table.region(region_id).is_claimed():
                 return _fault(region_id, error)
@@ -268,7 +269,7 @@ def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] 
     return _Observation(taken, tuple(manifests), tuple(skipped), updated)
 
 
-def _read(table: Table, region_id: UUID, *, update_hints: bool) -> tuple[RegionManifest, bool]:
+def _read(table: Table, region_id: UUID, layout: Layout, *, update_hints: bool) -> tuple[RegionManifest, bool]:
     """The region's newest manifest, with the real end of its log, and whether that was written down."""
     region = table.region(region_id)
     manifest = region.latest_by_listing()
@@ -278,7 +279,7 @@ def _read(table: Table, region_id: UUID, *, update_hints: bool) -> tuple[RegionM
         raise RegionManifestCorruptError(
             f"Region {region_id}: manifest version {manifest.version} has a region field that cannot be read: {error}"
         ) from error
-    last = last_wal_entry(table.store, manifest, table.layout)
+    last = last_wal_entry(table.store, manifest, layout)
     if not update_hints or last <= (manifest.wal_id_last_seen or 0):
         return manifest, False
     better = manifest.next().with_wal_id_last_seen(last)

@@ -213,7 +213,7 @@ def test_a_stamp_stands_in_both_places_and_keeps_the_rest(written: list[bytes]) 
     memwal.index_details.value = progress(b=2).SerializeToString() + UNKNOWN
     transaction = table_pb2.Transaction()
     transaction.update.removed_fragment_ids.append(3)
-    stamped = index.stamp_progress(replace(built, transaction=transaction), {REGION: 5, OTHER: 4}, version=99)
+    stamped = index.stamp_progress(replace(built, transaction=transaction), built, {REGION: 5, OTHER: 4}, version=99)
     assert stamped.manifest.version == 99
     assert stamped.indexes is not None
     now = index.find_memwal_entry(stamped.indexes)
