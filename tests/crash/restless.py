@@ -12,7 +12,8 @@ import pyarrow as pa
 from lance.mem_wal import CompactedSsTable
 
 from memwal_ops import open_table
-from memwal_ops.errors import CommitConflictError
+from memwal_ops.errors import CommitConflictError, CommitStateUnknownError
+from memwal_ops.jobs import catchup, snapshot
 from memwal_ops.jobs import merge as job
 
 # From here on, keys belong to the table's owner: no region ever writes them.
@@ -29,6 +30,23 @@ def merge(uri: str, rng: random.Random) -> None:
         return
     if report.blocked:
         sys.exit(f"blocked: {[one.to_json() for one in report.blocked]}")
+
+
+def index(uri: str, rng: random.Random) -> None:
+    """Snapshots and catch-up, one after the other."""
+    table = open_table(uri)
+    try:
+        if rng.random() < 0.5:
+            snapshot.apply(table, snapshot.SnapshotOptions(rng.choice([0, 100])))
+        else:
+            catchup.apply(table, catchup.CatchupOptions(max_segments=rng.choice([1, 8])))
+    except (CommitConflictError, CommitStateUnknownError):
+        return
+
+
+def compact(uri: str, rng: random.Random) -> None:
+    """What a table's owner does for its fragments."""
+    lance.dataset(uri).optimize.compact_files(target_rows_per_fragment=rng.choice([100, 1000]))
 
 
 def maintain(uri: str, rng: random.Random) -> None:
@@ -91,7 +109,23 @@ def _note(uri: str, what: str) -> None:
         file.write(f"{what}\n")
 
 
-ACTIONS = {"merge": merge, "maintain": maintain, "clean_up": clean_up, "own": own, "native": native}
+ACTIONS = {
+    "merge": merge,
+    "index": index,
+    "compact": compact,
+    "maintain": maintain,
+    "clean_up": clean_up,
+    "own": own,
+    "native": native,
+}
+    "merge": merge,
+    "index": index,
+    "compact": compact,
+    "maintain": maintain,
+    "clean_up": clean_up,
+    "own": own,
+    "native": native,
+}
 
 
 def main() -> None:

@@ -17,9 +17,12 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
+from memwal_ops.core.base_indexes import base_indexes, coverage
+from memwal_ops.core.snapshots import read_snapshot
 from memwal_ops.format.memwal_index import decode_memwal_index, find_memwal_entry
 from memwal_ops.format.names import parse_version_manifest_name
 from memwal_ops.format.version_manifest import decode_version_manifest
+from memwal_ops.jobs import catchup, snapshot
 from memwal_ops.jobs import merge as job
 from tests.crash.restless import OWNERS_FIRST_KEY
 from tests.tables import wire
@@ -117,6 +120,22 @@ def check_owners_rows(uri: str) -> None:
     assert said.count("done") <= values[0] <= said.count("tried")
 
 
+def check_indexes(uri: str) -> None:
+    """After one more run, every index covers all, and says so; the snapshot has every region."""
+    catchup.apply(open_table(uri), catchup.CatchupOptions())
+    snapshot.apply(open_table(uri), snapshot.SnapshotOptions())
+    table = open_table(uri)
+    for name, index in base_indexes(table).items():
+        assert coverage(index.covered, table.manifest).complete
+        assert table.index.index_catchup.get(name) == table.index.merged_generations
+    found = read_snapshot(table)
+    assert found is not None
+    assert tuple(row.region_id for row in found.regions) == table.regions.region_ids
+    dataset = lance.dataset(uri)
+    for number in range(0, 60, 7):
+        assert dataset.count_rows(f"id = {number}") == len(dataset.to_table(filter=f"id + 0 = {number}"))
+
+
 def write(table: Workload, *, deletes: bool) -> None:
     if deletes:
         table.step(3)
@@ -129,7 +148,9 @@ def write(table: Workload, *, deletes: bool) -> None:
 
 @pytest.mark.req("S0-157", "S0-168", "S0-212")
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
-@pytest.mark.parametrize("beside", [("maintain",), ("own", "clean_up"), ("native", "maintain")], ids="+".join)
+@pytest.mark.parametrize(
+    "beside", [("maintain",), ("own", "clean_up"), ("native", "maintain"), ("index", "index", "compact")], ids="+".join
+)
 def test_soak(tmp_path: Path, beside: tuple[str, ...], stable: bool) -> None:
     seed = int(os.environ.get("SOAK_SEED", "1"))
     rng = random.Random(seed)
@@ -160,4 +181,5 @@ def test_soak(tmp_path: Path, beside: tuple[str, ...], stable: bool) -> None:
     job.apply(open_table(table.uri), job.MergeOptions())
     assert_same(of_regions(read_base(table.uri)), table.expected(), seed=seed)
     check_owners_rows(table.uri)
+    check_indexes(table.uri)
     assert sum(merged.values()) > 0, "nothing was merged while they raced"
