@@ -118,14 +118,6 @@ ACTIONS = {
     "own": own,
     "native": native,
 }
-    "merge": merge,
-    "index": index,
-    "compact": compact,
-    "maintain": maintain,
-    "clean_up": clean_up,
-    "own": own,
-    "native": native,
-}
 
 
 def main() -> None:
