@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memwal_ops.cli.catchup import describe as describe_catchup
 from memwal_ops.cli.inspect import describe as describe_inspection
 from memwal_ops.cli.merge import describe as describe_merge
+from memwal_ops.cli.snapshot import describe as describe_snapshot
 from memwal_ops.cli.text import counted
+from memwal_ops.core.snapshots import read_snapshot
 from memwal_ops.core.table import open_table
 from memwal_ops.errors import InvariantViolatedError
+from memwal_ops.jobs import catchup as catchup_job
 from memwal_ops.jobs import demo as job
 from memwal_ops.jobs import merge as merge_job
+from memwal_ops.jobs import snapshot as snapshot_job
 from memwal_ops.jobs.inspect import inspect
 
 if TYPE_CHECKING:
@@ -55,8 +60,25 @@ def demo(folder: Path | None) -> int:
     _prove(len(results) == 1, f"The merge took {len(results)} passes.")
     click.echo(_ledger(made, results[0]))
     click.echo(_proof(made, results[0].version))
+    _bring_up_to_date(made)
     click.echo(_next_steps(made, results[0].version, place if folder is None else Path(made.uri)))
     return 0
+
+
+def _bring_up_to_date(made: job.DemoTable) -> None:
+    """The index and the snapshot, and that neither changed a row."""
+    click.echo(f"\n5. THE INDEX AND THE REGIONS   memwal-ops catchup {made.uri}\n")
+    caught_up = catchup_job.apply(open_table(made.uri), catchup_job.CatchupOptions())
+    click.echo(_indent(describe_catchup(caught_up)))
+    click.echo(f"\n   memwal-ops snapshot {made.uri}\n")
+    taken = snapshot_job.apply(open_table(made.uri), snapshot_job.SnapshotOptions())
+    click.echo(_indent(describe_snapshot(taken)))
+    after = open_table(made.uri)
+    _prove(caught_up.decision == "caught_up", f"The catch-up decided {caught_up.decision!r}.")
+    _prove(taken.decision == "built", f"The snapshot decided {taken.decision!r}.")
+    found = read_snapshot(after)
+    _prove(found is not None and len(found.regions) == job.REGIONS, "The snapshot does not hold every region.")
+    _prove(job.base_rows(after) == made.expected, "The base table changed.")
 
 
 def _prove(holds: bool, message: str) -> None:
@@ -108,8 +130,9 @@ def _proof(made: job.DemoTable, version: int) -> str:
 
 def _next_steps(made: job.DemoTable, version: int, leftover: Path) -> str:
     return f"""
-5. YOUR TURN   The table stays until you remove it:   rm -r {leftover}
+6. YOUR TURN   The table stays until you remove it:   rm -r {leftover}
 
    memwal-ops inspect {made.uri}
    memwal-ops merge URI --dry-run      what a merge of your own table would do
+   memwal-ops catchup URI --dry-run    which of its indexes are behind
    lance.dataset("{made.uri}", version={version - 1})      in Python: the table as it was"""

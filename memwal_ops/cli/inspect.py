@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.text import counted, grid, paragraph, size_text, span_text
+from memwal_ops.core.snapshots import is_external
 from memwal_ops.core.table import open_table
 from memwal_ops.jobs import inspect as job
 
@@ -42,6 +44,7 @@ def describe(inspection: Inspection) -> str:
         f"{counted(inspection.fragments, 'fragment')}, primary key {', '.join(table.primary_key)}"
     )
     lines = [table.location.uri, paragraph(about, indent="  "), paragraph(_how_far_behind(inspection), indent="  ")]
+    lines.append(paragraph(_snapshot(inspection), indent="  "))
     if inspection.regions:
         lines += ["", _regions(inspection)]
     if inspection.indexes:
@@ -80,6 +83,14 @@ def _how_far_behind(inspection: Inspection) -> str:
         f"Behind by {counted(backlog['generations'], 'generation')} in {counted(backlog['regions'], 'region')}: "
         f"{counted(backlog['rows'], 'row')}, {size_text(backlog['bytes'])} wait to be merged.{problems}"
     )
+
+
+def _snapshot(inspection: Inspection) -> str:
+    index = inspection.table.index
+    if index.inline_snapshots is None and not is_external(inspection.table):
+        return "No snapshot of the regions is stored (memwal-ops snapshot takes one)."
+    taken = datetime.fromtimestamp((index.snapshot_ts_millis or 0) / 1000, UTC)
+    return f"Snapshot of {counted(index.num_regions, 'region')}, taken {taken:%Y-%m-%d %H:%M:%S} UTC."
 
 
 def _regions(inspection: Inspection) -> str:

@@ -28,6 +28,7 @@ from memwal_ops.core.leftovers import sweep_leftovers
 from memwal_ops.errors import (
     CodebookChangedError,
     CommitStateUnknownError,
+    IndexesBehindError,
     InvalidUsageError,
     InvariantViolatedError,
     MemwalOpsError,
@@ -254,6 +255,7 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> bool:
     codebooks = _codebooks(table, index)
     build = update_index(table, index.name, merge=_segments_to_merge(index, run.options))
     if build is None:
+        _refuse_silence(table, index)
         return False
     kept = [entry for entry in index.segments if UUID(bytes=entry.uuid.uuid) not in build.removed]
     covered = build.covered | covered_by(kept)
@@ -270,6 +272,17 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> bool:
 
     run.table = publish_build(table, index.name, build, change, run.note, run.races)
     return True
+
+
+def _refuse_silence(table: Table, index: BaseIndex) -> None:
+    """Pylance passes over an index whose files are gone without a word: that is no index that has caught up."""
+    behind = coverage(index.covered, table.manifest)
+    if behind.uncovered_rows:
+        raise IndexesBehindError(
+            f"pylance left index {index.name} as it was and did not say why, although it lacks "
+            f"{behind.uncovered_rows:,} rows in fragments {sorted(behind.uncovered)}.",
+            remedy="Its files may be gone or damaged: create it again with replace=True, or drop it.",
+        )
 
 
 def _segments_to_merge(index: BaseIndex, options: CatchupOptions) -> int | None:

@@ -10,9 +10,11 @@ from memwal_ops.core.backlog import Backlog, Blocked, RegionBacklog, read_backlo
 from memwal_ops.core.base_indexes import base_indexes, coverage
 from memwal_ops.core.generations import generation_ref
 from memwal_ops.core.lance_errors import lance_errors
+from memwal_ops.core.snapshots import is_external
 from memwal_ops.errors import GenerationMissingError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from uuid import UUID
 
     from memwal_ops.core.table import Table
@@ -76,6 +78,7 @@ class IndexState:
     covered_fragments: int
     uncovered_fragments: int
     uncovered_rows: int
+    index_catchup: Mapping[UUID, int]
 
     def to_json(self) -> dict[str, object]:
         """The ``indexes`` entry."""
@@ -86,6 +89,7 @@ class IndexState:
             "uncovered_fragments": self.uncovered_fragments,
             "uncovered_rows": self.uncovered_rows,
             "caught_up": self.uncovered_fragments == 0,
+            "index_catchup": {str(region_id): one for region_id, one in sorted(self.index_catchup.items())},
         }
 
 
@@ -103,7 +107,7 @@ class Inspection:
     def to_json(self) -> dict[str, object]:
         """The document of ``inspect --json``."""
         index = self.table.index
-        stored = "none" if index.snapshot_ts_millis is None else "external"
+        stored = "external" if is_external(self.table) else "none"
         if index.inline_snapshots is not None:
             stored = "inline"
         return {
@@ -170,5 +174,8 @@ def _indexes(table: Table) -> tuple[IndexState, ...]:
     for index in base_indexes(table).values():
         behind = coverage(index.covered, table.manifest)
         missing = len(behind.uncovered)
-        states.append(IndexState(index.name, index.type, behind.fragments - missing, missing, behind.uncovered_rows))
+        said = table.index.index_catchup.get(index.name, {})
+        states.append(
+            IndexState(index.name, index.type, behind.fragments - missing, missing, behind.uncovered_rows, said)
+        )
     return tuple(states)

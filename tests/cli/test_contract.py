@@ -39,7 +39,7 @@ REGION = {
     "wal_id_last_seen", "merged_generation", "generations", "error",
 }  # fmt: skip
 GENERATION = {"generation", "path", "rows", "bytes", "state"}
-INDEX = {"name", "type", "covered_fragments", "uncovered_fragments", "uncovered_rows", "caught_up"}
+INDEX = {"name", "type", "covered_fragments", "uncovered_fragments", "uncovered_rows", "caught_up", "index_catchup"}
 BACKLOG = {"regions", "generations", "rows", "bytes"}
 MERGE = {"decision", "passes", "blocked", "backlog_after", "seconds", "engine", "version", "lost_races", "run_id"}
 PASS = {
