@@ -6,72 +6,40 @@ machine. Prints Markdown.
 
 from __future__ import annotations
 
-import logging
-import re
-from collections import Counter
+from typing import TYPE_CHECKING
 
-import boto3
-from moto.server import ThreadedMotoServer
-
+from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
 from memwal_ops import open_table
-from memwal_ops.jobs import inspect, merge
+from memwal_ops.jobs import catchup, inspect, merge, snapshot
 
+if TYPE_CHECKING:
+    from collections import Counter
+
+_COMMANDS = (
+    ("inspect", inspect.inspect),
+    ("merge", lambda table: merge.apply(table, merge.MergeOptions())),
+    ("merge (nothing waits)", lambda table: merge.apply(table, merge.MergeOptions())),
+    ("catchup", lambda table: catchup.apply(table, catchup.CatchupOptions())),
+    ("catchup (nothing waits)", lambda table: catchup.apply(table, catchup.CatchupOptions())),
+    ("snapshot", lambda table: snapshot.apply(table, snapshot.SnapshotOptions())),
+    ("snapshot (unchanged)", lambda table: snapshot.apply(table, snapshot.SnapshotOptions())),
+)
 _METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
-_KEY = "bench"
-
-
-class Counting(logging.Handler):
-    """Counts the lines that the server writes for each request."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """One request."""
-        found = re.search(r'"([A-Z]+) ', record.getMessage())
-        if found is not None:
-            self.counts[found[1]] += 1
 
 
 def main() -> None:
     """Start a server, run the commands, print the table."""
-    counting = Counting()
-    logger = logging.getLogger("werkzeug")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    logger.addHandler(counting)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        endpoint = "http://{}:{}".format(*server.get_host_and_port())
-        boto3.client(
-            "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=_KEY, aws_secret_access_key=_KEY
-        ).create_bucket(Bucket="bench")
-        options = {
-            "aws_endpoint": endpoint,
-            "aws_region": "us-east-1",
-            "allow_http": "true",
-            "aws_access_key_id": _KEY,
-            "aws_secret_access_key": _KEY,
-        }
+    with counting_server() as (options, counts):
         print("| command | table | " + " | ".join(_METHODS) + " | all |\n|---|---|" + "---|" * (len(_METHODS) + 1))
         for regions, generations in ((1, 1), (1, 5), (1, 20), (4, 5)):
-            uri = f"s3://bench/{regions}-{generations}.lance"
+            uri = f"s3://{BUCKET}/{regions}-{generations}.lance"
             make(uri, Shape(base=20_000, regions=regions, generations=generations, rows=500), storage_options=options)
             table = f"{regions} regions x {generations} generations"
-            counting.counts.clear()
-            inspect.inspect(open_table(uri, options))
-            _row("inspect", table, counting.counts)
-            counting.counts.clear()
-            merge.apply(open_table(uri, options), merge.MergeOptions())
-            _row("merge", table, counting.counts)
-            counting.counts.clear()
-            merge.apply(open_table(uri, options), merge.MergeOptions())
-            _row("merge (nothing waits)", table, counting.counts)
-    finally:
-        server.stop()
+            for name, job in _COMMANDS:
+                counts.clear()
+                job(open_table(uri, options))
+                _row(name, table, counts)
 
 
 def _row(command: str, table: str, counts: Counter[str]) -> None:

@@ -43,8 +43,9 @@ class BaseIndex:
 
     @property
     def is_vector(self) -> bool:
-        """Whether it has a codebook."""
-        return any(entry.index_details.type_url.endswith("VectorIndexDetails") for entry in self.segments)
+        """Whether it has a codebook; indexes of older releases say so by their type alone."""
+        urls = {entry.index_details.type_url for entry in self.segments}
+        return self.type.startswith("IVF_") or any(url.endswith("VectorIndexDetails") for url in urls)
 
     @property
     def segment_ids(self) -> frozenset[UUID]:

@@ -98,19 +98,16 @@ class RegionManifestStore:
         version = self._newest_listed() if checked else self._newest_by_walk()
         return self.read(version)
 
-    def latest_by_listing(self) -> RegionManifest:
-        """The newest manifest in two requests, where the folder holds less than 1,000 versions.
+    def newest_by_listing(self) -> int | None:
+        """The newest version's number in one request; None where the listing alone does not tell.
 
-        For whoever reads every region at once. A gap is refused as by ``latest(checked=True)``, whose
-        way is taken where the listing is not plain; a longer history is walked from its hint.
+        For whoever looks at every region at once. It tells nothing of a folder with 1,000 versions and
+        more, with none, or with a gap: :meth:`latest` finds out, or says what is wrong.
         """
         page = list(islice(self._store.list(self.folder), _PAGE))
         versions = _versions(page)
-        if len(page) == _PAGE:
-            return self.latest()
-        if not versions or versions[-1] - versions[0] + 1 != len(versions):
-            return self.latest(checked=True)
-        return self.read(versions[-1])
+        plain = len(page) < _PAGE and versions and versions[-1] - versions[0] + 1 == len(versions)
+        return versions[-1] if plain else None
 
     def read(self, version: int) -> RegionManifest:
         """One manifest version. Raises ``RegionManifestCorruptError`` where it does not decode or is gone."""

@@ -6,6 +6,7 @@ With it, "which regions are there" is one open table and no listing.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,15 +20,18 @@ from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.format.snapshot_rows import RegionRow, decode_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     import pyarrow as pa
 
     from memwal_ops.core.table import Table
+    from memwal_ops.format.snapshot_rows import Row
 
 INDICES_FOLDER = "_indices"
 # Readable by every release that knows MemWAL.
 _FILE_VERSION = "2.0"
+_STATES = b"memwal-ops:states"
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,43 @@ def read_snapshot(table: Table) -> Snapshot | None:
     except ObjectNotFoundError:
         return None  # a release that counts its regions without ever having taken a snapshot
     return Snapshot(index.snapshot_ts_millis or 0, "external", decode_file(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a snapshot knows of a region: enough to see that its manifest did not move since.
+
+    ``row`` is its row; the rest is the manifest's.
+    """
+
+    version: int
+    replay_after_wal_id: int | None
+    wal_id_last_seen: int | None
+    row: Row
+
+
+def known_regions(snapshot: Snapshot) -> Mapping[UUID, Known]:
+    """Per region what the snapshot knows of its manifest.
+
+    The rows of the region layout say it. Those of the shard layout have no room for it: there it
+    stands in the schema's metadata, and a snapshot that another release took knows nothing.
+    """
+    states: Mapping[str, Sequence[int | None]] = json.loads((snapshot.rows.schema.metadata or {}).get(_STATES, b"{}"))
+    found: dict[UUID, Known] = {}
+    for region, row in zip(snapshot.regions, snapshot.rows.to_pylist(), strict=True):
+        if region.state is not None:
+            state = region.state
+            found[region.region_id] = Known(state.version, state.replay_after_wal_id, state.wal_id_last_seen, row)
+        elif str(region.region_id) in states:
+            version, replayed, seen = states[str(region.region_id)]
+            found[region.region_id] = Known(version or 0, replayed, seen, row)
+    return found
+
+
+def with_states(rows: pa.Table, states: Mapping[UUID, Sequence[int | None]]) -> pa.Table:
+    """The rows with what :func:`known_regions` reads: version, ``replay_after_wal_id``, ``wal_id_last_seen``."""
+    said = json.dumps({str(region_id): [*state] for region_id, state in states.items()})
+    return rows.replace_schema_metadata({_STATES: said.encode()})
 
 
 def encode_file(rows: pa.Table) -> bytes:

@@ -15,7 +15,6 @@ from memwal_ops.format.names import wal_entry_name
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from memwal_ops.format.region_manifest import RegionManifest
     from memwal_ops.storage.api import Store
 
 _SUFFIX = {Layout.REGION: "lance", Layout.SHARD: "arrow"}
@@ -26,16 +25,18 @@ def wal_entry_path(region_id: UUID, entry_id: int, layout: Layout) -> str:
     return f"{region_folder(region_id)}/wal/{wal_entry_name(entry_id, _SUFFIX[layout])}"
 
 
-def last_wal_entry(store: Store, manifest: RegionManifest, layout: Layout) -> int:
+def last_wal_entry(
+    store: Store, region_id: UUID, replay_after_wal_id: int | None, wal_id_last_seen: int | None, layout: Layout
+) -> int:
     """The id of the region's last WAL entry, at least what its manifest knows (S0-171, S0-172).
 
     Entries up to ``replay_after_wal_id`` may be collected: what stands at or below the hint is not
     looked at. 0: no entry yet. One request where nothing was written since the hint.
     """
-    known = max(manifest.wal_id_last_seen or 0, manifest.replay_after_wal_id or 0)
+    known = max(wal_id_last_seen or 0, replay_after_wal_id or 0)
 
     def stands(entry_id: int) -> bool:
-        return store.head(wal_entry_path(manifest.region_id, entry_id, layout)) is not None
+        return store.head(wal_entry_path(region_id, entry_id, layout)) is not None
 
     step = 1
     while stands(known + step):

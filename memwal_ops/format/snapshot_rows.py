@@ -42,6 +42,10 @@ _SHARD_COLUMNS = pa.schema(
 )
 
 
+# One row as Python has it, by column.
+Row = dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class RegionRow:
     """One region as a snapshot shows it.
@@ -71,30 +75,23 @@ class RegionState:
     flushed_generations: tuple[FlushedGeneration, ...]
 
 
-def region_rows(manifests: Sequence[RegionManifest], specs: Iterable[memwal_pb2.RegionSpec]) -> pa.Table:
-    """Rows as the specification has them, in the order of ``manifests``; no manifest: no row, all columns."""
-    rows = [
-        {
-            "region_id": manifest.region_id.bytes,
-            "version": manifest.version,
-            "region_spec_id": manifest.region_spec_id,
-            "writer_epoch": manifest.writer_epoch,
-            "replay_after_wal_id": manifest.replay_after_wal_id,
-            "wal_id_last_seen": manifest.wal_id_last_seen,
-            "current_generation": manifest.current_generation,
-            "flushed_generations": [
-                {"generation": flushed.generation, "path": flushed.path} for flushed in manifest.flushed_generations
-            ],
-        }
-        for manifest in manifests
-    ]
-    return _rows(rows, _REGION_COLUMNS, _REGION_FIELD, manifests, specs)
+def region_rows(regions: Sequence[RegionManifest | Row], specs: Iterable[memwal_pb2.RegionSpec]) -> pa.Table:
+    """Rows as the specification has them, in the order of ``regions``; no region: no row, all columns.
+
+    Args:
+        regions: manifests, or rows of an earlier snapshot that still hold.
+        specs: the table's region specs, which add a column for each field.
+    """
+    types = field_types(specs)
+    rows = [one if isinstance(one, dict) else _region_row(one, types) for one in regions]
+    return _rows(rows, _REGION_COLUMNS, _REGION_FIELD, types)
 
 
-def shard_rows(manifests: Sequence[RegionManifest], specs: Iterable[memwal_pb2.RegionSpec]) -> pa.Table:
-    """Rows as pylance 7 and later document them, in the order of ``manifests``."""
-    rows = [{"shard_id": str(manifest.region_id), "shard_spec_id": manifest.region_spec_id} for manifest in manifests]
-    return _rows(rows, _SHARD_COLUMNS, _SHARD_FIELD, manifests, specs)
+def shard_rows(regions: Sequence[RegionManifest | Row], specs: Iterable[memwal_pb2.RegionSpec]) -> pa.Table:
+    """Rows as pylance 7 and later document them; arguments as for :func:`region_rows`."""
+    types = field_types(specs)
+    rows = [one if isinstance(one, dict) else _shard_row(one, types) for one in regions]
+    return _rows(rows, _SHARD_COLUMNS, _SHARD_FIELD, types)
 
 
 def check_fields(manifest: RegionManifest, specs: Iterable[memwal_pb2.RegionSpec]) -> None:
@@ -125,23 +122,40 @@ def decode_rows(rows: pa.Table) -> tuple[RegionRow, ...]:
     raise InvalidFormatError(f"The region snapshot has the columns {rows.column_names}, which no layout has.")
 
 
-def _rows(
-    rows: list[dict[str, Any]],
-    columns: pa.Schema,
-    prefix: str,
-    manifests: Sequence[RegionManifest],
-    specs: Iterable[memwal_pb2.RegionSpec],
-) -> pa.Table:
-    types = field_types(specs)
-    for row, manifest in zip(rows, manifests, strict=True):
-        row.update(
-            {prefix + name: decode_field(value, types[name]) for name, value in manifest.region_fields if name in types}
-        )
+def _region_row(manifest: RegionManifest, types: Mapping[str, pa.DataType]) -> Row:
+    return {
+        "region_id": manifest.region_id.bytes,
+        "version": manifest.version,
+        "region_spec_id": manifest.region_spec_id,
+        "writer_epoch": manifest.writer_epoch,
+        "replay_after_wal_id": manifest.replay_after_wal_id,
+        "wal_id_last_seen": manifest.wal_id_last_seen,
+        "current_generation": manifest.current_generation,
+        "flushed_generations": [
+            {"generation": flushed.generation, "path": flushed.path} for flushed in manifest.flushed_generations
+        ],
+        **_field_cells(manifest, types, _REGION_FIELD),
+    }
+
+
+def _shard_row(manifest: RegionManifest, types: Mapping[str, pa.DataType]) -> Row:
+    return {
+        "shard_id": str(manifest.region_id),
+        "shard_spec_id": manifest.region_spec_id,
+        **_field_cells(manifest, types, _SHARD_FIELD),
+    }
+
+
+def _field_cells(manifest: RegionManifest, types: Mapping[str, pa.DataType], prefix: str) -> Row:
+    return {prefix + name: decode_field(value, types[name]) for name, value in manifest.region_fields if name in types}
+
+
+def _rows(rows: list[Row], columns: pa.Schema, prefix: str, types: Mapping[str, pa.DataType]) -> pa.Table:
     schema = pa.schema([*columns, *(pa.field(prefix + name, kind) for name, kind in types.items())])
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _decode_region(row: dict[str, Any]) -> RegionRow:
+def _decode_region(row: Row) -> RegionRow:
     return RegionRow(
         UUID(bytes=row["region_id"]),
         row["region_spec_id"],
@@ -157,7 +171,7 @@ def _decode_region(row: dict[str, Any]) -> RegionRow:
     )
 
 
-def _fields(row: dict[str, Any], prefix: str) -> dict[str, Any]:
+def _fields(row: Row, prefix: str) -> dict[str, Any]:
     return {
         name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix) and value is not None
     }

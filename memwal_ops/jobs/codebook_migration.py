@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     import lance
 
     from memwal_ops.core.generations import GenerationRef
+    from memwal_ops.core.layout import Layout
     from memwal_ops.core.table import Table
+    from memwal_ops.format.region_manifest import RegionManifest
 
 _CONCURRENT_OPENS = 8
 _NEXT = {
@@ -202,12 +204,7 @@ def _holds(table: Table, old: str, new: str) -> tuple[Hold, ...]:
     with ThreadPoolExecutor(_CONCURRENT_OPENS) as pool:
         holds += [hold for hold in pool.map(look, backlog.pending) if hold is not None]
         unflushed = list(
-            pool.map(
-                lambda region: (
-                    last_wal_entry(table.store, region.manifest, layout) > (region.manifest.replay_after_wal_id or 0)
-                ),
-                backlog.regions.values(),
-            )
+            pool.map(lambda region: _has_unflushed_rows(table, region.manifest, layout), backlog.regions.values())
         )
     known = {ref.region_id for ref in backlog.pending}
     held = {hold.region_id for hold in holds}
@@ -219,6 +216,11 @@ def _holds(table: Table, old: str, new: str) -> tuple[Hold, ...]:
             )
             holds.append(Hold(region_id, None, because))
     return tuple(sorted(holds, key=lambda hold: (hold.region_id, hold.generation or 0)))
+
+
+def _has_unflushed_rows(table: Table, manifest: RegionManifest, layout: Layout) -> bool:
+    replayed, seen = manifest.replay_after_wal_id, manifest.wal_id_last_seen
+    return last_wal_entry(table.store, manifest.region_id, replayed, seen, layout) > (replayed or 0)
 
 
 def _create(table: Table, old: str, new: str, note: CommitNote, races: Races) -> None:

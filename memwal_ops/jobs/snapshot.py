@@ -18,7 +18,7 @@ from memwal_ops.core.commit import CommitLostError, CommitNote, IndexChange, che
 from memwal_ops.core.layout import Layout, region_folder
 from memwal_ops.core.leftovers import sweep_leftovers
 from memwal_ops.core.regions import NoRegionManifestError
-from memwal_ops.core.snapshots import encode_file, read_snapshot, snapshot_path
+from memwal_ops.core.snapshots import Known, encode_file, known_regions, read_snapshot, snapshot_path, with_states
 from memwal_ops.core.wal import last_wal_entry
 from memwal_ops.errors import (
     InvalidFormatError,
@@ -35,13 +35,15 @@ from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from uuid import UUID
 
     import pyarrow as pa
 
     from memwal_ops.core.table import Table
+    from memwal_ops.format._pb import memwal_pb2
     from memwal_ops.format.region_manifest import RegionManifest
+    from memwal_ops.format.snapshot_rows import Row
 
 DEFAULT_INLINE_THRESHOLD = 100
 CONCURRENT_REGIONS = 16
@@ -115,12 +117,27 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """All regions at one moment, ascending by id."""
+    """All regions at one moment, ascending by id; ``specs`` are those by which they were read."""
 
     taken_millis: int
-    manifests: tuple[RegionManifest, ...]
+    regions: tuple[_Region, ...]
     skipped: tuple[Skipped, ...]
-    hints_updated: int
+    specs: tuple[memwal_pb2.RegionSpec, ...]
+
+    @property
+    def hints_updated(self) -> int:
+        """Regions whose manifest got another hint."""
+        return sum(region.hint_updated for region in self.regions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """A region's newest manifest, or its row in the last snapshot where that still holds."""
+
+    region_id: UUID
+    state: tuple[int, int | None, int | None]
+    source: RegionManifest | Row
+    hint_updated: bool = False
 
 
 def dry_run(table: Table, options: SnapshotOptions) -> SnapshotReport:
@@ -131,7 +148,7 @@ def dry_run(table: Table, options: SnapshotOptions) -> SnapshotReport:
     return SnapshotReport(
         decision="dry_run",
         run_id=str(uuid.uuid4()),
-        num_regions=len(seen.manifests),
+        num_regions=len(seen.regions),
         stored=_storage(seen, options),
         wal_hints_updated=0,
         skipped=seen.skipped,
@@ -172,7 +189,7 @@ def apply(table: Table, options: SnapshotOptions, *, on_region: Callable[[], Non
             _publish(table, seen, rows, _storage(seen, options), note)
         except CommitLostError as error:
             table = races.lose(table, error)
-            if (table.index.snapshot_ts_millis or 0) >= seen.taken_millis:
+            if (table.index.snapshot_ts_millis or 0) >= seen.taken_millis or table.index.region_specs != seen.specs:
                 # Another builder looked later than we did: never put older rows over newer ones.
                 seen = _observe(table, update_hints=True)
                 hints_updated += seen.hints_updated
@@ -183,7 +200,7 @@ def apply(table: Table, options: SnapshotOptions, *, on_region: Callable[[], Non
     return SnapshotReport(
         decision=decision,
         run_id=note.run_id,
-        num_regions=len(seen.manifests),
+        num_regions=len(seen.regions),
         stored=_storage(seen, options),
         wal_hints_updated=hints_updated,
         skipped=seen.skipped,
@@ -194,12 +211,14 @@ def apply(table: Table, options: SnapshotOptions, *, on_region: Callable[[], Non
 
 
 def _storage(seen: _Observation, options: SnapshotOptions) -> str:
-    return "inline" if len(seen.manifests) <= options.inline_threshold else "external"
+    return "inline" if len(seen.regions) <= options.inline_threshold else "external"
 
 
 def _rows(table: Table, seen: _Observation) -> pa.Table:
-    build = region_rows if table.layout is Layout.REGION else shard_rows
-    return build(seen.manifests, table.index.region_specs)
+    sources = [region.source for region in seen.regions]
+    if table.layout is Layout.REGION:
+        return region_rows(sources, seen.specs)
+    return with_states(shard_rows(sources, seen.specs), {region.region_id: region.state for region in seen.regions})
 
 
 def _stands(table: Table, rows: pa.Table, stored: str) -> bool:
@@ -233,16 +252,16 @@ def _publish(table: Table, seen: _Observation, rows: pa.Table, stored: str, note
 def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] = lambda: None) -> _Observation:
     """Read every region, at most :data:`CONCURRENT_REGIONS` at a time.
 
-    Requests: one listing for all regions; per region a listing, a manifest, and one HEAD beyond the
-    known end of its log.
+    Requests: one listing for all regions; for a region that did not move since the last snapshot a
+    listing and one HEAD beyond the known end of its log; for any other its manifest as well.
     """
     taken = time.time_ns() // 1_000_000
-    # Both before any thread starts: whoever is first holds all others up while it looks.
-    listing, layout = table.regions, table.layout
+    # All before any thread starts: whoever is first holds all others up while it looks.
+    listing, layout, known = table.regions, table.layout, _known(table)
 
-    def read(region_id: UUID) -> tuple[RegionManifest, bool] | Skipped:
+    def read(region_id: UUID) -> _Region | Skipped:
         try:
-            return _read(table, region_id, layout, update_hints=update_hints)
+            return _read(table, region_id, layout, known.get(region_id), update_hints=update_hints)
         except NoRegionManifestError as error:
             if table.region(region_id).is_claimed():
                 return _fault(region_id, error)
@@ -253,42 +272,65 @@ def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] 
         finally:
             on_region()
 
-    manifests: list[RegionManifest] = []
     skipped = [
         Skipped(path, "stray", "This is no region directory; it was left alone.", is_fault=False)
         for path in listing.strays
     ]
-    updated = 0
+    regions: list[_Region] = []
     with ThreadPoolExecutor(CONCURRENT_REGIONS) as pool:
         for outcome in pool.map(read, listing.region_ids):
             if isinstance(outcome, Skipped):
                 skipped.append(outcome)
             else:
-                manifests.append(outcome[0])
-                updated += outcome[1]
-    return _Observation(taken, tuple(manifests), tuple(skipped), updated)
+                regions.append(outcome)
+    return _Observation(taken, tuple(regions), tuple(skipped), table.index.region_specs)
 
 
-def _read(table: Table, region_id: UUID, layout: Layout, *, update_hints: bool) -> tuple[RegionManifest, bool]:
-    """The region's newest manifest, with the real end of its log, and whether that was written down."""
+def _known(table: Table) -> Mapping[UUID, Known]:
+    """What the stored snapshot knows of its regions, if its rows have the columns that ours would have."""
+    try:
+        snapshot = read_snapshot(table)
+        if snapshot is None:
+            return {}
+        build = region_rows if table.layout is Layout.REGION else shard_rows
+        if not build([], table.index.region_specs).schema.equals(snapshot.rows.schema):
+            return {}
+        return known_regions(snapshot)
+    except (InvalidFormatError, ValueError):
+        return {}
+
+
+def _read(table: Table, region_id: UUID, layout: Layout, known: Known | None, *, update_hints: bool) -> _Region:
+    """The region's newest state, with the real end of its log, which is written down."""
     region = table.region(region_id)
-    manifest = region.latest_by_listing()
+    newest = region.newest_by_listing()
+    if known is not None and known.version == newest:
+        last = last_wal_entry(table.store, region_id, known.replay_after_wal_id, known.wal_id_last_seen, layout)
+        if last <= (known.wal_id_last_seen or 0) or not update_hints:
+            state = (known.version, known.replay_after_wal_id, known.wal_id_last_seen)
+            return _Region(region_id, state, known.row)
+    manifest = region.latest(checked=True) if newest is None else region.read(newest)
     try:
         check_fields(manifest, table.index.region_specs)
     except InvalidFormatError as error:
         raise RegionManifestCorruptError(
             f"Region {region_id}: manifest version {manifest.version} has a region field that cannot be read: {error}"
         ) from error
-    last = last_wal_entry(table.store, manifest, layout)
-    if not update_hints or last <= (manifest.wal_id_last_seen or 0):
-        return manifest, False
-    better = manifest.next().with_wal_id_last_seen(last)
-    try:
-        return (better, True) if region.commit(better) else (manifest, False)
-    except MemwalOpsError as error:
-        # Best effort (S0-172): the hint saves a reader some requests, nothing depends on it.
-        get_logger(__name__).info("wal_hint_not_updated", region=str(region_id), error=str(error))
-        return manifest, False
+    last = last_wal_entry(table.store, region_id, manifest.replay_after_wal_id, manifest.wal_id_last_seen, layout)
+    if update_hints and last > (manifest.wal_id_last_seen or 0):
+        better = manifest.next().with_wal_id_last_seen(last)
+        try:
+            if region.commit(better):
+                return _as_read(better, hint_updated=True)
+        except MemwalOpsError as error:
+            # Best effort (S0-172): the hint saves a reader some requests, nothing depends on it.
+            get_logger(__name__).info("wal_hint_not_updated", region=str(region_id), error=str(error))
+    return _as_read(manifest)
+
+
+def _as_read(manifest: RegionManifest, *, hint_updated: bool = False) -> _Region:
+    state = (manifest.version, manifest.replay_after_wal_id, manifest.wal_id_last_seen)
+    return _Region(manifest.region_id, state, manifest, hint_updated)
 
 
 def _fault(region_id: UUID, error: MemwalOpsError) -> Skipped:

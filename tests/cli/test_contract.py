@@ -219,7 +219,7 @@ def test_a_terminal_gets_a_progress_bar_and_no_json(table: Workload) -> None:
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_cleanly(tmp_path: Path, sent: signal.Signals, code: int) -> None:
-    made = Workload(2, regions=1, base_rows=50, max_memtable_rows=60).create(str(tmp_path / "t.lance")).step(60)
+    made = Workload(2, regions=1, base_rows=50, max_memtable_rows=60).create(str(tmp_path / "t.lance")).step(200)
     made.close()
     command = [sys.executable, "-m", "memwal_ops", "--log-level", "info", "merge", made.uri, "--max-generations", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

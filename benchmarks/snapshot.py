@@ -1,0 +1,149 @@
+"""Snapshots of many regions: ``python -m benchmarks.snapshot`` (``--short`` to see that it runs).
+
+Requests per region and memory against the number of regions, and what a snapshot saves its readers:
+the regions of a table from its snapshot, against reading every region's manifest. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from benchmarks.server import BUCKET, counting_server
+from memwal_ops import open_table
+from memwal_ops.core.layout import Layout
+from memwal_ops.core.snapshots import read_snapshot
+from memwal_ops.jobs import snapshot
+from memwal_ops.storage.counting import CountingStore
+from tests.tables.many_regions import make_regions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_MIB = 1 << 20
+_CONCURRENT_READS = 16
+
+
+def requests_on_local_files(folder: str, regions: int, layout: Layout) -> list[str]:
+    """One row: requests per region in the steady state, and memory of a process that does nothing else."""
+    uri = f"{folder}/{layout}-{regions}.lance"
+    table = make_regions(uri, regions, layout)
+    snapshot.apply(table, snapshot.SnapshotOptions())
+    store = CountingStore(table.store)
+    report = snapshot.apply(replace(open_table(uri), store=store), snapshot.SnapshotOptions())
+    assert report.decision == "unchanged"
+    child = [sys.executable, "-m", "benchmarks.snapshot", "--child", uri]
+    done = subprocess.run(child, check=True, capture_output=True, text=True, env={**os.environ, "RUST_LOG": "off"})
+    result = json.loads(done.stdout)
+    calls = store.calls.total()
+    return [
+        "local files",
+        str(layout),
+        f"{regions:,}",
+        f"**{calls / regions:.2f}**",
+        f"{result['seconds']:.2f} s",
+        f"{result['peak'] // _MIB} MiB",
+    ]
+
+
+def requests_on_s3(options: dict[str, str], counts: dict[str, int], regions: int, layout: Layout) -> list[str]:
+    """The same on the S3 stand-in, counted at the server."""
+    uri = f"s3://{BUCKET}/{layout}-{regions}.lance"
+    table = make_regions(uri, regions, layout, options)
+    snapshot.apply(table, snapshot.SnapshotOptions())
+    counts.clear()
+    started = time.monotonic()
+    assert snapshot.apply(open_table(uri, options), snapshot.SnapshotOptions()).decision == "unchanged"
+    seconds = time.monotonic() - started
+    cells = ["S3 stand-in", str(layout), f"{regions:,}", f"**{sum(counts.values()) / regions:.2f}**"]
+    return [*cells, f"{seconds:.2f} s", ""]
+
+
+def child(uri: str) -> None:
+    """Take one snapshot of new regions and say what it took, as JSON."""
+    options = snapshot.SnapshotOptions(inline_threshold=0)
+    started = time.monotonic()
+    snapshot.apply(open_table(uri), options)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"seconds": time.monotonic() - started, "peak": peak}))
+
+
+def reading(uri: str, regions: int, options: dict[str, str] | None, threshold: int, where: str) -> list[str]:
+    """One row: the regions from the snapshot against the regions from their manifests."""
+    snapshot.apply(open_table(uri, options), snapshot.SnapshotOptions(threshold))
+    table = open_table(uri, options)
+
+    def from_snapshot() -> None:
+        found = read_snapshot(table)
+        assert found is not None
+        assert len(found.regions) == regions
+
+    def from_manifests() -> None:
+        fresh = replace(table)
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            ids = fresh.regions.region_ids
+            assert len(list(pool.map(lambda one: fresh.region(one).latest(), ids))) == regions
+
+    fast, slow = _median(from_snapshot), _median(from_manifests)
+    stored = "inline" if regions <= threshold else "external"
+    cells = [where, str(table.layout), stored, f"{regions:,}", f"{fast * 1000:.1f} ms", f"{slow * 1000:.0f} ms"]
+    return [*cells, f"**{slow / fast:.0f}**"]
+
+
+def _median(action: Callable[[], None], runs: int = 3) -> float:
+    seconds = []
+    for _ in range(runs):
+        started = time.monotonic()
+        action()
+        seconds.append(time.monotonic() - started)
+    return statistics.median(seconds)
+
+
+def _row(cells: list[str]) -> None:
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    """All tables of benchmarks/README.md that are about snapshots."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="few regions, to see that it runs")
+    parser.add_argument("--child", metavar="URI", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments.child)
+        return
+    sizes, on_s3, read = ([20, 60], 20, 50) if arguments.short else ([1_000, 10_000], 2_000, 500)
+    with tempfile.TemporaryDirectory() as folder, counting_server() as (options, counts):
+        print("## Snapshots: requests and memory\n")
+        _row(["where", "layout", "regions", "requests per region", "a whole snapshot", "peak memory"])
+        _row(["---"] * 6)
+        for layout in Layout:
+            for regions in sizes:
+                _row(requests_on_local_files(folder, regions, layout))
+        for layout in Layout:
+            _row(requests_on_s3(options, counts, on_s3, layout))
+        print("\n## Snapshots: what readers save\n")
+        _row(["where", "layout", "stored", "regions", "from the snapshot", "from the manifests", "ratio"])
+        _row(["---"] * 7)
+        for layout in Layout:
+            local, remote = f"{folder}/read-{layout}.lance", f"s3://{BUCKET}/read-{layout}.lance"
+            make_regions(local, read, layout)
+            make_regions(remote, read, layout, options)
+            for threshold in (0, read):
+                _row(reading(local, read, None, threshold, "local files"))
+                _row(reading(remote, read, options, threshold, "S3 stand-in"))
+
+
+if __name__ == "__main__":
+    main()
