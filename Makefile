@@ -27,8 +27,10 @@ format: $(VENV)/.dev  ## Rewrite the code in the project's style
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.dev  ## Measure the merge against today's way and against the floor (some minutes, some GB)
+bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and against the floor (some minutes, some GB)
 	@$(BIN)/python -m benchmarks.merge
+	@RUST_LOG=off $(BIN)/python -m benchmarks.snapshot
+	@$(BIN)/python -m benchmarks.requests
 
 soak: $(VENV)/.dev  ## Let mergers race, be killed and start again for SOAK_SECONDS (300)
 	@SOAK_SECONDS=$${SOAK_SECONDS:-300} $(BIN)/python -m pytest tests/crash -k soak -x

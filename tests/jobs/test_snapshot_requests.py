@@ -38,7 +38,7 @@ def test_requests_per_region(tmp_path: Path, layout: Layout) -> None:
     make_regions(uri, REGIONS, layout)
     decision, first = calls(uri)
     assert decision == "built"
-    assert first <= 3 * REGIONS + 20
+    assert first <= 3 * REGIONS + 30
     decision, again = calls(uri)
     assert decision == "unchanged"
     assert again <= 2 * REGIONS + 5
