@@ -51,12 +51,12 @@ class Workload(LsmTable):
     def _put(self, region: str, rows: pa.Table) -> int:
         writer = self.writer(region)
         writer.put(rows)
-        return int(writer.memtable_stats()["generation"])
+        return _written_to(writer)
 
     def _delete(self, region: str, keys: pa.Table) -> int:
         writer = self.writer(region)
         writer.delete(keys)
-        return int(writer.memtable_stats()["generation"])
+        return _written_to(writer)
 
     def _flush(self, region: str) -> None:
         writer = self._writers.pop(region, None)
@@ -70,3 +70,9 @@ class Workload(LsmTable):
     def read_open(self, region: str) -> Rows:
         """What an open writer's scan says: all of its own region, what is flushed of the others."""
         return read_lsm(self.uri, self.storage_options, writer=self.writer(region))
+
+
+def _written_to(writer: ShardWriter) -> int:
+    """The generation of the last write: one that fills the MemTable to its last row is in the one before."""
+    stats = writer.memtable_stats()
+    return int(stats["generation"]) - (stats["row_count"] == 0)
