@@ -22,7 +22,7 @@ from memwal_ops.core.lance_errors import is_panic, lance_errors
 from memwal_ops.core.publication import lost
 from memwal_ops.core.snapshots import INDICES_FOLDER
 from memwal_ops.core.versions import TRANSACTIONS_FOLDER
-from memwal_ops.errors import ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.format._pb import table_pb2
 
 if TYPE_CHECKING:
@@ -123,11 +123,15 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
     prefix = f"{TRANSACTIONS_FOLDER}/{table.version}-"
     before = set(_names(table, prefix))
     found: list[table_pb2.CreateIndex] = []
-    asked = []
+    asked: list[MemwalOpsError | None] = []
 
-    def lock(version: int) -> NoReturn:
-        asked.append(version)
-        found.extend(_operations(table, name, sorted(set(_names(table, prefix)) - before)))
+    def lock(_: int) -> NoReturn:
+        failure = None
+        try:
+            found.extend(_operations(table, name, sorted(set(_names(table, prefix)) - before)))
+        except MemwalOpsError as error:
+            failure = error
+        asked.append(failure)
         raise _NotToBePublishedError
 
     dataset = lance.dataset(
@@ -144,6 +148,8 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
+        if asked and asked[-1] is not None:
+            raise asked[-1] from error
         if asked and not found:
             raise UnsupportedFeatureError(
                 f"{table.location.uri} is committed to without transaction files, from which a built index is read."

@@ -94,8 +94,8 @@ def dry_run(table: Table, options: CatchupOptions) -> CatchupReport:
     reports = []
     for index in _wanted(table, options):
         need = _need(table, index, options)
-        if need == "unchanged" and wrong_claims(table, [index.name]):
-            need = "update"
+        if need == "unchanged":
+            need = _next_need(table, index, options)
         reports.append(_report(table, table, index.name, options, "would_update" if need == "update" else need))
     return CatchupReport("dry_run", str(uuid.uuid4()), tuple(reports), table.version, 0, time.monotonic() - started)
 
@@ -120,7 +120,7 @@ def apply(table: Table, options: CatchupOptions, *, on_index: Callable[[str], No
     check_rewritable(table)
     run = _Run(table, options, CommitNote(job="catchup", run_id=str(uuid.uuid4()), release=__version__))
     wanted = [index.name for index in _wanted(table, options)]
-    if wanted:
+    if any(_next_need(table, index, options) == "update" for index in _wanted(table, options)):
         probe_conditional_writes(table.store)
         sweep_leftovers(table)
     outcomes = []
@@ -167,6 +167,12 @@ def _need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     if behind.complete:
         return "unchanged"
     return "below_threshold" if behind.uncovered_rows < options.min_uncovered_rows else "update"
+
+
+def _next_need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
+    """As :func:`_need`; an entry in ``index_catchup`` that is to be set right counts as an update."""
+    need = _need(table, index, options)
+    return "update" if need != "update" and wrong_claims(table, [index.name]) else need
 
 
 @dataclass(frozen=True, slots=True)

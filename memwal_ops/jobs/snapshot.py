@@ -176,7 +176,6 @@ def apply(table: Table, options: SnapshotOptions, *, on_region: Callable[[], Non
     """
     started = time.monotonic()
     check_rewritable(table)
-    probe_conditional_writes(table.store)
     note = CommitNote(job="snapshot", run_id=str(uuid.uuid4()), release=__version__)
     seen = _observe(table, update_hints=True, on_region=on_region)
     hints_updated = seen.hints_updated
@@ -184,6 +183,7 @@ def apply(table: Table, options: SnapshotOptions, *, on_region: Callable[[], Non
     decision = "unchanged"
     while not _stands(table, rows := _rows(table, seen), _storage(seen, options)):
         if races.lost == 0:
+            probe_conditional_writes(table.store)
             sweep_leftovers(table)
         try:
             _publish(table, seen, rows, _storage(seen, options), note)
@@ -320,6 +320,7 @@ def _read(table: Table, region_id: UUID, layout: Layout, known: Known | None, *,
     if update_hints and last > (manifest.wal_id_last_seen or 0):
         better = manifest.next().with_wal_id_last_seen(last)
         try:
+            probe_conditional_writes(table.store)
             if region.commit(better):
                 return _as_read(better, hint_updated=True)
         except MemwalOpsError as error:
