@@ -149,7 +149,9 @@ def write(table: Workload, *, deletes: bool) -> None:
 @pytest.mark.req("S0-157", "S0-168", "S0-212")
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize(
-    "beside", [("maintain",), ("own", "clean_up"), ("native", "maintain"), ("index", "index", "compact")], ids="+".join
+    "beside",
+    [("maintain",), ("own", "clean_up"), ("native", "maintain"), ("index", "index", "compact"), ("index", "maintain")],
+    ids="+".join,
 )
 def test_soak(tmp_path: Path, beside: tuple[str, ...], stable: bool) -> None:
     seed = int(os.environ.get("SOAK_SEED", "1"))
