@@ -63,7 +63,7 @@ def transactions(uri: str) -> set[str]:
     return set(Files(uri).listing("_transactions"))
 
 
-@pytest.mark.req("S0-175", "S0-176")
+@pytest.mark.req("S0-012", "S0-013", "S0-016", "S0-077", "S0-175", "S0-176")
 def test_only_what_was_asked_for_changes(made: Workload) -> None:
     """Unknown fields of the details, of the entry and of the section included."""
     name, manifest = wire.newest_manifest(Files(made.uri))

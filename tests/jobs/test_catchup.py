@@ -128,7 +128,7 @@ def check_claims(table: Table) -> None:
         assert (table.index.index_catchup.get(index.name) == table.index.merged_generations) == complete, index.name
 
 
-@pytest.mark.req("S0-068", "S0-078", "S0-179", "S0-180", "S0-181")
+@pytest.mark.req("S0-014", "S0-068", "S0-078", "S0-112", "S0-179", "S0-180", "S0-181")
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize("vector", VECTOR_KINDS)
 def test_every_kind_of_index(tmp_path: Path, vector: str, stable: bool) -> None:
@@ -310,6 +310,7 @@ def test_a_codebook_that_cannot_be_read_is_not_risked(tmp_path: Path) -> None:
     assert base_indexes(after)["vector_idx"].segments == (entry,)
 
 
+@pytest.mark.req("S4-038")
 def test_imbalance_is_reported(tmp_path: Path) -> None:
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(rows(list(range(300)), "old"), uri).create_index("vector", "IVF_FLAT", num_partitions=3)

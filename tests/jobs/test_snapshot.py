@@ -63,7 +63,10 @@ def wal_ends(made: LsmTable) -> dict[UUID, int]:
     }
 
 
-@pytest.mark.req("S0-169", "S0-170", "S0-173", "S0-174", "S0-104")
+@pytest.mark.req(
+    *("S0-015", "S0-020", "S0-063", "S0-064", "S0-069", "S0-071", "S0-072", "S0-073", "S0-104"),
+    *("S0-169", "S0-170", "S0-173", "S0-174"),
+)
 @pytest.mark.parametrize(("threshold", "stored"), [(100, "inline"), (3, "inline"), (2, "external"), (0, "external")])
 def test_all_regions_and_where_they_stand(made: LsmTable, threshold: int, stored: str) -> None:
     before = opened(made)
