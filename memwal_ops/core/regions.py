@@ -20,7 +20,7 @@ from memwal_ops.errors import (
     RegionManifestCorruptError,
     RegionManifestGapError,
 )
-from memwal_ops.format.names import parse_region_manifest_name, region_manifest_name
+from memwal_ops.format.names import parse_generation_dir, parse_region_manifest_name, region_manifest_name
 from memwal_ops.format.region_manifest import (
     RegionManifest,
     decode_region_manifest,
@@ -46,10 +46,11 @@ class NoRegionManifestError(RegionManifestCorruptError):
 
 @dataclass(frozen=True, slots=True)
 class RegionListing:
-    """What stands under ``_mem_wal/``: region ids in ascending order, and what is no region."""
+    """What stands under ``_mem_wal/``: region ids in ascending order, what is no region, and empty folders."""
 
     region_ids: tuple[UUID, ...]
     strays: tuple[str, ...]
+    empty: tuple[str, ...] = ()
 
 
 def list_regions(store: Store) -> RegionListing:
@@ -72,7 +73,28 @@ def list_regions(store: Store) -> RegionListing:
             ids.append(region_id)
         else:
             strays.append(directory)
-    return RegionListing(tuple(sorted(ids)), tuple(sorted(strays)))
+    return RegionListing(tuple(sorted(ids)), tuple(sorted(strays)), level.empty)
+
+
+def list_region_strays(store: Store, region_id: UUID) -> tuple[str, ...]:
+    """What stands directly in a region's folder and belongs to no region; one request."""
+    level = store.list_level(region_folder(region_id))
+    return tuple(
+        [meta.path for meta in level.objects]
+        + [
+            folder
+            for folder in level.directories
+            if (name := folder.rsplit("/", 1)[-1]) not in {"manifest", "wal"} and parse_generation_dir(name) is None
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFolder:
+    """What a listing of a region's manifests shows: ``newest`` is None where it does not tell."""
+
+    newest: int | None
+    strays: tuple[str, ...]
 
 
 class RegionManifestStore:
@@ -98,16 +120,18 @@ class RegionManifestStore:
         version = self._newest_listed() if checked else self._newest_by_walk()
         return self.read(version)
 
-    def newest_by_listing(self) -> int | None:
-        """The newest version's number in one request; None where the listing alone does not tell.
+    def look(self) -> ManifestFolder:
+        """The newest version's number, where one request tells it, and what is no manifest.
 
-        For whoever looks at every region at once. It tells nothing of a folder with 1,000 versions and
-        more, with none, or with a gap: :meth:`latest` finds out, or says what is wrong.
+        For whoever looks at every region at once. A listing alone does not tell where the folder has
+        1,000 versions and more, none, or a gap: :meth:`latest` finds out, or says what is wrong.
         """
         page = list(islice(self._store.list(self.folder), _PAGE))
         versions = _versions(page)
         plain = len(page) < _PAGE and versions and versions[-1] - versions[0] + 1 == len(versions)
-        return versions[-1] if plain else None
+        names = ((meta.path, meta.path.rsplit("/", 1)[-1]) for meta in page)
+        strays = tuple(path for path, name in names if name != HINT and parse_region_manifest_name(name) is None)
+        return ManifestFolder(versions[-1] if plain else None, strays)
 
     def read(self, version: int) -> RegionManifest:
         """One manifest version. Raises ``RegionManifestCorruptError`` where it does not decode or is gone."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.commit import CommitLostError, CommitNote, IndexChange, check_rewritable, commit_indexes
 from memwal_ops.core.layout import Layout, region_folder
 from memwal_ops.core.leftovers import sweep_leftovers
-from memwal_ops.core.regions import NoRegionManifestError
+from memwal_ops.core.regions import NoRegionManifestError, list_region_strays
 from memwal_ops.core.snapshots import Known, encode_file, known_regions, read_snapshot, snapshot_path, with_states
 from memwal_ops.core.wal import last_wal_entry
 from memwal_ops.errors import (
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 DEFAULT_INLINE_THRESHOLD = 100
 CONCURRENT_REGIONS = 16
+_STRAY = "This belongs to no region; it was left alone."
+_UNCLAIMED = "No writer has claimed this region yet: it has no manifest, and nothing else stands in it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class _Region:
     state: tuple[int, int | None, int | None]
     source: RegionManifest | Row
     hint_updated: bool = False
+    strays: tuple[str, ...] = ()
 
 
 def dry_run(table: Table, options: SnapshotOptions) -> SnapshotReport:
@@ -265,16 +268,15 @@ def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] 
         except NoRegionManifestError as error:
             if table.region(region_id).is_claimed():
                 return _fault(region_id, error)
-            detail = "No writer has claimed this region yet: it has no manifest, and nothing else stands in it."
-            return Skipped(region_folder(region_id), "unclaimed", detail, is_fault=False)
+            return Skipped(region_folder(region_id), "unclaimed", _UNCLAIMED, is_fault=False)
         except (RegionManifestCorruptError, RegionManifestGapError) as error:
             return _fault(region_id, error)
         finally:
             on_region()
 
     skipped = [
-        Skipped(path, "stray", "This is no region directory; it was left alone.", is_fault=False)
-        for path in listing.strays
+        *(Skipped(path, "stray", _STRAY, is_fault=False) for path in listing.strays),
+        *(Skipped(path, "unclaimed", _UNCLAIMED, is_fault=False) for path in listing.empty),
     ]
     regions: list[_Region] = []
     with ThreadPoolExecutor(CONCURRENT_REGIONS) as pool:
@@ -283,6 +285,7 @@ def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] 
                 skipped.append(outcome)
             else:
                 regions.append(outcome)
+                skipped += [Skipped(path, "stray", _STRAY, is_fault=False) for path in outcome.strays]
     return _Observation(taken, tuple(regions), tuple(skipped), table.index.region_specs)
 
 
@@ -303,12 +306,18 @@ def _known(table: Table) -> Mapping[UUID, Known]:
 def _read(table: Table, region_id: UUID, layout: Layout, known: Known | None, *, update_hints: bool) -> _Region:
     """The region's newest state, with the real end of its log, which is written down."""
     region = table.region(region_id)
-    newest = region.newest_by_listing()
-    if known is not None and known.version == newest:
+    folder = region.look()
+    newest = folder.newest
+    moved = known is None or known.version != newest
+    strays = folder.strays
+    if moved or table.store.root.startswith("/"):
+        # On local files it costs nothing; elsewhere one more request, which a region that did not move is spared.
+        strays += list_region_strays(table.store, region_id)
+    if known is not None and not moved:
         last = last_wal_entry(table.store, region_id, known.replay_after_wal_id, known.wal_id_last_seen, layout)
         if last <= (known.wal_id_last_seen or 0) or not update_hints:
             state = (known.version, known.replay_after_wal_id, known.wal_id_last_seen)
-            return _Region(region_id, state, known.row)
+            return _Region(region_id, state, known.row, strays=strays)
     manifest = region.latest(checked=True) if newest is None else region.read(newest)
     try:
         check_fields(manifest, table.index.region_specs)
@@ -322,16 +331,16 @@ def _read(table: Table, region_id: UUID, layout: Layout, known: Known | None, *,
         try:
             probe_conditional_writes(table.store)
             if region.commit(better):
-                return _as_read(better, hint_updated=True)
+                return _as_read(better, strays, hint_updated=True)
         except MemwalOpsError as error:
             # Best effort (S0-172): the hint saves a reader some requests, nothing depends on it.
             get_logger(__name__).info("wal_hint_not_updated", region=str(region_id), error=str(error))
-    return _as_read(manifest)
+    return _as_read(manifest, strays)
 
 
-def _as_read(manifest: RegionManifest, *, hint_updated: bool = False) -> _Region:
+def _as_read(manifest: RegionManifest, strays: tuple[str, ...], *, hint_updated: bool = False) -> _Region:
     state = (manifest.version, manifest.replay_after_wal_id, manifest.wal_id_last_seen)
-    return _Region(manifest.region_id, state, manifest, hint_updated)
+    return _Region(manifest.region_id, state, manifest, hint_updated, strays)
 
 
 def _fault(region_id: UUID, error: MemwalOpsError) -> Skipped:

@@ -26,10 +26,14 @@ class ObjectMeta:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One level of a listing: ``directories`` (relative paths without trailing ``/``) and ``objects``."""
+    """One level of a listing: ``directories`` (relative paths without trailing ``/``) and ``objects``.
+
+    ``empty``: folders without any object below them, which only local files can have.
+    """
 
     directories: tuple[str, ...]
     objects: tuple[ObjectMeta, ...]
+    empty: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,13 +62,15 @@ class LocalObjectStore(ObjectStore):
         )
 
     def list_level(self, prefix: str = "") -> Listing:
-        """The entries directly in the folder ``prefix``; folders without any object are not there."""
+        """The entries directly in the folder ``prefix``; folders without any object stand apart, as ``empty``."""
         folder = self._folder(prefix)
         if not os.path.isdir(self._absolute(folder)):
             return Listing((), ())
         found = super().list_level(prefix)
+        full = tuple(path for path in found.directories if next(self.list(path), None) is not None)
         return Listing(
-            directories=tuple(path for path in found.directories if next(self.list(path), None) is not None),
+            directories=full,
+            empty=tuple(path for path in found.directories if path not in full and self._is_inside(path)),
             objects=tuple(
                 meta for meta in found.objects if self._is_ours(meta.path, folder_is_inside=self._is_inside(folder))
             ),

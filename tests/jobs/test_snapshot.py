@@ -209,6 +209,8 @@ def test_what_cannot_be_read_is_named_and_the_others_go_in(tmp_path: Path) -> No
     (tmp_path / "t.lance/_mem_wal/notes.txt").write_text("x")
     (tmp_path / "t.lance/_mem_wal/no-uuid").mkdir()
     (tmp_path / "t.lance/_mem_wal/no-uuid/file").write_text("x")
+    (tmp_path / "t.lance/_mem_wal" / made.regions[2] / "lost.tmp").write_text("x")
+    (tmp_path / "t.lance/_mem_wal" / made.regions[3] / "manifest/copy.binpb.bak").write_text("x")
     open(f"{folder_of(uri, 2)}/wal/{wire.bit_reversed(1)}.arrow", "w").close()
     report = snapshot.apply(open_table(uri), SnapshotOptions())
     assert report.decision == "built"
@@ -222,9 +224,14 @@ def test_what_cannot_be_read_is_named_and_the_others_go_in(tmp_path: Path) -> No
         folder_of(uri, 2).rsplit("/", 1)[-1]: ("region_manifest_corrupt", True),
         "notes.txt": ("stray", False),
         "no-uuid": ("stray", False),
+        folder_of(uri, 1).rsplit("/", 1)[-1]: ("unclaimed", False),
+        "lost.tmp": ("stray", False),
+        "copy.binpb.bak": ("stray", False),
     }
     assert report.has_faults
-    assert snapshot.apply(open_table(uri), SnapshotOptions()).decision == "unchanged"
+    again = snapshot.apply(open_table(uri), SnapshotOptions())
+    assert again.decision == "unchanged"
+    assert again.skipped == report.skipped
 
 
 def test_a_damaged_snapshot_is_replaced(tmp_path: Path) -> None:
