@@ -512,6 +512,28 @@ def test_23_an_update_leaves_index_catchup_as_it_was(tmp_path: Path) -> None:
     assert bytes(wire.get(claim, 1)) == b"id_idx"  # type: ignore[arg-type]
 
 
+def test_25_commits_of_pylance_rename_the_mem_wal_index(tmp_path: Path) -> None:
+    """A marked merge, an optimised index: the MemWAL entry gets a new id, under which no file stands.
+
+    For us: a snapshot in `_indices/{id}/index.lance` is gone then, and the next run has to store it again.
+    """
+    uri = make(tmp_path)
+
+    def entry_id() -> str:
+        entry = wire.mem_wal_entry(wire.newest_manifest(Files(uri))[1])
+        assert entry is not None
+        return wire.uuid_of(entry, 1)
+
+    ids = [entry_id()]
+    upsert(lance.dataset(uri), rows(1, 2, 1), 1)
+    ids.append(entry_id())
+    lance.dataset(uri).optimize.optimize_indices()
+    ids.append(entry_id())
+    assert len(set(ids)) == 3
+    lance.write_dataset(rows(200, 201), uri, mode="append")
+    assert entry_id() == ids[-1], "a commit that does not touch it keeps it"
+
+
 def test_latest_version_hint_only_on_local_files(tmp_path: Path, bucket: tuple[str, dict[str, str]]) -> None:
     """`_versions/latest_version_hint.json` stands on local files, not on S3; readers probe onward from it.
 

@@ -249,6 +249,20 @@ def test_a_damaged_snapshot_is_replaced(tmp_path: Path) -> None:
         assert read_snapshot(table) is not None
 
 
+def test_a_snapshot_that_pylance_lost_is_stored_again(tmp_path: Path) -> None:
+    """Its own commits may give the MemWAL index another id, and with it the file's name (landmine 25)."""
+    made = Workload(1, regions=2, base_rows=20).create(str(tmp_path / "t.lance")).step(8)
+    made.close()
+    merge.apply(open_table(made.uri), merge.MergeOptions())
+    snapshot.apply(open_table(made.uri), SnapshotOptions(0))
+    lance.dataset(made.uri).optimize.optimize_indices()
+    assert read_snapshot(open_table(made.uri)) is None
+    assert snapshot.apply(open_table(made.uri), SnapshotOptions(0)).decision == "built"
+    found = read_snapshot(open_table(made.uri))
+    assert found is not None
+    assert len(found.regions) == 2
+
+
 def test_older_rows_never_go_over_newer_ones(tmp_path: Path) -> None:
     """A builder that is stalled after it looked, while another one looks later and publishes first."""
     made = RegionLayout(1, regions=2, base_rows=20).create(str(tmp_path / "t.lance")).step(4)
