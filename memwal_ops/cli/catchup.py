@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwal_ops.jobs.catchup_report import CatchupReport
 
 
-@click.command()
+@click.command(short_help="Bring the base indexes up to what was merged.")
 @click.argument("uri")
 @click.option("--index", "indexes", multiple=True, metavar="NAME", help="Only this index (repeatable).")
 @click.option(

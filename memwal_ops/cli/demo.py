@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memwal_ops.engines.api import PassResult
 
 
-@click.command()
+@click.command(short_help="Make a table, merge it, and prove that nothing was lost.")
 @click.option(
     "--dir",
     "folder",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memwal_ops.jobs.inspect import Inspection, RegionState
 
 
-@click.command()
+@click.command(short_help="Show a table, and how far behind it is.")
 @click.argument("uri")
 @storage_options
 @json_output

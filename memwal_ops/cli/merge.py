@@ -26,7 +26,7 @@ _PLANNED = ("rows waiting", "size")
 _DONE = ("rows read", "size", "rows written", "rows deleted", "seconds", "version")
 
 
-@click.command()
+@click.command(short_help="Merge flushed generations into the base table.")
 @click.argument("uri")
 @click.option("--region", "regions", multiple=True, type=RegionId(), help="Only this region (repeatable).")
 @click.option("--engine", type=click.Choice(["local", "auto"]), default="auto", show_default=True)

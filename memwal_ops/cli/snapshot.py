@@ -15,7 +15,7 @@ from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.jobs import snapshot as job
 
 
-@click.command()
+@click.command(short_help="Store the state of all regions for readers.")
 @click.argument("uri")
 @click.option(
     "--inline-threshold",
