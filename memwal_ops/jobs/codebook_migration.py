@@ -226,11 +226,14 @@ def _has_unflushed_rows(table: Table, manifest: RegionManifest, layout: Layout) 
 def _create(table: Table, old: str, new: str, note: CommitNote, races: Races) -> None:
     """Train the new index on the table's rows and publish it."""
     while True:
+        step, _ = _next_step(table, old, new)
+        if step != "create":
+            return  # another run was faster
         arguments = _arguments(table, base_indexes(table)[old])
-        build = create_index(table, new, partial(_create_with_pylance, new, arguments))
-        if build is None:
-            raise InvariantViolatedError(f"pylance made no index {new}.")
         try:
+            build = create_index(table, new, partial(_create_with_pylance, new, arguments))
+            if build is None:
+                raise InvariantViolatedError(f"pylance made no index {new}.")
             publish_build(table, new, build, partial(_created, new, build, table), note, races)
         except CommitLostError as error:
             table = races.lose(table, error)
