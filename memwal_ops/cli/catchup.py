@@ -12,7 +12,7 @@ from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.progress import counting
 from memwal_ops.cli.text import counted, grid, paragraph
 from memwal_ops.core.table import open_table
-from memwal_ops.errors import CodebookChangedError, IndexesBehindError, InvalidUsageError
+from memwal_ops.errors import CodebookChangedError, IndexesBehindError
 from memwal_ops.jobs import catchup as job
 from memwal_ops.jobs.codebook_migration import MigrationReport, migrate
 
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     metavar="OLD NEW",
     help="Take the next step of replacing vector index OLD by NEW, which gets new centroids.",
 )
-@click.option("--drop-old", is_flag=True, help="With --migrate-codebook: allow its last step, dropping OLD.")
 @click.option("--dry-run", is_flag=True, help="Show what is behind and change nothing.")
 @storage_options
 @json_output
@@ -63,7 +62,6 @@ def catchup(
     max_segments: int,
     retrain_imbalance_threshold: float,
     migration: tuple[str, str] | None,
-    drop_old: bool,
     dry_run: bool,
     storage_options: dict[str, str],
     as_json: bool,
@@ -79,11 +77,9 @@ def catchup(
     options = job.CatchupOptions(indexes, min_uncovered_rows, max_segments, retrain_imbalance_threshold)
     table = open_table(uri, storage_options)
     if migration is not None:
-        step = migrate(table, *migration, drop_old=drop_old, dry_run=dry_run)
+        step = migrate(table, *migration, dry_run=dry_run)
         click.echo(json.dumps(step.to_json(), indent=2) if as_json else describe_migration(step))
         return 0
-    if drop_old:
-        raise InvalidUsageError("--drop-old belongs to --migrate-codebook OLD NEW.")
     report = job.dry_run(table, options) if dry_run else _apply(table, options)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else describe(report))
     return _exit_code(report)
@@ -128,7 +124,6 @@ _STEPS = {
     "maintained": "maintained: writers that start from now on maintain {new} as well.",
     "caught_up": "caught_up: {new} covers everything that is merged.",
     "waiting": "waiting: {old} is still needed.",
-    "ready_to_drop": "ready_to_drop: {new} covers everything, in the base table and in what waits to be merged.",
     "dropped": "dropped: {old} is gone.",
     "done": "done: {old} is gone, and {new} has its place.",
     "dry_run": "dry_run: nothing was changed.",

@@ -3,7 +3,7 @@
 A codebook cannot be changed in place: distances from the base and from unmerged generations would
 no longer compare. So a second index with new centroids is built beside the first, writers maintain
 both, and the first is dropped when nothing needs it any more. Each run looks where things stand,
-takes at most one step, and says which comes next; dropping takes a word of its own.
+takes at most one step, and says which comes next: who runs it again agrees to that.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NEXT = {
     "maintain": "Run it again: writers will be told to maintain {new} as well.",
     "catch_up": "Run it again: {new} will be brought up to what was merged.",
     "wait": "Restart the writers, so that they maintain {new}; merge what they flushed before; then run it again.",
-    "drop": "When every reader uses {new}, run it again with --drop-old: {old} will be dropped.",
+    "drop": "When every reader uses {new}, run it again: {old} will be dropped.",
     "done": "Nothing is left to do.",
 }
 
@@ -75,7 +75,7 @@ class Hold:
 class MigrationReport:
     """One run of a migration.
 
-    ``decision`` is one of created, maintained, caught_up, waiting, ready_to_drop, dropped, done, dry_run;
+    ``decision`` is one of created, maintained, caught_up, waiting, dropped, done, dry_run;
     ``next`` is the step that the next run takes, in words.
     """
 
@@ -102,14 +102,13 @@ class MigrationReport:
         }
 
 
-def migrate(table: Table, old: str, new: str, *, drop_old: bool = False, dry_run: bool = False) -> MigrationReport:
+def migrate(table: Table, old: str, new: str, *, dry_run: bool = False) -> MigrationReport:
     """Take the next step of replacing the vector index ``old`` by ``new``.
 
     Args:
         table: any version of the table.
         old: the index with the codebook that is to go.
         new: the name of its successor, which need not exist yet.
-        drop_old: allow the last step.
         dry_run: only say which step is next.
 
     Raises:
@@ -125,7 +124,7 @@ def migrate(table: Table, old: str, new: str, *, drop_old: bool = False, dry_run
     decision = "dry_run"
     if not dry_run:
         probe_conditional_writes(table.store)
-        decision = _take(table, step, old, new, note, drop_old=drop_old)
+        decision = _take(table, step, old, new, note)
         table = table.newest()
         step, holds = _next_step(table, old, new)
     return MigrationReport(
@@ -167,7 +166,7 @@ def _next_step(table: Table, old: str, new: str) -> tuple[str, tuple[Hold, ...]]
     return ("wait" if holds else "drop"), holds
 
 
-def _take(table: Table, step: str, old: str, new: str, note: CommitNote, *, drop_old: bool) -> str:
+def _take(table: Table, step: str, old: str, new: str, note: CommitNote) -> str:
     races = Races()
     if step == "create":
         _create(table, old, new, note, races)
@@ -181,8 +180,6 @@ def _take(table: Table, step: str, old: str, new: str, note: CommitNote, *, drop
             raise report.failures[0]
         return "caught_up"
     if step == "drop":
-        if not drop_old:
-            return "ready_to_drop"
         publish_change(table, partial(_drop, old, new), note, races)
         return "dropped"
     return {"wait": "waiting", "done": "done"}[step]

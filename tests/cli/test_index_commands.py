@@ -129,7 +129,6 @@ def test_no_indexes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         (["catchup", "--max-segments", "0"], "0 is not in the range x>=1"),
         (["catchup", "--migrate-codebook", "id_idx", "new"], "no codebook"),
         (["catchup", "--migrate-codebook", "one"], "requires 2 arguments"),
-        (["catchup", "--drop-old"], "--drop-old belongs to --migrate-codebook"),
     ],
 )
 def test_usage(made: Workload, capfd: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
@@ -212,7 +211,7 @@ def test_migration(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_here(capfd, *go_on, "--dry-run", "--json").document["decision"] == "dry_run"
     words = []
     for _ in range(6):
-        ran = run_here(capfd, *go_on, "--drop-old", "--json")
+        ran = run_here(capfd, *go_on, "--json")
         assert ran.code == 0
         assert set(ran.document) == {"decision", "old", "new", "holds", "next", "version", "seconds", "run_id"}
         words.append(ran.document["decision"])

@@ -127,7 +127,7 @@ def test_codebook_migration(tmp_path: Path) -> None:
 
     def all_steps(table: Table) -> Any:
         for _ in range(8):
-            report = migrate(table, "vector_idx", "fresh", drop_old=True)
+            report = migrate(table, "vector_idx", "fresh")
             if report.decision == "done":
                 return report
         raise AssertionError(report)

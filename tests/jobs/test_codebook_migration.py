@@ -39,8 +39,8 @@ def flush(uri: str, numbers: list[int]) -> None:
         writer.put(rows(numbers, "new"))
 
 
-def step(uri: str, *, drop_old: bool = False) -> str:
-    return migrate(open_table(uri), "vector_idx", "fresh", drop_old=drop_old).decision
+def step(uri: str) -> str:
+    return migrate(open_table(uri), "vector_idx", "fresh").decision
 
 
 @pytest.mark.req("S0-113")
@@ -48,7 +48,7 @@ def step(uri: str, *, drop_old: bool = False) -> str:
 def test_the_whole_way(tmp_path: Path, vector: str) -> None:
     uri = maintaining(tmp_path, vector)
     flush(uri, [1, 2, 3])
-    assert step(uri, drop_old=True) == "created"
+    assert step(uri) == "created"
     table = open_table(uri)
     old, new = (base_indexes(table)[name] for name in ("vector_idx", "fresh"))
     assert new.type == old.type
@@ -58,22 +58,24 @@ def test_the_whole_way(tmp_path: Path, vector: str) -> None:
     details = {one.name: one.details for one in table.dataset.describe_indices()}
     for name in ("metric_type", "compression", "hnsw"):
         assert details["fresh"].get(name) == details["vector_idx"].get(name)
-    assert step(uri, drop_old=True) == "maintained"
+    assert step(uri) == "maintained"
     assert open_table(uri).index.maintained_indexes == ("vector_idx", "fresh")
-    report = migrate(open_table(uri), "vector_idx", "fresh", drop_old=True)
+    report = migrate(open_table(uri), "vector_idx", "fresh")
     assert report.decision == "waiting"
     assert [(hold.region_id, hold.generation) for hold in report.holds] == [(REGION, 1)]
     merge.apply(open_table(uri), merge.MergeOptions())
-    assert step(uri, drop_old=True) == "caught_up"
+    assert step(uri) == "caught_up"
     flush(uri, [4, 5])
-    assert step(uri) == "ready_to_drop", "this generation has both"
-    assert set(base_indexes(open_table(uri))) == {"vector_idx", "fresh"}, "not without --drop-old"
-    assert step(uri, drop_old=True) == "dropped"
+    announced = migrate(open_table(uri), "vector_idx", "fresh", dry_run=True)
+    assert announced.holds == (), "this generation has both"
+    assert "vector_idx will be dropped" in announced.next
+    assert set(base_indexes(open_table(uri))) == {"vector_idx", "fresh"}
+    assert step(uri) == "dropped"
     table = open_table(uri)
     assert set(base_indexes(table)) == {"fresh"}
     assert table.index.maintained_indexes == ("fresh",)
     assert "vector_idx" not in claims(table)
-    assert step(uri, drop_old=True) == "done"
+    assert step(uri) == "done"
     near = {"column": "vector", "q": rows([7], "old")["vector"][0].as_py(), "k": 3}
     assert table.dataset.to_table(columns=["id"], nearest=near).num_rows == 3
     flush(uri, [6])
@@ -86,7 +88,7 @@ def test_an_unflushed_log_is_waited_for(tmp_path: Path) -> None:
     writer = lance.dataset(uri).mem_wal_writer(str(REGION), max_wal_flush_interval_ms=1)
     writer.put(rows([1], "new"))
     assert [step(uri), step(uri)] == ["created", "maintained"]
-    report = migrate(open_table(uri), "vector_idx", "fresh", drop_old=True)
+    report = migrate(open_table(uri), "vector_idx", "fresh")
     assert report.decision == "waiting"
     assert [(hold.region_id, hold.generation) for hold in report.holds] == [(REGION, None)]
     writer.close()
@@ -110,7 +112,7 @@ def test_an_index_that_writers_do_not_maintain(tmp_path: Path) -> None:
     write(uri, 0)
     if open_table(uri).index.maintain_all_indexes:
         pytest.fail("an empty list is not all")
-    assert [step(uri), step(uri), step(uri, drop_old=True)] == ["created", "ready_to_drop", "dropped"]
+    assert [step(uri), step(uri), step(uri)] == ["created", "dropped", "done"]
     check_queries(uri, expected(1))
 
 
