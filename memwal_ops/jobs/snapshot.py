@@ -139,8 +139,14 @@ class _Region:
     region_id: UUID
     state: tuple[int, int | None, int | None]
     source: RegionManifest | Row
+    last_wal_id: int
+    strays: tuple[str, ...]
     hint_updated: bool = False
-    strays: tuple[str, ...] = ()
+
+    @property
+    def lags(self) -> bool:
+        """Whether its manifest does not know the end of its log."""
+        return self.last_wal_id > (self.state[2] or 0)
 
 
 def dry_run(table: Table, options: SnapshotOptions) -> SnapshotReport:
@@ -264,7 +270,7 @@ def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] 
 
     def read(region_id: UUID) -> _Region | Skipped:
         try:
-            return _read(table, region_id, layout, known.get(region_id), update_hints=update_hints)
+            return _read(table, region_id, layout, known.get(region_id))
         except NoRegionManifestError as error:
             if table.region(region_id).is_claimed():
                 return _fault(region_id, error)
@@ -286,6 +292,8 @@ def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] 
             else:
                 regions.append(outcome)
                 skipped += [Skipped(path, "stray", _STRAY, is_fault=False) for path in outcome.strays]
+        if update_hints and any(region.lags for region in regions) and _can_write(table):
+            regions = list(pool.map(lambda region: _write_hint(table, region), regions))
     return _Observation(taken, tuple(regions), tuple(skipped), table.index.region_specs)
 
 
@@ -303,8 +311,8 @@ def _known(table: Table) -> Mapping[UUID, Known]:
         return {}
 
 
-def _read(table: Table, region_id: UUID, layout: Layout, known: Known | None, *, update_hints: bool) -> _Region:
-    """The region's newest state, with the real end of its log, which is written down."""
+def _read(table: Table, region_id: UUID, layout: Layout, known: Known | None) -> _Region:
+    """The region's newest state, and the real end of its log."""
     region = table.region(region_id)
     folder = region.look()
     newest = folder.newest
@@ -315,9 +323,9 @@ def _read(table: Table, region_id: UUID, layout: Layout, known: Known | None, *,
         strays += list_region_strays(table.store, region_id)
     if known is not None and not moved:
         last = last_wal_entry(table.store, region_id, known.replay_after_wal_id, known.wal_id_last_seen, layout)
-        if last <= (known.wal_id_last_seen or 0) or not update_hints:
+        if last <= (known.wal_id_last_seen or 0):
             state = (known.version, known.replay_after_wal_id, known.wal_id_last_seen)
-            return _Region(region_id, state, known.row, strays=strays)
+            return _Region(region_id, state, known.row, last, strays)
     manifest = region.latest(checked=True) if newest is None else region.read(newest)
     try:
         check_fields(manifest, table.index.region_specs)
@@ -326,21 +334,39 @@ def _read(table: Table, region_id: UUID, layout: Layout, known: Known | None, *,
             f"Region {region_id}: manifest version {manifest.version} has a region field that cannot be read: {error}"
         ) from error
     last = last_wal_entry(table.store, region_id, manifest.replay_after_wal_id, manifest.wal_id_last_seen, layout)
-    if update_hints and last > (manifest.wal_id_last_seen or 0):
-        better = manifest.next().with_wal_id_last_seen(last)
-        try:
-            probe_conditional_writes(table.store)
-            if region.commit(better):
-                return _as_read(better, strays, hint_updated=True)
-        except MemwalOpsError as error:
-            # Best effort (S0-172): the hint saves a reader some requests, nothing depends on it.
-            get_logger(__name__).info("wal_hint_not_updated", region=str(region_id), error=str(error))
-    return _as_read(manifest, strays)
+    return _as_read(manifest, last, strays)
 
 
-def _as_read(manifest: RegionManifest, strays: tuple[str, ...], *, hint_updated: bool = False) -> _Region:
+def _as_read(manifest: RegionManifest, last: int, strays: tuple[str, ...], *, hint_updated: bool = False) -> _Region:
     state = (manifest.version, manifest.replay_after_wal_id, manifest.wal_id_last_seen)
-    return _Region(manifest.region_id, state, manifest, hint_updated, strays)
+    return _Region(manifest.region_id, state, manifest, last, strays, hint_updated)
+
+
+def _can_write(table: Table) -> bool:
+    """Whether hints may be written; one that cannot is no reason to fail."""
+    try:
+        probe_conditional_writes(table.store)
+    except MemwalOpsError as error:
+        get_logger(__name__).info("wal_hints_not_updated", table=table.location.uri, error=str(error))
+        return False
+    return True
+
+
+def _write_hint(table: Table, region: _Region) -> _Region:
+    """Write down where the region's log ends, if its manifest does not know (S0-172).
+
+    Best effort: the hint saves a reader some requests, nothing depends on it.
+    """
+    manifest = region.source
+    if isinstance(manifest, dict) or not region.lags:
+        return region
+    better = manifest.next().with_wal_id_last_seen(region.last_wal_id)
+    try:
+        if table.region(region.region_id).commit(better):
+            return _as_read(better, region.last_wal_id, region.strays, hint_updated=True)
+    except MemwalOpsError as error:
+        get_logger(__name__).info("wal_hint_not_updated", region=str(region.region_id), error=str(error))
+    return region
 
 
 def _fault(region_id: UUID, error: MemwalOpsError) -> Skipped:

@@ -37,14 +37,10 @@ def probe_conditional_writes(store: Store, *, folder: str = "_mem_wal_ops/probe"
         ConditionalWriteUnsupportedError: the store does not enforce it.
         ReadOnlyStoreError: nothing can be written there.
     """
-    # Held while it is tried out: of many threads that need the proof one makes it, and the others wait for it.
     with _lock:
-        if store.root not in _proven:
-            _probe(store, f"{folder}/{uuid.uuid4().hex}")
-            _proven.add(store.root)
-
-
-def _probe(store: Store, name: str) -> None:
+        if store.root in _proven:
+            return
+    name = f"{folder}/{uuid.uuid4().hex}"
     raced = f"{name}-raced"
     try:
         _refuses_second(store, name)
@@ -53,6 +49,8 @@ def _probe(store: Store, name: str) -> None:
             _links_are_exclusive(os.path.join(store.root, name))
     finally:
         store.delete_many([name, raced])
+    with _lock:
+        _proven.add(store.root)
 
 
 def _refuses_second(store: Store, name: str) -> None:
