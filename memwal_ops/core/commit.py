@@ -46,7 +46,13 @@ from memwal_ops.core.publication import (
     refuse_overtaken,
 )
 from memwal_ops.core.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
-from memwal_ops.errors import CommitStateUnknownError, InvariantViolatedError, StorageError, UnsupportedFeatureError
+from memwal_ops.errors import (
+    CommitStateUnknownError,
+    InvariantViolatedError,
+    MemwalOpsError,
+    StorageError,
+    UnsupportedFeatureError,
+)
 from memwal_ops.format._pb import table_pb2
 from memwal_ops.format.memwal_index import decode_memwal_index, find_memwal_entry, stamp_progress
 from memwal_ops.format.names import NamingScheme, detached_manifest_name
@@ -196,12 +202,14 @@ def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
     if file is not None:
         # Releases that find no transaction inside the manifest look for this file when they rebase.
         table.store.put(file, transaction.SerializeToString(deterministic=True))
+    # The file goes only where no version can name it: not when the outcome is unknown, nor at Ctrl-C or
+    # SIGTERM, which may come when the version just landed.
     try:
         refuse_overtaken(table, version)
         publish(table, data, version)
     except CommitStateUnknownError:
-        raise  # the version may land yet, and it names the file
-    except BaseException as error:
+        raise
+    except MemwalOpsError as error:
         if file is not None and not (isinstance(error, CommitLostError) and not error.files_are_ours):
             table.store.delete_many([file])
         raise

@@ -22,7 +22,7 @@ from memwal_ops.core.lance_errors import is_panic, lance_errors
 from memwal_ops.core.publication import lost
 from memwal_ops.core.snapshots import INDICES_FOLDER
 from memwal_ops.core.versions import TRANSACTIONS_FOLDER
-from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.errors import ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.format._pb import table_pb2
 
 if TYPE_CHECKING:
@@ -123,13 +123,13 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
     prefix = f"{TRANSACTIONS_FOLDER}/{table.version}-"
     before = set(_names(table, prefix))
     found: list[table_pb2.CreateIndex] = []
-    asked: list[MemwalOpsError | None] = []
+    asked: list[BaseException | None] = []
 
     def lock(_: int) -> NoReturn:
         failure = None
         try:
             found.extend(_operations(table, name, sorted(set(_names(table, prefix)) - before)))
-        except MemwalOpsError as error:
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too: pylance would make a text of it, and we would go on
             failure = error
         asked.append(failure)
         raise _NotToBePublishedError

@@ -129,7 +129,24 @@ def prove_living(table: Table, published: VersionManifest, progress: Mapping[UUI
     a version that nobody builds on. Reporting success would be a lie, and the version is broken.
 
     No file is deleted here, whatever the proof says: a version of the living history may name it.
+
+    Raises:
+        CommitLostError: it is not.
+        CommitStateUnknownError: the table could not be read. To the caller this must not look like a
+            refusal: the version stands and names its files.
     """
+    try:
+        _prove_living(table, published, progress)
+    except CommitLostError:
+        raise
+    except MemwalOpsError as error:
+        raise CommitStateUnknownError(
+            f"Version {published.manifest.version} was published, but whether others went on from it "
+            f"cannot be read: {error}"
+        ) from error
+
+
+def _prove_living(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
     version = int(published.manifest.version)
     newest = table.newest()
     ours = _names(published) - _names(table.manifest)

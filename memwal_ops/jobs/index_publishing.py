@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit import CommitLostError, CommitNote, IndexChange, commit_indexes
 from memwal_ops.core.index_build import IndexBuild, discard, still_fits
-from memwal_ops.errors import CommitStateUnknownError
+from memwal_ops.errors import CommitStateUnknownError, MemwalOpsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,22 +68,27 @@ def publish_build(
     Raises:
         CommitLostError: the index or what it covers was changed by others: build again.
         CommitConflictError: too many races were lost in a row.
+        CommitStateUnknownError: they may have been published, or not.
     """
     table = built_on
-    # Whether a version may name the new files: then they must stay, whatever happens.
+    # Whether a version may name the new files: then they must stay, whatever happens. True from before
+    # the put until we were told of a failure: Ctrl-C or SIGTERM may come when the version just landed.
     named = False
     try:
         while still_fits(build, built_on, table, name):
+            wanted = change(table)
+            earlier, named = named, True
             try:
-                commit_indexes(table, change(table), note)
+                commit_indexes(table, wanted, note)
             except CommitLostError as error:
-                named = named or not error.files_are_ours
+                named = earlier or not error.files_are_ours
                 table = races.lose(table, error)
             except CommitStateUnknownError:
-                named = True
+                raise
+            except MemwalOpsError:
+                named = earlier  # refused before anything was published
                 raise
             else:
-                named = True
                 return races.win(table)
         raise CommitLostError(f"Index {name} was changed while it was being built.")
     finally:

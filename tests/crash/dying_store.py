@@ -10,12 +10,16 @@ class Killed(BaseException):
 
 
 class DyingStore:
-    """Passes calls on to a real store until the n-th; from then on every call dies."""
+    """Passes calls on to a real store until the n-th; from then on every call dies.
 
-    def __init__(self, store: Any, dies_at: int, *, after: bool) -> None:
+    With ``once`` only the n-th dies, as by Ctrl-C or SIGTERM: what the code does on its way out is carried out.
+    """
+
+    def __init__(self, store: Any, dies_at: int, *, after: bool, once: bool = False) -> None:
         self._store = store
         self._dies_at = dies_at
         self._after = after
+        self._once = once
         self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -25,7 +29,9 @@ class DyingStore:
 
         def call(*arguments: Any, **named: Any) -> Any:
             self.calls.append(name)
-            if len(self.calls) > self._dies_at or (len(self.calls) == self._dies_at and not self._after):
+            if len(self.calls) > self._dies_at and not self._once:
+                raise Killed
+            if len(self.calls) == self._dies_at and not self._after:
                 raise Killed
             result = found(*arguments, **named)
             if len(self.calls) == self._dies_at:
