@@ -227,6 +227,22 @@ class ObjectNotFoundError(StorageError):
     remedy = "The object may have been collected meanwhile; run the command again."
 
 
+class VersionGoneError(MemwalOpsError):
+    """A base version that was asked for does not exist any more, or is being expired."""
+
+    exit_code = 26
+    reason = "version_gone"
+    remedy = "Choose one of the versions that still stand (dataset.versions() lists them)."
+
+
+class DeletesFailedError(MemwalOpsError):
+    """A collector did all it could, but the store refused some deletions."""
+
+    exit_code = 27
+    reason = "deletes_failed"
+    remedy = "See the failed entries; the next run tries them again."
+
+
 class CommitConflictError(MemwalOpsError):
     """Other writers won every race for the next version until the attempts were used up."""
 

@@ -18,10 +18,15 @@ import structlog
 from memwal_ops import log as logging_setup
 from memwal_ops.cli import process
 from memwal_ops.cli.catchup import catchup
+from memwal_ops.cli.compact import compact
 from memwal_ops.cli.demo import demo
+from memwal_ops.cli.expire import expire
+from memwal_ops.cli.gc import gc
+from memwal_ops.cli.hold import hold
 from memwal_ops.cli.inspect import inspect
 from memwal_ops.cli.merge import merge
 from memwal_ops.cli.snapshot import snapshot
+from memwal_ops.cli.why import why
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.version import __version__
@@ -55,10 +60,15 @@ def cli(log_level: str) -> None:
 
 
 cli.add_command(catchup)
+cli.add_command(compact)
 cli.add_command(demo)
+cli.add_command(expire)
+cli.add_command(gc)
+cli.add_command(hold)
 cli.add_command(inspect)
 cli.add_command(merge)
 cli.add_command(snapshot)
+cli.add_command(why)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from memwal_ops.storage.options import parse_options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -31,6 +33,24 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         if match is None or match[2].upper() not in _UNITS:
             self.fail(f"{value!r} is no size; write for example 64MiB, 1GiB or 500MB.", param, ctx)
         return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # see Size
+    """A span of time: ``90s``, ``15m``, ``2h``, ``3d``, ``1w``; without a unit seconds."""
+
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """The span; fails with a usage error."""
+        if isinstance(value, timedelta):
+            return value
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+        if match is None or match[2].lower() not in _SECONDS:
+            self.fail(f"{value!r} is no span of time; write for example 90s, 15m, 2h or 3d.", param, ctx)
+        try:
+            return timedelta(seconds=float(match[1]) * _SECONDS[match[2].lower()])
+        except OverflowError:
+            self.fail(f"{value!r} is longer than time can be told here.", param, ctx)
 
 
 class RegionId(click.ParamType):  # type: ignore[type-arg]  # see Size

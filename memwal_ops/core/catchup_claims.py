@@ -38,6 +38,22 @@ def claim(table: Table, covered: frozenset[int], *, progress_when_built: Mapping
     return _at_most(progress_when_built, merged)
 
 
+def covered_generations(table: Table) -> dict[str, dict[UUID, int]]:
+    """Per base index and region the generation up to which a query by that index needs no generation (S0-184, S0-188).
+
+    The lower of what its fragments say and of what ``index_catchup`` says, where it says anything: a
+    reader that trusts the list would look for the generation.
+    """
+    merged = table.index.merged_generations
+    found: dict[str, dict[UUID, int]] = {}
+    for name, index in base_indexes(table).items():
+        uncovered = coverage(index.covered, table.manifest).uncovered
+        reached = dict(merged) if not uncovered else _at_most(_progress_before(table, min(uncovered)) or {}, merged)
+        recorded = table.index.index_catchup.get(name)
+        found[name] = reached if recorded is None else _at_most(recorded, reached)
+    return found
+
+
 def wrong_claims(table: Table, names: Iterable[str]) -> dict[str, dict[UUID, int]]:
     """The claims among ``names`` that the fragments do not bear out, each with what is to stand instead.
 

@@ -133,6 +133,24 @@ class RegionManifestStore:
         strays = tuple(path for path, name in names if name != HINT and parse_region_manifest_name(name) is None)
         return ManifestFolder(versions[-1] if plain else None, strays)
 
+    def latest_from(self, version: int) -> RegionManifest:
+        """The newest manifest, by HEAD from a version that stands; two requests where it is the newest."""
+        while self._store.head(self._path(version + 1)) is not None:
+            version += 1
+        return self.read(version)
+
+    def write_hint(self, version: int) -> None:
+        """Point ``version_hint.json`` at a version that stands."""
+        self._store.put(f"{self.folder}/{HINT}", encode_version_hint(version))
+
+    def hint(self) -> int | None:
+        """The version that ``version_hint.json`` names; None where there is none that can be read."""
+        return self._hint()
+
+    def path(self, version: int) -> str:
+        """Where a version stands."""
+        return self._path(version)
+
     def read(self, version: int) -> RegionManifest:
         """One manifest version. Raises ``RegionManifestCorruptError`` where it does not decode or is gone."""
         path = self._path(version)

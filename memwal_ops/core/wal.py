@@ -1,4 +1,4 @@
-"""The write-ahead log of a region: where it ends.
+"""The write-ahead log of a region: where it ends, and who wrote an entry.
 
 Entries are numbered without a gap (S0-122), and a manifest's ``wal_id_last_seen`` is a hint that
 only rises. From there on the end is found by HEAD alone, in steps that double, so that a hint that
@@ -9,14 +9,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+from lance.file import LanceFileReader
+from pyarrow import ipc
+
+from memwal_ops.core.datasets import lance_options
+from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.layout import Layout, region_folder
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, StorageError, StoreUnavailableError
 from memwal_ops.format.names import wal_entry_name
 
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from memwal_ops.core.table import Table
     from memwal_ops.storage.api import Store
 
+_EPOCH = b"writer_epoch"
+# A schema of some hundred columns; a larger one costs a second request.
+_SCHEMA_BYTES = 32 << 10
 _SUFFIX = {Layout.REGION: "lance", Layout.SHARD: "arrow"}
 
 
@@ -47,3 +58,46 @@ def last_wal_entry(
         if stands(known + step):
             known += step
     return known
+
+
+def read_writer_epoch(table: Table, region_id: UUID, entry_id: int) -> int:
+    """Which writer epoch wrote a WAL entry (S0-032); read by ranges, one request for most.
+
+    Raises:
+        InvalidFormatError: it is no readable entry, or says no epoch.
+        ObjectNotFoundError: it is not there.
+        StorageError: the store failed.
+    """
+    path = wal_entry_path(region_id, entry_id, table.layout)
+    metadata = _lance_metadata(table, path) if table.layout is Layout.REGION else _arrow_metadata(table.store, path)
+    epoch = metadata.get(_EPOCH, b"")
+    if not epoch.isdigit():
+        raise InvalidFormatError(f"WAL entry {path} does not say which writer epoch wrote it.")
+    return int(epoch)
+
+
+def _arrow_metadata(store: Store, path: str) -> dict[bytes, bytes]:
+    head = store.get_range(path, 0, _SCHEMA_BYTES)
+    try:
+        return ipc.open_stream(pa.BufferReader(head)).schema.metadata or {}
+    except (pa.ArrowInvalid, OSError):
+        if len(head) < _SCHEMA_BYTES:
+            raise InvalidFormatError(f"WAL entry {path} is no Arrow stream.") from None
+    try:
+        return ipc.open_stream(pa.BufferReader(store.get(path))).schema.metadata or {}
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidFormatError(f"WAL entry {path} is no Arrow stream: {error}") from error
+
+
+def _lance_metadata(table: Table, path: str) -> dict[bytes, bytes]:
+    try:
+        with lance_errors("read", path):
+            reader = LanceFileReader(f"{table.location.uri}/{path}", storage_options=lance_options(table.location))
+            return reader.metadata().schema.metadata or {}
+    except StoreUnavailableError:
+        raise
+    except StorageError as error:
+        # pylance has one error for what is not there, what is damaged and what it may not read.
+        if table.store.head(path) is None:
+            raise ObjectNotFoundError(f"WAL entry {path} is not there.") from error
+        raise InvalidFormatError(f"WAL entry {path} is no readable Lance file: {error}") from error

@@ -13,6 +13,7 @@ from memwal_ops.errors import RegionManifestCorruptError
 from memwal_ops.format._pb import memwal_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from uuid import UUID
 
 
@@ -72,6 +73,11 @@ class RegionManifest:
     def next(self) -> RegionManifest:
         """The same state under the next version number."""
         return replace(self, version=self.version + 1)
+
+    def without_generations(self, generations: Collection[int]) -> RegionManifest:
+        """The same state without some flushed generations (S0-060, S0-183)."""
+        kept = tuple(one for one in self.flushed_generations if one.generation not in generations)
+        return replace(self, flushed_generations=kept)
 
     def with_wal_id_last_seen(self, entry_id: int) -> RegionManifest:
         """The same state with another hint at the end of the log (S0-172)."""

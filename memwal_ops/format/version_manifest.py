@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAGIC = b"LANC"
 _TRAILER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
+_UUID_BYTES = 16
 
 FEATURES: Mapping[int, str] = {
     1: "deletion files",
@@ -83,6 +84,52 @@ def decode_version_manifest(data: bytes) -> VersionManifest:
     elif manifest.HasField("transaction_section_old"):
         transaction = _section(data, manifest.transaction_section_old, pb.Transaction, "transaction")
     return VersionManifest(manifest, indexes, transaction, major, minor)
+
+
+def index_section_by_ends(head: bytes, tail: bytes) -> tuple[bool, pb.IndexSection | None]:
+    """The index section, told from the two ends of a manifest file; for files too large to be read whole.
+
+    Lance writes the index section first, then the transaction, then the manifest. That is proven here and
+    not assumed: the lengths of one or two sections must lead exactly to the manifest, and the first must
+    hold index entries and nothing else.
+
+    Args:
+        head: the file's first bytes; the first section and the next length prefix must be inside.
+        tail: at least its last 16 bytes.
+
+    Returns:
+        Whether the ends tell, and the section; None where the version has no index.
+    """
+    if len(tail) < _TRAILER.size:
+        return False, None
+    position, _, _, magic = _TRAILER.unpack_from(tail, len(tail) - _TRAILER.size)
+    if magic != MAGIC:
+        return False, None
+    if position == 0:
+        return True, None
+    end = _next_section(head, 0)
+    if end is None or end > len(head) or (end != position and _next_section(head, end) != position):
+        return False, None
+    section = pb.IndexSection()
+    try:
+        section.ParseFromString(head[_LENGTH.size : end])
+    except DecodeError:
+        return False, None
+    entries = section.indices
+    plain = len(UnknownFieldSet(section)) == 0 and all(len(entry.uuid.uuid) == _UUID_BYTES for entry in entries)
+    return (True, section) if plain and entries else (False, None)
+
+
+def index_section_length(head: bytes) -> int:
+    """How many bytes of a manifest file :func:`index_section_by_ends` needs, by its first four."""
+    return (_next_section(head, 0) or 0) + _LENGTH.size
+
+
+def _next_section(data: bytes, position: int) -> int | None:
+    if position + _LENGTH.size > len(data):
+        return None
+    (length,) = _LENGTH.unpack_from(data, position)
+    return position + _LENGTH.size + int(length)
 
 
 def encode_version_manifest(version: VersionManifest) -> bytes:

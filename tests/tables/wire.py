@@ -247,10 +247,10 @@ def regions(files: Files) -> list[str]:
 
 
 def region_manifest(files: Files, region: str) -> RegionManifest:
-    """The newest version that has no gap in front of it."""
+    """The newest version that has no gap in front of it; the oldest may be collected."""
     stem = f"_mem_wal/{region}/manifest/"
     found = {from_bit_reversed(p.rsplit("/", 1)[-1]): p for p in files.listing(stem) if p.endswith(".binpb")}
-    version = 1
+    version = min(found)
     while version + 1 in found:
         version += 1
     fields = decode(files.get(found[version]))

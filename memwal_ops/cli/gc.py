@@ -1,0 +1,223 @@
+"""``memwal-ops gc``: what may go, what is held and by what; with --apply, delete what may go."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from memwal_ops.cli.options import Duration, json_output, storage_options
+from memwal_ops.cli.progress import counting
+from memwal_ops.cli.text import counted, grid, paragraph, size_text
+from memwal_ops.core.table import open_table
+from memwal_ops.errors import DeletesFailedError, InvalidUsageError, RegionsBlockedError
+from memwal_ops.jobs import gc as job
+from memwal_ops.jobs.collectables import Item, Kind, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import timedelta
+    from typing import Any
+
+_DEFAULTS = job.GcOptions()
+_SHOWN_HELD = 8
+
+
+def gc_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how careful the collector is."""
+    for option in (
+        click.option("--allow-unsafe", is_flag=True, help="Take values below their safe minimum."),
+        click.option("--max-deletes", type=click.IntRange(min=1), metavar="N", help="Delete at most N objects."),
+        click.option(
+            "--fence-retention",
+            type=Duration(),
+            default=_DEFAULTS.fence_retention,
+            show_default="30d",
+            help="How long a writer that was fenced may be stalled and wake again.",
+        ),
+        click.option(
+            "--manifest-retention",
+            type=click.IntRange(min=1),
+            default=_DEFAULTS.manifest_retention,
+            show_default=True,
+            help="How many of each region's newest manifest versions stay.",
+        ),
+        click.option(
+            "--orphan-min-age",
+            type=Duration(),
+            default=_DEFAULTS.orphan_min_age,
+            show_default="3d",
+            help="How long a flush or a commit may be under way.",
+        ),
+        click.option(
+            "--reader-grace",
+            type=Duration(),
+            default=_DEFAULTS.reader_grace,
+            show_default="15m",
+            help="How long a reader may go on with what it has read.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Delete what nothing needs any more; plan it first.")
+@click.argument("uri")
+@click.option("--apply", "delete", is_flag=True, help="Delete. Without it, nothing is changed.")
+@click.option(
+    "--plan-file", type=click.Path(dir_okay=False, path_type=Path), help="Write every item here, as JSON lines."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=job.DEFAULT_LIMIT,
+    show_default=True,
+    help="At most this many items of each list in --json.",
+)
+@gc_options
+@storage_options
+@json_output
+def gc(
+    uri: str,
+    delete: bool,
+    plan_file: Path | None,
+    limit: int,
+    reader_grace: timedelta,
+    orphan_min_age: timedelta,
+    manifest_retention: int,
+    fence_retention: timedelta,
+    max_deletes: int | None,
+    allow_unsafe: bool,
+    storage_options: dict[str, str],
+    as_json: bool,
+) -> int:
+    """Collect the garbage of the table at URI.
+
+    That is: merged generations, flushed WAL entries, old region manifests, orphans, old snapshots, and what
+    killed commits left. Everything has a proof or is kept: a generation stays while any version, tag, branch,
+    hold or index needs it. Safe to kill, to run twice, and to run beside writers, readers and all other jobs.
+
+    Exit codes: 0 planned, nothing_to_delete, drained or deleted; 10 a region could not be read (all of it was
+    kept); 27 some deletions failed; any other code: see the README.
+    """
+    options = job.GcOptions(
+        reader_grace, orphan_min_age, manifest_retention, fence_retention, max_deletes, allow_unsafe
+    )
+    table = open_table(uri, storage_options)
+    run = job.apply if delete else job.plan
+    with _written(plan_file) as write, counting("collecting", "things", show=sys.stderr.isatty()) as advance:
+
+        def on_item(item: Item) -> None:
+            write(item)
+            advance()
+
+        report = run(table, options, limit=limit if as_json else max(limit, _SHOWN_HELD), on_item=on_item)
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else describe(report, plan_file))
+    if report.failed:
+        return DeletesFailedError.exit_code
+    return RegionsBlockedError.exit_code if report.faults else 0
+
+
+@contextmanager
+def _written(path: Path | None) -> Iterator[Callable[[Item], None]]:
+    """A function that writes one item as a line; the file appears when the block ends well, and as a whole."""
+    if path is None:
+        yield lambda _: None
+        return
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InvalidUsageError(f"--plan-file {path} cannot be written: {error}.") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            yield lambda item: _line(file, item)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _line(file: TextIO, item: Item) -> None:
+    file.write(json.dumps({**item.to_json(), "verdict": item.verdict.value}) + "\n")
+
+
+def describe(report: job.GcReport, plan_file: Path | None = None) -> str:
+    """The report for a person."""
+    parts = [_headline(report)]
+    rows = [
+        (
+            _KINDS[kind],
+            *(f"{counter[verdict]:,}" for verdict in (Verdict.DELETE, Verdict.HELD, Verdict.UNKNOWN)),
+        )
+        for kind in Kind
+        if kind in report.counts and (counter := report.counts[kind])
+    ]
+    if rows:
+        may_go = "deleted" if report.applied else "may go"
+        parts.append(grid(("", may_go, "held", "unknown"), rows, words=("",)))
+    held = [item for item in report.items[Verdict.HELD] if item.kind in {Kind.GENERATION, Kind.ORPHAN, Kind.SNAPSHOT}]
+    if held:
+        parts.append("\n".join(["Held:", *(_reason(item) for item in held[:_SHOWN_HELD])]))
+    unknown = report.items[Verdict.UNKNOWN]
+    if unknown:
+        parts.append("\n".join(["Unknown, and kept:", *(_reason(item) for item in unknown[:_SHOWN_HELD])]))
+    for path, why in list(report.failed.items())[:_SHOWN_HELD]:
+        parts.append(paragraph(f"NOT DELETED: {path}: {why}", hanging="  "))
+    parts += [paragraph(f"WARNING: {warning}", hanging="  ") for warning in report.warnings]
+    parts.append(_next(report, plan_file))
+    return "\n\n".join(parts)
+
+
+_KINDS = {
+    Kind.GENERATION: "generations",
+    Kind.ORPHAN: "orphan directories",
+    Kind.WAL_ENTRY: "WAL entries",
+    Kind.REGION_MANIFEST: "region manifest versions",
+    Kind.SNAPSHOT: "external snapshots",
+    Kind.LEFTOVER: "leftovers of killed commits",
+    Kind.UNKNOWN: "unknown",
+}
+
+
+def _reason(item: Item) -> str:
+    return paragraph(f"{item.path} ({size_text(item.bytes)}): {item.why}", indent="  ", hanging="  ")
+
+
+def _headline(report: job.GcReport) -> str:
+    about = f"{counted(report.regions, 'region')}, {counted(report.versions, 'version')} that may be opened"
+    if report.sealed:
+        about += f", {counted(report.sealed, 'sealed region')}"
+    match report.decision:
+        case "planned":
+            text = f"planned: {size_text(report.bytes_reclaimable)} may go; nothing was changed."
+        case "deleted" | "incomplete":
+            gone = counted(report.deleted_objects, "object")
+            text = f"{report.decision}: {gone}, {size_text(report.deleted_bytes)}, in {report.seconds:.2f} s."
+        case "drained":
+            text = f"drained: {counted(report.drained, 'generation')}; nothing was old enough to be deleted yet."
+        case _:
+            text = "nothing_to_delete: everything that stands is needed, or not old enough."
+    return f"{text}\n  {about}."
+
+
+def _next(report: job.GcReport, plan_file: Path | None) -> str:
+    parts = []
+    if plan_file is not None:
+        parts.append(f"Every item stands in {plan_file}.")
+    if not report.applied and report.decision == "planned":
+        if report.drainable:
+            parts.append(
+                f"{counted(report.drainable, 'generation is', 'generations are')} needed by nobody: --apply takes them "
+                "off the region's list, and deletes them once --reader-grace has passed."
+            )
+        parts.append("Add --apply to do it; every proof is made again then.")
+    if report.limited:
+        parts.append("--max-deletes ended this run; the next one goes on.")
+    parts.append("memwal-ops why URI PATH gives all reasons for one of them.")
+    return paragraph(" ".join(parts))

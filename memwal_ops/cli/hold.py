@@ -1,0 +1,86 @@
+"""``memwal-ops hold``: keep a base version for a reader that takes long."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from memwal_ops.cli.options import Duration, json_output, storage_options
+from memwal_ops.cli.text import grid
+from memwal_ops.core.holds import holds, release_hold, take_hold
+from memwal_ops.core.table import open_table
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from memwal_ops.core.holds import Hold
+
+
+@click.command(short_help="Keep a base version for a reader that takes long.")
+@click.argument("uri")
+@click.option("--version", "version", type=click.IntRange(min=1), help="The version to keep.  [default: the newest]")
+@click.option("--ttl", type=Duration(), default=timedelta(hours=2), show_default="2h", help="For how long.")
+@click.option("--note", default="", help="Why, for whoever looks at the list.")
+@click.option("--list", "show", is_flag=True, help="Show all holds instead.")
+@click.option("--release", type=click.IntRange(min=1), metavar="HOLD", help="End a hold before its time instead.")
+@storage_options
+@json_output
+def hold(
+    uri: str,
+    version: int | None,
+    ttl: timedelta,
+    note: str,
+    show: bool,
+    release: int | None,
+    storage_options: dict[str, str],
+    as_json: bool,
+) -> int:
+    """Keep a base version of the table at URI, and all generations that it needs, until the hold ends by itself.
+
+    memwal-ops expire and gc respect it. pylance's own cleanup_old_versions does not know of holds: against
+    that, tag the version.
+
+    Exit codes: 0; 2 there is no such hold; 26 the version is gone; any other code: see the README.
+    """
+    if show and release is not None:
+        raise InvalidUsageError("--list and --release are two different commands; give one of them.")
+    table = open_table(uri, storage_options)
+    if show:
+        found = holds(table)
+        click.echo(json.dumps({"holds": [_entry(one) for one in found]}, indent=2) if as_json else describe(found))
+        return 0
+    if release is not None:
+        done = release_hold(table, release)
+        click.echo(json.dumps(_entry(done), indent=2) if as_json else f"released: hold {done.number}.")
+        return 0
+    probe_conditional_writes(table.store)
+    taken = take_hold(table, version or table.version, ttl, note=note)
+    said = f"held: version {taken.versions[0]} until {taken.until:%Y-%m-%d %H:%M:%S} UTC, as hold {taken.number}."
+    click.echo(json.dumps(_entry(taken), indent=2) if as_json else said)
+    return 0
+
+
+def _state(one: Hold) -> str:
+    if one.released:
+        return "released"
+    return "standing" if one.stands(datetime.now(UTC)) else "ended"
+
+
+def _entry(one: Hold) -> dict[str, object]:
+    return {**one.to_json(), "state": _state(one)}
+
+
+def describe(found: tuple[Hold, ...]) -> str:
+    """The list for a person."""
+    if not found:
+        return "There is no hold."
+    rows = [
+        (str(one.number), str(one.versions[0]), _state(one), f"{one.until:%Y-%m-%d %H:%M:%S}", one.by, one.note)
+        for one in found
+    ]
+    return grid(
+        ("hold", "version", "state", "until (UTC)", "by", "note"), rows, words=("state", "until (UTC)", "by", "note")
+    )

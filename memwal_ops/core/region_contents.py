@@ -1,0 +1,133 @@
+"""Everything that stands in one region's folder, out of one listing, in little memory.
+
+A region may hold a million WAL entries: they are kept as arrays of numbers, generations as one sum
+for each directory. Whatever is none of this is a stray, named and kept.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.layout import Layout, region_folder
+from memwal_ops.core.regions import HINT
+from memwal_ops.format.names import parse_region_manifest_name, parse_wal_entry_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+_SUFFIXES = {Layout.REGION: "lance", Layout.SHARD: "arrow"}
+
+
+@dataclass(slots=True)
+class DirectoryContents:
+    """A generation's directory: its ``objects``, their ``bytes``, and when the youngest was written."""
+
+    objects: int = 0
+    bytes: int = 0
+    youngest: datetime = _LONG_AGO
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """Size in bytes, and when it was written."""
+
+    bytes: int
+    modified: datetime
+
+
+class WalEntries:
+    """The WAL entries of a region, ascending by id."""
+
+    def __init__(self) -> None:
+        """No entries yet."""
+        self._ids = array("Q")
+        self._sizes = array("Q")
+        self._times = array("d")
+
+    def add(self, entry_id: int, meta: ObjectMeta) -> None:
+        """Take one in, in any order; :meth:`sort` before anything is asked."""
+        self._ids.append(entry_id)
+        self._sizes.append(meta.size)
+        self._times.append(meta.last_modified.timestamp())
+
+    def sort(self) -> None:
+        """Bring them in order."""
+        order = sorted(range(len(self._ids)), key=self._ids.__getitem__)
+        self._ids = array("Q", (self._ids[at] for at in order))
+        self._sizes = array("Q", (self._sizes[at] for at in order))
+        self._times = array("d", (self._times[at] for at in order))
+
+    @property
+    def ids(self) -> array[int]:
+        """Their ids."""
+        return self._ids
+
+    def up_to(self, entry_id: int) -> int:
+        """How many have at most that id."""
+        return bisect_left(self._ids, entry_id + 1)
+
+    def state(self, at: int) -> FileState:
+        """What the listing says of the entry at a place in the order."""
+        return FileState(self._sizes[at], datetime.fromtimestamp(self._times[at], UTC))
+
+
+@dataclass(slots=True)
+class RegionContents:
+    """One region's folder.
+
+    Attributes:
+        manifests: per version its file.
+        hinted: whether there is a ``version_hint.json``.
+        wal: the entries of the write-ahead log.
+        directories: per name; generations, and what calls itself so.
+        strays: files and folders that are none of this, by path.
+    """
+
+    region_id: UUID
+    manifests: dict[int, FileState] = field(default_factory=dict)
+    hinted: bool = False
+    wal: WalEntries = field(default_factory=WalEntries)
+    directories: dict[str, DirectoryContents] = field(default_factory=dict)
+    strays: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def objects(self) -> int:
+        """How many objects the listing gave."""
+        directories = sum(one.objects for one in self.directories.values())
+        return len(self.manifests) + self.hinted + len(self.wal.ids) + directories + len(self.strays)
+
+
+def read_region_contents(store: Store, region_id: UUID, layout: Layout) -> RegionContents:
+    """List a region's folder; one request per 1,000 objects. Memory: 24 bytes for a WAL entry."""
+    root = region_folder(region_id)
+    found = RegionContents(region_id)
+    for meta in store.list(root):
+        first, _, rest = meta.path[len(root) + 1 :].partition("/")
+        if first == "wal" and (entry := parse_wal_entry_name(rest)) is not None and entry.suffix == _SUFFIXES[layout]:
+            found.wal.add(entry.entry_id, meta)
+        elif first == "manifest" and (version := parse_region_manifest_name(rest)) is not None:
+            found.manifests[version] = FileState(meta.size, meta.last_modified)
+        elif first == "manifest" and rest == HINT:
+            found.hinted = True
+        elif rest and first not in {"manifest", "wal"}:
+            directory = found.directories.setdefault(first, DirectoryContents())
+            directory.objects += 1
+            directory.bytes += meta.size
+            directory.youngest = max(directory.youngest, meta.last_modified)
+        else:
+            found.strays[meta.path] = meta.size
+    found.wal.sort()
+    return found
+
+
+def objects_in(store: Store, directory: str) -> Iterator[str]:
+    """Paths of all objects below a directory."""
+    return (meta.path for meta in store.list(directory))

@@ -1,0 +1,33 @@
+"""What time it is for a store: ages are told by its own clock, not by ours.
+
+"Older than 15 minutes" by a clock that is an hour fast deletes what was written a moment ago.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memwal_ops.storage.api import Store
+
+_FOLDER = "_mem_wal_ops/clock"
+
+
+def store_time(store: Store) -> datetime:
+    """The earlier of our clock and the store's, aware, in UTC; three requests on a remote store.
+
+    Raises:
+        StorageError: nothing can be written there.
+    """
+    ours = datetime.now(UTC)
+    if store.root.startswith("/"):
+        return ours
+    path = f"{_FOLDER}/{uuid.uuid4().hex}"
+    store.put(path, b"")
+    try:
+        meta = store.head(path)
+    finally:
+        store.delete_many([path])
+    return ours if meta is None else min(ours, meta.last_modified)
