@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.catchup import describe as describe_catchup
+from memwal_ops.cli.gc import Reasons
+from memwal_ops.cli.gc import describe as describe_gc
 from memwal_ops.cli.inspect import describe as describe_inspection
 from memwal_ops.cli.merge import describe as describe_merge
 from memwal_ops.cli.snapshot import describe as describe_snapshot
@@ -18,6 +20,7 @@ from memwal_ops.core.table import open_table
 from memwal_ops.errors import InvariantViolatedError
 from memwal_ops.jobs import catchup as catchup_job
 from memwal_ops.jobs import demo as job
+from memwal_ops.jobs import gc as gc_job
 from memwal_ops.jobs import merge as merge_job
 from memwal_ops.jobs import snapshot as snapshot_job
 from memwal_ops.jobs.inspect import inspect
@@ -61,6 +64,7 @@ def demo(folder: Path | None) -> int:
     click.echo(_ledger(made, results[0]))
     click.echo(_proof(made, results[0].version))
     _bring_up_to_date(made)
+    _collect(made)
     click.echo(_next_steps(made, results[0].version, place if folder is None else Path(made.uri)))
     return 0
 
@@ -79,6 +83,15 @@ def _bring_up_to_date(made: job.DemoTable) -> None:
     found = read_snapshot(after)
     _prove(found is not None and len(found.regions) == job.REGIONS, "The snapshot does not hold every region.")
     _prove(job.base_rows(after) == made.expected, "The base table changed.")
+
+
+def _collect(made: job.DemoTable) -> None:
+    """What could be deleted, and what holds the rest; nothing is."""
+    click.echo(f"\n6. WHAT COULD GO   memwal-ops gc {made.uri}\n")
+    reasons = Reasons()
+    plan = gc_job.plan(open_table(made.uri), gc_job.GcOptions(), on_item=reasons.take)
+    click.echo(_indent(describe_gc(plan, reasons=reasons)))
+    _prove(plan.decision == "nothing_to_delete", f"The collector decided {plan.decision!r}, though all is young.")
 
 
 def _prove(holds: bool, message: str) -> None:
@@ -130,9 +143,10 @@ def _proof(made: job.DemoTable, version: int) -> str:
 
 def _next_steps(made: job.DemoTable, version: int, leftover: Path) -> str:
     return f"""
-6. YOUR TURN   The table stays until you remove it:   rm -r {leftover}
+7. YOUR TURN   The table stays until you remove it:   rm -r {leftover}
 
    memwal-ops inspect {made.uri}
    memwal-ops merge URI --dry-run      what a merge of your own table would do
    memwal-ops catchup URI --dry-run    which of its indexes are behind
+   memwal-ops maintain URI --dry-run   all that is due, in one account
    lance.dataset("{made.uri}", version={version - 1})      in Python: the table as it was"""

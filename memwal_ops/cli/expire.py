@@ -74,4 +74,4 @@ def _headline(report: job.ExpireReport) -> str:
         case "expired":
             return f"expired: {going} ({size_text(report.bytes)} of base files), {kept} stayed, {report.seconds:.2f} s."
         case _:
-            return f"nothing_to_expire: all {kept} are young, the newest, or kept by a tag, branch or hold."
+            return f"nothing_to_expire: {kept} kept: young, the newest, or held by a tag, branch or hold."

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 _DEFAULTS = job.GcOptions()
-_SHOWN_HELD = 8
+_SHOWN = 8
+_MOST_REASONS = 1000
+_NUMEROUS = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
 
 
 def gc_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,14 +113,16 @@ def gc(
     )
     table = open_table(uri, storage_options)
     run = job.apply if delete else job.plan
+    reasons = Reasons()
     with _written(plan_file) as write, counting("collecting", "things", show=sys.stderr.isatty()) as advance:
 
         def on_item(item: Item) -> None:
             write(item)
+            reasons.take(item)
             advance()
 
-        report = run(table, options, limit=limit if as_json else max(limit, _SHOWN_HELD), on_item=on_item)
-    click.echo(json.dumps(report.to_json(), indent=2) if as_json else describe(report, plan_file))
+        report = run(table, options, limit=limit, on_item=on_item)
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else describe(report, plan_file, reasons))
     if report.failed:
         return DeletesFailedError.exit_code
     return RegionsBlockedError.exit_code if report.faults else 0
@@ -147,7 +151,7 @@ def _line(file: TextIO, item: Item) -> None:
     file.write(json.dumps({**item.to_json(), "verdict": item.verdict.value}) + "\n")
 
 
-def describe(report: job.GcReport, plan_file: Path | None = None) -> str:
+def describe(report: job.GcReport, plan_file: Path | None = None, reasons: Reasons | None = None) -> str:
     """The report for a person."""
     parts = [_headline(report)]
     rows = [
@@ -161,13 +165,9 @@ def describe(report: job.GcReport, plan_file: Path | None = None) -> str:
     if rows:
         may_go = "deleted" if report.applied else "may go"
         parts.append(grid(("", may_go, "held", "unknown"), rows, words=("",)))
-    held = [item for item in report.items[Verdict.HELD] if item.kind in {Kind.GENERATION, Kind.ORPHAN, Kind.SNAPSHOT}]
-    if held:
-        parts.append("\n".join(["Held:", *(_reason(item) for item in held[:_SHOWN_HELD])]))
-    unknown = report.items[Verdict.UNKNOWN]
-    if unknown:
-        parts.append("\n".join(["Unknown, and kept:", *(_reason(item) for item in unknown[:_SHOWN_HELD])]))
-    for path, why in list(report.failed.items())[:_SHOWN_HELD]:
+    if reasons is not None:
+        parts += [reasons.describe(verdict) for verdict in (Verdict.HELD, Verdict.UNKNOWN) if reasons.found[verdict]]
+    for path, why in list(report.failed.items())[:_SHOWN]:
         parts.append(paragraph(f"NOT DELETED: {path}: {why}", hanging="  "))
     parts += [paragraph(f"WARNING: {warning}", hanging="  ") for warning in report.warnings]
     parts.append(_next(report, plan_file))
@@ -185,8 +185,33 @@ _KINDS = {
 }
 
 
-def _reason(item: Item) -> str:
-    return paragraph(f"{item.path} ({size_text(item.bytes)}): {item.why}", indent="  ", hanging="  ")
+class Reasons:
+    """Each reason once, with how many things it holds, and one of them."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.found: dict[Verdict, dict[str, tuple[Item, int, int]]] = {verdict: {} for verdict in Verdict}
+
+    def take(self, item: Item) -> None:
+        """Count an item; WAL entries and manifests have always the same few reasons, and would hide the others."""
+        alike = self.found[item.verdict]
+        if item.kind in _NUMEROUS or item.verdict is Verdict.DELETE:
+            return
+        why = item.why
+        if why in alike or len(alike) < _MOST_REASONS:
+            first, count, size = alike.get(why, (item, 0, 0))
+            alike[why] = (first, count + 1, size + item.bytes)
+
+    def describe(self, verdict: Verdict) -> str:
+        """A paragraph for each of the first."""
+        lines = ["Held:" if verdict is Verdict.HELD else "Unknown, and kept:"]
+        alike = list(self.found[verdict].items())
+        for why, (first, count, size) in alike[:_SHOWN]:
+            more = "" if count == 1 else f" and {count - 1:,} more"
+            lines.append(paragraph(f"{first.path}{more} ({size_text(size)}): {why}", indent="  ", hanging="  "))
+        if len(alike) > _SHOWN:
+            lines.append(f"  and {len(alike) - _SHOWN} other reasons (--json, --plan-file)")
+        return "\n".join(lines)
 
 
 def _headline(report: job.GcReport) -> str:
@@ -195,7 +220,10 @@ def _headline(report: job.GcReport) -> str:
         about += f", {counted(report.sealed, 'sealed region')}"
     match report.decision:
         case "planned":
-            text = f"planned: {size_text(report.bytes_reclaimable)} may go; nothing was changed."
+            text = f"planned: {size_text(report.bytes_reclaimable)} may go"
+            if report.drainable:
+                text += f", {counted(report.drainable, 'generation')} may be drained"
+            text += "; nothing was changed."
         case "deleted" | "incomplete":
             gone = counted(report.deleted_objects, "object")
             text = f"{report.decision}: {gone}, {size_text(report.deleted_bytes)}, in {report.seconds:.2f} s."

@@ -11,7 +11,7 @@ import getpass
 import json
 import socket
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from memwal_ops.core.table import Table
     from memwal_ops.storage.api import Store
 
-FOLDER = "_mem_wal_ops/holds"
+HOLDS_FOLDER = "_mem_wal_ops/holds"
+EXPIRIES_FOLDER = "_mem_wal_ops/expiries"
 _DIGITS = 20
 _ATTEMPTS = 100
 # How long an announcement stands where whoever made it died; no clean-up lives longer between look and deletes.
@@ -37,11 +38,10 @@ _REMEMBERED = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One entry.
+    """A hold, or an announcement that versions are about to go.
 
     Attributes:
         number: its name.
-        kind: ``hold``, or ``expiry`` for an announcement that versions are about to go.
         versions: the base versions that it is about.
         until: aware, UTC, by the store's clock.
         by: user and host.
@@ -50,7 +50,6 @@ class Hold:
     """
 
     number: int
-    kind: str
     versions: tuple[int, ...]
     until: datetime
     by: str
@@ -64,7 +63,7 @@ class Hold:
     def to_json(self) -> dict[str, object]:
         """The entry of ``hold --json``."""
         return {
-            "hold": self.number,
+            "id": self.number,
             "version": self.versions[0] if self.versions else None,
             "until": self.until.isoformat(timespec="seconds"),
             "by": self.by,
@@ -84,9 +83,10 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
     if ttl <= timedelta(0):
         raise InvalidUsageError(f"A hold must last longer than {ttl}; give for example --ttl 2h.")
     _check_stands(table, version)
-    hold = _add(table.store, "hold", (version,), ttl, note)
+    hold = _add(table.store, HOLDS_FOLDER, (version,), ttl, note)
     now = store_time(table.store)
-    threat = next((one for one in _entries(table.store) if _threatens(one, version, now)), None)
+    expiries = _entries(table.store, EXPIRIES_FOLDER)
+    threat = next((one for one in expiries if version in one.versions and one.stands(now)), None)
     try:
         if threat is not None:
             raise VersionGoneError(f"Version {version} is being expired by {threat.by} right now.")
@@ -103,37 +103,33 @@ def release_hold(table: Table, number: int) -> Hold:
     Raises:
         InvalidUsageError: there is no such hold.
     """
-    found = next((one for one in _entries(table.store) if one.number == number and one.kind == "hold"), None)
+    found = next((one for one in holds(table) if one.number == number), None)
     if found is None:
         raise InvalidUsageError(f"There is no hold {number}.", remedy="memwal-ops hold URI --list shows all.")
     if not found.released:
-        _write_released(table.store, number)
-    return next(one for one in _entries(table.store) if one.number == number)
+        _release(table.store, HOLDS_FOLDER, number)
+    return replace(found, released=True)
 
 
 def holds(table: Table) -> tuple[Hold, ...]:
     """All holds, ended ones of the last day included, ascending by number."""
-    return tuple(one for one in _entries(table.store) if one.kind == "hold")
+    return _entries(table.store, HOLDS_FOLDER)
 
 
 def standing_holds(store: Store, now: datetime) -> tuple[Hold, ...]:
     """The holds that count at ``now``; one listing, and one request for each entry."""
-    return tuple(one for one in _entries(store) if one.kind == "hold" and one.stands(now))
+    return tuple(one for one in _entries(store, HOLDS_FOLDER) if one.stands(now))
 
 
 @contextmanager
 def announced_expiry(store: Store, versions: Collection[int]) -> Iterator[None]:
     """Say that these versions are about to go, while the block runs. Look for holds inside of it."""
-    announcement = _add(store, "expiry", tuple(sorted(versions)), _ANNOUNCED, "")
+    announcement = _add(store, EXPIRIES_FOLDER, tuple(sorted(versions)), _ANNOUNCED, "")
     try:
         yield
     finally:
         with suppress(StorageError):  # it ends by itself
-            _write_released(store, announcement.number)
-
-
-def _threatens(entry: Hold, version: int, now: datetime) -> bool:
-    return entry.kind == "expiry" and version in entry.versions and entry.stands(now)
+            store.delete_many([_path(EXPIRIES_FOLDER, announcement.number)])
 
 
 def _check_stands(table: Table, version: int) -> None:
@@ -141,34 +137,33 @@ def _check_stands(table: Table, version: int) -> None:
         raise VersionGoneError(f"{table.location.uri} has no version {version}.")
 
 
-def _add(store: Store, kind: str, versions: tuple[int, ...], ttl: timedelta, note: str) -> Hold:
+def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, note: str) -> Hold:
     document = {
-        "kind": kind,
         "versions": list(versions),
         "ttl_seconds": ttl.total_seconds(),
         "by": f"{_user()}@{socket.gethostname()}",
         "note": note,
     }
-    entries = _entries(store)
+    entries = _entries(store, folder)
     number = max((one.number for one in entries), default=0)
     for _ in range(_ATTEMPTS):
         number += 1
-        if store.put_if_absent(_path(number), json.dumps(document).encode()):
-            _sweep(store, entries)
-            return next(one for one in _entries(store) if one.number == number)
-    raise StorageError(f"Lost {_ATTEMPTS} races in a row for the next number in {FOLDER}.")
+        if store.put_if_absent(_path(folder, number), json.dumps(document).encode()):
+            _sweep(store, folder, entries)
+            return next(one for one in _entries(store, folder) if one.number == number)
+    raise StorageError(f"Lost {_ATTEMPTS} races in a row for the next number in {folder}.")
 
 
-def _sweep(store: Store, entries: Collection[Hold]) -> None:
+def _sweep(store: Store, folder: str, entries: Collection[Hold]) -> None:
     """Forget what ended long ago. Best effort; the newest number always stays, so that none is given twice."""
     now = store_time(store)
     ended = [one.number for one in entries if now > one.until + _REMEMBERED]
     if ended:
-        store.delete_many([path for number in ended for path in (_path(number), _path(number, released=True))])
+        store.delete_many([_path(folder, number, released=released) for number in ended for released in (True, False)])
 
 
-def _entries(store: Store) -> tuple[Hold, ...]:
-    listed = {meta.path: meta for meta in store.list(FOLDER)}
+def _entries(store: Store, folder: str) -> tuple[Hold, ...]:
+    listed = {meta.path: meta for meta in store.list(folder)}
     found = []
     for path, meta in sorted(listed.items()):
         name = path.rsplit("/", 1)[-1]
@@ -180,12 +175,11 @@ def _entries(store: Store) -> tuple[Hold, ...]:
             found.append(
                 Hold(
                     number,
-                    str(document["kind"]),
                     tuple(int(version) for version in document["versions"]),
                     meta.last_modified + timedelta(seconds=float(document["ttl_seconds"])),
                     str(document["by"]),
                     str(document["note"]),
-                    _path(number, released=True) in listed,
+                    _path(folder, number, released=True) in listed,
                 )
             )
         except ObjectNotFoundError:
@@ -198,12 +192,12 @@ def _entries(store: Store) -> tuple[Hold, ...]:
     return tuple(found)
 
 
-def _write_released(store: Store, number: int) -> None:
-    store.put(_path(number, released=True), b"{}")
+def _release(store: Store, folder: str, number: int) -> None:
+    store.put(_path(folder, number, released=True), b"{}")
 
 
-def _path(number: int, *, released: bool = False) -> str:
-    return f"{FOLDER}/{number:0{_DIGITS}d}{'.released' if released else '.json'}"
+def _path(folder: str, number: int, *, released: bool = False) -> str:
+    return f"{folder}/{number:0{_DIGITS}d}{'.released' if released else '.json'}"
 
 
 def _user() -> str:

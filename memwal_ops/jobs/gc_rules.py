@@ -136,7 +136,7 @@ class Rules:
         if needed is None:
             gates.append(Gate(met=True, text="merged in every version, tag, branch and hold that may be opened"))
         else:
-            gates.append(Gate(met=False, text=f"needed by {needed}, which has not merged it"))
+            gates.append(Gate(met=False, text=f"needed by {needed}: not merged there"))
         return tuple(gates)
 
     @cached_property
@@ -148,8 +148,8 @@ class Rules:
         """The gate of an age."""
         age = self.now - written
         if age >= limit or not limit:
-            return Gate(met=True, text=f"{what} {_short(max(age, timedelta()))} ago, kept for {_short(limit)}")
-        return Gate(met=False, text=f"{what} {_short(max(age, timedelta()))} ago, kept for {_short(limit)}")
+            return Gate(met=True, text=f"{what}, {_short(max(age, timedelta()))} ago; kept for {_short(limit)}")
+        return Gate(met=False, text=f"{what}, {_short(max(age, timedelta()))} ago; kept for {_short(limit)}")
 
 
 def _short(span: timedelta) -> str:

@@ -82,7 +82,7 @@ def explain(table: Table, target: str, options: GcOptions) -> Explanation:
         if next(iter(table.store.list(path)), None) is None and table.store.head(path) is None:
             raise ObjectNotFoundError(
                 f"Nothing stands at {target} in {table.location.uri}.",
-                remedy="Give a region id (memwal-ops inspect lists them), REGION/GENERATION, or a path below the table.",
+                remedy="Give a region id (memwal-ops inspect lists them), REGION/GENERATION, or a path in it.",
             )
         found = [_of_the_base(path)]
     whole = region_id is not None and path.removeprefix(f"{MEM_WAL_FOLDER}/") == str(region_id)
