@@ -22,6 +22,7 @@ from memwal_ops.core.fence_posts import (
 )
 from memwal_ops.core.layout import Layout, region_folder
 from memwal_ops.core.region_contents import RegionContents, read_region_contents
+from memwal_ops.core.regions import NoRegionManifestError
 from memwal_ops.core.wal import read_writer_epoch, wal_entry_path
 from memwal_ops.core.wal_references import wal_references
 from memwal_ops.errors import (
@@ -420,29 +421,41 @@ class RegionView:
 def look_at_region(rules: Rules, region_id: UUID) -> RegionView:
     """List a region, then read its newest manifest, then the one that is old enough for all readers.
 
-    Requests: a listing (one per 1,000 objects), a HEAD, one or two manifests.
+    Requests: the hint, a listing (one per 1,000 objects), a HEAD, one or two manifests.
 
     Raises:
         RegionManifestGapError: a version is missing between two others: what the region needs is unknown.
         RegionManifestCorruptError: a manifest does not decode, or there is none.
     """
-    manifests = rules.table.region(region_id)
     for attempt in range(_LOOKS):
-        contents = read_region_contents(rules.table.store, region_id, rules.table.layout)
-        versions = sorted(contents.manifests)
-        if not versions:
-            raise RegionManifestCorruptError(f"Region {region_id} has no manifest.")
-        hint = manifests.hint() if attempt == _LOOKS - 1 else None
-        if versions[-1] - versions[0] + 1 == len(versions):
-            break
-        # A listing is no snapshot: other collectors delete the oldest while it runs.
-        if attempt == _LOOKS - 1:
-            missing = next(version for version in range(versions[0], versions[-1]) if version not in contents.manifests)
-            raise RegionManifestGapError(
-                f"Region {region_id}: manifest version {missing} is missing, although version {versions[-1]} stands"
-                f"{f' and the hint names {hint}' if hint else ''}."
-            )
+        try:
+            return _look(rules, region_id)
+        except (RegionManifestGapError, RegionManifestCorruptError) as error:
+            # A listing is no snapshot: other collectors delete the oldest versions while it runs.
+            racing = isinstance(error, RegionManifestGapError) or isinstance(error.__cause__, ObjectNotFoundError)
+            if not racing or attempt == _LOOKS - 1:
+                raise
+    raise AssertionError  # pragma: no cover - the loop returns or raises
+
+
+def _look(rules: Rules, region_id: UUID) -> RegionView:
+    manifests = rules.table.region(region_id)
+    # Before the listing: a version that is published between the two is then never one that the listing lacks.
+    hint = manifests.hint() or 0
+    contents = read_region_contents(rules.table.store, region_id, rules.table.layout)
+    versions = sorted(contents.manifests)
+    if not versions:
+        raise NoRegionManifestError(f"Region {region_id} has no manifest.")
+    if versions[-1] - versions[0] + 1 != len(versions):
+        missing = next(version for version in range(versions[0], versions[-1]) if version not in contents.manifests)
+        raise RegionManifestGapError(
+            f"Region {region_id}: manifest version {missing} is missing, although version {versions[-1]} stands."
+        )
     newest = manifests.latest_from(versions[-1])
+    if hint > newest.version:
+        raise RegionManifestGapError(
+            f"Region {region_id}: manifest version {hint} is missing, although the region's hint names it."
+        )
     limit = rules.now - rules.options.reader_grace
     old_enough = [version for version in versions if contents.manifests[version].modified <= limit]
     settled = None
