@@ -7,6 +7,7 @@ panic arrives as a ``BaseException``. Which text means what is
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 def is_panic(error: BaseException) -> bool:
     """Whether a Rust panic came through the binding; it is no ``Exception`` and must not end the process."""
     return type(error).__name__ == "PanicException"
+
+
+_CONFLICT = re.compile(r"commit conflict|preempted by concurrent|too many concurrent writers", re.IGNORECASE)
+
+
+def is_commit_conflict(error: BaseException) -> bool:
+    """Whether pylance lost a race for the next version: nothing of its transaction is visible."""
+    return _CONFLICT.search(str(error)) is not None
 
 
 @contextmanager

@@ -10,7 +10,6 @@ another id, under which a snapshot's file is not found: both are put back by one
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from lance.optimize import Compaction
 from memwal_ops.core.base_indexes import base_indexes, coverage
 from memwal_ops.core.commit import CommitNote, IndexChange, check_rewritable
 from memwal_ops.core.datasets import open_dataset
-from memwal_ops.core.lance_errors import lance_errors
+from memwal_ops.core.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.core.publication import CommitLostError, is_taken, lost
 from memwal_ops.core.snapshots import is_external, snapshot_path
 from memwal_ops.core.versions import read_version_manifest
@@ -50,7 +49,6 @@ MOST_DELETED = 0.1
 # A commit holds the old and the new address of every row, to remap the indexes. Each lost race halves
 # it, so that beside busy mergers there is less and less to lose.
 ROWS_PER_COMMIT = 8 << 20
-_CONFLICT = re.compile(r"commit conflict|preempted by concurrent|too many concurrent writers", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +304,7 @@ def _refuse_gaps(table: Table) -> None:
 def _lose(races: Races, table: Table, newest: Table, error: CommitLostError | StorageError) -> Table:
     """The version to plan on after a lost race; raises whatever is none."""
     gone = isinstance(error, ObjectNotFoundError) and newest.version > table.version
-    if isinstance(error, CommitLostError) or gone or _CONFLICT.search(str(error)):
+    if isinstance(error, CommitLostError) or gone or is_commit_conflict(error):
         return races.lose(table, error)
     raise error
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.cli import main
-from memwal_ops.cli.compact import compact, describe
+from memwal_ops.cli.compact import describe
 from memwal_ops.jobs import catchup, merge
 from memwal_ops.jobs import compact as job
 from tests.cli.run import contents, run_here
@@ -21,11 +20,6 @@ KEYS = {
     *("decision", "why", "fragments_before", "fragments_after", "fragments_removed", "fragments_added"),
     *("rows_rewritten", "bytes_written", "snapshot_lost", "version", "seconds", "lost_races", "run_id"),
 }
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(main.cli.commands, "compact", compact)
 
 
 @pytest.fixture
