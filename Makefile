@@ -31,6 +31,7 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@$(BIN)/python -m benchmarks.merge
 	@RUST_LOG=off $(BIN)/python -m benchmarks.snapshot
 	@$(BIN)/python -m benchmarks.requests
+	@RUST_LOG=off $(BIN)/python -m benchmarks.gc
 
 soak: $(VENV)/.dev  ## Let mergers race, be killed and start again for SOAK_SECONDS (300)
 	@SOAK_SECONDS=$${SOAK_SECONDS:-300} $(BIN)/python -m pytest tests/crash -k soak -x

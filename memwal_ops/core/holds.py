@@ -30,6 +30,7 @@ HOLDS_FOLDER = "_mem_wal_ops/holds"
 EXPIRIES_FOLDER = "_mem_wal_ops/expiries"
 _DIGITS = 20
 _ATTEMPTS = 100
+_LONGEST = timedelta(days=3650)
 # How long an announcement stands where whoever made it died; no clean-up lives longer between look and deletes.
 _ANNOUNCED = timedelta(hours=1)
 # Ended entries stay for a while, so that a list can show them.
@@ -76,12 +77,14 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
     """Keep a base version, and all generations that it needs, for ``ttl`` from now.
 
     Raises:
-        InvalidUsageError: the time is not above zero.
+        InvalidUsageError: the time is not above zero, or longer than ten years.
         VersionGoneError: the version does not exist, or is being expired at this moment.
         StorageError: the store failed; no hold stands, or one that ends by itself.
     """
     if ttl <= timedelta(0):
         raise InvalidUsageError(f"A hold must last longer than {ttl}; give for example --ttl 2h.")
+    if ttl > _LONGEST:
+        raise InvalidUsageError(f"A hold lasts at most {_LONGEST.days} days; tag the version to keep it for ever.")
     _check_stands(table, version)
     hold = _add(table.store, HOLDS_FOLDER, (version,), ttl, note)
     now = store_time(table.store)

@@ -184,10 +184,13 @@ class _Tree:
     unreadable: dict[str, str] = field(default_factory=dict)
     # Of each version its file's size, time and tag: a number may be used again after a clean-up.
     _seen: dict[int, tuple[int, float, str | None]] = field(default_factory=dict)
+    _paths: dict[int, str] = field(default_factory=dict)
     _uuids: dict[int, UUID] = field(default_factory=dict)
     # Per region, ascending: (version from which on, progress). Before the first: 0.
     _changes: dict[UUID, list[tuple[int, int]]] = field(default_factory=dict)
     _last: Mapping[UUID, int] = field(default_factory=dict)
+    # The changes are in order up to here, also those of versions that are gone.
+    _highest: int = 0
 
     @property
     def all_versions(self) -> tuple[int, ...]:
@@ -202,7 +205,7 @@ class _Tree:
         """Forget what is gone, read what is new."""
         fresh = sorted(listed.keys() - self._seen.keys())
         changed = any(_identity(listed[version]) != seen for version, seen in self._seen.items() if version in listed)
-        if self.unreadable or changed or (fresh and fresh[0] < max(self._seen, default=0)):
+        if changed or (fresh and fresh[0] < self._highest):
             self._forget()
             fresh = sorted(listed)
         for gone in self._seen.keys() - listed.keys():
@@ -227,8 +230,10 @@ class _Tree:
         if isinstance(outcome, _Gone):
             return
         self._seen[version] = _identity(meta)
+        self._highest = version
         if isinstance(outcome, str):
             self.unreadable[meta.path] = outcome
+            self._paths[version] = meta.path
             return
         if outcome is None:
             return
@@ -246,6 +251,7 @@ class _Tree:
 
     def _drop(self, version: int) -> None:
         del self._seen[version]
+        self.unreadable.pop(self._paths.pop(version, ""), None)
         uuid = self._uuids.pop(version, None)
         if uuid is None:
             return
@@ -255,9 +261,18 @@ class _Tree:
             del self.index_uuids[uuid]
 
     def _forget(self) -> None:
-        for known in (self.versions, self.index_uuids, self.unreadable, self._seen, self._uuids, self._changes):
+        for known in (
+            self.versions,
+            self.index_uuids,
+            self.unreadable,
+            self._seen,
+            self._paths,
+            self._uuids,
+            self._changes,
+        ):
             known.clear()
         self._last = {}
+        self._highest = 0
 
 
 class _Gone:

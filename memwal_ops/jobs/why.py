@@ -68,7 +68,7 @@ def explain(table: Table, target: str, options: GcOptions) -> Explanation:
     path = target.removeprefix(table.location.uri).strip("/")
     region_id, wanted = _wanted(path)
     if path.startswith(f"{VERSIONS_FOLDER}/"):
-        found = _version(table, path)
+        found = _version(table, path, options)
     else:
         found = []
         regions = None if region_id is None else [region_id]
@@ -110,11 +110,11 @@ def _covers(item: Item, path: str) -> bool:
     return item.path == path or path.startswith(f"{item.path}/") or item.path.startswith(f"{path}/")
 
 
-def _version(table: Table, path: str) -> list[Item]:
+def _version(table: Table, path: str, options: GcOptions) -> list[Item]:
     name = parse_version_manifest_name(path.rsplit("/", 1)[-1])
     if name is None or name.detached:
         found: list[Item] = []
-        gc.plan(table, gc.GcOptions(), on_item=lambda item: found.append(item) if item.path == path else None, limit=0)
+        gc.plan(table, options, on_item=lambda item: found.append(item) if item.path == path else None, limit=0)
         return found
     plan = expire.plan(table, expire.ExpireOptions())
     kept: Mapping[int, str] = {one.version: one.because for one in plan.kept}
