@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 _DEFAULTS = job.GcOptions()
 _SHOWN = 8
 _MOST_REASONS = 1000
+# They are shown indented by others, too.
+_NARROW = 104
 _NUMEROUS = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
+_NUMBERS = re.compile(r"\d+( (d|h|min|s)\b)?")
 
 
 def gc_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,11 +198,14 @@ class Reasons:
         self.found: dict[Verdict, dict[str, tuple[Item, int, int]]] = {verdict: {} for verdict in Verdict}
 
     def take(self, item: Item) -> None:
-        """Count an item; WAL entries and manifests have always the same few reasons, and would hide the others."""
+        """Count an item."""
         alike = self.found[item.verdict]
-        if item.kind in _NUMEROUS or item.verdict is Verdict.DELETE:
+        if item.verdict is Verdict.DELETE:
             return
         why = item.why
+        if item.kind in _NUMEROUS:
+            # Their reasons differ in numbers and ages alone; one of each is enough, and would else hide the others.
+            why = _NUMBERS.sub("...", why)
         if why in alike or len(alike) < _MOST_REASONS:
             first, count, size = alike.get(why, (item, 0, 0))
             alike[why] = (first, count + 1, size + item.bytes)
@@ -208,7 +216,9 @@ class Reasons:
         alike = list(self.found[verdict].items())
         for why, (first, count, size) in alike[:_SHOWN]:
             more = "" if count == 1 else f" and {count - 1:,} more"
-            lines.append(paragraph(f"{first.path}{more} ({size_text(size)}): {why}", indent="  ", hanging="  "))
+            named = f"{count:,} {_KINDS[first.kind]}" if first.kind in _NUMEROUS else f"{first.path}{more}"
+            text = f"{named} ({size_text(size)}): {why}"
+            lines.append(paragraph(text, indent="  ", hanging="  ", width=_NARROW))
         if len(alike) > _SHOWN:
             lines.append(f"  and {len(alike) - _SHOWN} other reasons (--json, --plan-file)")
         return "\n".join(lines)
@@ -242,9 +252,13 @@ def _next(report: job.GcReport, plan_file: Path | None) -> str:
         if report.drainable:
             parts.append(
                 f"{counted(report.drainable, 'generation is', 'generations are')} needed by nobody: --apply takes them "
-                "off the region's list, and deletes them once --reader-grace has passed."
+                "off the region's list, and a run after --reader-grace deletes them."
             )
         parts.append("Add --apply to do it; every proof is made again then.")
+    if report.drained and report.applied:
+        later = datetime.now(UTC) + report.reader_grace
+        if report.reader_grace:
+            parts.append(f"Run it again after {later:%Y-%m-%d %H:%M} UTC: it deletes then what it drained now.")
     if report.limited:
         parts.append("--max-deletes ended this run; the next one goes on.")
     parts.append("memwal-ops why URI PATH gives all reasons for one of them.")

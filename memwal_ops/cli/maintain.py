@@ -110,6 +110,9 @@ def describe(report: job.MaintainReport) -> str:
         head, rest = _headline(text)
         lines.append(paragraph(f"{step.step:<9} {head}", hanging=" " * 10))
         lines += [f"{' ' * 10}{line}".rstrip() for line in rest if step.exit_code and line]
+        if not step.exit_code:
+            warnings = getattr(step.report, "warnings", ())
+            lines += [paragraph(f"WARNING: {warning}", indent=" " * 10, hanging="  ") for warning in warnings]
     deleting = [step for step in report.steps if step.step in {"expire", "gc"} and step.decision == "planned"]
     if deleting and not report.applied:
         lines += ["", "Nothing was deleted; add --apply for that, or look closer with memwal-ops expire and gc."]

@@ -31,8 +31,9 @@ EXPIRIES_FOLDER = "_mem_wal_ops/expiries"
 _DIGITS = 20
 _ATTEMPTS = 100
 _LONGEST = timedelta(days=3650)
-# How long an announcement stands where whoever made it died; no clean-up lives longer between look and deletes.
-_ANNOUNCED = timedelta(hours=1)
+# How long an announcement stands where whoever made it died, or was stopped in the middle and goes on: no
+# clean-up lives longer between its look and its deletes.
+_ANNOUNCED = timedelta(days=1)
 # Ended entries stay for a while, so that a list can show them.
 _REMEMBERED = timedelta(days=1)
 

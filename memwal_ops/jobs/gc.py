@@ -24,7 +24,7 @@ import uuid
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -98,6 +98,7 @@ class GcReport:
     faults: dict[UUID, str] = field(default_factory=dict)
     versions: int = 0
     warnings: tuple[str, ...] = ()
+    reader_grace: timedelta = timedelta(0)
     seconds: float = 0.0
 
     @property
@@ -206,7 +207,7 @@ def apply(
     """
     started = time.monotonic()
     probe_conditional_writes(table.store)
-    report = GcReport(applied=True, limit=limit, warnings=options.dangers())
+    report = GcReport(applied=True, limit=limit, warnings=options.dangers(), reader_grace=options.reader_grace)
     run = _Run(read_rules(table, options, store_time(table.store)), report, on_item)
     report.versions = len(run.rules.retention.versions)
     for view in views(run.rules, report, run.fault):
@@ -237,7 +238,7 @@ def views(
 ) -> Iterator[RegionView]:
     """All regions, read some at a time and not further ahead; those that cannot be read go to ``on_fault``."""
     ids = iter(rules.table.regions.region_ids if regions is None else regions)
-    _ = rules.table.layout, rules.base_points_into_mem_wal  # before threads ask for it all at once
+    _ = rules.table.layout  # before threads ask for it
 
     def look(region_id: UUID) -> RegionView | Item | None:
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.backlog import foreign_progress
 from memwal_ops.core.fence_posts import Claim, EpochRun, FencePosts, epoch_runs, unsettled_epochs
 from memwal_ops.core.layout import Layout, region_folder
 from memwal_ops.core.region_contents import RegionContents, read_region_contents
@@ -474,6 +475,9 @@ def _look(rules: Rules, region_id: UUID) -> RegionView:
             f"Region {region_id}: manifest version {missing} is missing, although version {versions[-1]} stands."
         )
     newest = manifests.latest_from(versions[-1])
+    merged = rules.table.index.merged_generations.get(region_id, 0)
+    if merged >= newest.current_generation:
+        raise foreign_progress(newest, merged)
     if hint > newest.version:
         raise RegionManifestGapError(
             f"Region {region_id}: manifest version {hint} is missing, although the region's hint names it."

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from memwal_ops.core.layout import MEM_WAL_FOLDER, region_folder
 from memwal_ops.core.versions import VERSIONS_FOLDER
-from memwal_ops.errors import InvalidUsageError, ObjectNotFoundError
+from memwal_ops.errors import GenerationMissingError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.format.names import parse_version_manifest_name
 from memwal_ops.jobs import expire, gc
 from memwal_ops.jobs.collectables import Gate, Item, Kind, Verdict
@@ -78,15 +78,29 @@ def explain(table: Table, target: str, options: GcOptions) -> Explanation:
                 found.append(item)
 
         gc.plan(table, options, on_item=collected, regions=regions, limit=0)
+    if not found and region_id is not None:
+        _refuse_missing(table, region_id, path)
     if not found:
         if next(iter(table.store.list(path)), None) is None and table.store.head(path) is None:
             raise ObjectNotFoundError(
                 f"Nothing stands at {target} in {table.location.uri}.",
                 remedy="Give a region id (memwal-ops inspect lists them), REGION/GENERATION, or a path in it.",
             )
-        found = [_of_the_base(path)]
+        found = [_of_the_base(table, path)]
     whole = region_id is not None and path.removeprefix(f"{MEM_WAL_FOLDER}/") == str(region_id)
     return Explanation(target, _grouped(found, group=whole))
+
+
+def _refuse_missing(table: Table, region_id: UUID, path: str) -> None:
+    """Say so where a generation is listed, and gone: that is the one absence that loses rows."""
+    name = path.rsplit("/", 1)[-1]
+    for listed in table.region(region_id).latest().flushed_generations:
+        if name in {str(listed.generation), listed.path}:
+            raise GenerationMissingError(
+                f"Generation {listed.generation} of region {region_id} is listed by the region manifest, but its "
+                f"directory {listed.path} is not there.",
+                remedy="See runbooks/merge-blocked.md, generation_missing; delete nothing of this region.",
+            )
 
 
 def _wanted(path: str) -> tuple[UUID | None, Callable[[Item], bool]]:
@@ -127,9 +141,12 @@ def _version(table: Table, path: str, options: GcOptions) -> list[Item]:
     return [Item(Kind.BASE, path, None, None, state.size, 1, (gate,))]
 
 
-def _of_the_base(path: str) -> Item:
-    gate = Gate(met=False, text="of the base table: it goes with the last version that names it")
-    return Item(Kind.BASE, path, None, None, 0, 1, (gate,))
+def _of_the_base(table: Table, path: str) -> Item:
+    text = "not of MemWAL: pylance removes it with the last version that names it, and nobody does if none names it"
+    objects = list(table.store.list(path))
+    one = table.store.head(path) if not objects else None
+    size = sum(meta.size for meta in objects) if one is None else one.size
+    return Item(Kind.BASE, path, None, None, size, max(1, len(objects)), (Gate(met=False, text=text),))
 
 
 def _grouped(items: list[Item], *, group: bool) -> tuple[Reason, ...]:

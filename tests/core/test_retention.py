@@ -169,7 +169,7 @@ def test_versions_before_mem_wal_say_nothing(tmp_path: Path) -> None:
     path = version_path(1, table.naming)
     meta = table.store.head(path)
     assert meta is not None
-    assert read_version_progress(table.store, meta) is None
+    assert read_version_progress(table.store, meta).index_uuid is None
     table.store.delete_many([path])
     with pytest.raises(ObjectNotFoundError):
         read_version_progress(table.store, meta)
@@ -189,11 +189,11 @@ class Listed:
 
 @contextmanager
 def read_from(states: dict[int, Listed], read: list[int]) -> Iterator[None]:
-    def outcome(_: object, meta: ObjectMeta) -> VersionProgress | None:
+    def outcome(_: object, meta: ObjectMeta) -> VersionProgress:
         version = int(meta.path)
         read.append(version)
         progress = states[version].progress
-        return None if progress is None else VersionProgress(progress, states[version].uuid)
+        return VersionProgress({}, None) if progress is None else VersionProgress(progress, states[version].uuid)
 
     patch = pytest.MonkeyPatch()
     patch.setattr(module, "_read", outcome)
