@@ -78,7 +78,7 @@ def explain(table: Table, target: str, options: GcOptions) -> Explanation:
                 found.append(item)
 
         gc.plan(table, options, on_item=collected, regions=regions, limit=0)
-    if not found and region_id is not None:
+    if not found and region_id is not None and region_id in table.regions.region_ids:
         _refuse_missing(table, region_id, path)
     if not found:
         if next(iter(table.store.list(path)), None) is None and table.store.head(path) is None:

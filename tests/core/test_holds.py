@@ -171,7 +171,7 @@ def test_an_announcement_of_a_dead_process_ends_by_itself(local: Table) -> None:
     context.__enter__()
     with pytest.raises(VersionGoneError):
         take_hold(local, 2, HOUR)
-    age(local, 3601, EXPIRIES_FOLDER)
+    age(local, 24 * 3600 + 1, EXPIRIES_FOLDER)
     assert take_hold(local, 2, HOUR).versions == (2,)
 
 
