@@ -261,5 +261,5 @@ def _next(report: job.GcReport, plan_file: Path | None) -> str:
             parts.append(f"Run it again after {later:%Y-%m-%d %H:%M} UTC: it deletes then what it drained now.")
     if report.limited:
         parts.append("--max-deletes ended this run; the next one goes on.")
-    parts.append("memwal-ops why URI PATH gives all reasons for one of them.")
+    parts.append("memwal-ops why URI PATH tells condition by condition what keeps one of them.")
     return paragraph(" ".join(parts))
