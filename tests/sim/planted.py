@@ -191,9 +191,9 @@ def _version_without_progress_needs_nothing() -> Any:
     """A region that a version does not name yet is taken for one that it does not need."""
     real = retention.read_version_progress
 
-    def read(store: Any, meta: Any) -> VersionProgress | None:
+    def read(store: Any, meta: Any) -> VersionProgress:
         found = real(store, meta)
-        return None if found is None or not found.merged_generations else found
+        return found if found.merged_generations else VersionProgress({}, None)
 
     return _patched((retention, "read_version_progress", read))
 
@@ -283,13 +283,15 @@ PLANTED: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def histories_until_caught(plant: Callable[[], Any], folder: str) -> tuple[int, str] | None:
-    """How many histories a planted bug survives, and what told it; None: all :data:`LIMIT`.
+def histories_until_caught(
+    plant: Callable[[], Any], folder: str, *, first: int = 1, limit: int = LIMIT
+) -> tuple[int, str] | None:
+    """The history that tells a planted bug, and what told it; None: all ``limit`` from ``first`` on passed.
 
     Only a broken invariant counts, of the witness or of the product itself: a patch that merely
     crashes proves nothing.
     """
-    for number in range(1, LIMIT + 1):
+    for number in range(first, first + limit):
         with plant():
             history = SimHistory(number, folder)
             try:
