@@ -32,7 +32,10 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
         if match is None or match[2].upper() not in _UNITS:
             self.fail(f"{value!r} is no size; write for example 64MiB, 1GiB or 500MB.", param, ctx)
-        return int(float(match[1]) * _UNITS[match[2].upper()])
+        try:
+            return int(float(match[1]) * _UNITS[match[2].upper()])
+        except OverflowError:
+            self.fail(f"{value!r} is more than any machine has.", param, ctx)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # see Size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.table import Table
     from memwal_ops.jobs.gc_rules import GcOptions
 
+_GENERATION = re.compile(r"[0-9]{1,20}")
 _GROUPED = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
 
 
@@ -114,7 +116,7 @@ def _wanted(path: str) -> tuple[UUID | None, Callable[[Item], bool]]:
         return None, lambda item: _covers(item, path)
     if len(parts) == 1:
         return region_id, lambda _: True
-    if parts[1].isdigit():
+    if _GENERATION.fullmatch(parts[1]):
         return region_id, lambda item: item.generation == int(parts[1])
     full = f"{region_folder(region_id)}/{'/'.join(parts[1:])}"
     return region_id, lambda item: _covers(item, full)
