@@ -17,6 +17,7 @@ from uuid import UUID
 import click
 import pyarrow as pa
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from pyroaring import BitMap
 
 from memwal_ops import errors
@@ -58,6 +59,7 @@ class Decoder:
         run: decodes an input and checks what came of it; raises only ``refuses``.
         share: of all inputs, in relation to the others; few for a slow one.
         refuses: what it may raise.
+        native: why nothing can keep it from standing still or ending the process, which is then no failure.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Decoder:
     builds: tuple[Any, ...]
     share: int
     refuses: tuple[type[Exception], ...]
+    native: str = ""
 
     def input(self, rng: random.Random) -> bytes:
         """The next hostile input."""
@@ -76,13 +79,13 @@ DECODERS: dict[str, Decoder] = {}
 
 
 def decoder(
-    *builds: Any, seeds: Sequence[bytes], share: int, refuses: tuple[type[Exception], ...]
+    *builds: Any, seeds: Sequence[bytes], share: int, refuses: tuple[type[Exception], ...], native: str = ""
 ) -> Callable[[Callable[[bytes], object]], Callable[[bytes], object]]:
     """Register a function as a decoder under its name."""
 
     def register(run: Callable[[bytes], object]) -> Callable[[bytes], object]:
         name = run.__name__
-        DECODERS[name] = Decoder(name, run, tuple(seeds), builds, share, refuses)
+        DECODERS[name] = Decoder(name, run, tuple(seeds), builds, share, refuses, native)
         return run
 
     return register
@@ -169,16 +172,21 @@ def version_manifest(data: bytes) -> object:
 
 
 def _is_tiled(data: bytes, version: versions.VersionManifest) -> bool:
-    """Whether the sections that the manifest names, and nothing else, make up the file."""
+    """Whether the sections that the manifest names make up the file, and each is what it is said to be.
+
+    The ends alone cannot show that the manifest calls an index section a transaction, or the other way round.
+    """
     (at,) = struct.unpack_from("<Q", data, len(data) - 16)
     manifest = version.manifest
-    named = {getattr(manifest, field) for field in versions.POSITIONS if manifest.HasField(field)}
+    named = [getattr(manifest, field) for field in versions.POSITIONS if manifest.HasField(field)]
     end = 0
-    for start in (*sorted(named), at):
+    for start in (*sorted(set(named)), at):
         if start != end:
             return False
         end = start + 4 + struct.unpack_from("<I", data, start)[0]
-    return bool(end == len(data) - 16 and manifest.HasField("index_section") | (at == 0 or len(named) == 1))
+    known = version.indexes is None or len(UnknownFieldSet(version.indexes)) == 0
+    known &= version.transaction is None or bool(version.transaction.uuid)
+    return known and end == len(data) - 16 and (not manifest.HasField("index_section") or len(set(named)) == len(named))
 
 
 _PROGRESS = (errors.InvalidFormatError, errors.TableCorruptError, errors.LegacyLayoutError)
@@ -493,7 +501,14 @@ def snapshot_of_regions(data: bytes) -> object:
 
 
 @decoder(
-    mutate.damage, mutate.damage, mutate.damage, mutate.noise, seeds=real("snapshot_file"), share=1, refuses=_FORMAT
+    mutate.damage,
+    mutate.damage,
+    mutate.damage,
+    mutate.noise,
+    seeds=real("snapshot_file"),
+    share=1,
+    refuses=_FORMAT,
+    native="pylance believes the offsets and encodings inside of a page",
 )
 def snapshot_file(data: bytes) -> object:
     """``decode_file``: Lance's own reader on damaged bytes; what decodes is encoded to equal rows."""

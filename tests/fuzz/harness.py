@@ -36,15 +36,22 @@ _SHRINK_SECONDS = 5.0
 _MOST_FAILURES = 20
 _HEAD = struct.Struct("<QQ")
 _ROOM = 4 << 20
+# Loading the libraries may take long on a busy machine, and says nothing of any input.
+_START_SECONDS = 120.0
+_NOT_STARTED = (2**64 - 1, 0)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An input that a decoder does not stand: the shortest of those that fail in the same way."""
+    """An input that a decoder does not stand: the shortest of those that fail in the same way.
+
+    ``ended``: it stood still or ended the process, which no code around a native library can catch.
+    """
 
     decoder: str
     what: str
     data: bytes
+    ended: bool = False
 
     def __str__(self) -> str:
         literal = repr(self.data)
@@ -84,10 +91,10 @@ def trouble(decoder: Decoder, data: bytes) -> tuple[str, bool]:
     except BaseException as error:
         found, accepted = f"{type(error).__name__} at {_place(error)}: {str(error)[:200]}", False
     seconds, grown = time.perf_counter() - started, _peak() - before
-    if not found and seconds > LONGEST_SECONDS:
-        found = f"takes {seconds:.1f} s"
     if not found and grown > MOST_BYTES:
         found = f"takes {grown >> 20} MiB of memory"
+    if not found and seconds > LONGEST_SECONDS:
+        found = f"takes {seconds:.1f} s"
     return found, accepted
 
 
@@ -207,8 +214,9 @@ def _watch(
                 if not waiting:
                     break
                 name = waiting[0][0]
-                number, size = _HEAD.unpack_from(view)
-                failures.append(Failure(name, ended, view[_HEAD.size : _HEAD.size + size]))
+                number, size = state = _HEAD.unpack_from(view)
+                assert state != _NOT_STARTED, f"no process for {name}: {ended}"
+                failures.append(Failure(name, ended, view[_HEAD.size : _HEAD.size + size], ended=True))
                 if sum(one.decoder == name for one in failures) >= _MOST_FAILURES:
                     waiting.pop(0)
                 else:
@@ -223,6 +231,7 @@ def _child(
     command = [sys.executable, "-m", "tests.fuzz.harness", module, shared, str(seed), json.dumps(work)]
     # Files, not pipes: a native library that panics a thousand times would fill a pipe, and stand still.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        _HEAD.pack_into(view, 0, *_NOT_STARTED)
         child = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, "RUST_BACKTRACE": "0"})
         hung = _hangs(child, view, hang_seconds)
         out.seek(0)
@@ -236,7 +245,7 @@ def _child(
 
 def _hangs(child: subprocess.Popen[bytes], view: mmap.mmap, hang_seconds: float) -> bool:
     """Wait for the end; kills what stands still, and says whether it did."""
-    seen, since = None, time.monotonic()
+    seen, since = _HEAD.unpack_from(view), time.monotonic()
     while True:
         try:
             child.wait(0.2)
@@ -244,7 +253,7 @@ def _hangs(child: subprocess.Popen[bytes], view: mmap.mmap, hang_seconds: float)
             state = _HEAD.unpack_from(view)
             if state != seen:
                 seen, since = state, time.monotonic()
-            elif time.monotonic() - since > hang_seconds:
+            elif time.monotonic() - since > (_START_SECONDS if state == _NOT_STARTED else hang_seconds):
                 child.kill()
                 child.wait()
                 return True
