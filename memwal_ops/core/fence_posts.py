@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _ALWAYS = 2
+# One claim every 26 seconds for thirty days; a damaged manifest may say any number.
+_MOST_EPOCHS = 100_000
 _NO_END = 1 << 64
 
 
@@ -120,7 +122,8 @@ def unsettled_epochs(
     """
     dead = max((run.epoch for run in runs if run.epoch is not None and long_ago(run.start)), default=0)
     settled = {run.epoch for run in runs if not sentinels or run.end - run.start > 1}
-    return tuple(epoch for epoch in range(dead + 1, newest_epoch + 1) if epoch not in settled)
+    first = max(dead, newest_epoch - _MOST_EPOCHS) + 1
+    return tuple(epoch for epoch in range(first, newest_epoch + 1) if epoch not in settled)
 
 
 @dataclass(frozen=True)
