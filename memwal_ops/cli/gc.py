@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -37,7 +38,25 @@ _NUMBERS = re.compile(r"\d+( (d|h|min|s)\b)?")
 
 
 def gc_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say how careful the collector is."""
+    """Add the options that say how careful the collector is; the command gets them as one value, ``careful``."""
+
+    @functools.wraps(command)
+    def with_options(
+        *,
+        reader_grace: timedelta,
+        orphan_min_age: timedelta,
+        manifest_retention: int,
+        fence_retention: timedelta,
+        max_deletes: int | None,
+        allow_unsafe: bool,
+        **named: Any,
+    ) -> Any:
+        careful = job.GcOptions(
+            reader_grace, orphan_min_age, manifest_retention, fence_retention, max_deletes, allow_unsafe
+        )
+        return command(careful=careful, **named)
+
+    decorated: Callable[..., Any] = with_options
     for option in (
         click.option("--allow-unsafe", is_flag=True, help="Take values below their safe minimum."),
         click.option("--max-deletes", type=click.IntRange(min=1), metavar="N", help="Delete at most N objects."),
@@ -70,8 +89,8 @@ def gc_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="How long a reader may go on with what it has read.",
         ),
     ):
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return decorated
 
 
 @click.command(short_help="Delete what nothing needs any more; plan it first.")
@@ -95,12 +114,7 @@ def gc(
     delete: bool,
     plan_file: Path | None,
     limit: int,
-    reader_grace: timedelta,
-    orphan_min_age: timedelta,
-    manifest_retention: int,
-    fence_retention: timedelta,
-    max_deletes: int | None,
-    allow_unsafe: bool,
+    careful: job.GcOptions,
     storage_options: dict[str, str],
     as_json: bool,
 ) -> int:
@@ -113,9 +127,6 @@ def gc(
     Exit codes: 0 planned, nothing_to_delete, drained or deleted; 10 a region could not be read (all of it was
     kept); 27 some deletions failed; any other code: see the README.
     """
-    options = job.GcOptions(
-        reader_grace, orphan_min_age, manifest_retention, fence_retention, max_deletes, allow_unsafe
-    )
     table = open_table(uri, storage_options)
     run = job.apply if delete else job.plan
     reasons = Reasons()
@@ -126,7 +137,7 @@ def gc(
             reasons.take(item)
             advance()
 
-        report = run(table, options, limit=limit, on_item=on_item)
+        report = run(table, careful, limit=limit, on_item=on_item)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else describe(report, plan_file, reasons))
     if report.failed:
         return DeletesFailedError.exit_code

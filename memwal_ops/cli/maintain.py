@@ -60,12 +60,7 @@ def maintain(
     max_bytes: int,
     older_than: timedelta,
     keep: int,
-    reader_grace: timedelta,
-    orphan_min_age: timedelta,
-    manifest_retention: int,
-    fence_retention: timedelta,
-    max_deletes: int | None,
-    allow_unsafe: bool,
+    careful: gc_job.GcOptions,
     storage_options: dict[str, str],
     as_json: bool,
 ) -> int:
@@ -82,9 +77,7 @@ def maintain(
         budget=budget,
         merge=merge_job.MergeOptions(max_bytes=max_bytes),
         expire=expire_job.ExpireOptions(older_than, keep),
-        gc=gc_job.GcOptions(
-            reader_grace, orphan_min_age, manifest_retention, fence_retention, max_deletes, allow_unsafe
-        ),
+        gc=careful,
     )
     table = open_table(uri, storage_options)
 

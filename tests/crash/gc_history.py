@@ -465,6 +465,9 @@ _CALLS = {"merge": 40, "catchup": 20, "snapshot": 24, "compact": 16, "expire": 4
 class History:
     """One seeded history."""
 
+    #: Fewest and most steps.
+    steps = (3, 8)
+
     def __init__(self, seed: int, folder: str) -> None:
         self.seed, self.rng = seed, random.Random(seed)
         kind = RegionTable if seed % 2 else ShardTable
@@ -493,7 +496,7 @@ class History:
     def run(self) -> None:
         """All steps, then the end."""
         try:
-            for _ in range(self.rng.randint(3, 8)):
+            for _ in range(self.rng.randint(*self.steps)):
                 self.step()
             self.end()
         except BaseException as error:

@@ -14,7 +14,7 @@ from memwal_ops import open_table
 from memwal_ops.core.base_indexes import base_indexes, coverage
 from memwal_ops.core.catchup_claims import covered_generations
 from memwal_ops.jobs import gc, merge
-from tests.crash.gc_history import PATIENT, History, RegionTable, ShardTable
+from tests.crash.gc_history import PATIENT, History, RegionTable
 from tests.tables import wire
 from tests.tables.files import Files
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.table import Table
 
-MOST_STEPS = 40
 # Steps of our own, and those that bring the cycle round: what is held by versions goes only behind an expiry.
 _EXTRA = {"lose_generation": 0.07, "slow_flush": 0.07, "expire": 0.1, "gc": 0.1}
 
@@ -31,18 +30,7 @@ _EXTRA = {"lose_generation": 0.07, "slow_flush": 0.07, "expire": 0.1, "gc": 0.1}
 class SimHistory(History):
     """One long history. What it holds each step to, beside the witness: see the methods."""
 
-    def run(self) -> None:
-        """All steps, then the end."""
-        try:
-            for _ in range(self.rng.randint(10, MOST_STEPS)):
-                self.step()
-            self.end()
-        except BaseException as error:
-            error.add_note(f"seed {self.seed}; steps: {'; '.join(self.trail)}")
-            raise
-        finally:
-            if isinstance(self.made, ShardTable):
-                self.made.close()
+    steps = (10, 40)
 
     def step(self) -> None:
         """One step of any kind, then every invariant."""
