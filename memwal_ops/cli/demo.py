@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,12 +144,24 @@ def _proof(made: job.DemoTable, version: int) -> str:
    ok  a second merge found nothing to do"""
 
 
+def _command() -> str:
+    """What to type for this command: by its path, where the shell would not find it by its name."""
+    called = Path(sys.argv[0])
+    found = shutil.which("memwal-ops")
+    if called.name != "memwal-ops" or (found is not None and Path(found).samefile(called)):
+        return "memwal-ops"
+    with contextlib.suppress(ValueError):
+        return str(called.absolute().relative_to(Path.cwd()))
+    return str(called)
+
+
 def _next_steps(made: job.DemoTable, version: int, leftover: Path) -> str:
+    command = _command()
     return f"""
 7. YOUR TURN   The table stays until you remove it:   rm -r {leftover}
 
-   memwal-ops inspect {made.uri}
-   memwal-ops merge URI --dry-run      what a merge of your own table would do
-   memwal-ops catchup URI --dry-run    which of its indexes are behind
-   memwal-ops maintain URI --dry-run   all that is due, in one account
+   {command} inspect {made.uri}
+   {command} merge URI --dry-run      what a merge of your own table would do
+   {command} catchup URI --dry-run    which of its indexes are behind
+   {command} maintain URI --dry-run   all that is due, in one account
    lance.dataset("{made.uri}", version={version - 1})      in Python: the table as it was"""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import Duration, json_output, storage_options
-from memwal_ops.cli.text import counted, paragraph, size_text
+from memwal_ops.cli.text import counted, duration_text, paragraph, size_text
 from memwal_ops.core.table import open_table
 from memwal_ops.jobs import expire as job
 
@@ -24,8 +24,8 @@ _SHOWN = 8
 @click.option(
     "--older-than",
     type=Duration(),
-    default=_DEFAULTS.older_than,
-    show_default="7d",
+    default=duration_text(_DEFAULTS.older_than),
+    show_default=True,
     help="Only versions that were published at least this long ago.",
 )
 @click.option(
@@ -74,4 +74,6 @@ def _headline(report: job.ExpireReport) -> str:
         case "expired":
             return f"expired: {going} ({size_text(report.bytes)} of base files), {kept} stayed, {report.seconds:.2f} s."
         case _:
-            return f"nothing_to_expire: {kept} kept: young, the newest, or held by a tag, branch or hold."
+            first = min((one.old_enough for one in report.kept if one.old_enough is not None), default=None)
+            when = "" if first is None else f" The first is old enough at {first:%Y-%m-%d %H:%M} UTC."
+            return f"nothing_to_expire: {kept} kept: young, the newest, or held by a tag, branch or hold.{when}"

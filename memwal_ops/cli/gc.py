@@ -17,7 +17,7 @@ import click
 
 from memwal_ops.cli.options import Duration, json_output, storage_options
 from memwal_ops.cli.progress import counting
-from memwal_ops.cli.text import counted, grid, paragraph, size_text
+from memwal_ops.cli.text import counted, duration_text, grid, paragraph, size_text
 from memwal_ops.core.table import open_table
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, RegionsBlockedError
 from memwal_ops.jobs import gc as job
@@ -63,8 +63,8 @@ def gc_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--fence-retention",
             type=Duration(),
-            default=_DEFAULTS.fence_retention,
-            show_default="30d",
+            default=duration_text(_DEFAULTS.fence_retention),
+            show_default=True,
             help="How long a writer that was fenced may be stalled and wake again.",
         ),
         click.option(
@@ -77,15 +77,15 @@ def gc_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--orphan-min-age",
             type=Duration(),
-            default=_DEFAULTS.orphan_min_age,
-            show_default="3d",
+            default=duration_text(_DEFAULTS.orphan_min_age),
+            show_default=True,
             help="How long a flush or a commit may be under way.",
         ),
         click.option(
             "--reader-grace",
             type=Duration(),
-            default=_DEFAULTS.reader_grace,
-            show_default="15m",
+            default=duration_text(_DEFAULTS.reader_grace),
+            show_default=True,
             help="How long a reader may go on with what it has read.",
         ),
     ):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import Duration, json_output, storage_options
-from memwal_ops.cli.text import grid
+from memwal_ops.cli.text import duration_text, grid
 from memwal_ops.core.holds import holds, release_hold, take_hold
 from memwal_ops.core.table import open_table
 from memwal_ops.errors import InvalidUsageError
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 @click.command(short_help="Keep a base version for a reader that takes long.")
 @click.argument("uri")
 @click.option("--version", "version", type=click.IntRange(min=1), help="The version to keep.  [default: the newest]")
-@click.option("--ttl", type=Duration(), default=timedelta(hours=2), show_default="2h", help="For how long.")
+@click.option(
+    "--ttl", type=Duration(), default=duration_text(timedelta(hours=2)), show_default=True, help="For how long."
+)
 @click.option("--note", default="", help="Why, for whoever looks at the list.")
 @click.option("--list", "show", is_flag=True, help="Show all holds instead.")
 @click.option("--release", type=click.IntRange(min=1), metavar="HOLD", help="End a hold before its time instead.")

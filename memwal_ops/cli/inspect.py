@@ -45,6 +45,8 @@ def describe(inspection: Inspection) -> str:
     )
     lines = [table.location.uri, paragraph(about, indent="  "), paragraph(_how_far_behind(inspection), indent="  ")]
     lines.append(paragraph(_snapshot(inspection), indent="  "))
+    if unflushed := sum(region.unflushed_wal_entries or 0 for region in inspection.regions):
+        lines.append(f"  {counted(unflushed, 'log entry', 'log entries')} not flushed yet: the writers' part.")
     if inspection.regions:
         lines += ["", _regions(inspection)]
     if inspection.indexes:

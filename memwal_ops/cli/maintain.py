@@ -10,12 +10,13 @@ import click
 
 from memwal_ops.cli import catchup, compact, expire, gc, merge, snapshot
 from memwal_ops.cli.options import Duration, Size, json_output, storage_options
-from memwal_ops.cli.text import paragraph
+from memwal_ops.cli.text import duration_text, paragraph
 from memwal_ops.core.table import open_table
 from memwal_ops.jobs import expire as expire_job
 from memwal_ops.jobs import gc as gc_job
 from memwal_ops.jobs import maintain as job
 from memwal_ops.jobs import merge as merge_job
+from memwal_ops.jobs import snapshot as snapshot_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,10 +45,21 @@ _EXPIRE = expire_job.ExpireOptions()
     help="Budget of one merge pass; memory follows it.  [default: 1GiB]",
 )
 @click.option(
-    "--older-than", type=Duration(), default=_EXPIRE.older_than, show_default="7d", help="Expire versions of that age."
+    "--older-than",
+    type=Duration(),
+    default=duration_text(_EXPIRE.older_than),
+    show_default=True,
+    help="Expire versions of that age.",
 )
 @click.option(
     "--keep", type=click.IntRange(min=1), default=_EXPIRE.keep, show_default=True, help="The newest N versions stay."
+)
+@click.option(
+    "--inline-threshold",
+    type=click.IntRange(min=0),
+    default=snapshot_job.DEFAULT_INLINE_THRESHOLD,
+    show_default=True,
+    help="Up to this many regions, the snapshot stands inside the index.",
 )
 @gc.gc_options
 @storage_options
@@ -60,6 +72,7 @@ def maintain(
     max_bytes: int,
     older_than: timedelta,
     keep: int,
+    inline_threshold: int,
     careful: gc_job.GcOptions,
     storage_options: dict[str, str],
     as_json: bool,
@@ -76,6 +89,7 @@ def maintain(
         dry_run=dry_run,
         budget=budget,
         merge=merge_job.MergeOptions(max_bytes=max_bytes),
+        snapshot=snapshot_job.SnapshotOptions(inline_threshold),
         expire=expire_job.ExpireOptions(older_than, keep),
         gc=careful,
     )

@@ -67,4 +67,6 @@ def _headline(report: job.SnapshotReport) -> str:
         case "unchanged":
             return f"unchanged: the stored snapshot of {regions} is current; nothing was committed."
         case _:
-            return f"dry_run: would look at {regions} and store them {where}; nothing was changed."
+            if report.is_current:
+                return f"dry_run: the stored snapshot of {regions} is current; there is nothing to do."
+            return f"dry_run: would store {regions} {where}; nothing was changed."

@@ -52,14 +52,16 @@ class ExpireOptions:
 
 @dataclass(frozen=True, slots=True)
 class KeptVersion:
-    """A version that stays, and why."""
+    """A version that stays, and why. ``old_enough``: from when on, where its age alone keeps it."""
 
     version: int
     because: str
+    old_enough: datetime | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The entry of ``kept``."""
-        return {"version": self.version, "because": self.because}
+        """The entry of ``kept``; ``old_enough`` is a time as of ISO 8601, or null."""
+        until = None if self.old_enough is None else self.old_enough.isoformat(timespec="seconds")
+        return {"version": self.version, "because": self.because, "old_enough": until}
 
 
 @dataclass
@@ -175,11 +177,13 @@ def _choose(
             kept.append(KeptVersion(version, f"one of the newest {options.keep}"))
         elif version in protected:
             kept.append(KeptVersion(version, protected[version]))
-        elif options.older_than and now - retention.written(version) < options.older_than:
-            kept.append(KeptVersion(version, f"published {retention.written(version):%Y-%m-%d %H:%M} UTC, too young"))
-        elif options.older_than and now - retention.written(following) < min(options.older_than, _SAFE_AGE):
+        elif options.older_than and now < (until := retention.written(version) + options.older_than):
+            because = f"published {retention.written(version):%Y-%m-%d %H:%M} UTC, too young"
+            kept.append(KeptVersion(version, because, until))
+        elif options.older_than and now < (until := retention.written(following) + min(options.older_than, _SAFE_AGE)):
             # It may be old, but it was the newest until then: readers opened it a moment ago.
-            kept.append(KeptVersion(version, f"the newest until {retention.written(following):%Y-%m-%d %H:%M} UTC"))
+            because = f"the newest until {retention.written(following):%Y-%m-%d %H:%M} UTC"
+            kept.append(KeptVersion(version, because, until))
         else:
             going.append(version)
     return tuple(going), tuple(kept)

@@ -11,6 +11,7 @@ from memwal_ops.core.base_indexes import base_indexes, coverage
 from memwal_ops.core.generations import generation_ref
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.snapshots import is_external
+from memwal_ops.core.wal import last_wal_entry
 from memwal_ops.errors import GenerationMissingError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from memwal_ops.format.region_manifest import FlushedGeneration
 
 _CONCURRENT_LISTINGS = 8
+_CONCURRENT_REGIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,16 @@ class GenerationState:
 
 @dataclass(frozen=True, slots=True)
 class RegionState:
-    """One region, and the reason why it cannot be read or merged to its end, as far as a listing shows it."""
+    """One region, and the reason why it cannot be read or merged to its end, as far as a listing shows it.
+
+    ``unflushed_wal_entries``: entries of its log behind the last flushed one, those with which a writer
+    claims the region included; None where its manifest cannot be read.
+    """
 
     region_id: UUID
     backlog: RegionBacklog | None
     generations: tuple[GenerationState, ...]
+    unflushed_wal_entries: int | None
     fault: Blocked | None
 
     def to_json(self) -> dict[str, object]:
@@ -63,6 +70,7 @@ class RegionState:
             "current_generation": None if manifest is None else manifest.current_generation,
             "replay_after_wal_id": None if manifest is None else manifest.replay_after_wal_id,
             "wal_id_last_seen": None if manifest is None else manifest.wal_id_last_seen,
+            "unflushed_wal_entries": self.unflushed_wal_entries,
             "merged_generation": None if self.backlog is None else self.backlog.merged,
             "generations": [one.to_json() for one in self.generations],
             "error": None if self.fault is None else self.fault.to_json(),
@@ -133,16 +141,29 @@ def inspect(table: Table) -> Inspection:
     """Look at one version of a table and at the newest state of its regions."""
     backlog = read_backlog(table)
     faults = {fault.region_id: fault for fault in backlog.blocked}
-    regions = tuple(
-        _region(table, region_id, backlog.regions.get(region_id), faults.get(region_id))
-        for region_id in sorted({*backlog.regions, *faults})
-    )
+    region_ids = sorted({*backlog.regions, *faults})
+    with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
+        unflushed = pool.map(lambda region_id: _unflushed(table, backlog.regions.get(region_id)), region_ids)
+        regions = tuple(
+            _region(table, region_id, backlog.regions.get(region_id), entries, faults.get(region_id))
+            for region_id, entries in zip(region_ids, unflushed, strict=True)
+        )
     with lance_errors("read the fragments of", table.location.uri):
         fragments = {fragment.fragment_id: fragment.count_rows() for fragment in table.dataset.get_fragments()}
     return Inspection(table, sum(fragments.values()), len(fragments), regions, _indexes(table), backlog)
 
 
-def _region(table: Table, region_id: UUID, backlog: RegionBacklog | None, fault: Blocked | None) -> RegionState:
+def _unflushed(table: Table, region: RegionBacklog | None) -> int | None:
+    if region is None:
+        return None
+    manifest = region.manifest
+    flushed, seen = manifest.replay_after_wal_id, manifest.wal_id_last_seen
+    return last_wal_entry(table.store, manifest.region_id, flushed, seen, table.layout) - (flushed or 0)
+
+
+def _region(
+    table: Table, region_id: UUID, backlog: RegionBacklog | None, unflushed: int | None, fault: Blocked | None
+) -> RegionState:
     """The region's state, with the first thing that a merge would stop at, as far as a listing shows it."""
     generations = _generations(table, backlog)
     gone = next((one.flushed for one in generations if one.state == "missing"), None)
@@ -151,7 +172,7 @@ def _region(table: Table, region_id: UUID, backlog: RegionBacklog | None, fault:
         fault = Blocked(
             region_id, gone.generation, GenerationMissingError(f"The directory of {ref} is not there or empty.")
         )
-    return RegionState(region_id, backlog, generations, fault)
+    return RegionState(region_id, backlog, generations, unflushed, fault)
 
 
 def _generations(table: Table, region: RegionBacklog | None) -> tuple[GenerationState, ...]:

@@ -84,7 +84,8 @@ class Skipped:
 class SnapshotReport:
     """What a snapshot run did. ``decision`` is one of built, unchanged, dry_run.
 
-    ``stored`` is inline or external: where the rows stand (dry_run: would stand).
+    ``stored`` is inline or external: where the rows stand (dry_run: would stand). ``is_current`` is
+    false only where a dry run found a snapshot that is missing or behind.
     """
 
     decision: str
@@ -96,6 +97,7 @@ class SnapshotReport:
     version: int
     lost_races: int
     seconds: float
+    is_current: bool = True
 
     @property
     def has_faults(self) -> bool:
@@ -108,6 +110,7 @@ class SnapshotReport:
             "decision": self.decision,
             "num_regions": self.num_regions,
             "stored": self.stored,
+            "current": self.is_current,
             "wal_hints_updated": self.wal_hints_updated,
             "skipped": [one.to_json() for one in self.skipped],
             "version": self.version,
@@ -164,6 +167,8 @@ def dry_run(table: Table, options: SnapshotOptions) -> SnapshotReport:
         version=table.version,
         lost_races=0,
         seconds=time.monotonic() - started,
+        is_current=_stands(table, _rows(table, seen), _storage(seen, options))
+        and not any(region.lags for region in seen.regions),
     )
 
 

@@ -36,7 +36,7 @@ INSPECT = {
 }  # fmt: skip
 REGION = {
     "region_id", "spec_id", "status", "writer_epoch", "manifest_version", "current_generation", "replay_after_wal_id",
-    "wal_id_last_seen", "merged_generation", "generations", "error",
+    "wal_id_last_seen", "unflushed_wal_entries", "merged_generation", "generations", "error",
 }  # fmt: skip
 GENERATION = {"generation", "path", "rows", "bytes", "state"}
 INDEX = {"name", "type", "covered_fragments", "uncovered_fragments", "uncovered_rows", "caught_up", "index_catchup"}
@@ -91,6 +91,12 @@ def test_inspect(table: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     after = run_here(capfd, "inspect", table.uri, "--json").document
     assert {generation["state"] for region in after["regions"] for generation in region["generations"]} == {"merged"}
     assert after["backlog"] == dict.fromkeys(BACKLOG, 0)
+    assert {region["unflushed_wal_entries"] for region in after["regions"]} == {0}
+    for region in range(2):
+        table.put([region])  # which claims it, too
+    after = run_here(capfd, "inspect", table.uri, "--json").document
+    assert {region["unflushed_wal_entries"] for region in after["regions"]} == {2}
+    assert "4 log entries not flushed yet" in run_here(capfd, "inspect", table.uri).out
     assert after["indexes"][0]["caught_up"] is False
     assert after["indexes"][0]["uncovered_rows"] > 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -257,19 +258,25 @@ def test_expire(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     }
     assert plan.document["expire"] == [1, *range(3, newest)]
     assert plan.document["kept"] == [
-        {"version": 2, "because": "tag audit at version 2"},
-        {"version": newest, "because": "the newest version"},
+        {"version": 2, "because": "tag audit at version 2", "old_enough": None},
+        {"version": newest, "because": "the newest version", "old_enough": None},
     ]
     # Version 2 has no MemWAL index yet, so that it needs no generation.
     assert plan.document["frees_for_gc"]["generations"] == 6
     text = run_here(capfd, "expire", made.uri, "--older-than", "0").out
     assert text.startswith("planned:")
     assert "version 2 stays: tag audit at version 2" in text
-    assert run_here(capfd, "expire", made.uri, "--json").document["decision"] == "nothing_to_expire"
+    young = run_here(capfd, "expire", made.uri, "--json").document
+    assert young["decision"] == "nothing_to_expire"
+    assert {one["old_enough"] is None for one in young["kept"] if "too young" in one["because"]} == {False}
+    (week,) = {datetime.fromisoformat(one["old_enough"]).date() for one in young["kept"][:1]}
+    assert timedelta(days=6) <= week - datetime.now(UTC).date() <= timedelta(days=8)
+    assert "The first is old enough at" in run_here(capfd, "expire", made.uri).out
     done = run_here(capfd, "expire", made.uri, "--older-than", "0", "--apply", "--json").document
     assert (done["decision"], done["apply"], done["expire"]) == ("expired", True, plan.document["expire"])
     again = run_here(capfd, "expire", made.uri, "--older-than", "0", "--apply")
     assert (again.code, again.out.split(":")[0]) == (0, "nothing_to_expire")
+    assert "The first is old enough at" not in again.out
     assert run_here(capfd, "expire", made.uri, "--keep", "0").code == 2
     assert run_here(capfd, "expire", made.uri, "--older-than", "soon").code == 2
     assert run_here(capfd, "gc", made.uri, "--json", *NOW).document["counts"]["generation"]["delete"] == 6

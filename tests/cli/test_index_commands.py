@@ -43,7 +43,7 @@ def test_snapshot(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     ran = run_here(capfd, "snapshot", made.uri, "--json")
     assert ran.code == 0
     assert set(ran.document) == {
-        *("decision", "num_regions", "stored", "wal_hints_updated", "skipped", "version", "seconds"),
+        *("decision", "num_regions", "stored", "current", "wal_hints_updated", "skipped", "version", "seconds"),
         *("lost_races", "run_id"),
     }
     assert {key: ran.document[key] for key in ("decision", "num_regions", "stored", "version")} == {

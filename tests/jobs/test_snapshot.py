@@ -131,6 +131,8 @@ def test_nothing_is_committed_when_nothing_moved(made: LsmTable) -> None:
     assert (report.decision, report.version, report.wal_hints_updated) == ("unchanged", before.version, 0)
     assert opened(made).version == before.version
     assert snapshot.apply(before, SnapshotOptions(1)).decision == "built", "it is to stand elsewhere"
+    assert not snapshot.dry_run(opened(made), SnapshotOptions()).is_current
+    assert snapshot.dry_run(opened(made), SnapshotOptions(1)).is_current
     assert snapshot.apply(opened(made), SnapshotOptions(1)).decision == "unchanged"
 
 
@@ -139,6 +141,7 @@ def test_a_dry_run_writes_nothing(made: LsmTable) -> None:
     before = files.listing("")
     report = snapshot.dry_run(opened(made), SnapshotOptions(1))
     assert (report.decision, report.num_regions, report.stored) == ("dry_run", 3, "external")
+    assert not report.is_current
     assert files.listing("") == before
     made.close()
 
