@@ -134,14 +134,15 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
         asked.append(failure)
         raise _NotToBePublishedError
 
-    dataset = lance.dataset(
-        table.location.uri,
-        version=table.version,
-        storage_options=lance_options(table.location),
-        commit_lock=lock,
-        index_cache_size_bytes=CACHE_BYTES,
-        metadata_cache_size_bytes=CACHE_BYTES,
-    )
+    with lance_errors("build index", name):
+        dataset = lance.dataset(
+            table.location.uri,
+            version=table.version,
+            storage_options=lance_options(table.location),
+            commit_lock=lock,
+            index_cache_size_bytes=CACHE_BYTES,
+            metadata_cache_size_bytes=CACHE_BYTES,
+        )
     try:
         with lance_errors("build index", name):
             action(dataset)
