@@ -135,6 +135,7 @@ class Plan:
         self._dead = False
         self._last: object = None
         self.struck = False
+        self.outcome = ""
         self.trail: list[Point] = []
 
     def run(self, job: Callable[[Table], Any], uri: str) -> Any:

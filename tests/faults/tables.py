@@ -81,7 +81,8 @@ class Prepared:
                     os.unlink(target)
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 os.link(f"{moment.backup}/{path}", target)
-        self.made.__dict__.update(copy.deepcopy(moment.state))
+        if self.made._stamp != moment.state["_stamp"]:  # each write has a stamp of its own
+            self.made.__dict__.update(copy.deepcopy(moment.state))
         return moment.witness.fork()
 
     def is_at_start(self) -> bool:
@@ -127,10 +128,12 @@ def age(uri: str, by: timedelta = AGE) -> None:
         os.utime(f"{uri}/{path}", ns=(modified - int(by.total_seconds() * 1e9),) * 2)
 
 
-def prepare(layout: Layout, folder: str, more: Callable[[Prepared], None] | None = None) -> Prepared:
+def prepare(
+    layout: Layout, folder: str, *, regions: int = 2, more: Callable[[Prepared], None] | None = None
+) -> Prepared:
     """A new table with work for every job; see :func:`litter`. ``more`` is done to it before it is kept."""
     kind = {"shard": ShardTable, "region": RegionTable}[layout]
-    made: RegionTable | ShardTable = kind(11, regions=2, base_rows=12, columns="vector")
+    made: RegionTable | ShardTable = kind(11, regions=regions, base_rows=12, columns="vector")
     made.create(f"{folder}/{layout}.lance")
     litter(made)
     if isinstance(made, ShardTable):
@@ -148,23 +151,23 @@ def prepare(layout: Layout, folder: str, more: Callable[[Prepared], None] | None
 
 def litter(made: RegionTable | ShardTable) -> None:
     """A backlog of two regions, indexes that are behind, and every kind of garbage, of each also some that is none."""
-    first, second = made.regions
+    first, *more = made.regions
     now = expire.ExpireOptions(timedelta(0), 1)
 
     def table() -> Table:
         return open_table(made.uri)
 
     lance.dataset(made.uri).create_index("vec", "IVF_FLAT", num_partitions=2, name="vec_idx")
-    _fill(made)
+    _fill(made, 6)
     merge.apply(table(), merge.MergeOptions())
     catchup.apply(table(), catchup.CatchupOptions())
     expire.apply(table(), now)
     gc.apply(table(), replace(IMMEDIATE, reader_grace=timedelta(hours=1)))  # taken off the list, and not deleted
-    _fill(made)
+    _fill(made, 8)
     merge.apply(table(), merge.MergeOptions())
     catchup.apply(table(), catchup.CatchupOptions())
     expire.apply(table(), now)  # nobody needs these, and the manifest lists them still
-    _fill(made)
+    _fill(made, 10)
     snapshot.apply(table(), snapshot.SnapshotOptions(0))
     lance.dataset(made.uri).tags.create("kept", table().version)
     _leave_half_a_commit(made)
@@ -172,17 +175,19 @@ def litter(made: RegionTable | ShardTable) -> None:
     files = Files(made.uri)
     (standing, *_) = [path for path in files.listing("_indices") if path.endswith("/index.lance")]
     files.put(f"_indices/{uuid.UUID(int=7)}/index.lance", files.get(standing))
-    _fill(made)
-    made.put([1, 3])
-    made.flush(second)
+    _fill(made, 12)
+    for at, region in enumerate(more, 1):
+        made.put([at, at + len(made.regions)])
+        made.flush(region)
     made.die_in_flush(first)
-    made.claim(first)
-    made.put([0, 4])
+    if more:
+        made.claim(first)
+        made.put([0, 4])
 
 
-def _fill(made: RegionTable | ShardTable) -> None:
-    """A generation of the first region."""
-    made.put([0, 2 * made.rng.randint(1, 20)])
+def _fill(made: RegionTable | ShardTable, number: int) -> None:
+    """A generation of the first region; ``number`` stays as it is, so that no fragment is ever emptied."""
+    made.put([0, number])
     made.delete([2])
     made.flush(made.regions[0])
 
