@@ -6,10 +6,7 @@ import re
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
-
-import lance
 
 from memwal_ops import open_table
 from memwal_ops.core.base_indexes import base_indexes, coverage
@@ -19,7 +16,7 @@ from memwal_ops.storage import probe
 from tests.crash.dying_store import Killed
 from tests.faults.jobs import JOBS, OTHERS
 from tests.faults.plan import Fault, Plan, Point, described
-from tests.faults.points import kind_of
+from tests.faults.points import is_indifferent, kind_of
 from tests.faults.tables import LAYOUTS, START, Prepared, prepare, scan
 from tests.tables import wire
 from tests.tables.files import Files
@@ -57,7 +54,9 @@ class Cell:
 
     def __str__(self) -> str:
         other = f" --other {self.other}" if self.other else ""
-        return f"python -m tests.faults {self.job} --point {self.point} --fault {self.fault}{other} --layout {self.layout}"
+        return (
+            f"python -m tests.faults {self.job} --point {self.point} --fault {self.fault}{other} --layout {self.layout}"
+        )
 
 
 @dataclass
@@ -101,11 +100,17 @@ class Matrix:
                     yield Cell(job.name, layout, number, fault)
 
     def meetings(self, job: Job, other: str) -> Iterator[Cell]:
-        """Every point with another job; a delay makes a difference where something is about to be done."""
+        """Every point with another job, where it makes a difference that it runs before the call and not after it.
+
+        All others at once, in a delay, only where something is about to be done.
+        """
+        deletes = other == DELAY or (other in JOBS and JOBS[other].takes)
         for layout, number, point in self._points(job):
-            if not point.nested and (other != DELAY or point.effect):
-                if self._chosen(job, layout, point, [*OTHERS, DELAY].index(other)):
-                    yield Cell(job.name, layout, number, Fault.BESIDE, other)
+            differs = not point.nested and (deletes or not is_indifferent(point.name))
+            if not differs or (other == DELAY and not point.effect):
+                continue
+            if self._chosen(job, layout, point, [*OTHERS, DELAY].index(other)):
+                yield Cell(job.name, layout, number, Fault.BESIDE, other)
 
     def _points(self, job: Job) -> Iterator[tuple[Layout, int, Point]]:
         for layout in LAYOUTS:
@@ -159,7 +164,7 @@ class _Run:
             plan.outcome = getattr(report, "decision", "done")
         except Killed:
             plan.outcome = "killed"
-            assert cell.fault in {Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.TOLD_TO_END}
+            assert cell.fault in {Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.TOLD_BEFORE, Fault.TOLD_AFTER}
         except MemwalOpsError as error:
             plan.outcome = f"{type(error).__name__}: {error}"
             refused = isinstance(error, self.job.refuses)

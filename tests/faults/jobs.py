@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import lance
 from memwal_ops import open_table
 from memwal_ops.core.base_indexes import base_indexes, coverage
 from memwal_ops.core.holds import holds, take_hold
+from memwal_ops.core.layout import Layout
 from memwal_ops.core.snapshots import read_snapshot
 from memwal_ops.errors import MemwalOpsError, VersionGoneError
 from memwal_ops.jobs import catchup, codebook_migration, compact, expire, gc, merge, snapshot
@@ -42,7 +44,7 @@ class Job:
         regions: how many its table has; the fewer, the cheaper.
         prepare: brings a littered table to where the job has work, if it has none there.
         refuses: errors with which it may refuse while others work, beside those of a fault.
-        is_beside: whether it also runs in the middle of others.
+        is_beside: whether it meets others: they run in the middle of it, and it in the middle of them.
         exact: whether the files left by a run that was hit, and then finished, are by name those of one that was not.
     """
 
@@ -76,7 +78,8 @@ def _finish_merge(prepared: Prepared) -> None:
 
 
 def _snapshot(table: Table) -> Any:
-    return snapshot.apply(table, snapshot.SnapshotOptions(0))
+    """In a file, or inside the index."""
+    return snapshot.apply(table, snapshot.SnapshotOptions(100 if table.layout is Layout.REGION else 0))
 
 
 def _finish_snapshot(prepared: Prepared) -> None:
@@ -164,6 +167,11 @@ def _gc(table: Table) -> Any:
     return gc.apply(table, PATIENT)
 
 
+def _gc_few(table: Table) -> Any:
+    """Directories are left half deleted, to be taken up again."""
+    return gc.apply(table, replace(PATIENT, max_deletes=3))
+
+
 def _finish_gc(prepared: Prepared) -> None:
     for _ in range(ENOUGH_RUNS):
         report = _gc(open_table(prepared.uri))
@@ -215,6 +223,16 @@ JOBS = {
         Job("compact", "memwal_ops.jobs.compact", _compact, _finish_compaction),
         Job("expire", "memwal_ops.jobs.expire", _expire, _finish_expiry, frozenset({"expire"}), regions=1, exact=True),
         Job("gc", "memwal_ops.jobs.gc", _gc, _finish_gc, frozenset({"gc"}), regions=1, exact=True),
+        Job(
+            "gc-few",
+            "memwal_ops.jobs.gc",
+            _gc_few,
+            _finish_gc,
+            frozenset({"gc"}),
+            regions=1,
+            is_beside=False,
+            exact=True,
+        ),
         Job("hold", "memwal_ops.core.holds", _hold, _finish_hold, regions=1, refuses=(VersionGoneError,)),
         Job("probe", "memwal_ops.storage.probe", _probe, _finish_probe, regions=1, is_beside=False),
     )
@@ -239,10 +257,8 @@ def _compact_with_pylance(prepared: Prepared) -> None:
 
 def _acting(job: Job) -> Callable[[Prepared], None]:
     def act(prepared: Prepared) -> None:
-        try:
+        with suppress(*job.refuses):
             job.run(open_table(prepared.uri))
-        except job.refuses:
-            pass
 
     return act
 

@@ -36,9 +36,11 @@ class Fault(StrEnum):
 
     CRASH_BEFORE = "crash-before"  # the process is gone, nothing was done there
     CRASH_AFTER = "crash-after"  # it was done, and the process is gone
-    TOLD_TO_END = "told-to-end"  # as by Ctrl-C or SIGTERM: handlers on the way out still reach the store
+    TOLD_BEFORE = "told-to-end-before"  # as by Ctrl-C or SIGTERM: handlers on the way out still reach the store
+    TOLD_AFTER = "told-to-end-after"
     ERROR = "error"  # refused for the moment, beyond all retries; nothing was done
     LOST_ANSWER = "lost-answer"  # done, and the answer is an error
+    OUTAGE = "outage"  # done, and from then on nothing is answered
     TOLD_EXISTS = "told-exists"  # done, but the repeated request is told that the object exists
     BESIDE = "beside"  # others run there to their end, before it is done
 
@@ -53,7 +55,6 @@ class Point:
         nested: whether pylance was waiting for it in the middle of a call of its own.
         occurrence: how many of that name were before it.
         inner: whether it is one of a row of equal reads, and neither the first nor the last.
-        after_effect: whether the point before it changed a file.
     """
 
     name: str
@@ -61,7 +62,6 @@ class Point:
     nested: bool = False
     occurrence: int = 0
     inner: bool = False
-    after_effect: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -73,13 +73,12 @@ class Point:
         """The faults that differ here: what cannot differ from another cell is not run twice.
 
         A dead process leaves what is on the store and nothing else, so that a crash is another one only
-        before and after a change; an answer is lost only where something was done.
+        before and after a change; an answer is lost only where something was done, and so on.
         """
         found = [Fault.ERROR]
         if self.effect:
-            found += [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOST_ANSWER]
-        if self.effect or self.after_effect:
-            found.append(Fault.TOLD_TO_END)
+            found += [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.TOLD_BEFORE, Fault.TOLD_AFTER]
+            found += [Fault.LOST_ANSWER, Fault.OUTAGE]
         if self.effect and self.name.startswith("store.put_if_absent"):
             found.append(Fault.TOLD_EXISTS)
         return found
@@ -91,8 +90,7 @@ def described(trail: list[Point]) -> list[Point]:
     found = []
     for at, point in enumerate(trail):
         occurrence = seen[point.name] = seen.get(point.name, -1) + 1
-        after = at > 0 and trail[at - 1].effect
-        found.append(replace(point, occurrence=occurrence, inner=_inner(trail, at), after_effect=after))
+        found.append(replace(point, occurrence=occurrence, inner=_inner(trail, at)))
     return found
 
 
@@ -132,7 +130,7 @@ class Plan:
         self._at, self._fault, self._others, self._scan = at, fault, others, scan
         self._inside = 0
         self._active = False
-        self._dead = False
+        self._dead = self._down = False
         self._last: object = None
         self.struck = False
         self.outcome = ""
@@ -164,10 +162,10 @@ class Plan:
         self.trail.append(Point(name, nested=nested))
         here = self._fault if number == self._at else None
         self.struck |= here is not None
-        if here in {Fault.CRASH_BEFORE, Fault.TOLD_TO_END}:
+        if here in {Fault.CRASH_BEFORE, Fault.TOLD_BEFORE}:
             self._dead = here is Fault.CRASH_BEFORE
             raise Killed
-        if here is Fault.ERROR:
+        if self._down or here is Fault.ERROR:
             return failed()
         if here is Fault.BESIDE and self._others is not None:
             self._active = False
@@ -183,17 +181,18 @@ class Plan:
             self._mark(number)
 
     def _answer(self, fault: Fault | None, call: Callable[[], Any], failed: Callable[[], Any]) -> Any:
-        """What the caller hears of a call that reaches its end; some end by raising and were carried out all the same."""
+        """What the caller hears of a call that reaches its end; some raise and were carried out all the same."""
         try:
             result = call()
         except Exception:
-            if fault not in {Fault.CRASH_AFTER, Fault.LOST_ANSWER}:
+            if fault not in {Fault.CRASH_AFTER, Fault.TOLD_AFTER, Fault.LOST_ANSWER, Fault.OUTAGE}:
                 raise
             result = None
-        if fault is Fault.CRASH_AFTER:
-            self._dead = True
+        if fault in {Fault.CRASH_AFTER, Fault.TOLD_AFTER}:
+            self._dead = fault is Fault.CRASH_AFTER
             raise Killed
-        if fault is Fault.LOST_ANSWER:
+        if fault in {Fault.LOST_ANSWER, Fault.OUTAGE}:
+            self._down = fault is Fault.OUTAGE
             return failed()
         return False if fault is Fault.TOLD_EXISTS else result
 
@@ -221,19 +220,23 @@ _current: list[Plan] = []
 @contextmanager
 def pylance_points() -> Iterator[None]:
     """Give pylance's calls their points, and let thread pools run one task after the other; for many runs."""
-    optimizer = sys.modules["lance.dataset"].DatasetOptimizer
+    inside = sys.modules["lance.dataset"]
     with ExitStack() as stack:
         for owner, attribute, name in (
-            (lance, "dataset", "pylance.open"),
             (lance.LanceDataset, "commit", "pylance.commit"),
             (lance.LanceDataset, "create_index", "pylance.create_index"),
             (lance.LanceDataset, "cleanup_old_versions", "pylance.cleanup_old_versions"),
             (LanceFragment, "delete_rows", "pylance.delete_rows"),
-            (optimizer, "optimize_indices", "pylance.optimize_indices"),
+            (inside.DatasetOptimizer, "optimize_indices", "pylance.optimize_indices"),
             (sys.modules["memwal_ops.engines.rewrite"], "write_fragments", "pylance.write_fragments"),
-            (Compaction, "plan", "pylance.compaction.plan"),
             (CompactionTask, "execute", "pylance.compaction.execute"),
             (Compaction, "commit", "pylance.compaction.commit"),
+            # These only read; but what they read is what others change.
+            (lance, "dataset", "pylance.open"),
+            (lance.LanceDataset, "latest_version", "pylance.latest_version"),
+            (inside.Tags, "list", "pylance.tags"),
+            (inside.Branches, "list", "pylance.branches"),
+            (Compaction, "plan", "pylance.compaction.plan"),
         ):
             wrapped = _wrapped(inspect.getattr_static(owner, attribute), getattr(owner, attribute), name)
             stack.enter_context(mock.patch.object(owner, attribute, wrapped))
@@ -249,6 +252,8 @@ def _wrapped(static: object, real: Callable[..., Any], name: str) -> Any:
             return real(*arguments, **named)
         return _current[-1].point(name, lambda: real(*arguments, **named), failed=unreachable)
 
+    if isinstance(static, property) and static.fget is not None:
+        return property(_wrapped(static.fget, static.fget, name))
     is_method = (inspect.isfunction(static) or inspect.ismethoddescriptor(static)) and not isinstance(
         static, staticmethod | classmethod
     )

@@ -44,3 +44,26 @@ def store_point(method: str, paths: list[str]) -> str:
     """The name of a storage call."""
     kinds = list(dict.fromkeys(kind_of(path) for path in paths)) or ["nothing"]
     return f"store.{method}:{' and '.join(kinds)}"
+
+
+# What never changes once it stands; it can only go.
+_IMMUTABLE = {
+    "version", "detached manifest", "transaction", "snapshot", "index", "deletion vector", "data file",
+    "region manifest", "wal entry", "generation",
+}  # fmt: skip
+# New files, of which nobody else knows yet.
+_NEW = {
+    "store.put:detached manifest", "store.put:snapshot", "store.put:transaction",
+    "pylance.write_fragments", "pylance.delete_rows", "pylance.compaction.execute",
+}  # fmt: skip
+# Written and read by one run alone.
+_OWN = {"clock", "probe"}
+
+
+def is_indifferent(name: str) -> bool:
+    """Whether others who delete nothing might as well run after the call as before it.
+
+    It reads what never changes, or touches what nobody else looks at.
+    """
+    call, _, kind = name.partition(":")
+    return (call in {"store.get", "store.get_range"} and kind in _IMMUTABLE) or name in _NEW or kind in _OWN

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from memwal_ops.core.table import Table
+    from tests.tables.lsm_table import LsmTable
 
 Layout = Literal["shard", "region"]
 LAYOUTS: tuple[Layout, ...] = ("shard", "region")
@@ -133,9 +134,15 @@ def prepare(
 ) -> Prepared:
     """A new table with work for every job; see :func:`litter`. ``more`` is done to it before it is kept."""
     kind = {"shard": ShardTable, "region": RegionTable}[layout]
-    made: RegionTable | ShardTable = kind(11, regions=regions, base_rows=12, columns="vector")
+    made: RegionTable | ShardTable = kind(
+        11, regions=regions, base_rows=12, columns="vector", stable_row_ids=layout == "region"
+    )
     made.create(f"{folder}/{layout}.lance")
     litter(made)
+    made.die_in_flush(made.regions[0])
+    if regions > 1:
+        made.claim(made.regions[0])
+        made.put([0, 4])
     if isinstance(made, ShardTable):
         made.bury()
         made.close()
@@ -149,15 +156,16 @@ def prepare(
     return prepared
 
 
-def litter(made: RegionTable | ShardTable) -> None:
+def litter(made: LsmTable) -> None:
     """A backlog of two regions, indexes that are behind, and every kind of garbage, of each also some that is none."""
-    first, *more = made.regions
     now = expire.ExpireOptions(timedelta(0), 1)
 
     def table() -> Table:
-        return open_table(made.uri)
+        return open_table(made.uri, made.storage_options)
 
-    lance.dataset(made.uri).create_index("vec", "IVF_FLAT", num_partitions=2, name="vec_idx")
+    lance.dataset(made.uri, storage_options=made.storage_options).create_index(
+        "vec", "IVF_FLAT", num_partitions=2, name="vec_idx"
+    )
     _fill(made, 6)
     merge.apply(table(), merge.MergeOptions())
     catchup.apply(table(), catchup.CatchupOptions())
@@ -169,36 +177,34 @@ def litter(made: RegionTable | ShardTable) -> None:
     expire.apply(table(), now)  # nobody needs these, and the manifest lists them still
     _fill(made, 10)
     snapshot.apply(table(), snapshot.SnapshotOptions(0))
-    lance.dataset(made.uri).tags.create("kept", table().version)
+    lance.dataset(made.uri, storage_options=made.storage_options).tags.create("kept", table().version)
     _leave_half_a_commit(made)
     merge.apply(table(), merge.MergeOptions())  # the tag needs these
-    files = Files(made.uri)
+    files = Files(made.uri, made.storage_options)
     (standing, *_) = [path for path in files.listing("_indices") if path.endswith("/index.lance")]
     files.put(f"_indices/{uuid.UUID(int=7)}/index.lance", files.get(standing))
     _fill(made, 12)
-    for at, region in enumerate(more, 1):
+    for at, region in enumerate(made.regions[1:], 1):
         made.put([at, at + len(made.regions)])
         made.flush(region)
-    made.die_in_flush(first)
-    if more:
-        made.claim(first)
-        made.put([0, 4])
 
 
-def _fill(made: RegionTable | ShardTable, number: int) -> None:
+def _fill(made: LsmTable, number: int) -> None:
     """A generation of the first region; ``number`` stays as it is, so that no fragment is ever emptied."""
     made.put([0, number])
     made.delete([2])
     made.flush(made.regions[0])
 
 
-def _leave_half_a_commit(made: RegionTable | ShardTable) -> None:
+def _leave_half_a_commit(made: LsmTable) -> None:
     """A merge that died between its detached manifest and its version."""
     for at in range(1, 200):
-        table = open_table(made.uri)
+        table = open_table(made.uri, made.storage_options)
         try:
             merge.apply(replace(table, store=DyingStore(table.store, at, after=True)), merge.MergeOptions())
         except (Killed, StorageError, UnsupportedFeatureError):
-            if any(path.startswith("_versions/d") for path in Files(made.uri).listing("_versions")):
+            if any(
+                path.startswith("_versions/d") for path in Files(made.uri, made.storage_options).listing("_versions")
+            ):
                 return
     raise AssertionError("no call at which a merge leaves its detached manifest")

@@ -98,9 +98,11 @@ def test_every_storage_call_is_a_point(matrix: Matrix) -> None:
     [
         (Fault.CRASH_BEFORE, Killed, False, False),
         (Fault.CRASH_AFTER, Killed, True, False),
-        (Fault.TOLD_TO_END, Killed, False, True),
+        (Fault.TOLD_BEFORE, Killed, False, True),
+        (Fault.TOLD_AFTER, Killed, True, True),
         (Fault.ERROR, StoreUnavailableError, False, True),
         (Fault.LOST_ANSWER, StoreUnavailableError, True, True),
+        (Fault.OUTAGE, StoreUnavailableError, True, False),
         (Fault.TOLD_EXISTS, None, True, True),
         (Fault.BESIDE, None, True, True),
     ],
@@ -119,11 +121,11 @@ def test_a_fault_is_what_it_says(
             seen.append(type(error))
         try:
             table.store.put("second", b"")
-        except Killed:
-            seen.append("dead")
+        except (Killed, StoreUnavailableError) as error:
+            seen.append(type(error))
 
     Plan(1, fault, lambda: seen.append("beside")).run(job, prepared.uri)
     answer = raised or (fault is not Fault.TOLD_EXISTS)
-    assert seen == [*(["beside"] if fault is Fault.BESIDE else []), answer, *([] if goes_on else ["dead"])]
+    assert seen == [*(["beside"] if fault is Fault.BESIDE else []), answer, *([] if goes_on else [raised])]
     assert ("first" in scan(prepared.uri)) is done
     assert ("second" in scan(prepared.uri)) is goes_on
