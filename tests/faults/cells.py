@@ -72,6 +72,7 @@ class Matrix:
     _prepared: dict[tuple[Layout, str], Prepared] = field(default_factory=dict)
     _trails: dict[tuple[Layout, str], list[Point]] = field(default_factory=dict)
     _wanted: dict[tuple[Layout, str], set[str]] = field(default_factory=dict)
+    _keys: dict[tuple[Layout, str], set[tuple[str, int]]] = field(default_factory=dict)
 
     def prepared(self, job: Job, layout: Layout) -> Prepared:
         """The table on which a job has work to do; jobs without a preparation of their own share one."""
@@ -124,8 +125,10 @@ class Matrix:
 
     def _chosen(self, job: Job, layout: Layout, point: Point, salt: int) -> bool:
         """Whether a cell is run in this layout: what both have is run in one of them, now here, now there."""
-        elsewhere = self.trail(job, LAYOUTS[1 - LAYOUTS.index(layout)])
-        if not any(one.key == point.key and not one.inner for one in elsewhere):
+        other = LAYOUTS[1 - LAYOUTS.index(layout)]
+        if (other, job.name) not in self._keys:
+            self._keys[other, job.name] = {one.key for one in self.trail(job, other) if not one.inner}
+        if point.key not in self._keys[other, job.name]:
             return True
         return (zlib.crc32(point.name.encode()) + point.occurrence + salt) % 2 == LAYOUTS.index(layout)
 
@@ -139,6 +142,11 @@ class Matrix:
         except BaseException as error:
             error.add_note(str(cell))
             raise
+
+    def forget(self) -> None:
+        """Let go of what others made of the tables: it was made by a product that was not itself."""
+        for prepared in self._prepared.values():
+            prepared.forget()
 
     def verify(self) -> None:
         """Fail where a cell damaged what the others begin with."""

@@ -90,6 +90,11 @@ class Prepared:
         """Whether all files are as they were at the start."""
         return scan(self.uri) == self.moments[START].files
 
+    def forget(self) -> None:
+        """All moments but the start."""
+        for name in self.moments.keys() - {START}:
+            shutil.rmtree(self.moments.pop(name).backup)
+
     def verify(self) -> None:
         """Fail where anybody wrote into a file instead of putting another in its place."""
         for name, moment in self.moments.items():
