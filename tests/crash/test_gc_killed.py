@@ -1,15 +1,16 @@
-"""Kill gc and expire at each of their storage calls, and run them again: the same files are left, all reads right."""
+"""Kill gc on S3, and collectors as processes beside all others: nothing that is needed goes, nothing else stays.
+
+Every call of every job, on local files, is in tests/faults.
+"""
 
 from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
-import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,11 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.core.holds import take_hold
-from memwal_ops.errors import StorageError, UnsupportedFeatureError
-from memwal_ops.jobs import catchup, expire, gc, merge, snapshot
-from memwal_ops.jobs.collectables import Kind, Verdict
+from memwal_ops.jobs import catchup, expire, gc, merge
 from tests.crash.dying_store import DyingStore, Killed
-from tests.crash.gc_history import IMMEDIATE, RegionTable, ShardTable, Witness
+from tests.crash.gc_history import IMMEDIATE
 from tests.crash.test_races import Patient, Restless
+from tests.faults.tables import litter
 from tests.tables import wire
 from tests.tables.files import Files
 from tests.tables.model import assert_same
@@ -31,78 +30,16 @@ from tests.tables.reading import _generation_rows, open_dataset, read_base, read
 from tests.tables.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from memwal_ops.core.table import Table
-    from tests.tables.lsm_table import LsmTable
     from tests.tables.model import Rows
 
 NOW = expire.ExpireOptions(timedelta(0), 1)
 ENOUGH_RUNS = 4
-# A run makes some 200 calls; each part dies at every fourth of them.
-PARTS = 4
 SECONDS = float(os.environ.get("SOAK_SECONDS", "8"))
 PATIENCE = 60.0
 # By this long the soak's collector outlives its readers; they need a small part of it.
 GRACE = timedelta(seconds=3)
-
-
-def fill(made: LsmTable) -> None:
-    """Two generations and more per region."""
-    for _ in range(2):
-        for region in range(len(made.regions)):
-            made.put([region, region + 2 * made.rng.randint(1, 20)])
-            made.delete([region + 2])
-        made.flush()
-
-
-def litter(made: LsmTable) -> None:
-    """Every kind of garbage, and of each something that is none, on a table that was just made."""
-    uri, options = made.uri, made.storage_options
-
-    def table() -> Table:
-        return open_table(uri, options)
-
-    fill(made)
-    merge.apply(table(), merge.MergeOptions(max_generations=2))
-    catchup.apply(table(), catchup.CatchupOptions())
-    expire.apply(table(), NOW)
-    assert gc.apply(table(), replace(IMMEDIATE, reader_grace=timedelta(hours=1))).drained  # and not deleted
-    fill(made)
-    merge.apply(table(), merge.MergeOptions())
-    catchup.apply(table(), catchup.CatchupOptions())
-    expire.apply(table(), NOW)  # these nobody needs, and the manifests list them still
-    fill(made)
-    snapshot.apply(table(), snapshot.SnapshotOptions(0))
-    lance.dataset(uri, storage_options=options).tags.create("kept", table().version)
-    fill(made)
-    merge.apply(table(), merge.MergeOptions())
-    catchup.apply(table(), catchup.CatchupOptions())
-    leave_half_a_commit(made)
-    merge.apply(table(), merge.MergeOptions())
-    catchup.apply(table(), catchup.CatchupOptions())
-    snapshot.apply(table(), snapshot.SnapshotOptions(0))
-    files = Files(uri, options)
-    (standing, *_) = [path for path in files.listing("_indices") if path.endswith("/index.lance")]
-    files.put(f"_indices/{uuid.uuid4()}/index.lance", files.get(standing))
-    made.put([0, 2])
-    made.delete([4])
-
-
-def leave_half_a_commit(made: LsmTable) -> None:
-    """A merge that died between its detached manifest and its version."""
-    files = Files(made.uri, made.storage_options)
-    made.put([0, 2])
-    made.flush()
-    for at in range(1, 200):
-        table = open_table(made.uri, made.storage_options)
-        try:
-            merge.apply(replace(table, store=DyingStore(table.store, at, after=True)), merge.MergeOptions())
-        except (Killed, StorageError, UnsupportedFeatureError):
-            if any(path.startswith("_versions/d") for path in files.listing("_versions")):
-                return
-    raise AssertionError("no call at which a merge leaves its detached manifest")
 
 
 def to_the_end(uri: str, options: dict[str, str] | None = None) -> int:
@@ -115,133 +52,9 @@ def to_the_end(uri: str, options: dict[str, str] | None = None) -> int:
     raise AssertionError("gc does not come to an end")
 
 
-def expire_to_the_end(uri: str) -> None:
-    expire.apply(open_table(uri), NOW)
-    assert expire.apply(open_table(uri), NOW).decision == "nothing_to_expire"
-
-
 def files_of(files: Files) -> set[str]:
     """All but what jobs write for themselves: probes and announcements of the killed ones."""
     return {path for path in files.listing("") if not path.startswith("_mem_wal_ops/")}
-
-
-@dataclass
-class Littered:
-    """A table, and a copy of its files to come back to: the region layout cannot be moved, its paths are absolute."""
-
-    made: RegionTable | ShardTable
-    backup: str
-    witness: Witness
-
-    def restore(self) -> None:
-        shutil.rmtree(self.made.uri)
-        shutil.copytree(self.backup, self.made.uri)
-
-
-@pytest.fixture(params=[ShardTable, RegionTable])
-def littered(request: pytest.FixtureRequest, tmp_path: Path) -> Littered:
-    made = request.param(11, regions=1, base_rows=12).create(str(tmp_path / "t.lance"))
-    litter(made)
-    made.die_in_flush(made.regions[0])
-    made.claim(made.regions[0])
-    if isinstance(made, ShardTable):
-        made.bury()
-        for writer in made._writers.values():
-            writer.close()
-    backup = str(tmp_path / "backup")
-    shutil.copytree(made.uri, backup)
-    witness = Witness(made)
-    witness.look(())
-    return Littered(made, backup, witness)
-
-
-def killed_everywhere(
-    littered: Littered,
-    kind: str,
-    job: Callable[[Table], object],
-    finish: Callable[[str], object],
-    *,
-    first: int = 1,
-    step: int = 1,
-    once: bool = False,
-) -> int:
-    """Die before and after every ``step``-th call, look, ``finish``, and compare; the number of calls."""
-    uri = littered.made.uri
-    finish(uri)
-    wanted = files_of(Files(uri))
-    number = first - step
-    while True:
-        number += step
-        for after in (False, True):
-            littered.restore()
-            table = open_table(uri)
-            dying = DyingStore(table.store, number, after=after, once=once)
-            try:
-                job(replace(table, store=dying))
-            except (Killed, StorageError):
-                pass
-            else:
-                if len(dying.calls) < number:
-                    return number
-            where = f"killed {'after' if after else 'before'} call {number}, {dying.calls[number - 1]}"
-            try:
-                witness = littered.witness.fork()
-                witness.look({kind})
-                finish(uri)
-                witness.look({kind})
-                assert files_of(Files(uri)) == wanted
-            except AssertionError as error:
-                error.add_note(where)
-                raise
-
-
-def test_there_is_every_kind_of_garbage(littered: Littered) -> None:
-    """The other tests would prove little without it."""
-    report = gc.plan(open_table(littered.made.uri), IMMEDIATE)
-    there = {kind for kind, counter in report.counts.items() if counter[Verdict.DELETE]}
-    assert there == set(Kind) - {Kind.UNKNOWN, Kind.BASE}
-    held = {kind for kind, counter in report.counts.items() if counter[Verdict.HELD]}
-    assert held >= {Kind.GENERATION, Kind.WAL_ENTRY, Kind.REGION_MANIFEST, Kind.SNAPSHOT}
-    assert {item.drain for item in report.items[Verdict.DELETE] if item.kind is Kind.GENERATION} == {False, True}
-    assert to_the_end(littered.made.uri) >= 1
-    left = gc.plan(open_table(littered.made.uri), IMMEDIATE)
-    assert left.counts[Kind.GENERATION][Verdict.HELD], "what the tag needs was collected"
-
-
-@pytest.mark.req("S0-060", "S0-183", "S0-189", "S0-190")
-@pytest.mark.parametrize("part", range(PARTS))
-def test_gc(littered: Littered, part: int) -> None:
-    calls = killed_everywhere(
-        littered, "gc", lambda table: gc.apply(table, IMMEDIATE), to_the_end, first=part + 1, step=PARTS
-    )
-    assert calls > 50
-
-
-def test_gc_that_is_told_to_end(littered: Littered) -> None:
-    assert (
-        killed_everywhere(littered, "gc", lambda table: gc.apply(table, IMMEDIATE), to_the_end, step=13, once=True) > 50
-    )
-
-
-def test_gc_that_may_delete_few(littered: Littered) -> None:
-    """Directories that are half deleted are taken up again."""
-    few = replace(IMMEDIATE, max_deletes=7)
-    assert killed_everywhere(littered, "gc", lambda table: gc.apply(table, few), to_the_end, step=5) > 20
-
-
-@pytest.mark.req("S0-189")
-def test_expire(littered: Littered) -> None:
-    hold = take_hold(
-        open_table(littered.made.uri), int(lance.dataset(littered.made.uri).version) - 2, timedelta(hours=9)
-    )
-    shutil.rmtree(littered.backup)
-    shutil.copytree(littered.made.uri, littered.backup)
-    littered.witness.look(())
-    calls = killed_everywhere(littered, "expire", lambda table: expire.apply(table, NOW), expire_to_the_end)
-    assert calls > 15
-    left = {version["version"] for version in lance.dataset(littered.made.uri).versions()}
-    assert hold.versions[0] in left
-    assert len(left) == 3  # the tag's, the hold's, the newest
 
 
 @pytest.mark.s3
@@ -249,7 +62,7 @@ def test_expire(littered: Littered) -> None:
 def test_gc_on_s3(bucket: tuple[str, dict[str, str]], after: bool) -> None:
     """At some calls of each kind; a copy of the table for each."""
     uri, options = bucket
-    made = Workload(11, regions=1, base_rows=12).create(f"{uri}/t.lance", options)
+    made = Workload(11, regions=1, base_rows=12, columns="vector").create(f"{uri}/t.lance", options)
     litter(made)
     made.close()
     source = Files(made.uri, options)

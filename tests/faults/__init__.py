@@ -1,0 +1,1 @@
+"""Fault points, and the matrix of every job with every fault and every other job: see README.md."""
