@@ -35,6 +35,8 @@ _FAULT_RATE = 0.03
 _PATIENCE = 120.0
 # Seconds until a process has imported everything, on an idle machine.
 _START = 0.8
+# Lives are no longer than that times those on an idle machine, however busy this one is.
+_BUSIEST = 2.5
 _MOST_MEMORY = 700
 _REGIONS = 3
 _SIZES = (50, 1000)
@@ -65,7 +67,7 @@ class Form:
     def grace(self, pace: float) -> float:
         """Long enough for every process that is not stalled, short enough for files to go meanwhile."""
         shortest, longest = (3.0, 15.0) if self.on == "local" else (5.0, 20.0)
-        return round(min(pace, 3.0) * max(shortest, min(longest, self.seconds / 60)), 1)
+        return round(pace * max(shortest, min(longest, self.seconds / 60)), 1)
 
     @property
     def rows_per_second(self) -> float:
@@ -78,7 +80,7 @@ def _busy(folder: str) -> float:
     began = time.monotonic()
     quiet = Path(folder) / "first.out"
     spawn([sys.executable, "-c", "import memwal_ops.cli.main, lance"], quiet, quiet).wait()
-    return max(1.0, (time.monotonic() - began) / _START)
+    return min(_BUSIEST, max(1.0, (time.monotonic() - began) / _START))
 
 
 def soak(form: Form, folder: str, *, say: Callable[[str], None] = lambda _: None) -> Account:
@@ -152,7 +154,7 @@ def _cast(form: Form, pace: float, place: Place, account: Account, rng: random.R
     for region in range(place.regions):
         yield Writer(place, account, rng, "writer", (3.0 * pace, 20.0 * pace), 1.0, region=region)
     for kind in ("merge command", "build command", "collect command"):
-        yield Command(place, account, rng, kind, short, 0.4)
+        yield Command(place, account, rng, kind, short, 0.5)
     loops = ["merge loop", "build loop", "collect loop", *(["owner loop"] if form.on == "local" else [])]
     if form.native:
         loops.append("native loop")
