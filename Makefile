@@ -33,8 +33,8 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@$(BIN)/python -m benchmarks.requests
 	@RUST_LOG=off $(BIN)/python -m benchmarks.gc
 
-soak: $(VENV)/.dev  ## Let mergers race, be killed and start again for SOAK_SECONDS (300)
-	@SOAK_SECONDS=$${SOAK_SECONDS:-300} $(BIN)/python -m pytest tests/crash -k soak -x
+soak: $(VENV)/.dev  ## Let writers, jobs and readers race and be killed for MINUTES (30), on SOAK_ON (local,s3)
+	@MINUTES="$(MINUTES)" SOAK_ON="$(SOAK_ON)" SOAK_SEED="$(SOAK_SEED)" $(BIN)/python -m tests.soak
 
 fuzz: $(VENV)/.dev  ## Throw FUZZ_INPUTS (1,000,000) hostile inputs at every decoder; FUZZ_SEED repeats a run
 	@$(BIN)/python -m tests.fuzz

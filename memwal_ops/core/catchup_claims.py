@@ -125,10 +125,11 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
                 known[version] = None  # cleaned up meanwhile, with all that were older
         return known[version]
 
-    behind = table.manifest
+    behind, before = table.manifest, len(versions)
     while uncovered := coverage(covered, behind).uncovered:
         oldest = min(uncovered)
-        low, high = 0, len(versions)
+        # Not past the version that has it: later ones may have lost it to a compaction.
+        low, high = 0, before
         while low < high:
             middle = (low + high) // 2
             version = read(versions[middle])
@@ -137,7 +138,8 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
             else:
                 low = middle + 1
         # Those in front of ``low`` did not have it yet, or are gone.
-        found = next((one for number in reversed(versions[:low]) if (one := read(number)) is not None), None)
+        before = next((at for at in reversed(range(low)) if read(versions[at]) is not None), -1)
+        found = None if before < 0 else read(versions[before])
         if found is None:
             return None
         if any(fragment.id == oldest for fragment in found.manifest.fragments):

@@ -102,7 +102,7 @@ class RegionContents:
     hinted: bool = False
     wal: WalEntries = field(default_factory=WalEntries)
     directories: dict[str, DirectoryContents] = field(default_factory=dict)
-    strays: dict[str, int] = field(default_factory=dict)
+    strays: dict[str, FileState] = field(default_factory=dict)
 
     @property
     def objects(self) -> int:
@@ -129,7 +129,7 @@ def read_region_contents(store: Store, region_id: UUID, layout: Layout) -> Regio
             directory.bytes += meta.size
             directory.youngest = max(directory.youngest, meta.last_modified)
         else:
-            found.strays[meta.path] = meta.size
+            found.strays[meta.path] = FileState(meta.size, meta.last_modified)
     found.wal.sort()
     return found
 

@@ -20,6 +20,8 @@ _DETACHED_BIT = 1 << 63
 _BIT_REVERSED = re.compile(r"[01]{64}")
 _WAL_ENTRY = re.compile(r"([01]{64})\.(arrow|lance)")
 _REGION_MANIFEST = re.compile(r"([01]{64})\.binpb")
+# What pylance writes on local files, where it then links it to its name if there is none yet.
+_STAGED = re.compile(r"[01]{64}\.(?:arrow|lance|binpb)\.tmp\.[0-9a-f]{32}")
 _GENERATION = re.compile(r"([0-9a-f]{8})_gen_([1-9][0-9]{0,19})")
 _VERSION = re.compile(r"(d?)(0|[1-9][0-9]{0,19}|[0-9]{20})\.manifest", re.ASCII)
 
@@ -64,6 +66,11 @@ def parse_wal_entry_name(name: str) -> WalEntryName | None:
     """What a WAL entry's file name says, or None for any other file."""
     match = _WAL_ENTRY.fullmatch(name)
     return WalEntryName(int(match[1][::-1], 2), match[2]) if match else None
+
+
+def is_staged_name(name: str) -> bool:
+    """Whether it is a WAL entry or a region manifest that was not given its name yet (local files only)."""
+    return _STAGED.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)

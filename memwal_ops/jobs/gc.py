@@ -296,8 +296,7 @@ class _Run:
             self._settle(view.directories(), lambda batch: self._delete(view, batch, view.standing))
             self._settle(view.wal_entries(), lambda batch: self._delete(view, batch, set()))
             self._settle(view.manifests(), lambda batch: self._delete_manifests(view, batch))
-            for item in view.strays():
-                self._tell(item)
+            self._settle(view.strays(), lambda batch: self._delete(view, batch, set()))
         except (RegionManifestCorruptError, RegionManifestGapError) as error:
             self._tell(_fault(self.report, view.region_id, error))
 

@@ -27,7 +27,7 @@ from memwal_ops.errors import (
     RegionManifestCorruptError,
     RegionManifestGapError,
 )
-from memwal_ops.format.names import parse_generation_dir, parse_wal_entry_name
+from memwal_ops.format.names import is_staged_name, parse_generation_dir, parse_wal_entry_name
 from memwal_ops.jobs.collectables import Gate, Item, Kind, Verdict, unknown
 
 if TYPE_CHECKING:
@@ -110,12 +110,25 @@ class RegionView:
         yield from self.strays()
 
     def strays(self) -> Iterator[Item]:
-        """What is nothing that a region has."""
-        for path, size in sorted(self.contents.strays.items()):
-            yield unknown(path, size, _STRAY, region_id=self.region_id)
+        """What is nothing that a region has, or not yet."""
+        for path in sorted(self.contents.strays):
+            yield self._stray(path)
+
+    def _stray(self, path: str) -> Item:
+        state = self.contents.strays[path]
+        if not is_staged_name(path.rsplit("/", 1)[-1]):
+            return unknown(path, state.bytes, _STRAY, region_id=self.region_id)
+        # Whoever wakes and finds it gone cannot give it its name, and says so: nothing was acknowledged.
+        gates = (
+            Gate(met=True, text="a writer wrote it under a name of its own, and ended before it published it"),
+            self.rules.older("a write may be under way: written", state.modified, self.rules.options.orphan_min_age),
+        )
+        return Item(Kind.LEFTOVER, path, self.region_id, None, state.bytes, 1, gates)
 
     def again(self, item: Item) -> Item | None:
-        """A directory or a log entry, judged anew; None where it does not stand any more."""
+        """A directory, a log entry or a leftover, judged anew; None where it does not stand any more."""
+        if item.kind is Kind.LEFTOVER:
+            return self._stray(item.path)
         name = item.path.rsplit("/", 1)[-1]
         if item.kind is Kind.WAL_ENTRY:
             entry = parse_wal_entry_name(name)

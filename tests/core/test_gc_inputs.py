@@ -95,3 +95,21 @@ def test_a_tagged_version_that_is_not_listed_keeps_everything(tmp_path: Path) ->
     report = gc.apply(open_table(table.uri), NOW)
     assert any(item.generation == 1 for item in report.items[Verdict.HELD])
     assert any("keep" in item.path for item in report.items[Verdict.UNKNOWN])
+
+
+@pytest.mark.timeout(60)
+def test_fragments_that_come_and_go_faster_than_the_index_follows(tmp_path: Path) -> None:
+    """The version before an uncovered fragment has older ones, which the versions after it do not have any more.
+
+    Looked for in all versions, such a fragment is missed, and the search comes back to where it began.
+    """
+    table = Workload(3, regions=1, base_rows=12).create(str(tmp_path / "t.lance"))
+    for number in range(100, 108):
+        table.put([number])
+        table.flush()
+        merge.apply(open_table(table.uri), merge.MergeOptions())
+        lance.dataset(table.uri).optimize.compact_files(defer_index_remap=False)
+        after = open_table(table.uri)
+        (reached,) = covered_generations(after)["id_idx"].values()
+        assert reached == 0, "the index was not built again since generation 1"
+        assert all(not any(claim.values()) for claim in wrong_claims(after, ["id_idx"]).values())

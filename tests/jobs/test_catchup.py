@@ -465,6 +465,30 @@ def test_an_index_that_others_change_meanwhile_is_built_again(tmp_path: Path, wh
         lance.dataset(uri, version=version).to_table(filter="kind = 'old0'")
 
 
+def test_a_build_that_pylance_gives_up_for_a_compaction_is_a_lost_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at what was committed meanwhile before it says what it built; we began at an older version."""
+    uri = create(str(tmp_path / "t.lance"))
+    write(uri, 0)
+    write(uri, 1)
+    real = catchup.update_index
+    builds: list[int] = []
+
+    def late(table: Table, name: str, *, merge: int | None) -> Any:
+        if not builds:
+            assert lance.dataset(uri).optimize.compact_files().fragments_removed
+        builds.append(table.version)
+        return real(table, name, merge=merge)
+
+    monkeypatch.setattr(catchup, "update_index", late)
+    report = catchup.apply(open_table(uri), CatchupOptions(indexes=("kind_idx",)))
+    assert [one.decision for one in report.indexes] == ["updated"]
+    assert report.lost_races == 1
+    assert builds[0] < builds[1]
+    assert claims(open_table(uri))["kind_idx"] == {REGION: 2}
+
+
 def test_a_table_that_must_not_be_written(tmp_path: Path) -> None:
     uri = create(str(tmp_path / "t.lance"))
     write(uri, 0)

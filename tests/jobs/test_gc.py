@@ -1098,3 +1098,25 @@ def test_a_writer_that_publishes_while_its_region_is_drained(tmp_path: Path) -> 
     free(made)
     collect(made)
     sound(made)
+
+
+@pytest.mark.parametrize("folder", ["wal", "manifest"])
+def test_what_a_killed_writer_had_not_given_its_name_yet(tmp_path: Path, folder: str) -> None:
+    """On local files pylance writes an entry beside its place, and then links it there."""
+    made = make(tmp_path, generations=1, regions=1)
+    suffix = {"wal": "arrow", "manifest": "binpb"}[folder]
+    name = f"{bit_reversed(77)}.{suffix}.tmp."
+    stem = f"_mem_wal/{made.regions[0]}/{folder}/{name}"
+    young, old, strange = f"{stem}{'a' * 32}", f"{stem}{'0123456789abcdef' * 2}", f"{stem}backup"
+    files = Files(made.uri)
+    for path in (young, old, strange):
+        files.put(path, b"half of it")
+    os.utime(f"{made.uri}/{old}", (time.time() - 2 * HOUR,) * 2)
+    before = set(files.listing(""))
+    options = GcOptions(orphan_min_age=timedelta(hours=1))
+    planned = {item.path: item for verdict in Verdict for item in gc.plan(table_of(made), options).items[verdict]}
+    assert [(planned[path].kind, planned[path].verdict) for path in (young, old, strange)] == [
+        (Kind.LEFTOVER, Verdict.HELD), (Kind.LEFTOVER, Verdict.DELETE), (Kind.UNKNOWN, Verdict.UNKNOWN),
+    ]  # fmt: skip
+    assert gc.apply(table_of(made), options).decision == "deleted"
+    assert before - set(files.listing("")) == {old}

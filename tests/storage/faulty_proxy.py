@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
@@ -18,27 +19,34 @@ from xml.sax.saxutils import escape, unescape
 class Fault:
     """What happens to the next ``times`` requests that match.
 
-    ``when`` is ``before`` (the server never sees the request) or ``after`` (it was carried out
-    and only the answer is lost). ``status`` is answered instead; None resets the connection.
+    ``when`` is ``before`` (the server never sees the request), ``after`` (it was carried out
+    and only the answer is lost), ``cut`` (half of the answer's content arrives, then a reset) or
+    ``late`` (nothing else happens). ``status`` is answered instead; None resets the connection.
+    ``stall`` seconds pass before anything.
     """
 
     method: str
     path: str
-    when: Literal["before", "after"]
+    when: Literal["before", "after", "cut", "late"]
     status: int | None = None
     code: str = "InternalError"
     times: int = 1
+    stall: float = 0.0
 
 
 @dataclass
 class FaultyProxy:
-    """Forwards to ``target``; ``seen`` has every request as (method, path with query)."""
+    """Forwards to ``target``; ``seen`` has every request as (method, path with query).
+
+    A request that the server does not answer in ``patience`` seconds is reset.
+    """
 
     target: str
     faults: list[Fault] = field(default_factory=list)
     seen: list[tuple[str, str]] = field(default_factory=list)
     drop_condition: bool = False
     undeletable: set[str] = field(default_factory=set)
+    patience: float = 10.0
     _server: ThreadingHTTPServer | None = None
 
     def __enter__(self) -> FaultyProxy:
@@ -47,6 +55,7 @@ class FaultyProxy:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -54,27 +63,35 @@ class FaultyProxy:
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 with lock:
-                    proxy.seen.append((self.command, self.path))
+                    proxy.note(self.command, self.path)
                     fault = proxy.next_fault(self.command, self.path)
+                if fault is not None and fault.stall:
+                    time.sleep(fault.stall)
                 if fault is not None and fault.when == "before":
                     return self.fail(fault)
-                status, headers, content = proxy.forward(self.command, self.path, dict(self.headers), body)
-                if fault is not None:
+                try:
+                    status, headers, content = proxy.forward(self.command, self.path, dict(self.headers), body)
+                except TimeoutError:
+                    return self.reset()
+                if fault is not None and fault.when == "after":
                     return self.fail(fault)
-                self.reply(status, headers, content)
+                self.reply(status, headers, content, cut=fault is not None and fault.when == "cut")
                 return None
+
+            def reset(self) -> None:
+                # Closing with a pending linger of zero sends a reset.
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.close_connection = True
+                self.connection.close()
 
             def fail(self, fault: Fault) -> None:
                 if fault.status is None:
-                    # Closing with a pending linger of zero sends a reset.
-                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    self.close_connection = True
-                    self.connection.close()
+                    self.reset()
                     return
                 text = f"<Error><Code>{fault.code}</Code><Message>made to fail</Message></Error>"
                 self.reply(fault.status, [("content-type", "application/xml")], text.encode())
 
-            def reply(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+            def reply(self, status: int, headers: list[tuple[str, str]], content: bytes, *, cut: bool = False) -> None:
                 self.send_response(status)
                 length = str(len(content))
                 for key, value in headers:
@@ -85,11 +102,19 @@ class FaultyProxy:
                 self.send_header("content-length", length)
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(content)
+                    self.wfile.write(content[: len(content) // 2] if cut else content)
+                if cut:
+                    self.reset()
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128
+
+            def handle_error(self, *_: object) -> None:
+                """A client that was killed while it waited is no news."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
@@ -108,6 +133,10 @@ class FaultyProxy:
     def count(self, method: str) -> int:
         """Requests with this method so far."""
         return sum(1 for seen, _ in self.seen if seen == method)
+
+    def note(self, method: str, path: str) -> None:
+        """A request has come."""
+        self.seen.append((method, path))
 
     def next_fault(self, method: str, path: str) -> Fault | None:
         """The fault for this request, one of its times used up."""
@@ -141,7 +170,7 @@ class FaultyProxy:
         if self.drop_condition:
             headers = {key: value for key, value in headers.items() if key.lower() not in {"if-none-match", "if-match"}}
         parts = urlsplit(self.target)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=self.patience)
         try:
             connection.request(method, path, body=body, headers=headers)
             answer = connection.getresponse()
