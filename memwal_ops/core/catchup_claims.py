@@ -125,10 +125,11 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
                 known[version] = None  # cleaned up meanwhile, with all that were older
         return known[version]
 
-    behind = table.manifest
+    behind, end = table.manifest, len(versions)
     while uncovered := coverage(covered, behind).uncovered:
         oldest = min(uncovered)
-        low, high = 0, len(versions)
+        # Behind ``end`` the fragment may be gone again, which would lead the search astray, and round in circles.
+        low, high = 0, end
         while low < high:
             middle = (low + high) // 2
             version = read(versions[middle])
@@ -137,7 +138,9 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
             else:
                 low = middle + 1
         # Those in front of ``low`` did not have it yet, or are gone.
-        found = next((one for number in reversed(versions[:low]) if (one := read(number)) is not None), None)
+        end, found = next(
+            ((number, one) for number in reversed(range(low)) if (one := read(versions[number])) is not None), (0, None)
+        )
         if found is None:
             return None
         if any(fragment.id == oldest for fragment in found.manifest.fragments):
