@@ -50,12 +50,12 @@ PATIENT = gc.GcOptions(
 
 #: How often each step is taken.
 WEIGHTS = {
-    "write": 9, "delete": 2, "flush": 7, "claim": 2, "wake": 2, "die_in_flush": 1, "slow_flush": 2,
-    "merge": 7, "catchup": 4, "snapshot": 3, "compact": 2, "expire": 7, "gc": 8, "owner": 1,
-    "tag": 2, "untag": 1, "branch": 2, "unbranch": 1, "hold": 2, "release": 1, "restore": 1,
-    "add_column": 1, "drop_column": 1, "rename_column": 1, "create_index": 1, "drop_index": 1,
-    "open": 2, "job_of_before": 3, "read_version": 1, "reader": 2, "later": 3, "copy": 1, "job_on_copy": 1,
-    "crash": 6, "overtaken": 6, "lose_generation": 3,
+    "write": 9, "delete": 2, "flush": 8, "claim": 2, "wake": 2, "die_in_flush": 1, "slow_flush": 2,
+    "merge": 8, "catchup": 7, "snapshot": 3, "compact": 3, "expire": 7, "gc": 9, "owner": 1,
+    "tag": 2, "untag": 1, "branch": 2, "unbranch": 1, "hold": 2, "release": 1, "restore": 3,
+    "add_column": 1, "drop_column": 1, "rename_column": 1, "create_index": 2, "drop_index": 1,
+    "open": 2, "job_of_before": 6, "read_version": 1, "reader": 4, "later": 3, "copy": 2, "job_on_copy": 4,
+    "crash": 7, "overtaken": 7, "lose_generation": 4,
 }  # fmt: skip
 Job = Literal["merge", "catchup", "snapshot", "compact", "expire", "gc"]
 JOBS: tuple[Job, ...] = ("merge", "catchup", "snapshot", "compact", "expire", "gc")
@@ -134,9 +134,9 @@ class Steps:
 
     def possible(self) -> list[str]:
         """The steps that should have an effect now, as far as the witness knows; the others are idle turns."""
-        return [kind for kind in WEIGHTS if self._may(kind)]
+        return [kind for kind in WEIGHTS if self.may(kind)]
 
-    def _may(self, kind: str) -> bool:
+    def may(self, kind: str) -> bool:
         witness = self.witness
         main = [number for branch, number in witness.versions if not branch]
         newest = witness.versions["", max(main)]
@@ -194,7 +194,7 @@ class Steps:
 
     def _likely(self, *kinds: Job) -> Job:
         """One of these jobs, if possible one that has something to do."""
-        return self.rng.choice([kind for kind in kinds if self._may(kind)] or kinds)
+        return self.rng.choice([kind for kind in kinds if self.may(kind)] or kinds)
 
     def close(self) -> None:
         if isinstance(self.made, ShardTable):
@@ -545,9 +545,9 @@ class Steps:
             return True
         return False
 
-    def _crash(self, kind: Job | None = None, at: int | None = None, *, after: bool | None = None) -> bool:
+    def _crash(self, job: Job | None = None, at: int | None = None, *, after: bool | None = None) -> bool:
         """A job dies at a storage call: before it reached the store, or after it was carried out there."""
-        kind = kind or self._likely("merge", "merge", "snapshot", "catchup", "expire", "gc", "gc", "compact")
+        kind = job or self._likely("merge", "merge", "snapshot", "catchup", "expire", "gc", "gc", "compact")
         at = at or self.rng.randint(1, CALLS[kind])
         after = self.rng.random() < 0.5 if after is None else after
         self._say(f"{kind} {'after' if after else 'before'} call {at}")
@@ -562,9 +562,9 @@ class Steps:
             return True  # it died while pylance was asking for the commit, which makes an error of its own of it
         return False
 
-    def _overtaken(self, kind: Job | None = None, at: int | None = None) -> bool:
+    def _overtaken(self, job: Job | None = None, at: int | None = None) -> bool:
         """A job is in the middle of its work, and others do all of theirs; they may be overtaken in turn."""
-        kind = kind or self._likely("gc", "gc", "gc", "merge", "merge", "catchup", "snapshot", "compact")
+        kind = job or self._likely("gc", "gc", "gc", "merge", "merge", "catchup", "snapshot", "compact")
         at = at or self.rng.randint(1, CALLS[kind])
         self._say(f"{kind} from call {at}")
         self.kinds.add(kind)
@@ -596,7 +596,7 @@ class Steps:
             return False
         self.made.flush()
         self.look()
-        shutil.copytree(self.uri, f"{self.uri}-copy")
+        shutil.copytree(self.uri, f"{self.uri}-copy", ignore=shutil.ignore_patterns("*.tmp.*", "*#*"))
         made = copy(self.made)
         made.uri, made.columns = f"{self.uri}-copy", self.made.columns.copy()
         self.twin = Witness(made)
@@ -665,10 +665,13 @@ class Steps:
         options = IMMEDIATE if posts else replace(IMMEDIATE, fence_retention=timedelta(0))
         self.witness.posts_stay = posts
         self.witness.promised = frozenset()
-        decisions = [gc.apply(open_table(self.uri), options).decision for _ in range(2)]
-        before = self.witness.scan()
-        last = gc.apply(open_table(self.uri), options)
-        assert last.decision == "nothing_to_delete", (decisions, last.to_json())
+        # The drain of the first run makes a manifest version, which frees an older one for the second.
+        for _ in range(3):
+            before = self.witness.scan()
+            last = gc.apply(open_table(self.uri), options)
+            if last.decision == "nothing_to_delete":
+                break
+        assert last.decision == "nothing_to_delete", last.to_json()
         assert self.witness.scan() == before, "a run that found nothing changed something"
         self.witness.look({"gc", "expire", "untag", "unbranch"})
         self._check_left(posts=posts)
