@@ -125,11 +125,11 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
                 known[version] = None  # cleaned up meanwhile, with all that were older
         return known[version]
 
-    behind, before = table.manifest, len(versions)
+    behind, end = table.manifest, len(versions)
     while uncovered := coverage(covered, behind).uncovered:
         oldest = min(uncovered)
-        # Not past the version that has it: later ones may have lost it to a compaction.
-        low, high = 0, before
+        # Behind ``end`` the fragment may be gone again, which would lead the search astray, and round in circles.
+        low, high = 0, end
         while low < high:
             middle = (low + high) // 2
             version = read(versions[middle])
@@ -138,8 +138,9 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
             else:
                 low = middle + 1
         # Those in front of ``low`` did not have it yet, or are gone.
-        before = next((at for at in reversed(range(low)) if read(versions[at]) is not None), -1)
-        found = None if before < 0 else read(versions[before])
+        end, found = next(
+            ((number, one) for number in reversed(range(low)) if (one := read(versions[number])) is not None), (0, None)
+        )
         if found is None:
             return None
         if any(fragment.id == oldest for fragment in found.manifest.fragments):

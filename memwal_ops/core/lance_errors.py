@@ -23,7 +23,9 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-_CONFLICT = re.compile(r"commit conflict|preempted by concurrent|too many concurrent writers", re.IGNORECASE)
+_CONFLICT = re.compile(
+    r"commit conflict|preempted by concurrent|too many concurrent writers|incompatible with concurrent", re.IGNORECASE
+)
 
 
 def is_commit_conflict(error: BaseException) -> bool:

@@ -29,8 +29,10 @@ from memwal_ops.errors import (
     IndexesBehindError,
     InvalidUsageError,
     InvariantViolatedError,
+    MemwalOpsError,
     ObjectNotFoundError,
     StorageError,
+    TableNotFoundError,
 )
 from memwal_ops.format._pb import memwal_pb2
 from memwal_ops.format.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
@@ -237,7 +239,7 @@ def apply(table: Table, options: CompactOptions, *, on_task: Callable[[], None] 
         attempt = _Attempt(table, limit, options)
         try:
             version = attempt.run(ROWS_PER_COMMIT >> races.lost_in_a_row, on_task)
-        except (CommitLostError, StorageError) as error:
+        except (CommitLostError, StorageError, TableNotFoundError) as error:
             newest = table.newest()
             version = attempt.landed_as(newest)
             if version is None:
@@ -322,9 +324,10 @@ def _refuse_gaps(table: Table) -> None:
         raise lost(table, newest)
 
 
-def _lose(races: Races, table: Table, newest: Table, error: CommitLostError | StorageError) -> Table:
+def _lose(races: Races, table: Table, newest: Table, error: MemwalOpsError) -> Table:
     """The version to plan on after a lost race; raises whatever is none."""
-    gone = isinstance(error, ObjectNotFoundError) and newest.version > table.version
+    # A version that was cleaned up under our feet is told from a table that is not there by the newer one.
+    gone = isinstance(error, (ObjectNotFoundError, TableNotFoundError)) and newest.version > table.version
     if isinstance(error, CommitLostError) or gone or is_commit_conflict(error):
         return races.lose(table, error)
     raise error

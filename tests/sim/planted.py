@@ -1,17 +1,27 @@
 """Bugs on purpose: each is a patch of the product as somebody might really write it.
 
-A harness that cannot find them proves nothing. ``python -m tests.sim.planted`` prints how many
-histories each one survives.
+A harness that cannot find them proves nothing. ``python -m tests.sim.planted`` says how many
+histories each one survives; with ``--write`` it writes the table of README.md and the seeds that CI
+runs (found.json). A patch that the product never calls is an error: it would prove nothing either.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
+import json
+import multiprocessing
+import re
 import sys
 import tempfile
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lance
 import numpy as np
@@ -28,45 +38,93 @@ from memwal_ops.engines import local
 from memwal_ops.errors import InvariantViolatedError
 from memwal_ops.format.memwal_index import MEMWAL_INDEX_NAME, MEMWAL_TYPE_URL
 from memwal_ops.format.region_manifest import encode_region_manifest, encode_version_hint
-from memwal_ops.jobs import catchup, gc, gc_region, gc_rules, races, snapshot
+from memwal_ops.jobs import catchup, gc, gc_region, gc_rules, index_publishing, races, snapshot
 from memwal_ops.jobs.collectables import Gate, Kind
 from memwal_ops.jobs.gc_region import RegionView
 from memwal_ops.jobs.gc_rules import Rules
-from tests.sim.history import SimHistory
+from tests.sim.history import History
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 LIMIT = 200
+_PLACE = Path(__file__).parent
+FOUND = _PLACE / "found.json"
+# So many histories that find it are kept for CI, where there are that many in reach.
+_KEPT = 2
 
 
-@contextmanager
-def _patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
-    originals = [(place, name, getattr(place, name)) for place, name, _ in patches]
-    for place, name, new in patches:
-        setattr(place, name, new)
-    try:
-        yield
-    finally:
-        for place, name, old in originals:
-            setattr(place, name, old)
+class Patch(NamedTuple):
+    """What stands in the place of ``name`` in ``owner``."""
+
+    owner: Any
+    name: str
+    new: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One mistake; ``make`` gives its patches, made anew each time, as they look at what they replace."""
+
+    name: str
+    told: str
+    make: Callable[[], Iterable[Patch]]
+
+    @contextmanager
+    def planted(self) -> Iterator[Counter[str]]:
+        """Work with the bug; what is given counts how often each of its patches was called."""
+        calls: Counter[str] = Counter()
+        with contextlib.ExitStack() as stack:
+            for patch in self.make():
+                original = vars(patch.owner)[patch.name]
+                counted = _counted(patch, calls)
+                setattr(patch.owner, patch.name, staticmethod(counted) if _is_static(original) else counted)
+                stack.callback(setattr, patch.owner, patch.name, original)
+            yield calls
+
+
+def _is_static(original: object) -> bool:
+    return isinstance(original, staticmethod)
+
+
+def _counted(patch: Patch, calls: Counter[str]) -> Callable[..., Any]:
+    calls[patch.name] = 0
+
+    @functools.wraps(patch.new)
+    def call(*arguments: Any, **named: Any) -> Any:
+        calls[patch.name] += 1
+        return patch.new(*arguments, **named)
+
+    return call
+
+
+BUGS: dict[str, Bug] = {}
+
+
+def bug(make: Callable[[], Iterable[Patch]]) -> Callable[[], Iterable[Patch]]:
+    """Enter a function that makes patches; its docstring is what went wrong."""
+    name = make.__name__.replace("_", " ")
+    BUGS[name] = Bug(name, (make.__doc__ or "").strip(), make)
+    return make
 
 
 # -- merging
 
 
-def _newest_first() -> Any:
-    """Merge takes the newest generation of a region alone: order is not checked."""
+@bug
+def order_not_checked() -> Iterable[Patch]:
+    """Merge takes the newest generation of a region alone."""
     real = backlog._subtract
 
     def subtract(manifest: Any, merged: int) -> Any:
         region, fault = real(manifest, merged)
         return replace(region, pending=region.pending[-1:]), fault
 
-    return _patched((backlog, "_subtract", subtract))
+    yield Patch(backlog, "_subtract", subtract)
 
 
-def _marker_before_the_rows() -> Any:
+@bug
+def marker_on_the_delete_pass() -> Iterable[Patch]:
     """Progress is committed with the deletions, the rows with a commit after that."""
 
     def commit(table: Any, change: Any, merge_pass: Any, note: Any) -> int:
@@ -78,10 +136,11 @@ def _marker_before_the_rows() -> Any:
             )
         return version
 
-    return _patched((local, "_commit", commit))
+    yield Patch(local, "_commit", commit)
 
 
-def _pass_over_missing() -> Any:
+@bug
+def jump_over_a_missing_generation() -> Iterable[Patch]:
     """A generation that is not there is skipped."""
     real = local._open_all
 
@@ -95,31 +154,22 @@ def _pass_over_missing() -> Any:
                 continue
         return found or real(table, merge_pass)
 
-    return _patched((local, "_open_all", open_all))
+    yield Patch(local, "_open_all", open_all)
 
 
-def _old_progress_after_a_lost_race() -> Any:
-    """After a lost race the newest version is taken, with the progress that was read before."""
-    real = races.Races.lose
-
-    def lose(self: Any, table: Any, error: Any) -> Any:
-        newest = real(self, table, error)
-        return replace(newest, index=replace(newest.index, merged_generations=table.index.merged_generations))
-
-    return _patched((races.Races, "lose", lose))
-
-
-def _lowest_address_wins() -> Any:
+@bug
+def deduped_by_the_wrong_address() -> Iterable[Patch]:
     """Of two writes of a key in one generation the first is taken for the newest."""
     real = local.open_generation
 
     def open_generation(*arguments: Any) -> Any:
         return replace(real(*arguments), newest_row_first=True)
 
-    return _patched((local, "open_generation", open_generation))
+    yield Patch(local, "open_generation", open_generation)
 
 
-def _tombstones_are_rows() -> Any:
+@bug
+def tombstone_resurrected() -> Iterable[Patch]:
     """A tombstone is not told from a row."""
     real = generations.Generation.read_keys
 
@@ -128,13 +178,26 @@ def _tombstones_are_rows() -> Any:
         at = keys.schema.get_field_index(generations.TOMBSTONE)
         return keys.set_column(at, generations.TOMBSTONE, pa.array(np.zeros(keys.num_rows, dtype=bool)))
 
-    return _patched((generations.Generation, "read_keys", read_keys))
+    yield Patch(generations.Generation, "read_keys", read_keys)
 
 
 # -- building
 
 
-def _plain_commit_of_details() -> Any:
+@bug
+def progress_cached_across_a_retry() -> Iterable[Patch]:
+    """After a lost race the newest version is taken, with the MemWAL index that was read before."""
+    real = races.Races.lose
+
+    def lose(self: Any, table: Any, error: Any) -> Any:
+        newest = real(self, table, error)
+        return replace(newest, index=table.index)
+
+    yield Patch(races.Races, "lose", lose)
+
+
+@bug
+def details_by_a_plain_commit() -> Iterable[Patch]:
     """The snapshot is published by pylance's own commit, which rebases over a merge."""
 
     def commit(table: Any, change: Any, note: Any) -> int:
@@ -150,60 +213,87 @@ def _plain_commit_of_details() -> Any:
         operation = lance.LanceOperation.CreateIndex([entry(change.uuid)], [entry(table.index.uuid)])
         return int(lance.LanceDataset.commit(table.location.uri, operation, read_version=table.version).version)
 
-    return _patched((snapshot, "commit_indexes", commit))
+    yield Patch(snapshot, "commit_indexes", commit)
 
 
-def _claim_everything() -> Any:
-    """A catch-up says that the index covers whatever is merged by now: progress is read after the build."""
+@bug
+def progress_read_after_the_rebuild() -> Iterable[Patch]:
+    """A catch-up says that the index covers whatever is merged by the time that it is published."""
 
     def claim(table: Any, covered: Any, *, progress_when_built: Any) -> Any:
         del covered, progress_when_built
         return dict(table.index.merged_generations)
 
-    return _patched((catchup, "claim", claim))
+    yield Patch(catchup, "claim", claim)
+
+
+@bug
+def stale_catchup() -> Iterable[Patch]:
+    """An index that was built on an older version is published, whatever became of its fragments."""
+    yield Patch(index_publishing, "still_fits", lambda *_: True)
 
 
 # -- collecting
 
 
-def _only_the_newest_version() -> Any:
-    """Nobody but readers of the newest version is thought of: no older version, no tag."""
-    return _patched((Retention, "needs", lambda *_: None))
+@bug
+def nobody_but_readers_of_the_newest() -> Iterable[Patch]:
+    """Nobody but readers of the newest version is thought of."""
+    yield Patch(Retention, "needs", lambda *_: None)
 
 
-def _no_branches() -> Any:
-    """The versions of branches are not looked at."""
-    real = Retention.refresh
+def _but_for(kept: Callable[[Any], Collection[int]], *, branches: bool = True) -> Patch:
+    """Needs without those of some versions of main."""
+    real = Retention.needs
 
-    def refresh(self: Any, table: Any, now: Any) -> None:
-        real(self, table, now)
-        self._trees = {name: tree for name, tree in self._trees.items() if not name}
+    def needs(self: Any, region_id: Any, generation: int) -> Any:
+        left = self.without(kept(self))
+        if not branches:
+            left._trees = {name: tree for name, tree in left._trees.items() if not name}
+        return real(left, region_id, generation)
 
-    return _patched((Retention, "refresh", refresh))
+    return Patch(Retention, "needs", needs)
 
 
-def _no_holds() -> Any:
+@bug
+def gc_ignores_tags() -> Iterable[Patch]:
+    """Versions that stand for a tag are not looked at."""
+    yield _but_for(lambda self: {version for branch, version in self.tags.values() if branch is None})
+
+
+@bug
+def gc_ignores_branches() -> Iterable[Patch]:
+    """Branches, and the versions that stand for them, are not looked at."""
+    yield _but_for(lambda self: self._branched.keys(), branches=False)
+
+
+@bug
+def gc_ignores_holds() -> Iterable[Patch]:
     """Holds are not looked at."""
-    return _patched((retention, "standing_holds", lambda *_: ()))
+    yield Patch(retention, "standing_holds", lambda *_: ())
 
 
-def _version_without_progress_needs_nothing() -> Any:
-    """A region that a version does not name yet is taken for one that it does not need."""
+@bug
+def gc_ignores_catchup() -> Iterable[Patch]:
+    """Whether an index covers a generation is not asked."""
+    yield Patch(gc, "covered_generations", lambda _: {})
+    yield Patch(gc_rules, "covered_generations", lambda _: {})
+
+
+@bug
+def version_without_progress() -> Iterable[Patch]:
+    """A version in which nothing is merged yet is taken for one without MemWAL."""
     real = retention.read_version_progress
 
     def read(store: Any, meta: Any) -> VersionProgress:
         found = real(store, meta)
         return found if found.merged_generations else VersionProgress({}, None)
 
-    return _patched((retention, "read_version_progress", read))
+    yield Patch(retention, "read_version_progress", read)
 
 
-def _no_catchup() -> Any:
-    """Whether an index covers a generation is not asked."""
-    return _patched((gc, "covered_generations", lambda _: {}), (gc_rules, "covered_generations", lambda _: {}))
-
-
-def _delete_before_drain() -> Any:
+@bug
+def delete_before_drain() -> Iterable[Patch]:
     """Generations are deleted while the region manifest lists them."""
     real = RegionView.again
 
@@ -212,47 +302,52 @@ def _delete_before_drain() -> Any:
             return item
         return real(self, item)
 
-    return _patched((gc._Run, "_drain", lambda _, view: view), (RegionView, "again", again))
+    yield Patch(gc._Run, "_drain", lambda _, view: view)
+    yield Patch(RegionView, "again", again)
 
 
-def _no_grace() -> Any:
+@bug
+def no_grace() -> Iterable[Patch]:
     """What is drained, or flushed, goes at once."""
     real = gc_region._look
 
     def look(rules: Any, region_id: Any) -> Any:
         return real(replace(rules, options=replace(rules.options, reader_grace=timedelta(0))), region_id)
 
-    return _patched((gc_region, "_look", look))
+    yield Patch(gc_region, "_look", look)
 
 
-def _no_fence_posts() -> Any:
+@bug
+def no_fence_posts() -> Iterable[Patch]:
     """Every entry that is flushed goes."""
-    return _patched((FencePosts, "post", lambda *_: None))
+    yield Patch(FencePosts, "post", lambda *_: None)
 
 
-def _last_entry_goes() -> Any:
+@bug
+def last_entry_goes() -> Iterable[Patch]:
     """The last entry of a log is no post."""
     real = fence_posts.FencePosts._posts
 
     def posts(self: Any, run_at: int, at: int) -> Any:
         return (post for post in real(self, run_at, at) if "the last entry" not in post.what)
 
-    return _patched((FencePosts, "_posts", posts))
+    yield Patch(FencePosts, "_posts", posts)
 
 
-def _unflushed_entries_go() -> Any:
+@bug
+def unflushed_entries_go() -> Iterable[Patch]:
     """The log is collected up to what was seen, not to what was flushed."""
-    return _patched(
-        (RegionView, "_replayed", staticmethod(lambda manifest: manifest.wal_id_last_seen or 0)),
-    )
+    yield Patch(RegionView, "_replayed", lambda manifest: manifest.wal_id_last_seen or 0)
 
 
-def _references_forgotten() -> Any:
+@bug
+def references_forgotten() -> Iterable[Patch]:
     """Whether a generation has its rows in the log is not asked."""
-    return _patched((gc_region, "wal_references", lambda *_: frozenset()))
+    yield Patch(gc_region, "wal_references", lambda *_: frozenset())
 
 
-def _young_orphans_go() -> Any:
+@bug
+def orphan_age_ignored() -> Iterable[Patch]:
     """The age of an orphan is not asked."""
     real = Rules.older
 
@@ -260,10 +355,11 @@ def _young_orphans_go() -> Any:
         found = real(self, what, written, limit)
         return replace(found, met=True) if "flush may be under way" in what else found
 
-    return _patched((Rules, "older", older))
+    yield Patch(Rules, "older", older)
 
 
-def _manifest_gap() -> Any:
+@bug
+def manifest_gap() -> Iterable[Patch]:
     """A region manifest is written one version too high."""
 
     def commit(self: Any, manifest: Any) -> bool:
@@ -272,45 +368,84 @@ def _manifest_gap() -> Any:
         self._store.put(f"{self.folder}/{regions.HINT}", encode_version_hint(skipped.version))
         return True
 
-    return _patched((RegionManifestStore, "commit", commit))
+    yield Patch(RegionManifestStore, "commit", commit)
 
 
-PLANTED: dict[str, Callable[[], Any]] = {
-    name.strip("_").replace("_", " "): plant
-    for name, plant in {**globals()}.items()
-    if name.startswith("_") and callable(plant) and plant.__doc__
-    and getattr(plant, "__module__", "") == __name__ and name != "_patched"
-}  # fmt: skip
+# -- running
 
 
-def histories_until_caught(
-    plant: Callable[[], Any], folder: str, *, first: int = 1, limit: int = LIMIT
-) -> tuple[int, str] | None:
-    """The history that tells a planted bug, and what told it; None: all ``limit`` from ``first`` on passed.
+class NeverExecutedError(Exception):
+    """A patch that the product did not call: it patches nothing any more."""
+
+
+def tell(planted: Bug, seed: int, folder: str) -> tuple[str | None, Counter[str]]:
+    """What told the bug in one history, None: nothing; and how often its patches were called.
 
     Only a broken invariant counts, of the witness or of the product itself: a patch that merely
     crashes proves nothing.
     """
-    for number in range(first, first + limit):
-        with plant():
-            history = SimHistory(number, folder)
-            try:
-                history.run()
-            except (AssertionError, InvariantViolatedError) as error:
-                return number, next(iter(str(error).splitlines()), type(error).__name__)
-    return None
+    with planted.planted() as calls:
+        try:
+            History(seed, f"{folder}/{seed}").run()
+        except (AssertionError, InvariantViolatedError) as error:
+            return next(iter(str(error).splitlines()), "") or type(error).__name__, calls
+    return None, calls
+
+
+def hunt(planted: Bug, seeds: Iterable[int], *, enough: int = 1) -> list[tuple[int, str]]:
+    """The first histories that tell a bug, each with what told it.
+
+    Raises:
+        NeverExecutedError: none of the histories came by one of its patches.
+    """
+    calls: Counter[str] = Counter()
+    found: list[tuple[int, str]] = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            told, called = tell(planted, seed, folder)
+        calls.update(called)
+        if told is not None:
+            found.append((seed, told))
+        if len(found) >= enough:
+            break
+    unused = [name for name, number in calls.items() if not number]
+    if unused:
+        raise NeverExecutedError(f"{planted.name}: the product never called {', '.join(unused)}.")
+    return found
+
+
+def _hunt_by_name(name: str) -> list[tuple[int, str]]:
+    return hunt(BUGS[name], range(1, LIMIT + 1), enough=_KEPT)
+
+
+def _table(found: dict[str, list[tuple[int, str]]]) -> str:
+    lines = ["| planted bug | found in history | what told it |", "|---|---|---|"]
+    for name, histories in found.items():
+        seed, told = histories[0] if histories else ("NOT FOUND", "")
+        words = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "...", told).replace("|", "/")
+        lines.append(f"| {name}: {BUGS[name].told} | {seed} | {words[:120]} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """The table of tests/sim/README.md."""
-    say = sys.stdout.write
-    say("| planted bug | caught in history | what told it |\n|---|---|---|\n")
-    for name in sys.argv[1:] or PLANTED:
-        with tempfile.TemporaryDirectory() as place:
-            told = histories_until_caught(PLANTED[name], place)
-        doc = (PLANTED[name].__doc__ or "").strip()
-        say(f"| {doc} | {'NOT CAUGHT' if told is None else told[0]} | {'' if told is None else told[1][:110]} |\n")
-        sys.stdout.flush()
+    """Hunt all bugs, or those that are named."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="BUG")
+    parser.add_argument("--write", action="store_true", help="write the table and the seeds for CI")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    names = options.names or list(BUGS)
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        found = dict(zip(names, pool.map(_hunt_by_name, names), strict=True))
+    sys.stdout.write(_table(found))
+    if options.write:
+        known = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+        known |= {name: [list(one) for one in histories] for name, histories in found.items()}
+        known = {name: known[name] for name in BUGS if name in known}
+        FOUND.write_text(json.dumps(known, indent=1) + "\n")
+        readme = _PLACE / "README.md"
+        table = _table({name: [tuple(one) for one in histories] for name, histories in known.items()})
+        readme.write_text(re.sub(r"\| planted bug \|.*?\n(?=[^|]|\Z)", lambda _: table, readme.read_text(), flags=re.S))
 
 
 if __name__ == "__main__":

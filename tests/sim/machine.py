@@ -1,0 +1,129 @@
+"""The same steps under Hypothesis, which chooses them, shrinks what fails, and prints it as a script.
+
+Each rule takes one number, from which the step draws all that it chooses: so a step keeps its
+meaning when others are left out, and a failing history shrinks to the steps that it takes.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import Counter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.sim.steps import CALLS, JOBS, WEIGHTS, Steps, make_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NUMBERS = st.integers(0, 999)
+_STEPS = 40
+
+
+class TableMachine(RuleBasedStateMachine):
+    """One table."""
+
+    effects: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.steps: Steps | None = None
+        self.whole = True
+
+    @initialize(number=st.integers(0, 63))
+    def begin(self, number: int) -> None:
+        """The table: its layout, regions, index, row ids."""
+        self.steps = Steps(make_table(f"{self.folder.name}/t.lance", number), random.Random(number))
+
+    @rule(n=_NUMBERS, job=st.sampled_from(JOBS), at=st.integers(1, max(CALLS.values())), after=st.booleans())
+    def crash(self, n: int, job: Any, at: int, after: bool) -> None:
+        self.take("crash", n, job=job, at=min(at, CALLS[job]), after=after)
+
+    @rule(n=_NUMBERS, job=st.sampled_from([*JOBS[:4], "gc"]), at=st.integers(1, max(CALLS.values())))
+    def overtaken(self, n: int, job: Any, at: int) -> None:
+        self.take("overtaken", n, job=job, at=min(at, CALLS[job]))
+
+    @invariant()
+    def everything_holds(self) -> None:
+        if self.steps is not None:
+            with self.watched():
+                self.steps.look()
+
+    def take(self, step: str, n: int, **arguments: Any) -> None:
+        assert self.steps is not None
+        self.steps.rng.seed(n)
+        self.steps.made.rng.seed(n)
+        with self.watched():
+            self.steps.do(step, **arguments)
+
+    def watched(self) -> _Watch:
+        return _Watch(self)
+
+    def teardown(self) -> None:
+        if self.steps is None:
+            return
+        try:
+            if self.whole:
+                self.steps.end(posts=True, go_on=True)
+                type(self).effects += self.steps.effects
+                type(self).effects["histories"] += 1
+        finally:
+            self.steps.close()
+            self.folder.cleanup()
+
+
+class _Watch:
+    """A history that failed is not brought to its end."""
+
+    def __init__(self, machine: TableMachine) -> None:
+        self.machine = machine
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.machine.whole &= kind is None
+
+
+def _rule(kind: str) -> Callable[..., None]:
+    def step(self: TableMachine, n: int) -> None:
+        self.take(kind, n)
+
+    step.__name__ = kind
+    may = precondition(lambda self: self.steps is not None and self.steps.may(kind))
+    return may(rule(n=_NUMBERS)(step))
+
+
+for _kind in WEIGHTS:
+    if not hasattr(TableMachine, _kind):
+        setattr(TableMachine, _kind, _rule(_kind))
+
+
+def run_machine(histories: int, first: int = 0) -> Counter[str]:
+    """As many histories, others for another ``first``; how often each step had an effect."""
+    TableMachine.effects.clear()
+    chosen = settings(
+        max_examples=histories,
+        stateful_step_count=_STEPS,
+        deadline=None,
+        database=None,
+        derandomize=not first,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+        report_multiple_bugs=False,
+    )
+    machine: Any = seed(first)(TableMachine) if first else TableMachine
+    run_state_machine_as_test(machine, settings=chosen)
+    return TableMachine.effects
