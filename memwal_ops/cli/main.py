@@ -25,6 +25,7 @@ from memwal_ops.cli.expire import expire
 from memwal_ops.cli.gc import gc
 from memwal_ops.cli.hold import hold
 from memwal_ops.cli.inspect import inspect
+from memwal_ops.cli.lease import lease
 from memwal_ops.cli.maintain import maintain
 from memwal_ops.cli.merge import merge
 from memwal_ops.cli.snapshot import snapshot
@@ -69,6 +70,7 @@ cli.add_command(expire)
 cli.add_command(gc)
 cli.add_command(hold)
 cli.add_command(inspect)
+cli.add_command(lease)
 cli.add_command(maintain)
 cli.add_command(merge)
 cli.add_command(snapshot)
