@@ -48,6 +48,15 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class LastRun:
+    """What the job's last run came to, when it ended by the store's clock, and whose it was."""
+
+    outcome: str
+    finished: datetime
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """The newest object of a lease.
 
@@ -60,7 +69,7 @@ class Lease:
         written: when this object was written, by the store's clock.
         ttl: it ends that long after ``written``.
         ended: why it is over before its time: released or broken; None while it counts.
-        outcome: what the holder's last run came to, where it said so when it released.
+        last: the last run of the job that anybody told of: every number carries it on.
     """
 
     job: str
@@ -70,8 +79,8 @@ class Lease:
     acquired: datetime
     written: datetime
     ttl: timedelta
-    ended: str | None
-    outcome: str | None
+    ended: str | None = None
+    last: LastRun | None = None
 
     @property
     def expires(self) -> datetime:
@@ -93,7 +102,13 @@ class Lease:
             "renewed": self.written.isoformat(timespec="seconds"),
             "expires": self.expires.isoformat(timespec="seconds"),
             "ended": self.ended,
-            "outcome": self.outcome,
+            "last_run": None
+            if self.last is None
+            else {
+                "outcome": self.last.outcome,
+                "finished": self.last.finished.isoformat(timespec="seconds"),
+                "instance": self.last.instance,
+            },
         }
 
 
@@ -138,7 +153,8 @@ def acquire(store: Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL
     if before is not None and others and before.stands(store_clock(store)):
         return None, before
     number = 1 if before is None else before.number + 1
-    lease = _write(store, job, number, token=number, holder=holder, acquired=None, ttl=ttl)
+    last = None if before is None else before.last
+    lease = _write(store, job, number, _document(number, holder, None, ttl, None, last))
     if lease is not None:
         _prune(store, job, lease.number)
     return lease, before
@@ -151,15 +167,8 @@ def renew(store: Store, lease: Lease) -> Lease:
         LeaseLostError: another holder has it, or somebody broke it.
         StorageError: the store failed; the lease goes on until it ends.
     """
-    renewed = _write(
-        store,
-        lease.job,
-        lease.number + 1,
-        token=lease.token,
-        holder=lease.holder,
-        acquired=lease.acquired,
-        ttl=lease.ttl,
-    )
+    document = _document(lease.token, lease.holder, lease.acquired, lease.ttl, None, lease.last)
+    renewed = _write(store, lease.job, lease.number + 1, document)
     if renewed is not None:
         _prune(store, lease.job, renewed.number)
         return renewed
@@ -171,15 +180,11 @@ def renew(store: Store, lease: Lease) -> Lease:
 
 def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
     """Mark it as over, and say what the run came to. Does nothing where it is another's by now."""
+    document = _document(lease.token, lease.holder, lease.acquired, lease.ttl, "released", outcome or lease.last)
     number = lease.number
     for _ in range(_ATTEMPTS):
         number += 1
-        if _put(
-            store,
-            lease.job,
-            number,
-            _document(lease.token, lease.holder, lease.acquired, lease.ttl, "released", outcome),
-        ):
+        if _put(store, lease.job, number, document):
             return
         newest = read_lease(store, lease.job)
         if newest is None or not _is(newest, lease):
@@ -200,12 +205,9 @@ def break_lease(store: Store, job: str, by: str) -> Lease:
                 f"Nobody holds the lease of {job}.", remedy="memwal-ops lease list URI shows all leases."
             )
         token = standing.number + 1
-        if _put(
-            store,
-            job,
-            token,
-            _document(token, standing.holder, standing.acquired, standing.ttl, f"broken by {by}", None),
-        ):
+        why = f"broken by {by}"
+        document = _document(token, standing.holder, standing.acquired, standing.ttl, why, standing.last)
+        if _put(store, job, token, document):
             broken = read_lease(store, job)
             assert broken is not None  # noqa: S101 - the newest is never deleted
             return broken
@@ -239,16 +241,15 @@ def _is(newest: Lease, lease: Lease) -> bool:
     return newest.token == lease.token and newest.holder.instance == lease.holder.instance and newest.ended is None
 
 
-def _write(
-    store: Store, job: str, number: int, *, token: int, holder: Holder, acquired: datetime | None, ttl: timedelta
-) -> Lease | None:
+def _write(store: Store, job: str, number: int, document: dict[str, object]) -> Lease | None:
     """Put a number; None unless it is then the newest, and ours."""
-    if not _put(store, job, number, _document(token, holder, acquired, ttl, None, None)):
+    if not _put(store, job, number, document):
         return None
     newest = read_lease(store, job)
-    if newest is None or newest.number != number or newest.token != token or newest.holder != holder:
+    if newest is None or newest.number != number:
         return None
-    return newest
+    ours = newest.token == document["token"] and newest.holder.instance == document["instance"]
+    return newest if ours else None
 
 
 def _put(store: Store, job: str, number: int, document: dict[str, object]) -> bool:
@@ -258,8 +259,14 @@ def _put(store: Store, job: str, number: int, document: dict[str, object]) -> bo
 
 
 def _document(
-    token: int, holder: Holder, acquired: datetime | None, ttl: timedelta, ended: str | None, outcome: str | None
+    token: int,
+    holder: Holder,
+    acquired: datetime | None,
+    ttl: timedelta,
+    ended: str | None,
+    last: LastRun | str | None,
 ) -> dict[str, object]:
+    """What an object says. Times that are this object's own are left out: the store says when it was written."""
     return {
         "token": token,
         "instance": holder.instance,
@@ -267,7 +274,9 @@ def _document(
         "acquired": None if acquired is None else acquired.isoformat(),
         "ttl_seconds": ttl.total_seconds(),
         "ended": ended,
-        "outcome": outcome,
+        "outcome": last.outcome if isinstance(last, LastRun) else last,
+        "finished": last.finished.isoformat() if isinstance(last, LastRun) else None,
+        "finished_by": last.instance if isinstance(last, LastRun) else holder.instance,
     }
 
 
@@ -275,18 +284,20 @@ def _decode(job: str, number: int, written: datetime, data: bytes) -> Lease:
     path = _path(job, number)
     try:
         document = json.loads(data)
-        acquired = document["acquired"]
         return Lease(
             job=job,
             number=number,
             token=_whole(document["token"], number),
             holder=Holder(_text(document["instance"]), _text(document["holder"])),
-            # The first object cannot know when the store will say that it was written.
-            acquired=written if acquired is None else datetime.fromisoformat(acquired).astimezone(UTC),
+            acquired=_moment(document["acquired"], written),
             written=written,
             ttl=timedelta(seconds=float(document["ttl_seconds"])),
             ended=None if document["ended"] is None else _text(document["ended"]),
-            outcome=None if document["outcome"] is None else _text(document["outcome"]),
+            last=None
+            if document["outcome"] is None
+            else LastRun(
+                _text(document["outcome"]), _moment(document["finished"], written), _text(document["finished_by"])
+            ),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise StorageError(
@@ -311,6 +322,10 @@ def _prune(store: Store, job: str, newest: int) -> None:
     names = (meta.path for meta in store.list(f"{LEASES_FOLDER}/{job}"))
     numbered = (path for path in names if _NAME.fullmatch(path.rsplit("/", 1)[-1]) is not None)
     store.delete_many([path for path in numbered if int(path.rsplit("/", 1)[-1][:_DIGITS]) <= newest - _KEPT])
+
+
+def _moment(told: object, written: datetime) -> datetime:
+    return written if told is None else datetime.fromisoformat(_text(told)).astimezone(UTC)
 
 
 def _whole(told: object, number: int) -> int:

@@ -86,7 +86,15 @@ def test_one_holder_at_a_time(store: Store) -> None:
     second, before = acquire(store, "merge", B)
     assert second is not None
     assert before is not None
-    assert (before.ended, before.outcome, before.holder) == ("released", "succeeded", A)
+    assert (before.ended, before.holder) == ("released", A)
+    assert before.last is not None
+    assert (before.last.outcome, before.last.finished, before.last.instance) == (
+        "succeeded",
+        before.written,
+        "instance-a",
+    )
+    assert second.last == before.last
+    assert renew(store, second).last == before.last, "every number carries it on"
     assert second.token > first.token
     assert [one.job for one in list_leases(store)] == ["gc", "merge"]
 
