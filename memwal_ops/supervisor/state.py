@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.settings import JobSettings
 
 IDLE, QUEUED, LEASING, RUNNING = "idle", "queued", "leasing", "running"
+WATCH = "watch"
 
 
 @dataclass(slots=True)
@@ -21,7 +22,7 @@ class RunState:
     """A run in hand. Times are monotonic, unless they say otherwise.
 
     Attributes:
-        number: its number in the history.
+        number: its number in the history; None where that could not be written.
         worker: who runs it.
         progress: when it last showed life.
         cpu: processor seconds of the worker by then.
@@ -29,7 +30,7 @@ class RunState:
         signalled: when it was told to end.
     """
 
-    number: int
+    number: int | None
     worker: WorkerProcess
     began: float
     started: datetime

@@ -55,7 +55,7 @@ class Worker:
     def work(self) -> None:
         """Answer until the pipe ends or somebody says quit."""
         # Threads of pylance never see them: the handlers only set a flag.
-        signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
+        signal.signal(signal.SIGTERM, lambda *_: self._terminate())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the service decides
         threading.Thread(target=self._listen, name="requests", daemon=True).start()
         self._say({"say": "ready", "pid": os.getpid()})
@@ -75,6 +75,10 @@ class Worker:
             structlog.contextvars.clear_contextvars()
             self._current = None
             self._say(answer)
+
+    def _terminate(self) -> None:
+        self._terminated.set()
+        self._queue.put({"do": "quit"})
 
     def _listen(self) -> None:
         for line in self._requests:
@@ -174,6 +178,8 @@ def main() -> None:
     os.dup2(2, 1)
     load_jobs()
     Worker(sys.stdin.buffer, out).work()
+    sys.stderr.flush()
+    os._exit(0)  # the thread that reads stdin cannot be ended, and Python's own way out waits for it
 
 
 if __name__ == "__main__":
