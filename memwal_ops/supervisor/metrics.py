@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
@@ -41,6 +41,7 @@ class Metrics:
 
     def __init__(self, status: Callable[[], Mapping[str, object]]) -> None:
         """Make all series."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series, and tell nothing
         self.registry = CollectorRegistry()
         counter = self._counter
         self.runs = counter("runs", "Runs by how they ended.", "table", "job", "outcome")

@@ -89,7 +89,7 @@ def cron_trigger(text: str, zone: ZoneInfo, jitter: int | None = None) -> Any:
     minute, hour, day, month, weekday = fields
     if not {day, weekday} & {"*", "?"}:
         # cron runs on either, APScheduler on both: nobody would get what they meant.
-        raise ValueError(f"{text!r} gives a day of the month and a weekday; leave one of them '*'.")
+        raise ValueError(f"the cron line {text!r} gives a day of the month and a weekday; leave one of them '*'.")
     try:
         return CronTrigger(
             minute=minute,
