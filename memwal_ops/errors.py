@@ -264,3 +264,61 @@ class InvariantViolatedError(MemwalOpsError):
 
     exit_code = 40
     reason = "invariant_violated"
+
+
+class InvalidConfigError(MemwalOpsError):
+    """A configuration file that cannot be used; ``memwal-ops config check`` explains each line."""
+
+    exit_code = 50
+    reason = "invalid_config"
+    remedy = "memwal-ops config check FILE explains every error with its line."
+
+
+class JobPluginError(MemwalOpsError):
+    """A package registers a job under the entry point memwal_ops.jobs that cannot be used."""
+
+    exit_code = 51
+    reason = "job_plugin"
+    remedy = "Mend or uninstall the package that the message names; docs/supervisor.md has the interface of a job."
+
+
+class LeaseLostError(MemwalOpsError):
+    """Another supervisor holds the lease of this table and job now, or somebody broke it."""
+
+    exit_code = 52
+    reason = "lease_lost"
+    remedy = "Nothing is wrong with the table; the new holder goes on. memwal-ops lease list URI shows who that is."
+
+
+class WorkerDiedError(MemwalOpsError):
+    """The process that ran a job ended without an answer: killed, out of memory, or crashed."""
+
+    exit_code = 53
+    reason = "worker_died"
+    remedy = (
+        "Nothing is half-written. Look for the kernel's out-of-memory killer; see pools.POOL.memory, options.max_bytes."
+    )
+
+
+class JobHungError(MemwalOpsError):
+    """A job made no progress for its limit, or ran longer than its timeout, and was ended."""
+
+    exit_code = 54
+    reason = "job_hung"
+    remedy = "Nothing is half-written. Look at the store's health; hung_after and timeout set the limits."
+
+
+class AlreadyRunningError(MemwalOpsError):
+    """Another supervisor on this machine uses the same state folder."""
+
+    exit_code = 55
+    reason = "already_running"
+    remedy = "Stop the other one, or give this one a state_dir of its own."
+
+
+class HistoryError(MemwalOpsError):
+    """The history of runs cannot be opened or written."""
+
+    exit_code = 56
+    reason = "history"
+    remedy = "Check that the state folder can be written and that its disk is not full; the tables are not affected."

@@ -19,6 +19,7 @@ from memwal_ops import log as logging_setup
 from memwal_ops.cli import process
 from memwal_ops.cli.catchup import catchup
 from memwal_ops.cli.compact import compact
+from memwal_ops.cli.config import config
 from memwal_ops.cli.demo import demo
 from memwal_ops.cli.expire import expire
 from memwal_ops.cli.gc import gc
@@ -62,6 +63,7 @@ def cli(log_level: str) -> None:
 
 cli.add_command(catchup)
 cli.add_command(compact)
+cli.add_command(config)
 cli.add_command(demo)
 cli.add_command(expire)
 cli.add_command(gc)

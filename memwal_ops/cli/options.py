@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -10,14 +9,10 @@ from uuid import UUID
 import click
 
 from memwal_ops.storage.options import parse_options
+from memwal_ops.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
@@ -29,13 +24,10 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         """The size in bytes; fails with a usage error."""
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
-        if match is None or match[2].upper() not in _UNITS:
-            self.fail(f"{value!r} is no size; write for example 64MiB, 1GiB or 500MB.", param, ctx)
         try:
-            return int(float(match[1]) * _UNITS[match[2].upper()])
-        except OverflowError:
-            self.fail(f"{value!r} is more than any machine has.", param, ctx)
+            return parse_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # see Size
@@ -47,20 +39,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # see Size
         """The span; fails with a usage error."""
         if isinstance(value, timedelta):
             return value
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
-        if match is None or match[2].lower() not in _SECONDS:
-            self.fail(f"{value!r} is no span of time; write for example 90s, 15m, 2h or 3d.", param, ctx)
-        if not match[2] and float(match[1]):
-            # Seconds or days? What it decides on is deleted.
-            self.fail(
-                f"{value!r} has no unit; write for example {match[1]}s, {match[1]}m, {match[1]}h or {match[1]}d.",
-                param,
-                ctx,
-            )
         try:
-            return timedelta(seconds=float(match[1]) * _SECONDS[match[2].lower()])
-        except OverflowError:
-            self.fail(f"{value!r} is longer than time can be told here.", param, ctx)
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class RegionId(click.ParamType):  # type: ignore[type-arg]  # see Size

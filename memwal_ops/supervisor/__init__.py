@@ -1,0 +1,1 @@
+"""The supervisor: maintains many tables by a configuration file, day and night."""

@@ -1,0 +1,134 @@
+"""When a job is due by the clock: an interval or a cron line, as a trigger of APScheduler.
+
+Due is told from the last start (or, before the first, from when the job was first seen), and not from
+when this process began: a service that is restarted every minute still runs what is due every hour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+
+from memwal_ops.units import duration_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FIELDS = 5
+_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+# Whoever asks by cron asks a little too early every now and then.
+_EARLY = 0.1
+_EARLIEST = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """An interval (``every``) or a cron line (``cron``), with up to ``jitter`` of delay."""
+
+    every: timedelta | None
+    cron: str | None
+    jitter: timedelta
+    zone: ZoneInfo
+
+    def trigger(self, start: datetime) -> Any:
+        """APScheduler's trigger; an interval counts from ``start``."""
+        jitter = int(self.jitter.total_seconds()) or None
+        if self.every is not None:
+            return IntervalTrigger(
+                seconds=self.every.total_seconds(), start_date=start, timezone=self.zone, jitter=jitter
+            )
+        assert self.cron is not None  # noqa: S101 - one of the two is given
+        return cron_trigger(self.cron, self.zone, jitter)
+
+    def due_after(self, last: datetime | None, first_seen: datetime) -> datetime:
+        """When it is due next, by its last start; long past where it never ran by an interval."""
+        if self.every is not None:
+            return first_seen if last is None else last + self.every
+        fires = cron_trigger(str(self.cron), self.zone).get_next_fire_time(None, (last or first_seen) + _TICK)
+        return datetime.max.replace(tzinfo=UTC) if fires is None else fires
+
+    def is_due(self, now: datetime, last: datetime | None, first_seen: datetime) -> bool:
+        """Whether it is due, with some patience for whoever asks at the same intervals."""
+        early = timedelta(0) if self.every is None else min(self.every * _EARLY, _EARLIEST)
+        return self.due_after(last, first_seen) - early <= now
+
+    def period(self, now: datetime) -> timedelta:
+        """From one time to the next."""
+        if self.every is not None:
+            return self.every
+        trigger = cron_trigger(str(self.cron), self.zone)
+        first = trigger.get_next_fire_time(None, now)
+        second = None if first is None else trigger.get_next_fire_time(first, first + _TICK)
+        return timedelta(days=1) if first is None or second is None else second - first
+
+    def __str__(self) -> str:
+        """For people."""
+        what = f"every {duration_text(self.every)}" if self.every is not None else f"cron {self.cron}"
+        return f"{what}, jitter {duration_text(self.jitter)}" if self.jitter else what
+
+
+_TICK = timedelta(microseconds=1)
+
+
+def cron_trigger(text: str, zone: ZoneInfo, jitter: int | None = None) -> Any:
+    """The trigger of a cron line of five fields, with cron's own weekdays: 0 and 7 are Sunday.
+
+    APScheduler counts them from Monday.
+
+    Raises:
+        ValueError: says what is wrong, for a person.
+    """
+    fields = text.split()
+    if len(fields) != _FIELDS:
+        raise ValueError(f"{text!r} is no cron line; it has five fields: minute hour day month weekday.")
+    minute, hour, day, month, weekday = fields
+    if not {day, weekday} & {"*", "?"}:
+        # cron runs on either, APScheduler on both: nobody would get what they meant.
+        raise ValueError(f"{text!r} gives a day of the month and a weekday; leave one of them '*'.")
+    try:
+        return CronTrigger(
+            minute=minute,
+            hour=hour,
+            day=day,
+            month=month.lower(),
+            day_of_week=",".join(_weekdays(weekday)),
+            timezone=zone,
+            jitter=jitter,
+        )
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{text!r} is no cron line: {error}.") from None
+
+
+def _weekdays(text: str) -> Iterator[str]:
+    for part in text.lower().split(","):
+        span, slash, step = part.partition("/")
+        if span in {"*", "?"}:
+            if not slash:
+                yield "*"
+                return
+            span = "0-6"
+        first, dash, last = span.partition("-")
+        begin = _weekday(first)
+        end = _weekday(last) if dash else 6 if slash else begin
+        end += 7 if end < begin else 0
+        for number in range(begin, end + 1, _step(step) if slash else 1):
+            yield _WEEKDAYS[number % 7]
+
+
+def _weekday(text: str) -> int:
+    if text.isdigit() and int(text) <= 7:  # noqa: PLR2004 - days of a week
+        return int(text)
+    if text in _WEEKDAYS:
+        return _WEEKDAYS.index(text)
+    raise ValueError(f"{text!r} is no weekday")
+
+
+def _step(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise ValueError(f"{text!r} is no step")
+    return int(text)
