@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,10 +23,20 @@ from tests.airflow.refusing_store import RefusingStore
 from tests.airflow.runs import run_task
 from tests.tables.workload import Workload
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 @pytest.fixture
 def table(tmp_path: Path) -> Workload:
     return Workload(3, regions=1, base_rows=30).create(str(tmp_path / "t.lance"))
+
+
+async def until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 def flush(table: Workload, times: int = 1) -> None:
@@ -98,15 +108,14 @@ def test_the_trigger_looks_again_after_the_stores_bad_moment(monkeypatch: pytest
             uri="s3://bucket/t.lance", poke_interval=0.01, storage_conn_id="store", storage_options=public
         )
 
-        async def asked_with(key: str) -> None:
-            while not any(f"Credential={key}/" in one for one in store.authorizations):
-                await asyncio.sleep(0.01)
+        def asked_with(key: str) -> bool:
+            return any(f"Credential={key}/" in one for one in store.authorizations)
 
         async def wait() -> None:
             fired = asyncio.ensure_future(anext(trigger.run()))
-            await asyncio.wait_for(asked_with("first-key"), 60)
+            await until(lambda: asked_with("first-key"))
             monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps({**connection, "login": "second-key"}))
-            await asyncio.wait_for(asked_with("second-key"), 60)
+            await until(lambda: asked_with("second-key"))
             assert not fired.done()
             fired.cancel()
             await asyncio.wait([fired])
