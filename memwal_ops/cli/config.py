@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,9 @@ from memwal_ops.errors import InvalidConfigError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config import ConfigProblemsError, default_config_path, load_settings
 from memwal_ops.supervisor.config_file import Problem, place_text
-from memwal_ops.supervisor.settings import Settings
+
+if TYPE_CHECKING:
+    from memwal_ops.supervisor.settings import Settings
 
 
 @click.group(short_help="Check a configuration file of the supervisor.")

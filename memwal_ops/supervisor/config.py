@@ -6,7 +6,6 @@ import difflib
 import os
 import re
 import typing
-from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -259,12 +258,12 @@ class _Resolver:
             self._problem((*place, key), "'**' is not supported.", "Give one * for each level of folders.")
 
     def _check_twice(self) -> None:
-        counts = Counter((one.uri or one.pattern or "").rstrip("/") for one in self._config.tables)
+        seen: set[str] = set()
         for number, one in enumerate(self._config.tables):
             text = (one.uri or one.pattern or "").rstrip("/")
-            if counts[text] > 1:
-                counts[text] = 0
+            if text in seen:
                 self._problem(("tables", number), f"{text} stands in the file more than once.", "Keep one of them.")
+            seen.add(text)
 
     def _check_secrets(self, place: Place, options: Mapping[str, str]) -> None:
         for key in options:

@@ -49,7 +49,7 @@ def make_options(options: type[Any], given: Mapping[str, Any]) -> Any:
         pydantic.ValidationError: a key or a type is wrong.
         InvalidUsageError: the class refuses a value.
     """
-    return _instance(options, options_model(options).model_validate(dict(given)))
+    return _instance(options, options_model(options).model_validate(dict(given)))  # type: ignore[arg-type]
 
 
 def option_names(options: type[Any]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
@@ -18,6 +17,7 @@ from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from zoneinfo import ZoneInfo
 
 _FIELDS = 5
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -89,7 +89,7 @@ def cron_trigger(text: str, zone: ZoneInfo, jitter: int | None = None) -> Any:
     minute, hour, day, month, weekday = fields
     if not {day, weekday} & {"*", "?"}:
         # cron runs on either, APScheduler on both: nobody would get what they meant.
-        raise ValueError(f"{text!r} gives a day of the month and a weekday; leave one of them '*'.")
+        raise ValueError(f"the cron line {text!r} gives a day of the month and a weekday; leave one of them '*'.")
     try:
         return CronTrigger(
             minute=minute,

@@ -1,0 +1,79 @@
+"""``memwal-ops history``: what the supervisor did, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from memwal_ops.cli.options import json_output
+from memwal_ops.cli.text import grid, paragraph
+from memwal_ops.supervisor.config import default_config_path, load_settings
+from memwal_ops.supervisor.history import History
+from memwal_ops.supervisor.state_dir import history_path
+
+_SHOWN_ERRORS = 5
+
+
+@click.command(short_help="Show what the supervisor did, and what became of it.")
+@click.option(
+    "--config",
+    "file",
+    default=default_config_path,
+    metavar="FILE",
+    help="The service's configuration.  [default: $MEMWAL_OPS_CONFIG or /etc/memwal-ops/config.yaml]",
+)
+@click.option("--state-dir", metavar="DIR", help="The service's state folder, instead of --config.")
+@click.option("--table", help="Only this table, by its name or URI.")
+@click.option("--job", help="Only this job.")
+@click.option("--failed", is_flag=True, help="Only runs that did not end well.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most N runs.")
+@json_output
+def history(
+    file: str, state_dir: str | None, table: str | None, job: str | None, failed: bool, limit: int, as_json: bool
+) -> int:
+    """Show runs, the newest first. Reads the service's file; the service may be running or not.
+
+    Exit codes: 0; 50 the configuration is bad; 56 there is no history, or it cannot be read.
+    """
+    path = history_path(load_settings(file).config) if state_dir is None else os.path.join(state_dir, "history.sqlite")
+    account = History.open_to_read(path)
+    runs = account.runs(table=table, job=job, failed=failed, limit=limit)
+    account.close()
+    click.echo(json.dumps({"runs": runs}, indent=2) if as_json else describe(runs))
+    return 0
+
+
+def describe(runs: list[dict[str, Any]]) -> str:
+    """The list for a person, and why the first that failed did."""
+    if not runs:
+        return "No run."
+    rows = [
+        (
+            _ago(one["started"]),
+            one["table"],
+            one["job"],
+            one["outcome"],
+            one["decision"] or "",
+            "" if one["seconds"] is None else f"{one['seconds']:.1f}",
+            ", ".join(map(str, (one["versions"] or [])[-3:])),
+        )
+        for one in runs
+    ]
+    headings = ("started (UTC)", "table", "job", "outcome", "decision", "seconds", "versions")
+    parts = [grid(headings, rows, words=("started (UTC)", "table", "job", "outcome", "decision", "versions"))]
+    failed = [one for one in runs if one["error"] is not None]
+    for one in failed[:_SHOWN_ERRORS]:
+        error = one["error"]
+        text = f"{one['table']} {one['job']}: {error['message']} {error['remedy'] or ''} ({error['reason']})"
+        parts.append(paragraph(text, hanging="  "))
+    if len(failed) > _SHOWN_ERRORS:
+        parts.append(f"and {len(failed) - _SHOWN_ERRORS} more with an error (--json shows all).")
+    return "\n".join(parts)
+
+
+def _ago(started: str) -> str:
+    return f"{datetime.fromisoformat(started).astimezone(UTC):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,59 @@
+"""``memwal-ops run``: the supervisor."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import structlog
+from click.core import ParameterSource
+
+from memwal_ops import log as logging_setup
+from memwal_ops.storage.redaction import redact
+from memwal_ops.supervisor.config import default_config_path, load_settings
+from memwal_ops.supervisor.service import Service
+
+
+@click.command(short_help="Maintain many tables by a configuration file, until told to stop.")
+@click.option(
+    "--config",
+    "file",
+    default=default_config_path,
+    metavar="FILE",
+    help="The configuration.  [default: $MEMWAL_OPS_CONFIG or /etc/memwal-ops/config.yaml]",
+)
+@click.option("--once", is_flag=True, help="Do what is due, and exit: for cron and Airflow.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print the runs as one JSON document on stdout.")
+@click.pass_context
+def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
+    """Maintain the tables that FILE names: scheduled, leased, observed, stopped and restarted at will.
+
+    SIGTERM and Ctrl-C let each job finish the step in hand (stop_grace), a second one stops at once; both are
+    safe. SIGHUP reads FILE again; a bad file changes nothing. docs/supervisor.md has every key.
+
+    Exit codes: 0 it was told to stop, or all that was due went well; with --once the highest of what its jobs
+    exited with; 50 the file is bad; 55 another supervisor uses the state folder; any other code: see the README.
+    """
+    settings = load_settings(file)
+    _configure_log(context, settings.config.log_level)
+    service = Service(settings, once=once)
+    if not once:
+        return service.run()
+    code = service.run_once()
+    done = service.done
+    if as_json:
+        click.echo(json.dumps({"exit_code": code, "runs": done}, indent=2))
+    else:
+        for one in done:
+            said = f" ({one['error']['message']})" if one["error"] else ""
+            click.echo(f"{one['table']} {one['job']}: {one['outcome']}, {one['decision'] or 'no decision'}{said}")
+        click.echo(f"done: {len(done)} runs, exit code {code}.")
+    return code
+
+
+def _configure_log(context: click.Context, level: str) -> None:
+    """The file's log level, unless the command line or the environment gives one."""
+    root = context.find_root()
+    if root.get_parameter_source("log_level") is ParameterSource.DEFAULT:
+        logging_setup.configure(level=level.upper(), redact=redact)
+    structlog.contextvars.clear_contextvars()

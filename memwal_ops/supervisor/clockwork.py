@@ -1,0 +1,103 @@
+"""What fires by the clock: schedules of jobs, looks at backlogs, and the service's own chores.
+
+APScheduler in one process: a memory store, for the history knows when each job ran last; an explicit
+misfire grace; what was missed several times fires once. What fires is only posted to the conductor.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwal_ops.supervisor.conductor import Conductor
+
+_UTC = ZoneInfo("UTC")
+_SPREAD = 5.0
+
+
+class Clockwork:
+    """Schedules of one conductor."""
+
+    def __init__(self, conductor: Conductor, misfire_grace: timedelta) -> None:
+        """Nothing fires before :meth:`start`."""
+        self._conductor = conductor
+        self._random = random.Random()  # noqa: S311 - jitter
+        self._known: dict[str, Any] = {}
+        self._scheduler = BackgroundScheduler(
+            jobstores={"default": MemoryJobStore()},
+            executors={"default": ThreadPoolExecutor(2)},
+            job_defaults={
+                "coalesce": True,
+                "max_instances": 1,
+                "misfire_grace_time": int(misfire_grace.total_seconds()),
+            },
+            timezone=_UTC,
+        )
+
+    def start(self) -> None:
+        """From now on things fire."""
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """Nothing fires any more."""
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+
+    @property
+    def running(self) -> bool:
+        """Whether things fire."""
+        return bool(self._scheduler.running)
+
+    def every(self, name: str, interval: timedelta, chore: Callable[[], None]) -> None:
+        """A chore of the service, on the conductor's thread."""
+        trigger = IntervalTrigger(seconds=interval.total_seconds(), timezone=_UTC)
+        self._add(f"chore {name}", interval, trigger, None, lambda: self._conductor.post(chore))
+
+    def sync(self) -> None:
+        """Make it fire for the tables and jobs that there are now."""
+        now = self._conductor.clock.now()
+        wanted: set[str] = set()
+        for state in self._conductor.tables.values():
+            name = state.table.name
+            poll = state.table.settings.poll
+            wanted.add(f"look {name}")
+            trigger = IntervalTrigger(seconds=poll.total_seconds(), timezone=_UTC, jitter=poll.total_seconds() * 0.2)
+            self._add(f"look {name}", poll, trigger, self._soon(now, poll), self._looker(name))
+            for job, entry in state.entries.items():
+                schedule = entry.settings.schedule
+                if schedule is None:
+                    continue
+                wanted.add(f"run {name} {job}")
+                due = max(schedule.due_after(entry.started, entry.first_seen), self._soon(now, schedule.jitter))
+                self._add(f"run {name} {job}", schedule, schedule.trigger(due), due, self._runner(name, job))
+        for known in [one for one in self._known if not one.startswith("chore ") and one not in wanted]:
+            self._scheduler.remove_job(known)
+            del self._known[known]
+
+    def _add(self, name: str, what: object, trigger: Any, first: datetime | None, fire: Callable[[], None]) -> None:
+        """Add it, or put it in the place of what stood there for something else."""
+        if self._known.get(name) == what:
+            return
+        self._known[name] = what
+        extra = {} if first is None else {"next_run_time": first}
+        self._scheduler.add_job(fire, trigger, id=name, replace_existing=True, **extra)
+
+    def _looker(self, table: str) -> Callable[[], None]:
+        return lambda: self._conductor.post(lambda: self._conductor.look(table))
+
+    def _runner(self, table: str, job: str) -> Callable[[], None]:
+        return lambda: self._conductor.post(lambda: self._conductor.due(table, job, "schedule"))
+
+    def _soon(self, now: datetime, within: timedelta) -> datetime:
+        """A moment from now, so that not all fire at once."""
+        return now + timedelta(seconds=self._random.uniform(0, min(within.total_seconds(), _SPREAD)))

@@ -1,0 +1,650 @@
+"""The supervisor's mind: what is due, what runs, what became of it. One thread, fed by events.
+
+Everything that happens elsewhere (a schedule fires, a worker answers, a lease is granted, a pattern was
+looked at) is posted as a function and called here, one after the other. ``step`` does that, and looks at
+time itself: leases to be renewed, jobs that hang. So there is no lock in any decision, and tests drive it
+with a clock of their own.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import signal
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.errors import HistoryError, JobHungError, LeaseLostError, WorkerDiedError
+from memwal_ops.jobs.api import POOLS
+from memwal_ops.log import get_logger
+from memwal_ops.supervisor.backoff import wait_after
+from memwal_ops.supervisor.choosing import choose
+from memwal_ops.supervisor.history import FAILURES
+from memwal_ops.supervisor.requests import LookRequest, RunRequest, lease_document
+from memwal_ops.supervisor.state import IDLE, LEASING, QUEUED, RUNNING, WATCH, Entry, RunState, TableState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from memwal_ops.core.leases import Lease
+    from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.supervisor.discovery import FoundTable
+    from memwal_ops.supervisor.heartbeat import Heartbeat
+    from memwal_ops.supervisor.history import History
+    from memwal_ops.supervisor.leasing import LeaseDesk
+    from memwal_ops.supervisor.metrics import Metrics
+    from memwal_ops.supervisor.pools import Pools, WorkerProcess
+    from memwal_ops.supervisor.settings import JobSettings, Settings
+
+_KILL_SECONDS = 5.0
+_CPU_SECONDS = 0.5
+_BUDGET_SECONDS = 30.0
+_RETRY = timedelta(minutes=1)
+_SHARED = 0.9
+_PARTLY = ("succeeded", "partial")
+
+
+class Clock:
+    """Time, so that tests have their own."""
+
+    def now(self) -> datetime:
+        """Wall clock, aware, UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Seconds that only rise."""
+        return time.monotonic()
+
+
+class Conductor:
+    """See the module.
+
+    Args:
+        settings: the configuration that holds.
+        history: where runs are written down.
+        desk: for leases; None where they are off.
+        once: retry nothing and repeat no look: what is due runs once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        history: History,
+        pools: Pools,
+        desk: LeaseDesk | None,
+        metrics: Metrics,
+        heartbeat: Heartbeat,
+        supervisor: str,
+        clock: Clock | None = None,
+        once: bool = False,
+    ) -> None:
+        """Nothing runs yet."""
+        self.settings = settings
+        self.history = history
+        self.pools = pools
+        self.desk = desk
+        self.metrics = metrics
+        self.tables: dict[str, TableState] = {}
+        self.lock = threading.RLock()
+        self.stopping = False
+        self.codes: list[int] = []
+        self.skews: dict[str, float] = {}
+        self._heartbeat = heartbeat
+        self._supervisor = supervisor
+        self.clock = clock or Clock()
+        self._once = once
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._random = random.Random()  # noqa: S311 - jitter
+        self._requests = 0
+        self._runs: dict[int, Entry] = {}
+        self._looks: dict[int, TableState] = {}
+        self._spent: dict[tuple[str, str], tuple[float, bool]] = {}
+        self._log = get_logger(__name__)
+
+    # -- from any thread
+
+    def post(self, event: Callable[[], None]) -> None:
+        """Have something called on the conductor's thread."""
+        self._events.put(event)
+
+    def on_message(self, worker: WorkerProcess, message: dict[str, Any] | None) -> None:
+        """What a worker says; None: it has ended."""
+        self.post(lambda: self._heard(worker, message))
+
+    # -- the conductor's thread
+
+    def step(self, seconds: float) -> None:
+        """Wait for events up to that long, and do what they and the time ask for."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            pass
+        else:
+            self._do(event)
+            while not self._events.empty():
+                self._do(self._events.get())
+        self._do(self._watch_runs)
+        if not self.stopping:
+            self._do(self._dispatch)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """One bug must not end the maintenance of all tables; it is logged, and counted."""
+        with self.lock:
+            try:
+                work()
+            except Exception:  # noqa: BLE001 - see above
+                self.metrics.internal_errors.inc()
+                self._log.exception("internal_error")
+
+    def set_settings(self, settings: Settings) -> None:
+        """A new configuration; the tables follow by :meth:`set_tables`."""
+        self.settings = settings
+        self.pools.configure(dict(settings.config.pools))
+        if self.desk is not None:
+            self.desk.ttl = settings.config.leases.ttl
+            self.desk.forget_stores()
+
+    def set_tables(self, found: Iterable[FoundTable]) -> None:
+        """These are the tables from now on. Runs in hand on others end by themselves."""
+        now = self.clock.now()
+        wanted = {table.name: table for table in found}
+        for name in [name for name in self.tables if name not in wanted]:
+            for entry in self.tables.pop(name).entries.values():
+                entry.removed = True
+            self.metrics.forget_table(name)
+        for name, table in wanted.items():
+            state = self.tables.get(name)
+            if state is None or state.table.uri != table.uri:
+                state = self.tables[name] = TableState(table)
+            state.table = table
+            jobs = {job.name: job for job in table.settings.jobs.values() if job.enabled}
+            for job in [job for job in state.entries if job not in jobs]:
+                state.entries.pop(job).removed = True
+            for job, settings in jobs.items():
+                if job in state.entries:
+                    state.entries[job].table, state.entries[job].settings = table, settings
+                else:
+                    state.entries[job] = self._entry(table, settings, now)
+
+    def due(self, table: str, job: str, why: str) -> None:
+        """A job is to be run as soon as it may; nothing where it waits or runs already."""
+        entry = self._find(table, job)
+        if entry is None or self.stopping:
+            return
+        if entry.state == IDLE:
+            entry.state, entry.due, entry.why, entry.waiting = QUEUED, self.clock.now(), why, "worker"
+
+    def due_by_clock(self) -> None:
+        """Mark everything whose schedule says so, by the last runs that the history knows."""
+        now = self.clock.now()
+        for entry in self.entries():
+            schedule = entry.settings.schedule
+            if schedule is not None and schedule.is_due(now, entry.started, entry.first_seen):
+                self.due(*entry.key, "schedule")
+
+    def look(self, table: str) -> None:
+        """Read a table's backlog soon."""
+        state = self.tables.get(table)
+        if state is None or self.stopping:
+            return
+        if state.looking:
+            state.look_again = True
+        elif state.look_due is None:
+            state.look_due = self.clock.now()
+
+    def entries(self) -> Iterator[Entry]:
+        """Every job on every table."""
+        return (entry for state in self.tables.values() for entry in state.entries.values())
+
+    @property
+    def in_hand(self) -> int:
+        """Runs, and leases that were asked for."""
+        return len(self._runs) + sum(entry.state == LEASING for entry in self.entries())
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything is under way, or waits for nothing but a worker."""
+        looks = any(state.looking or state.look_due is not None for state in self.tables.values())
+        queued = any(entry.state == QUEUED and entry.waiting == "worker" for entry in self.entries())
+        return bool(self.in_hand or looks or queued)
+
+    def stop(self) -> None:
+        """Begin nothing more; let each run finish the step in hand."""
+        if self.stopping:
+            return
+        self.stopping = True
+        for state in self.tables.values():
+            state.look_due = None
+        for entry in self._runs.values():
+            self._ask_to_stop(entry, "stop")
+
+    def abandon(self) -> None:
+        """Every run that is still in hand has ended with its worker; write that down and give back its lease."""
+        for entry in [*self._runs.values()]:
+            self._finish(entry, "stopped", {"reason": "stopped", "error": "The service stopped.", "remedy": None})
+
+    # -- dispatching
+
+    def _dispatch(self) -> None:
+        now = self.clock.now()
+        for pool in POOLS:
+            mine = [entry for entry in self.entries() if entry.settings.job.pool == pool]
+            reserved = sum(entry.state == LEASING for entry in mine)
+            while self.pools.free(pool) > reserved and (entry := choose(mine, now, self._over_budget)) is not None:
+                self._begin(entry)
+                reserved += entry.state == LEASING
+        while self.pools.free(WATCH):
+            waiting = [state for state in self.tables.values() if state.look_due is not None and not state.looking]
+            if not waiting:
+                break
+            self._begin_look(min(waiting, key=lambda state: (state.look_due, state.table.name)))
+
+    def _begin(self, entry: Entry) -> None:
+        entry.not_before = None
+        if self.desk is None:
+            self._start(entry, None)
+            return
+        entry.state = LEASING
+        self.desk.acquire(entry.table, entry.settings.name, lambda found, error: self._leased(entry, found, error))
+
+    def _leased(
+        self, entry: Entry, found: tuple[Lease | None, Lease | None] | None, error: MemwalOpsError | None
+    ) -> None:
+        now = self.clock.now()
+        if error is not None or found is None:
+            self._note_failure(entry, error)
+            return
+        lease, before = found
+        if lease is None:
+            self._kept_away(entry, before, now)
+            return
+        self.skews[entry.table.name] = (now - lease.written).total_seconds()
+        entry.other, entry.other_since = None, None
+        if entry.removed or self.stopping:
+            self._release(entry, lease, None)
+            entry.state = IDLE
+        elif self._was_shared(entry, lease, now):
+            self._release(entry, lease, None)
+            self.metrics.skipped.labels(*entry.key, "shared").inc()
+            entry.state, entry.due = IDLE, None
+        else:
+            self._start(entry, lease)
+
+    def _kept_away(self, entry: Entry, other: Lease | None, now: datetime) -> None:
+        """Another supervisor does it: ask again while it is due."""
+        if entry.other is None:
+            entry.other_since = now
+            self.metrics.skipped.labels(*entry.key, "held").inc()
+        entry.other = other
+        if self._once:
+            entry.state, entry.due = IDLE, None
+            return
+        assert self.desk is not None  # noqa: S101 - who asked has one
+        entry.state = QUEUED
+        entry.not_before = now + self.desk.ttl / 10 * (1 + self._random.random())
+
+    def _was_shared(self, entry: Entry, lease: Lease, now: datetime) -> bool:
+        """Whether another supervisor has just done what is due; both times are the store's."""
+        last, schedule = lease.last, entry.settings.schedule
+        if last is None or last.instance == lease.holder.instance or last.outcome not in _PARTLY:
+            return False
+        age = lease.written - last.finished
+        if entry.why == "schedule" and schedule is not None:
+            shared = age < schedule.period(now) * _SHARED
+        else:
+            # The backlog that asked for it may be the one that the other has merged: look again.
+            looked = self.tables[entry.table.name].looked
+            shared = looked is not None and age < now - looked
+            if shared:
+                self.look(entry.table.name)
+        if shared:
+            entry.started = entry.finished = now - age
+            entry.outcome = last.outcome
+            if last.outcome == "succeeded":
+                entry.succeeded = entry.finished
+        return shared
+
+    def _start(self, entry: Entry, lease: Lease | None) -> None:
+        now, mono = self.clock.now(), self.clock.monotonic()
+        settings, state = entry.settings, self.tables[entry.table.name]
+        plan = {
+            "apply": settings.apply,
+            "options": dict(settings.options),
+            "backlog": state.figures,
+            "version": state.version,
+            "token": None if lease is None else lease.token,
+            "waited_seconds": 0.0 if entry.due is None else round((now - entry.due).total_seconds(), 3),
+        }
+        number = self._write_beginning(entry, plan, now)
+        self._requests += 1
+        request = RunRequest(
+            id=self._requests,
+            uri=entry.table.uri,
+            storage_options=dict(entry.table.settings.storage_options),
+            job=settings.name,
+            options=dict(settings.options),
+            apply=settings.apply,
+            lease=None if lease is None else lease_document(lease),
+        )
+        worker = self._give(settings.job.pool, request)
+        entry.lease, entry.renewed, entry.renewing = lease, mono, False
+        entry.run = RunState(number, worker, mono, now, mono)
+        entry.state, entry.waiting = RUNNING, None
+        self._runs[request.id] = entry
+        self._log.info("run_started", table=entry.table.name, job=settings.name, why=entry.why, pid=worker.pid)
+
+    def _begin_look(self, state: TableState) -> None:
+        self._requests += 1
+        jobs = tuple(dict.fromkeys(("merge", *state.entries)))
+        request = LookRequest(self._requests, state.table.uri, dict(state.table.settings.storage_options), jobs)
+        state.looking, state.look_due, state.look_again = True, None, False
+        self._looks[request.id] = state
+        self._give(WATCH, request)
+
+    def _give(self, pool: str, request: Any) -> WorkerProcess:
+        known = {worker.pid for worker in self.pools.all()}
+        worker = self.pools.give(pool, request)
+        if worker.pid not in known:
+            self.metrics.worker_starts.labels(pool).inc()
+        return worker
+
+    def _over_budget(self, entry: Entry) -> bool:
+        budget = entry.settings.budget
+        if budget is None:
+            return False
+        mono = self.clock.monotonic()
+        checked, over = self._spent.get(entry.key, (-_BUDGET_SECONDS, False))
+        if mono - checked >= _BUDGET_SECONDS or entry.finished is None:
+            since = self.clock.now() - budget.per
+            over = self.history.seconds_since(*entry.key, since) >= budget.time.total_seconds()
+            self._spent[entry.key] = (mono, over)
+        return over
+
+    # -- what workers say
+
+    def _heard(self, worker: WorkerProcess, message: dict[str, Any] | None) -> None:
+        if message is None:
+            self.pools.forget(worker)
+            if worker.request is not None:
+                self._died(worker)
+        elif message["say"] == "progress":
+            entry = self._runs.get(message["id"])
+            if entry is not None and entry.run is not None:
+                entry.run.progress = self.clock.monotonic()
+        elif message["say"] == "done":
+            self.pools.take_back(worker)
+            if message["id"] in self._looks:
+                self._looked(self._looks.pop(message["id"]), message)
+            elif message["id"] in self._runs:
+                self._answered(self._runs[message["id"]], message)
+
+    def _died(self, worker: WorkerProcess) -> None:
+        request, worker.request = worker.request, None
+        self.metrics.worker_deaths.labels(worker.pool).inc()
+        status = worker.exit_status
+        if request in self._looks:
+            state = self._looks.pop(request)
+            error = WorkerDiedError(f"The process that looked at the table ended ({_ending(status)}).")
+            self._looked(state, {"outcome": "failed", "message": str(error), "figures": {}, "version": None})
+            return
+        entry = self._runs.get(request or 0)
+        if entry is None or entry.run is None:
+            return
+        reason = entry.run.ended_by
+        if reason in {"hung", "timeout"}:
+            self._finish(entry, "hung", _told(JobHungError(self._why_hung(entry, reason))))
+        elif reason == "stop":
+            self._finish(entry, "stopped", {"reason": "stopped", "error": "The service stopped.", "remedy": None})
+        elif reason == "lost":
+            self._finish(entry, "lost", _told(LeaseLostError("The lease was lost while the job ran.")))
+        else:
+            memory = self.pools.limit(worker.pool).memory
+            why = f"it passed its limit of {memory} bytes" if reason == "memory" else _ending(status)
+            self._finish(entry, "died", _told(WorkerDiedError(f"Worker {worker.pid} ended: {why}.")))
+
+    def _answered(self, entry: Entry, answer: Mapping[str, Any]) -> None:
+        outcome = answer["outcome"]
+        run = entry.run
+        if outcome == "stopped" and run is not None and run.ended_by in {"hung", "timeout"}:
+            details = _told(JobHungError(self._why_hung(entry, run.ended_by)))
+            outcome = "hung"
+        elif outcome == "stopped" and run is not None and run.ended_by == "lost":
+            details = _told(LeaseLostError("The lease was lost while the job ran."))
+            outcome = "lost"
+        else:
+            details = {
+                "exit_code": answer["exit_code"],
+                "reason": answer["reason"],
+                "error": answer["message"],
+                "remedy": answer["remedy"],
+            }
+        details |= {name: answer[name] for name in ("decision", "figures", "phases", "versions", "report")}
+        self._finish(entry, outcome, details)
+
+    def _finish(self, entry: Entry, outcome: str, details: dict[str, Any]) -> None:
+        """A run has ended, in whatever way."""
+        now, mono = self.clock.now(), self.clock.monotonic()
+        run, entry.run = entry.run, None
+        assert run is not None  # noqa: S101 - it is in hand
+        self._runs = {number: one for number, one in self._runs.items() if one is not entry}
+        self._spent.pop(entry.key, None)
+        self._write_down(run.number, now, outcome, details)
+        if not entry.removed:
+            self.metrics.runs.labels(*entry.key, outcome).inc()
+            self.metrics.count_figures(*entry.key, details.get("figures") or {})
+        self.metrics.run_seconds.labels(entry.settings.name).observe(mono - run.began)
+        self.metrics.observe_phases(entry.settings.name, details.get("phases") or {})
+        if entry.lease is not None:
+            lease, entry.lease = entry.lease, None
+            if outcome != "lost":
+                self._release(entry, lease, outcome if outcome in {*_PARTLY, *FAILURES} else None)
+        self._settle(entry, outcome, now, run.started, details.get("exit_code") or 0)
+        self._log.log(
+            _LEVELS.get(outcome, 20),
+            "run_finished",
+            table=entry.table.name,
+            job=entry.settings.name,
+            outcome=outcome,
+            decision=details.get("decision"),
+            error=details.get("error"),
+            seconds=round(mono - run.began, 3),
+        )
+        if outcome == "succeeded" and entry.settings.heartbeat_url is not None:
+            timeout = self.settings.config.heartbeat.timeout.total_seconds()
+            self._heartbeat.beat(entry.settings.heartbeat_url, *entry.key, timeout)
+        if outcome in _PARTLY and details.get("versions") and not self._once:
+            self.look(entry.table.name)
+
+    def _settle(self, entry: Entry, outcome: str, now: datetime, started: datetime, code: int) -> None:
+        """What a run's end means for the next one."""
+        entry.outcome, entry.finished = outcome, now
+        entry.state, entry.due, entry.waiting = IDLE, None, None
+        self.codes.append(code)
+        if outcome in {*_PARTLY, *FAILURES}:
+            entry.started = started
+        if outcome in _PARTLY:
+            entry.failures = 0
+            entry.not_before = None
+            if outcome == "succeeded":
+                entry.succeeded = now
+        elif outcome in FAILURES:
+            entry.failures += 1
+            wait = wait_after(entry.failures, self.settings.config.backoff, self._random)
+            entry.not_before = now + (wait or _RETRY * entry.failures)
+            if not self._once and not entry.removed:
+                entry.state, entry.due, entry.why = QUEUED, now, "retry"
+                entry.waiting = "backoff"
+
+    def _note_failure(self, entry: Entry, error: MemwalOpsError | None) -> None:
+        """A run that could not begin: it is written down like one that did."""
+        now = self.clock.now()
+        plan = {"apply": entry.settings.apply, "options": dict(entry.settings.options)}
+        number = self._write_beginning(entry, plan, now)
+        details = {"reason": None, "error": None, "remedy": None} if error is None else _told(error)
+        self._write_down(number, now, "failed", details)
+        self.metrics.runs.labels(*entry.key, "failed").inc()
+        self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, error=details["error"])
+        self._settle(entry, "failed", now, now, details.get("exit_code") or 1)
+
+    def _write_beginning(self, entry: Entry, plan: Mapping[str, Any], now: datetime) -> int | None:
+        try:
+            return self.history.begin(
+                table=entry.table.name,
+                uri=entry.table.uri,
+                job=entry.settings.name,
+                supervisor=self._supervisor,
+                why=entry.why,
+                plan=plan,
+                now=now,
+            )
+        except HistoryError as error:
+            self._log.error("history_not_written", error=str(error))
+            return None
+
+    def _write_down(self, number: int | None, now: datetime, outcome: str, details: Mapping[str, Any]) -> None:
+        if number is None:
+            return
+        try:
+            self.history.finish(number, now, outcome, **details)
+        except HistoryError as error:
+            # The table comes first: a full disk here must not stop its maintenance.
+            self._log.error("history_not_written", error=str(error))
+
+    def _release(self, entry: Entry, lease: Lease, outcome: str | None) -> None:
+        if self.desk is not None:
+            self.desk.release(entry.table, lease, outcome)
+
+    def _looked(self, state: TableState, answer: Mapping[str, Any]) -> None:
+        state.looking = False
+        if self.tables.get(state.table.name) is not state:
+            return
+        good = answer["outcome"] == "succeeded"
+        self.metrics.looks.labels(state.table.name, answer["outcome"]).inc()
+        state.error = None if good else str(answer["message"])
+        if good:
+            state.figures, state.version, state.looked = answer["figures"], answer["version"], self.clock.now()
+            for entry in state.entries.values():
+                when = entry.settings.when
+                if when is not None and when.holds(state.figures):
+                    self.due(*entry.key, f"when: {when.text}")
+        else:
+            self._log.warning("look_failed", table=state.table.name, error=state.error)
+        if state.look_again and not self._once:
+            self.look(state.table.name)
+
+    # -- time passes
+
+    def _watch_runs(self) -> None:
+        mono = self.clock.monotonic()
+        for entry in [*self._runs.values()]:
+            run = entry.run
+            assert run is not None  # noqa: S101 - it is in hand
+            self._renew(entry, mono)
+            if run.signalled is not None:
+                if run.ended_by != "stop" and mono - run.signalled > _KILL_SECONDS:
+                    run.worker.signal(signal.SIGKILL)
+                continue
+            cpu = run.worker.cpu_seconds()
+            if cpu is not None and cpu - run.cpu >= _CPU_SECONDS:
+                run.cpu, run.progress = cpu, mono
+            limit = self.pools.limit(run.worker.pool).memory
+            resident = run.worker.resident_bytes() if limit is not None else None
+            if limit is not None and resident is not None and resident > limit:
+                run.ended_by, run.signalled = "memory", mono
+                run.worker.signal(signal.SIGKILL)
+            elif mono - run.progress > entry.settings.hung_after.total_seconds():
+                self._ask_to_end(entry, "hung")
+            elif entry.settings.timeout is not None and mono - run.began > entry.settings.timeout.total_seconds():
+                self._ask_to_end(entry, "timeout")
+
+    def _renew(self, entry: Entry, mono: float) -> None:
+        lease, desk = entry.lease, self.desk
+        if lease is None or desk is None or entry.renewing:
+            return
+        if mono - entry.renewed < lease.ttl.total_seconds() / 3:
+            return
+        entry.renewing = True
+
+        def renewed(better: Lease | None, error: MemwalOpsError | None) -> None:
+            entry.renewing = False
+            if entry.lease is None or entry.lease.token != lease.token:
+                return
+            if better is not None:
+                entry.lease, entry.renewed = better, mono
+                self.skews[entry.table.name] = (self.clock.now() - better.written).total_seconds()
+                return
+            late = self.clock.monotonic() - entry.renewed > lease.ttl.total_seconds()
+            if isinstance(error, LeaseLostError) or late:
+                self._log.warning("lease_lost", table=entry.table.name, job=entry.settings.name, error=str(error))
+                self._ask_to_end(entry, "lost")
+            else:
+                entry.renewed += 1.0  # again in a moment
+
+        desk.renew(entry.table, lease, renewed)
+
+    def _ask_to_stop(self, entry: Entry, why: str) -> None:
+        """No further step; what is in hand may end."""
+        run = entry.run
+        if run is not None and run.ended_by is None:
+            run.ended_by = why
+            run.signalled = self.clock.monotonic()
+            run.worker.send({"do": "stop", "id": run.worker.request})
+
+    def _ask_to_end(self, entry: Entry, why: str) -> None:
+        """It is not wanted any more: SIGTERM now, SIGKILL a little later."""
+        run = entry.run
+        if run is not None and run.ended_by in {None, "stop"}:
+            run.ended_by = why
+            run.signalled = self.clock.monotonic()
+            run.worker.quitting = True
+            run.worker.signal(signal.SIGTERM)
+
+    def _why_hung(self, entry: Entry, reason: str) -> str:
+        limits = {"hung": entry.settings.hung_after, "timeout": entry.settings.timeout}
+        what = "made no progress for" if reason == "hung" else "ran longer than"
+        return f"The job {entry.settings.name} on {entry.table.name} {what} {limits[reason]}, and was ended."
+
+    # -- the tables
+
+    def _entry(self, table: FoundTable, settings: JobSettings, now: datetime) -> Entry:
+        self.history.see(table.name, settings.name, now)
+        last = self.history.last(table.name, settings.name, now)
+        entry = Entry(
+            table,
+            settings,
+            last.first_seen,
+            started=last.started,
+            finished=last.finished,
+            succeeded=last.succeeded,
+            outcome=last.outcome,
+            failures=last.failures,
+        )
+        wait = wait_after(last.failures, self.settings.config.backoff, self._random)
+        if wait and last.finished is not None:
+            entry.not_before = last.finished + wait
+        return entry
+
+    def _find(self, table: str, job: str) -> Entry | None:
+        state = self.tables.get(table)
+        return None if state is None else state.entries.get(job)
+
+
+_LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
+
+
+def _told(error: MemwalOpsError) -> dict[str, Any]:
+    return {"exit_code": error.exit_code, "reason": error.reason, "error": str(error), "remedy": error.remedy}
+
+
+def _ending(status: int | None) -> str:
+    if status is None:
+        return "it closed its pipe"
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

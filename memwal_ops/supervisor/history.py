@@ -1,0 +1,257 @@
+"""The account of all runs, in SQLite: written when a run begins and when it ends, kept for some time.
+
+In WAL mode a killed service loses nothing that it wrote. What was in hand then stands as ``running`` in
+the file; the next service, which has the lock of the state folder, marks it as ``killed``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from memwal_ops.errors import HistoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+OUTCOMES = ("succeeded", "partial", "failed", "lost", "stopped", "died", "hung", "killed", "running")
+FAILURES = ("failed", "died", "hung")
+UNDONE = ("stopped", "killed", "lost")
+FAILED_OUTCOMES = ("partial", *FAILURES, "lost", "killed")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    id INTEGER PRIMARY KEY,
+    "table" TEXT NOT NULL, uri TEXT NOT NULL, job TEXT NOT NULL, supervisor TEXT NOT NULL,
+    why TEXT NOT NULL, started REAL NOT NULL, finished REAL, outcome TEXT NOT NULL,
+    exit_code INTEGER, decision TEXT, reason TEXT, error TEXT, remedy TEXT,
+    plan TEXT NOT NULL, figures TEXT, phases TEXT, versions TEXT, report TEXT
+);
+CREATE INDEX IF NOT EXISTS runs_by_job ON runs ("table", job, started);
+CREATE INDEX IF NOT EXISTS runs_by_time ON runs (started);
+CREATE TABLE IF NOT EXISTS seen (
+    "table" TEXT NOT NULL, job TEXT NOT NULL, first REAL NOT NULL, PRIMARY KEY ("table", job)
+);
+"""
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LastRuns:
+    """What the history knows of a table and job; the times are None where there was none.
+
+    ``started`` is that of the last run that was not ended by others: one that was is as good as none.
+    """
+
+    first_seen: datetime
+    started: datetime | None
+    finished: datetime | None
+    succeeded: datetime | None
+    outcome: str | None
+    failures: int
+
+
+class History:
+    """The file. Safe to use from several threads; one process writes it, any number read it."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+        """See :meth:`open` and :meth:`open_to_read`."""
+        self._connection = connection
+        self._lock = threading.Lock()
+        self.path = path
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Open, or make it.
+
+        Raises:
+            HistoryError: it cannot be.
+        """
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            connection = sqlite3.connect(path, timeout=10, check_same_thread=False, isolation_level=None)
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > _VERSION:
+                raise HistoryError(f"{path} was written by a newer release.", remedy="Upgrade memwal-ops.")
+            connection.executescript(_SCHEMA)
+            connection.execute(f"PRAGMA user_version={_VERSION}")
+        except (OSError, sqlite3.Error) as error:
+            raise HistoryError(f"The history {path} cannot be opened: {error}.") from error
+        connection.row_factory = sqlite3.Row
+        return cls(connection, path)
+
+    @classmethod
+    def open_to_read(cls, path: str) -> Self:
+        """Open one that another process may be writing.
+
+        Raises:
+            HistoryError: there is none, or it cannot be read.
+        """
+        if not os.path.isfile(path):
+            raise HistoryError(
+                f"There is no history {path}.", remedy="Give --config or --state-dir of the service, or start it once."
+            )
+        try:
+            connection = sqlite3.connect(path, timeout=10, check_same_thread=False)
+            connection.execute("PRAGMA query_only=1")
+            connection.execute("SELECT 1 FROM runs LIMIT 1")
+        except sqlite3.Error as error:
+            raise HistoryError(f"The history {path} cannot be read: {error}.") from error
+        connection.row_factory = sqlite3.Row
+        return cls(connection, path)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._connection.close()
+
+    def mark_killed(self, now: datetime) -> int:
+        """Runs that were in hand when the last service ended without a word; how many there were."""
+        return self._write(
+            "UPDATE runs SET outcome='killed', finished=?, reason='killed', "
+            "error='The service ended while this ran.' WHERE outcome='running'",
+            (now.timestamp(),),
+        )
+
+    def see(self, table: str, job: str, now: datetime) -> None:
+        """Remember since when a job is known."""
+        self._write('INSERT OR IGNORE INTO seen ("table", job, first) VALUES (?, ?, ?)', (table, job, now.timestamp()))
+
+    def begin(
+        self, *, table: str, uri: str, job: str, supervisor: str, why: str, plan: Mapping[str, Any], now: datetime
+    ) -> int:
+        """A run has begun; its number."""
+        with self._lock:
+            try:
+                cursor = self._connection.execute(
+                    'INSERT INTO runs ("table", uri, job, supervisor, why, started, outcome, plan) '
+                    "VALUES (?, ?, ?, ?, ?, ?, 'running', ?)",
+                    (table, uri, job, supervisor, why, now.timestamp(), json.dumps(plan, default=str)),
+                )
+            except sqlite3.Error as error:
+                raise HistoryError(f"The history {self.path} cannot be written: {error}.") from error
+            return int(cursor.lastrowid or 0)
+
+    def finish(self, number: int, now: datetime, outcome: str, **details: Any) -> None:
+        """A run has ended; ``details`` are columns."""
+        documents = ("figures", "phases", "versions", "report")
+        values = {
+            name: json.dumps(value, default=str) if name in documents and value is not None else value
+            for name, value in details.items()
+        }
+        sets = ", ".join(f"{name}=?" for name in values)
+        self._write(
+            f"UPDATE runs SET outcome=?, finished=?{', ' if sets else ''}{sets} WHERE id=?",  # noqa: S608 - our own names
+            (outcome, now.timestamp(), *values.values(), number),
+        )
+
+    def prune(self, now: datetime, keep: timedelta) -> int:
+        """Forget runs that began longer ago than that."""
+        return self._write("DELETE FROM runs WHERE started < ? AND outcome != 'running'", ((now - keep).timestamp(),))
+
+    def last(self, table: str, job: str, now: datetime) -> LastRuns:
+        """What is known of a table and job."""
+        rows = self._read(
+            'SELECT started, finished, outcome FROM runs WHERE "table"=? AND job=? AND outcome != ? '
+            "ORDER BY started DESC, id DESC LIMIT 50",
+            (table, job, "running"),
+        )
+        seen = self._read('SELECT first FROM seen WHERE "table"=? AND job=?', (table, job))
+        succeeded = self._read(
+            'SELECT max(finished) AS at FROM runs WHERE "table"=? AND job=? AND outcome=?', (table, job, "succeeded")
+        )
+        failures = 0
+        for row in rows:
+            if row["outcome"] not in FAILURES:
+                # Runs that somebody stopped say nothing of the job.
+                if row["outcome"] in UNDONE:
+                    continue
+                break
+            failures += 1
+        return LastRuns(
+            first_seen=_when(seen[0]["first"]) or now if seen else now,
+            started=next((_when(row["started"]) for row in rows if row["outcome"] not in UNDONE), None),
+            finished=_when(rows[0]["finished"]) if rows else None,
+            succeeded=_when(succeeded[0]["at"]) if succeeded else None,
+            outcome=rows[0]["outcome"] if rows else None,
+            failures=failures,
+        )
+
+    def seconds_since(self, table: str, job: str, since: datetime) -> float:
+        """How long a job ran in all since a moment, of what has ended."""
+        (row,) = self._read(
+            'SELECT total(finished - max(started, ?)) AS ran FROM runs WHERE "table"=? AND job=? AND finished > ?',
+            (since.timestamp(), table, job, since.timestamp()),
+        )
+        return float(row["ran"])
+
+    def runs(
+        self, *, table: str | None = None, job: str | None = None, failed: bool = False, limit: int = 50
+    ) -> list[dict[str, Any]]:
+        """The newest runs first, as documents."""
+        wheres, values = ["1"], []
+        if table is not None:
+            wheres.append('("table"=? OR uri=?)')
+            values += [table, table]
+        if job is not None:
+            wheres.append("job=?")
+            values.append(job)
+        if failed:
+            wheres.append(f"outcome IN ({', '.join('?' * len(FAILED_OUTCOMES))})")
+            values += FAILED_OUTCOMES
+        rows = self._read(
+            f"SELECT * FROM runs WHERE {' AND '.join(wheres)} ORDER BY started DESC, id DESC LIMIT ?",  # noqa: S608 - our own words
+            (*values, limit),
+        )
+        return [_document(row) for row in rows]
+
+    def _write(self, statement: str, values: Sequence[Any]) -> int:
+        with self._lock:
+            try:
+                return self._connection.execute(statement, values).rowcount
+            except sqlite3.Error as error:
+                raise HistoryError(f"The history {self.path} cannot be written: {error}.") from error
+
+    def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        with self._lock:
+            try:
+                with closing(self._connection.execute(statement, values)) as cursor:
+                    return cursor.fetchall()
+            except sqlite3.Error as error:
+                raise HistoryError(f"The history {self.path} cannot be read: {error}.") from error
+
+
+def _document(row: Any) -> dict[str, Any]:
+    started, finished = _when(row["started"]), _when(row["finished"])
+    document: dict[str, Any] = {
+        "id": row["id"],
+        "table": row["table"],
+        "uri": row["uri"],
+        "job": row["job"],
+        "supervisor": row["supervisor"],
+        "why": row["why"],
+        "started": None if started is None else started.isoformat(timespec="milliseconds"),
+        "finished": None if finished is None else finished.isoformat(timespec="milliseconds"),
+        "seconds": None if row["finished"] is None else round(row["finished"] - row["started"], 3),
+        "outcome": row["outcome"],
+        "exit_code": row["exit_code"],
+        "decision": row["decision"],
+        "error": None
+        if row["error"] is None
+        else {"reason": row["reason"], "message": row["error"], "remedy": row["remedy"]},
+    }
+    for name in ("plan", "figures", "phases", "versions", "report"):
+        document[name] = None if row[name] is None else json.loads(row[name])
+    return document
+
+
+def _when(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

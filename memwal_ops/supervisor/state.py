@@ -1,0 +1,97 @@
+"""What the supervisor knows of its tables at a moment. Only its own thread writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from memwal_ops.core.leases import Lease
+    from memwal_ops.supervisor.discovery import FoundTable
+    from memwal_ops.supervisor.pools import WorkerProcess
+    from memwal_ops.supervisor.settings import JobSettings
+
+IDLE, QUEUED, LEASING, RUNNING = "idle", "queued", "leasing", "running"
+WATCH = "watch"
+
+
+@dataclass(slots=True)
+class RunState:
+    """A run in hand. Times are monotonic, unless they say otherwise.
+
+    Attributes:
+        number: its number in the history; None where that could not be written.
+        worker: who runs it.
+        progress: when it last showed life.
+        cpu: processor seconds of the worker by then.
+        ended_by: why the supervisor ends it: hung, timeout, memory, lost or stop.
+        signalled: when it was told to end.
+    """
+
+    number: int | None
+    worker: WorkerProcess
+    began: float
+    started: datetime
+    progress: float
+    cpu: float = 0.0
+    ended_by: str | None = None
+    signalled: float | None = None
+
+
+@dataclass(slots=True)
+class Entry:
+    """One job on one table.
+
+    Attributes:
+        due: since when it waits to be run (wall clock); None while nothing is due.
+        why: what made it due: ``schedule``, ``when: ...``, ``retry``.
+        not_before: it is left alone until then.
+        waiting: what it waits for: window, backoff, retry, budget, lease or worker.
+        lease: the lease that we hold for it.
+        renewed: when that was last renewed, monotonic.
+        other: the lease by which another supervisor keeps us away, and since when.
+        failures: failures in a row.
+    """
+
+    table: FoundTable
+    settings: JobSettings
+    first_seen: datetime
+    state: str = IDLE
+    due: datetime | None = None
+    why: str = ""
+    not_before: datetime | None = None
+    waiting: str | None = None
+    run: RunState | None = None
+    lease: Lease | None = None
+    renewed: float = 0.0
+    renewing: bool = False
+    other: Lease | None = None
+    other_since: datetime | None = None
+    started: datetime | None = None
+    finished: datetime | None = None
+    succeeded: datetime | None = None
+    outcome: str | None = None
+    failures: int = 0
+    removed: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Table and job."""
+        return self.table.name, self.settings.name
+
+
+@dataclass(slots=True)
+class TableState:
+    """One table: its backlog at the last look, and its jobs."""
+
+    table: FoundTable
+    entries: dict[str, Entry] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    version: int | None = None
+    looked: datetime | None = None
+    look_due: datetime | None = None
+    looking: bool = False
+    look_again: bool = False
+    error: str | None = None

@@ -1,0 +1,80 @@
+"""The state folder of a service: its lock, its identity, its history."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import AlreadyRunningError, HistoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.supervisor.config_model import Config
+
+
+def state_dir(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """The folder: as configured, else systemd's ``STATE_DIRECTORY``, else the user's own."""
+    environ = os.environ if environ is None else environ
+    if config.state_dir is not None:
+        return os.path.abspath(os.path.expanduser(config.state_dir))
+    given = environ.get("STATE_DIRECTORY", "").split(":")[0]
+    home = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return given or os.path.join(home, "memwal-ops")
+
+
+def history_path(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """The file of the history."""
+    path = config.history.path
+    return os.path.join(state_dir(config, environ), "history.sqlite") if path is None else os.path.expanduser(path)
+
+
+class StateDir:
+    """Held by one process at a time, by a lock that the kernel lets go of when the process ends, however it ends.
+
+    Attributes:
+        instance: an id that stays over restarts: leases of a service that was killed are its own.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Make the folder and take the lock.
+
+        Raises:
+            AlreadyRunningError: another process has it.
+            HistoryError: the folder cannot be made or written.
+        """
+        self.path = path
+        try:
+            os.makedirs(path, mode=0o750, exist_ok=True)
+            self._lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise HistoryError(f"The state folder {path} cannot be written: {error.strerror}.") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise AlreadyRunningError(f"Another supervisor uses the state folder {path}.") from error
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, f"{os.getpid()}\n".encode())
+        self.instance = self._identity()
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        os.close(self._lock)
+
+    def _identity(self) -> str:
+        path = os.path.join(self.path, "instance")
+        try:
+            with open(path, encoding="ascii") as file:
+                return str(uuid.UUID(file.read().strip()))
+        except (OSError, ValueError):
+            made = str(uuid.uuid4())
+        try:
+            with open(f"{path}.new", "w", encoding="ascii") as file:
+                file.write(f"{made}\n")
+            os.replace(f"{path}.new", path)
+        except OSError as error:
+            raise HistoryError(f"The state folder {self.path} cannot be written: {error.strerror}.") from error
+        return made
