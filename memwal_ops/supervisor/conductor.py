@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.settings import JobSettings, Settings
 
 _KILL_SECONDS = 5.0
+_START_SECONDS = 120.0
 _CPU_SECONDS = 0.5
+_RENEW_AGAIN_SECONDS = 1.0
 _BUDGET_SECONDS = 30.0
 _RETRY = timedelta(minutes=1)
 _SHARED = 0.9
@@ -331,6 +333,7 @@ class Conductor:
         )
         worker = self._give(settings.job.pool, request)
         entry.lease, entry.renewed, entry.renewing = lease, mono, False
+        entry.renew_at = mono + (0.0 if lease is None else lease.ttl.total_seconds() / 3)
         entry.run = RunState(number, worker, mono, now, mono)
         entry.state, entry.waiting = RUNNING, None
         self._runs[request.id] = entry
@@ -370,10 +373,13 @@ class Conductor:
             self.pools.forget(worker)
             if worker.request is not None:
                 self._died(worker)
-        elif message["say"] == "progress":
+        elif message["say"] in {"began", "progress"}:
             entry = self._runs.get(message["id"])
             if entry is not None and entry.run is not None:
                 entry.run.progress = self.clock.monotonic()
+                if message["say"] == "began":
+                    # What the process took to start is not the job's.
+                    entry.run.began, entry.run.working = entry.run.progress, True
         elif message["say"] == "done":
             self.pools.take_back(worker)
             if message["id"] in self._looks:
@@ -544,7 +550,8 @@ class Conductor:
             assert run is not None  # noqa: S101 - it is in hand
             self._renew(entry, mono)
             if run.signalled is not None:
-                if run.ended_by != "stop" and mono - run.signalled > _KILL_SECONDS:
+                if run.ended_by != "stop" and mono - run.signalled > _KILL_SECONDS and not run.killed:
+                    run.killed = True
                     run.worker.signal(signal.SIGKILL)
                 continue
             cpu = run.worker.cpu_seconds()
@@ -553,18 +560,23 @@ class Conductor:
             limit = self.pools.limit(run.worker.pool).memory
             resident = run.worker.resident_bytes() if limit is not None else None
             if limit is not None and resident is not None and resident > limit:
-                run.ended_by, run.signalled = "memory", mono
+                run.ended_by, run.signalled, run.killed = "memory", mono, True
                 run.worker.signal(signal.SIGKILL)
-            elif mono - run.progress > entry.settings.hung_after.total_seconds():
+            elif mono - run.progress > entry.settings.hung_after.total_seconds() + (
+                0 if run.working else _START_SECONDS
+            ):
                 self._ask_to_end(entry, "hung")
-            elif entry.settings.timeout is not None and mono - run.began > entry.settings.timeout.total_seconds():
+            elif (
+                entry.settings.timeout is not None
+                and run.working
+                and mono - run.began > entry.settings.timeout.total_seconds()
+            ):
                 self._ask_to_end(entry, "timeout")
 
     def _renew(self, entry: Entry, mono: float) -> None:
         lease, desk = entry.lease, self.desk
-        if lease is None or desk is None or entry.renewing:
-            return
-        if mono - entry.renewed < lease.ttl.total_seconds() / 3:
+        lost = entry.run is not None and entry.run.ended_by == "lost"
+        if lease is None or desk is None or lost or entry.renewing or mono < entry.renew_at:
             return
         entry.renewing = True
 
@@ -574,6 +586,7 @@ class Conductor:
                 return
             if better is not None:
                 entry.lease, entry.renewed = better, mono
+                entry.renew_at = mono + lease.ttl.total_seconds() / 3
                 self.skews[entry.table.name] = (self.clock.now() - better.written).total_seconds()
                 return
             late = self.clock.monotonic() - entry.renewed > lease.ttl.total_seconds()
@@ -581,7 +594,7 @@ class Conductor:
                 self._log.warning("lease_lost", table=entry.table.name, job=entry.settings.name, error=str(error))
                 self._ask_to_end(entry, "lost")
             else:
-                entry.renewed += 1.0  # again in a moment
+                entry.renew_at = self.clock.monotonic() + _RENEW_AGAIN_SECONDS
 
         desk.renew(entry.table, lease, renewed)
 

@@ -1,7 +1,8 @@
 """What the supervisor and its worker processes say to each other: one JSON document a line, over pipes.
 
-To the worker: ``run``, ``look``, ``stop`` (no further step), ``quit``. From it: ``ready``, ``progress``,
-``done``. Storage options go this way and not by arguments, which every user of a machine can read.
+To the worker: ``run``, ``look``, ``stop`` (no further step), ``quit``. From it: ``ready``, ``began``,
+``progress``, ``done``. Storage options go this way and not by arguments, which every user of a machine can
+read.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ class RunState:
 
     Attributes:
         number: its number in the history; None where that could not be written.
-        worker: who runs it.
+        worker: who runs it; ``working``: it has taken it up, which a process that has to start first does later.
+        began: when it was given to the worker, and then, when that took it up.
         progress: when it last showed life.
         cpu: processor seconds of the worker by then.
         ended_by: why the supervisor ends it: hung, timeout, memory, lost or stop.
@@ -38,6 +39,8 @@ class RunState:
     cpu: float = 0.0
     ended_by: str | None = None
     signalled: float | None = None
+    killed: bool = False
+    working: bool = False
 
 
 @dataclass(slots=True)
@@ -50,7 +53,7 @@ class Entry:
         not_before: it is left alone until then.
         waiting: what it waits for: window, backoff, retry, budget, lease or worker.
         lease: the lease that we hold for it.
-        renewed: when that was last renewed, monotonic.
+        renewed: when that was last renewed, monotonic; ``renew_at``: when to do it next.
         other: the lease by which another supervisor keeps us away, and since when.
         failures: failures in a row.
     """
@@ -66,6 +69,7 @@ class Entry:
     run: RunState | None = None
     lease: Lease | None = None
     renewed: float = 0.0
+    renew_at: float = 0.0
     renewing: bool = False
     other: Lease | None = None
     other_since: datetime | None = None

@@ -64,6 +64,7 @@ class Worker:
             if request["do"] == "quit":
                 return
             self._current = request["id"]
+            self._say({"say": "began", "id": request["id"]})
             structlog.contextvars.bind_contextvars(job=request.get("job", "look"), table=request["uri"])
             try:
                 answer = _look(request) if request["do"] == "look" else self._run(request)

@@ -78,7 +78,12 @@ WRONG = [
     (JOBS + "merge: {heartbeat_url: 'ftp://x'}\n", 4, "tables[0].jobs.merge.heartbeat_url", "http"),
     (TABLE + "heartbeat: {url: 'https://x/{tabel}'}\n", 3, "heartbeat.url", "{table}"),
     (TABLE + "    timezone: Mars/Phobos\n", 3, "tables[0].timezone", "no time zone"),
-    (TABLE + "    storage_options: {aws_region: '${REGION}'}\n", 3, "tables[0].storage_options.aws_region", "REGION is not set"),
+    (
+        TABLE + "    storage_options: {aws_region: '${REGION}'}\n",
+        3,
+        "tables[0].storage_options.aws_region",
+        "REGION is not set",
+    ),
     (TABLE + "state_dir: ${}\n", 3, "state_dir", "names no variable"),
     ("tables: [\n", 2, "", "no YAML"),
     ("a: b: c\n", 1, "", "no YAML"),

@@ -57,8 +57,9 @@ def apply(table: Table, options: MoodyOptions, run: Run) -> MoodyReport:
             case "dies":
                 os._exit(7)
             case "leaks":
-                leaked.append(bytearray(os.urandom(1 << 20)) * 32)
+                leaked.append(bytearray(os.urandom(1 << 20)) * 8)
                 run.progress()
+                time.sleep(0.02)
             case "fails":
                 raise StoreUnavailableError("The store is in a bad mood.")
             case "breaks":
