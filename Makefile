@@ -1,12 +1,13 @@
 # make demo and make test need nothing but Python 3.11; everything else they install into .venv.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 VENV := .venv
+AIRFLOW_VENV := .venv-airflow
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench soak fuzz replay protos protos-check requirements clean
+.PHONY: help demo test test-airflow lint format bench soak fuzz replay protos protos-check requirements clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -16,6 +17,11 @@ demo: $(VENV)/.runtime  ## Make a table with Lance's own writer, merge it, prove
 
 test: $(VENV)/.dev  ## Run all tests (narrow them with PYTEST_ARGS="-k words")
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Airflow pins more than a hundred packages of its own, so it gets an environment of its own.
+test-airflow: $(AIRFLOW_VENV)/.ready  ## Run operators, sensor and example DAG in a real Airflow (SHORT=1: without its services)
+	@$(if $(SHORT),,AIRFLOW_SERVICES=1) $(AIRFLOW_VENV)/bin/python -m pytest --confcutdir tests/airflow -m "not s3" \
+	  -W default --disable-warnings tests/airflow
 
 lint: $(VENV)/.dev protos-check  ## Check style, types, layers and generated code
 	@$(BIN)/ruff check .
@@ -52,7 +58,7 @@ requirements: $(VENV)/.dev  ## Show which statements of the specification no tes
 	@$(BIN)/python tools/requirements.py
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AIRFLOW_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -69,3 +75,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing memwal-ops and its test tools into $(VENV) (once) ..."
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.runtime
+
+$(AIRFLOW_VENV)/.ready: pyproject.toml constraints-airflow.txt | $(VENV)/bin/python
+	@echo "Installing Airflow and memwal-ops into $(AIRFLOW_VENV) (once) ..."
+	@$(VENV)/bin/python -m venv $(AIRFLOW_VENV)
+	@$(AIRFLOW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-airflow.txt \
+	  -e '.[airflow]' pytest pytest-timeout
+	@touch $@

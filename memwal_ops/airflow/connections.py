@@ -1,0 +1,82 @@
+"""From an Airflow connection to the storage options that pylance and our own requests take. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.storage.redaction import RedactedOptions, is_secret_key
+
+# Airflow's own names for the parts of a connection to AWS, by the names that storage options have.
+_AWS_EXTRA = {
+    "aws_access_key_id": "aws_access_key_id",
+    "aws_secret_access_key": "aws_secret_access_key",
+    "aws_session_token": "aws_session_token",
+    "region_name": "aws_region",
+    "endpoint_url": "aws_endpoint",
+    "profile_name": "aws_profile",
+    "role_arn": "aws_role_arn",
+}
+_OWN = "storage_options"
+
+
+def check_public(options: Mapping[str, str]) -> None:
+    """Refuse secrets where Airflow shows values: in a task's arguments and rendered templates.
+
+    Raises:
+        InvalidUsageError: names the key, never its value.
+    """
+    secret = sorted(key for key in options if is_secret_key(str(key)))
+    if secret:
+        raise InvalidUsageError(
+            f"storage_options must not hold {', '.join(secret)}: Airflow shows and stores what a task is given.",
+            remedy="Put secrets into a connection and name it by storage_conn_id, or into the workers' environment.",
+        )
+
+
+def storage_options(
+    conn_id: str, *, kind: str, login: str | None, password: str | None, extra: Mapping[str, Any]
+) -> dict[str, str]:
+    """The storage options of a connection; printing them shows no secret.
+
+    A connection of type ``aws`` is read as Airflow's own hooks read it. Of any other type, the extra holds
+    storage options. In both, those below the key ``storage_options`` of the extra are added as they are.
+
+    Raises:
+        InvalidUsageError: something in the connection would have been ignored. Values are never quoted.
+    """
+    rest = dict(extra)
+    own = rest.pop(_OWN, {})
+    if not isinstance(own, Mapping):
+        raise InvalidUsageError(f"Connection {conn_id!r}: {_OWN} in its extra must be an object.")
+    if kind == "aws":
+        found = {"aws_access_key_id": login, "aws_secret_access_key": password}
+        unknown = sorted(set(rest) - set(_AWS_EXTRA))
+        if unknown:
+            raise InvalidUsageError(
+                f"Connection {conn_id!r}: {', '.join(unknown)} in its extra means nothing here.",
+                remedy=f"Remove it, or give storage options below {_OWN} in the extra; docs/airflow.md has examples.",
+            )
+        found |= {_AWS_EXTRA[key]: value for key, value in rest.items()}
+    else:
+        if login or password:
+            raise InvalidUsageError(
+                f"Connection {conn_id!r} of type {kind!r} has a login or password, which only type aws has a use for.",
+                remedy="Put storage options, secrets too, into the connection's extra: Airflow encrypts it.",
+            )
+        found = rest
+    return RedactedOptions({key: _text(conn_id, key, value) for key, value in {**found, **own}.items() if value})
+
+
+def secrets_of(options: Mapping[str, str]) -> list[str]:
+    """The values that no log may show."""
+    return [value for key, value in options.items() if is_secret_key(key)]
+
+
+def _text(conn_id: str, key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise InvalidUsageError(f"Connection {conn_id!r}: {key} must be a text or a number.")

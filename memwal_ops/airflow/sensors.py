@@ -1,0 +1,100 @@
+"""The backlog sensor: waits until a table has enough work for a job."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memwal_ops.airflow.connections import check_public
+from memwal_ops.airflow.host import (
+    AirflowException,
+    AirflowFailException,
+    BaseSensorOperator,
+    PokeReturnValue,
+    default_deferrable,
+)
+from memwal_ops.airflow.tasks import end, read_storage
+from memwal_ops.airflow.triggers import MemWalBacklogTrigger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class MemWalBacklogSensor(BaseSensorOperator):
+    """Wait until ``when`` holds for a job's backlog figures; they are what the task returns (XCom).
+
+    Args:
+        uri: the table.
+        when: as in the supervisor's configuration: ``generations >= 8 or bytes >= 1GiB``; without it, the
+            trigger that the job has there by default.
+        job: whose figures: those of ``merge`` are generations, rows, bytes, oldest_age, regions_behind and
+            blocked_regions.
+        storage_conn_id: see :class:`MemWalJobOperator`.
+        storage_options: see there.
+        deferrable: look once, then wait in the triggerer, which takes no worker.
+    """
+
+    template_fields: Sequence[str] = ("uri", "when", "storage_conn_id", "storage_options")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"storage_options": "json"}
+    ui_color = "#e0f2fe"
+
+    def __init__(
+        self,
+        *,
+        uri: str,
+        when: str | None = None,
+        job: str = "merge",
+        storage_conn_id: str | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        deferrable: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if isinstance(storage_options, dict):
+            check_public(storage_options)
+        self.uri = uri
+        self.when = when
+        self.job = job
+        self.storage_conn_id = storage_conn_id
+        self.storage_options = storage_options
+        self.deferrable = default_deferrable() if deferrable is None else deferrable
+
+    def execute(self, context: Any) -> Any:
+        """Wait in the triggerer, or here as other sensors do."""
+        if not self.deferrable:
+            return super().execute(context)
+        found = self.poke(context)
+        if found:
+            return found.xcom_value
+        self.defer(
+            trigger=MemWalBacklogTrigger(
+                uri=self.uri,
+                job=self.job,
+                when=self.when,
+                poke_interval=self.poke_interval,
+                storage_conn_id=self.storage_conn_id,
+                storage_options=self.storage_options,
+            ),
+            method_name="execute_complete",
+            timeout=timedelta(seconds=self.timeout),
+        )
+        return None
+
+    def poke(self, context: Any) -> PokeReturnValue:  # noqa: ARG002 - Airflow's signature
+        """One look."""
+        from memwal_ops.airflow.work import look  # noqa: PLC0415 - pylance, in this process and not before
+
+        storage = read_storage(self.storage_conn_id, self.storage_options)
+        found = look(self.job, self.uri, self.when, storage=storage)
+        if found.trace is not None:
+            self.log.error(found.trace)
+        if found.ending is not None:
+            end(found.ending)
+        self.log.info("Backlog of %s: %s", self.uri, found.figures)
+        return PokeReturnValue(is_done=found.fires, xcom_value=found.figures)
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Any:  # noqa: ARG002 - Airflow's signature
+        """The trigger fired, or gave up."""
+        if "error" in event:
+            raise (AirflowException if event["retry"] else AirflowFailException)(event["error"])
+        return event["figures"]
