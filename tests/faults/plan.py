@@ -55,6 +55,7 @@ class Point:
         nested: whether pylance was waiting for it in the middle of a call of its own.
         occurrence: how many of that name were before it.
         inner: whether it is one of a row of equal reads, and neither the first nor the last.
+        near: whether something is about to be changed, there or soon after.
     """
 
     name: str
@@ -62,6 +63,12 @@ class Point:
     nested: bool = False
     occurrence: int = 0
     inner: bool = False
+    near: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What it is about; nothing in particular where pylance is called."""
+        return self.name.partition(":")[2]
 
     @property
     def key(self) -> tuple[str, int]:
@@ -84,13 +91,18 @@ class Point:
         return found
 
 
+#: So many calls ahead a change is near.
+SOON = 8
+
+
 def described(trail: list[Point]) -> list[Point]:
     """A recorded run's points with what follows from their order."""
     seen: dict[str, int] = {}
     found = []
     for at, point in enumerate(trail):
         occurrence = seen[point.name] = seen.get(point.name, -1) + 1
-        found.append(replace(point, occurrence=occurrence, inner=_inner(trail, at)))
+        near = any(one.effect for one in trail[at : at + SOON])
+        found.append(replace(point, occurrence=occurrence, inner=_inner(trail, at), near=near))
     return found
 
 
