@@ -7,6 +7,7 @@ derive it at all. Here it is compared with the fragments, which decide.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.base_indexes import BaseIndex, base_indexes, coverage
@@ -128,7 +129,8 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
     behind = table.manifest
     while uncovered := coverage(covered, behind).uncovered:
         oldest = min(uncovered)
-        low, high = 0, len(versions)
+        # Not beyond: there a compaction may have taken the fragment away, and the search would never end.
+        low, high = 0, bisect_left(versions, behind.manifest.version)
         while low < high:
             middle = (low + high) // 2
             version = read(versions[middle])
