@@ -7,6 +7,7 @@ derive it at all. Here it is compared with the fragments, which decide.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.base_indexes import BaseIndex, base_indexes, coverage
@@ -125,11 +126,11 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
                 known[version] = None  # cleaned up meanwhile, with all that were older
         return known[version]
 
-    behind, end = table.manifest, len(versions)
+    behind = table.manifest
     while uncovered := coverage(covered, behind).uncovered:
         oldest = min(uncovered)
-        # Behind ``end`` the fragment may be gone again, which would lead the search astray, and round in circles.
-        low, high = 0, end
+        # Not beyond: there a compaction may have taken the fragment away, and the search would never end.
+        low, high = 0, bisect_left(versions, behind.manifest.version)
         while low < high:
             middle = (low + high) // 2
             version = read(versions[middle])
@@ -138,9 +139,7 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
             else:
                 low = middle + 1
         # Those in front of ``low`` did not have it yet, or are gone.
-        end, found = next(
-            ((number, one) for number in reversed(range(low)) if (one := read(versions[number])) is not None), (0, None)
-        )
+        found = next((one for number in reversed(versions[:low]) if (one := read(number)) is not None), None)
         if found is None:
             return None
         if any(fragment.id == oldest for fragment in found.manifest.fragments):

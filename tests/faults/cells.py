@@ -38,6 +38,8 @@ _LEFT_WHEN_HIT = {"data file", "deletion vector", "index", "snapshot", "detached
 # A snapshot that was superseded waits for gc; one may be the file of a version that expired.
 _LEFT_BY_DESIGN = {"snapshot", "transaction"}
 _REBUILDS = {"catchup", "migrate-codebook", "compact", "pylance-compaction", DELAY}
+# What stands below _mem_wal_ops/, where pylance never looks.
+_BUSINESS = {"holds", "expiries", "clock", "probe"}
 # To lose a race is no reason to give up.
 _GIVEN_UP = {"incomplete", "blocked"}
 # pylance builds an index before it sees that others changed it, and leaves what it built to its own clean-up.
@@ -107,15 +109,27 @@ class Matrix:
     def meetings(self, job: Job, other: str) -> Iterator[Cell]:
         """Every point with another job, where it makes a difference that it runs before the call and not after it.
 
-        All others at once, in a delay, only where something is about to be done.
+        Where no change is near, or where the two never look at the same, the others take turns. All at once, in
+        a delay, they run only where something is about to be done.
         """
         deletes = other == DELAY or (other in JOBS and JOBS[other].takes)
         for layout, number, point in self._points(job):
-            differs = not point.nested and (deletes or not is_indifferent(point.name))
-            if not differs or (other == DELAY and not point.effect):
+            if point.nested or (is_indifferent(point.name) and not deletes):
                 continue
-            if self._chosen(job, layout, point, [*OTHERS, DELAY].index(other)):
+            if other == DELAY:
+                meets = point.effect
+            else:
+                meets = point.near and not self._are_strangers(job, other, layout)
+                meets = meets or number % len(OTHERS) == list(OTHERS).index(other)
+            if meets and self._chosen(job, layout, point, [*OTHERS, DELAY].index(other)):
                 yield Cell(job.name, layout, number, Fault.BESIDE, other)
+
+    def _are_strangers(self, job: Job, other: str, layout: Layout) -> bool:
+        """Whether all that the other changes is its own business, which the job never asks for."""
+        if other not in JOBS:
+            return False
+        changed = {point.kind for point in self.trail(JOBS[other], layout) if point.effect}
+        return changed <= _BUSINESS and changed.isdisjoint(point.kind for point in self.trail(job, layout))
 
     def _points(self, job: Job) -> Iterator[tuple[Layout, int, Point]]:
         for layout in LAYOUTS:

@@ -14,7 +14,7 @@ from memwal_ops.core.base_indexes import base_indexes, coverage
 from memwal_ops.core.holds import holds, take_hold
 from memwal_ops.core.layout import Layout
 from memwal_ops.core.snapshots import read_snapshot
-from memwal_ops.errors import MemwalOpsError, VersionGoneError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneError
 from memwal_ops.jobs import catchup, codebook_migration, compact, expire, gc, merge, snapshot
 from memwal_ops.storage import probe
 from tests.crash.gc_history import PATIENT
@@ -219,6 +219,7 @@ JOBS = {
             _finish_migration,
             regions=1,
             prepare=_merge_first,
+            refuses=(InvalidUsageError,),  # to drop the old index: something was written meanwhile
         ),
         Job("compact", "memwal_ops.jobs.compact", _compact, _finish_compaction),
         Job("expire", "memwal_ops.jobs.expire", _expire, _finish_expiry, frozenset({"expire"}), regions=1, exact=True),

@@ -55,6 +55,8 @@ class Point:
         nested: whether pylance was waiting for it in the middle of a call of its own.
         occurrence: how many of that name were before it.
         inner: whether it is one of a row of equal reads, and neither the first nor the last.
+        near: whether something is about to be changed, there or soon after.
+        first: whether nothing was changed before it.
     """
 
     name: str
@@ -62,6 +64,13 @@ class Point:
     nested: bool = False
     occurrence: int = 0
     inner: bool = False
+    near: bool = False
+    first: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What it is about; nothing in particular where pylance is called."""
+        return self.name.partition(":")[2]
 
     @property
     def key(self) -> tuple[str, int]:
@@ -72,16 +81,21 @@ class Point:
     def faults(self) -> list[Fault]:
         """The faults that differ here: what cannot differ from another cell is not run twice.
 
-        A dead process leaves what is on the store and nothing else, so that a crash is another one only
-        before and after a change; an answer is lost only where something was done, and so on.
+        A dead process leaves what is on the store and nothing else: a crash is another one only after each
+        change, and before the first. An answer is lost only where something was done, and so on.
         """
         found = [Fault.ERROR]
         if self.effect:
-            found += [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.TOLD_BEFORE, Fault.TOLD_AFTER]
-            found += [Fault.LOST_ANSWER, Fault.OUTAGE]
+            found += [Fault.CRASH_AFTER, Fault.TOLD_BEFORE, Fault.TOLD_AFTER, Fault.LOST_ANSWER, Fault.OUTAGE]
+        if self.effect and self.first:
+            found.append(Fault.CRASH_BEFORE)
         if self.effect and self.name.startswith("store.put_if_absent"):
             found.append(Fault.TOLD_EXISTS)
         return found
+
+
+#: So many calls ahead a change is near.
+SOON = 8
 
 
 def described(trail: list[Point]) -> list[Point]:
@@ -90,7 +104,9 @@ def described(trail: list[Point]) -> list[Point]:
     found = []
     for at, point in enumerate(trail):
         occurrence = seen[point.name] = seen.get(point.name, -1) + 1
-        found.append(replace(point, occurrence=occurrence, inner=_inner(trail, at)))
+        near = any(one.effect for one in trail[at : at + SOON])
+        first = not any(one.effect for one in trail[:at])
+        found.append(replace(point, occurrence=occurrence, inner=_inner(trail, at), near=near, first=first))
     return found
 
 

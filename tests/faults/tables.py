@@ -184,11 +184,12 @@ def litter(made: LsmTable) -> None:
     snapshot.apply(table(), snapshot.SnapshotOptions(0))
     lance.dataset(made.uri, storage_options=made.storage_options).tags.create("kept", table().version)
     _leave_half_a_commit(made)
-    merge.apply(table(), merge.MergeOptions())  # the tag needs these
+    if made.regions[1:]:
+        merge.apply(table(), merge.MergeOptions())  # the tag needs these
+        _fill(made, 12)
     files = Files(made.uri, made.storage_options)
     (standing, *_) = [path for path in files.listing("_indices") if path.endswith("/index.lance")]
     files.put(f"_indices/{uuid.UUID(int=7)}/index.lance", files.get(standing))
-    _fill(made, 12)
     for at, region in enumerate(made.regions[1:], 1):
         made.put([at, at + len(made.regions)])
         made.flush(region)
