@@ -25,6 +25,8 @@ def test_a_fragment_that_came_and_went_does_not_lead_in_a_circle(tmp_path: Path)
     for number in range(12):
         lance.dataset(made.uri).update_config({"of-the-owner": str(number)})
     table = open_table(made.uri)
-    standing = [[fragment.fragment_id for fragment in lance.dataset(made.uri, version=one).get_fragments()] for one in (4, 5)]
+    standing = [
+        [fragment.fragment_id for fragment in lance.dataset(made.uri, version=one).get_fragments()] for one in (4, 5)
+    ]
     assert standing == [[0, 1, 2, 3], [0, 1, 2, 4]], "the premise: one fragment came, and went as the next one came"
     assert covered_generations(table) == {"id_idx": dict.fromkeys(table.index.merged_generations, 0)}

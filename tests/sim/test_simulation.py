@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 IN_CI = 500
 HISTORIES = int(os.environ.get("SIM_HISTORIES", IN_CI))
 FIRST = int(os.environ.get("SIM_HISTORIES_FROM", "0"))
-BY_HYPOTHESIS = HISTORIES // 8
+BY_HYPOTHESIS = HISTORIES // 10
 SEEDED = HISTORIES - BY_HYPOTHESIS
 CHUNKS = 6
 FOUND_IN = {name: [seed for seed, _ in histories] for name, histories in json.loads(FOUND.read_text()).items()}
