@@ -390,6 +390,8 @@ def tell(planted: Bug, seed: int, folder: str) -> tuple[str | None, Counter[str]
             History(seed, f"{folder}/{seed}").run()
         except (AssertionError, InvariantViolatedError) as error:
             return " ".join(str(error).splitlines()[:2]) or type(error).__name__, calls
+        except Exception:
+            return None, calls
     return None, calls
 
 

@@ -59,6 +59,8 @@ WEIGHTS = {
 }  # fmt: skip
 Job = Literal["merge", "catchup", "snapshot", "compact", "expire", "gc"]
 JOBS: tuple[Job, ...] = ("merge", "catchup", "snapshot", "compact", "expire", "gc")
+#: Jobs that others may come in between. Not expiry: beside commits, its own warning says why.
+OVERTAKEN: tuple[Job, ...] = ("gc", "gc", "merge", "merge", "catchup", "catchup", "snapshot", "snapshot", "compact")
 # While one job is in the middle: what another may do. No expiry beside commits (its own warning says why).
 _BESIDE_OTHERS = ("write", "flush", "claim", "merge", "catchup", "snapshot", "compact", "tag", "hold", "gc",
                   "create_index", "add_column", "restore", "owner")  # fmt: skip
