@@ -18,7 +18,8 @@ from tests.sim.steps import WEIGHTS, Steps, make_table
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STEPS = (10, 40)
+# Fewest and most steps; more histories are short than long, as most of what goes wrong takes few steps.
+STEPS = (8, 40)
 # A turn that should be idle is taken all the same now and then: jobs must do nothing well.
 _IDLE = 0.1
 
@@ -33,7 +34,7 @@ class History:
     def run(self) -> Counter[str]:
         """All steps, then the end; how often each had an effect."""
         try:
-            for _ in range(self.rng.randint(*STEPS)):
+            for _ in range(self.rng.randint(STEPS[0], self.rng.randint(*STEPS))):
                 kinds = list(WEIGHTS) if self.rng.random() < _IDLE else self.steps.possible()
                 self.steps.take(self.rng.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0])
             self.steps.end(posts=bool(self.rng.randrange(2)), go_on=self.seed % 3 == 0)

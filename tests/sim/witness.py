@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import lance
-import pyarrow as pa
 from lance.file import LanceFileReader
 from pyarrow import ipc
 from pyroaring import BitMap
@@ -26,6 +25,7 @@ from tests.tables import wire
 from tests.tables.files import Files
 from tests.tables.model import assert_same
 from tests.tables.reading import _generation_rows, read_lsm, rows_by_key
+from tests.tables.schemas import TOMBSTONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -420,8 +420,8 @@ class Witness:
 
     def _rows_of(self, folder: str) -> list[tuple[bool, Row]]:
         path = f"{self.uri}/{folder}"
-        names = {one.id(): one.name() for one in lance.dataset(path).lance_schema.fields() if one.name() != "_tombstone"}
-        rows = _generation_rows(path, None, names)
+        fields = lance.dataset(path).lance_schema.fields()
+        rows = _generation_rows(path, None, {one.id(): one.name() for one in fields if one.name() != TOMBSTONE})
         traits = self.made.columns.by_trait(row for _, row in rows)
         return [(deleted, row) for (deleted, _), row in zip(rows, traits, strict=True)]
 
@@ -482,7 +482,8 @@ class Witness:
         """pylance's own reader says the same: of its own layout, while the columns are those of the beginning."""
         if isinstance(self.made, RegionTable) or self.made.columns.changed:
             return
-        state = (self._newest_number(), [(one, seen.manifest and seen.manifest.version) for one, seen in self.regions.items()])
+        manifests = [(region, seen.manifest and seen.manifest.version) for region, seen in self.regions.items()]
+        state = (self._newest_number(), manifests)
         if self._scanned != state:
             self._scanned = state
             assert_same(read_lsm(self.uri), self.made.expected(self._flushed()), seed="pylance's scan")
