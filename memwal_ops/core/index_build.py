@@ -18,7 +18,7 @@ import lance
 
 from memwal_ops.core.base_indexes import covered_by
 from memwal_ops.core.datasets import CACHE_BYTES, lance_options
-from memwal_ops.core.lance_errors import is_panic, lance_errors
+from memwal_ops.core.lance_errors import is_commit_conflict, is_panic, lance_errors
 from memwal_ops.core.publication import lost
 from memwal_ops.core.snapshots import INDICES_FOLDER
 from memwal_ops.core.versions import TRANSACTIONS_FOLDER
@@ -98,7 +98,7 @@ def update_index(table: Table, name: str, *, merge: int | None) -> IndexBuild | 
         The segments; None where pylance found nothing to do.
 
     Raises:
-        CommitLostError: another process is building the same index on the same version.
+        CommitLostError: another process is building the same index on the same version, or has changed it.
         StorageError: pylance failed, for its own reasons.
     """
     options = {} if merge is None else {"num_indices_to_merge": merge}
@@ -154,6 +154,9 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
             raise UnsupportedFeatureError(
                 f"{table.location.uri} is committed to without transaction files, from which a built index is read."
             ) from error
+        if not found and is_commit_conflict(error):
+            # It saw before the lock that others had changed the index; its files stay for its own clean-up.
+            raise lost(table, table.version + 1, files_are_ours=False) from error
         if not found:
             raise
     else:

@@ -39,7 +39,7 @@ _START = 0.8
 _BUSIEST = 2.5
 _MOST_MEMORY = 700
 _REGIONS = 3
-_SIZES = (50, 1000)
+_SIZES = (100, 2000)
 _NOW = ["--reader-grace=0", "--orphan-min-age=0", "--fence-retention=0", "--manifest-retention=2", "--allow-unsafe"]
 _ENOUGH_RUNS = 6
 # What gc may leave of a region's log: posts of two epochs, and the end.
@@ -67,7 +67,7 @@ class Form:
     def grace(self, pace: float) -> float:
         """Long enough for every process that is not stalled, short enough for files to go meanwhile."""
         shortest, longest = (3.0, 15.0) if self.on == "local" else (5.0, 20.0)
-        return round(pace * max(shortest, min(longest, self.seconds / 60)), 1)
+        return round(min(pace, 1.5) * max(shortest, min(longest, self.seconds / 60)), 1)
 
     @property
     def rows_per_second(self) -> float:
