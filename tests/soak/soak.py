@@ -186,8 +186,10 @@ def _run(form: Form, busy: float, place: Place, judge: Place, account: Account, 
             now < began + form.seconds + _PATIENCE and not (gone and progress)
         ):
             for actor in actors:
+                # On a machine that is too busy for anything to end within a life, what is left to do is done in peace.
+                actor.mortal = actor.mortal if now < began + form.seconds else 0.0
                 actor.tend()
-            if now > stalls:
+            if now > stalls and now < began + form.seconds:
                 rng.choice(writers).stall(rng.uniform(0.2, 0.5) * place.grace)
                 stalls = now + rng.uniform(2, 6) * pace
             if now > looks:
