@@ -24,7 +24,6 @@ from memwal_ops.core.catchup_claims import claim, wrong_claims
 from memwal_ops.core.codebook import Codebook, read_codebook
 from memwal_ops.core.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
 from memwal_ops.core.index_build import IndexBuild, discard, update_index
-from memwal_ops.core.lance_errors import is_commit_conflict
 from memwal_ops.core.leftovers import sweep_leftovers
 from memwal_ops.errors import (
     CodebookChangedError,
@@ -34,7 +33,6 @@ from memwal_ops.errors import (
     InvariantViolatedError,
     MemwalOpsError,
     ObjectNotFoundError,
-    StorageError,
 )
 from memwal_ops.format.memwal_index import with_catchup
 from memwal_ops.jobs.catchup_report import CatchupReport, IndexReport, Partitions
@@ -251,12 +249,10 @@ def _update(run: _Run, name: str) -> str:
             return need
         try:
             return "updated" if _build_and_publish(run, table, index) else "unchanged"
-        except (CommitLostError, StorageError) as error:
+        except (CommitLostError, ObjectNotFoundError) as error:
             newest = run.table.newest()
-            # A file of an old version that was cleaned up under our feet.
-            gone = isinstance(error, ObjectNotFoundError) and newest.version > table.version
-            if not (isinstance(error, CommitLostError) or gone or is_commit_conflict(error)):
-                raise
+            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
+                raise  # not a file of an old version that was cleaned up under our feet
             run.table = run.races.lose(newest, error)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-SECONDS = float(os.environ.get("SOAK_SECONDS", "15"))
+SECONDS = float(os.environ.get("SOAK_SECONDS", "12"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 
 

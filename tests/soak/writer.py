@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lance.mem_wal import ShardWriter
 
 FENCED, FAILED = 3, 4
-MEMTABLE_ROWS = 6000
+MEMTABLE_ROWS = 8000
 _MOST_OPERATIONS = 1 << 15
 # pylance opens the newest version and then its indexes; an expiry in between took the version.
 _ATTEMPTS = 5
