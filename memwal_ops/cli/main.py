@@ -18,20 +18,16 @@ import structlog
 from memwal_ops import log as logging_setup
 from memwal_ops.cli import process
 from memwal_ops.cli.catchup import catchup
-from memwal_ops.cli.check import check
+from memwal_ops.cli.commands import Commands
 from memwal_ops.cli.compact import compact
-from memwal_ops.cli.config import config
 from memwal_ops.cli.demo import demo
 from memwal_ops.cli.expire import expire
 from memwal_ops.cli.gc import gc
-from memwal_ops.cli.history import history
 from memwal_ops.cli.hold import hold
 from memwal_ops.cli.inspect import inspect
 from memwal_ops.cli.lease import lease
 from memwal_ops.cli.maintain import maintain
 from memwal_ops.cli.merge import merge
-from memwal_ops.cli.plugins import add_commands_of_jobs
-from memwal_ops.cli.run import run
 from memwal_ops.cli.snapshot import snapshot
 from memwal_ops.cli.why import why
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
@@ -47,7 +43,7 @@ _BROKEN_PIPE = 141
 _ENDED = "{}; nothing is half-written: what a merge had landed stays, and running it again goes on from there."
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="memwal-ops")
 @click.option(
     "--log-level",
@@ -67,22 +63,17 @@ def cli(log_level: str) -> None:
 
 
 cli.add_command(catchup)
-cli.add_command(check)
 cli.add_command(compact)
-cli.add_command(config)
 cli.add_command(demo)
 cli.add_command(expire)
 cli.add_command(gc)
-cli.add_command(history)
 cli.add_command(hold)
 cli.add_command(inspect)
 cli.add_command(lease)
 cli.add_command(maintain)
 cli.add_command(merge)
-cli.add_command(run)
 cli.add_command(snapshot)
 cli.add_command(why)
-add_commands_of_jobs(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
