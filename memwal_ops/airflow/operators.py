@@ -57,8 +57,11 @@ class MemWalJobOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run it; the report is in XCom even where the task then fails."""
-        from memwal_ops.airflow.work import run_job  # noqa: PLC0415 - pylance, in this process and not before
+        # pylance, in this process and not before; the process is the task's own, so its allocators are ours to set.
+        from memwal_ops.airflow.work import run_job  # noqa: PLC0415
+        from memwal_ops.allocators import bound_allocators  # noqa: PLC0415
 
+        bound_allocators()
         storage = read_storage(self.storage_conn_id, self.storage_options)
         outcome = run_job(self.job, self.uri, self._job_options(), apply=self._acts(), storage=storage)
         if outcome.trace is not None:

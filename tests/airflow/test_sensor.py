@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +176,7 @@ def test_deferred_and_resumed_when_enough_was_flushed(
 
 
 def deferrals(database: str) -> set[str]:
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection:
         return {f"{path}#{number}" for path, number in connection.execute("SELECT classpath, id FROM trigger")}
 
 

@@ -23,6 +23,8 @@ PROGRAM = "/opt/memwal-ops/bin/memwal-ops"
 # What systemd-analyze calls "OK"; tenths. Without any hardening a service has 96.
 EXPOSURE = 20
 
+README = (ROOT / "README.md").read_text().partition("### With cron or systemd\n")[2].partition("\n### ")[0]
+
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (Debian: apt install systemd)"
 )
@@ -130,15 +132,26 @@ def test_the_supervisors_command_is_one(capfd: pytest.CaptureFixture[str], tmp_p
     assert str(run_here(capfd, *words).code) in ends[1].split()
 
 
+@needs_systemd
+def test_the_readmes_words_for_local_tables_are_valid(installed: Path) -> None:
+    shown = re.search(r"```ini\n(.*?)```", README, re.DOTALL)
+    assert shown is not None
+    mine = shown[1].replace("lance", "daemon").replace("/data", "/tmp")
+    for unit in ("memwal-ops.service", "memwal-ops-maintain@.service"):
+        folder = installed / f"{unit}.d"
+        folder.mkdir()
+        (folder / "override.conf").write_text(mine)
+        found = analyze("verify", "--man=no", str(installed / unit))
+        assert (found.returncode, found.stderr) == (0, "")
+
+
 def test_the_readme_names_what_there_is() -> None:
-    readme = (ROOT / "README.md").read_text()
-    section = readme[readme.index("### With cron or systemd") :]
-    section = section[: section.index("\n### ", 5)]
+    section = README
     names = {unit.name for unit in UNITS}
     for said in re.findall(r"memwal-ops[a-z-]*@?[a-z]*\.(?:service|timer)", section):
         template = re.sub(r"@\w+\.", "@.", said)
         assert template in names, said
-    for path in re.findall(r"(?:configs|systemd)/[\w./@-]*\w", section):
+    for path in re.findall(r"(?<![\w/])(?:configs|systemd)/[\w./@-]*\w", section):
         assert (ROOT / path).exists(), path
     assert {
         word for word in ("/etc/memwal-ops/", PROGRAM.rsplit("/", 2)[0], "memwal-ops.service") if word not in section
