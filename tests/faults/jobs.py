@@ -142,8 +142,11 @@ def _compact(table: Table) -> Any:
 
 
 def _finish_compaction(prepared: Prepared) -> None:
-    assert _compact(open_table(prepared.uri)).decision in {"compacted", "unchanged"}
-    assert compact.dry_run(open_table(prepared.uri), compact.CompactOptions()).why is not None
+    """A run leaves alone what was added since it began, also by itself: the next may join that."""
+    for _ in range(ENOUGH_RUNS):
+        if _compact(open_table(prepared.uri)).decision == "unchanged":
+            return
+    raise AssertionError("compact does not come to an end")
 
 
 # -- expire, gc, hold
