@@ -102,7 +102,7 @@ class Matrix:
     def hits(self, job: Job) -> Iterator[Cell]:
         """Every point with every fault that differs there."""
         for layout, number, point in self._points(job):
-            for fault in point.faults:
+            for fault in point.faults if job.is_beside or point.effect else ():
                 if self._chosen(job, layout, point, list(Fault).index(fault)):
                     yield Cell(job.name, layout, number, fault)
 

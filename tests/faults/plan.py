@@ -95,7 +95,7 @@ class Point:
 
 
 #: So many calls ahead a change is near.
-SOON = 8
+SOON = 6
 
 
 def described(trail: list[Point]) -> list[Point]:
