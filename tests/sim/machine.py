@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.sim.steps import CALLS, JOBS, OVERTAKEN, WEIGHTS, Steps, make_table
+from tests.sim.steps import CALLS, JOBS, MOST_WRITES, OVERTAKEN, WEIGHTS, Steps, make_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,9 +107,9 @@ def _crash() -> Callable[..., None]:
 
 
 def _overtaken() -> Callable[..., None]:
-    @rule(n=_NUMBERS, job=st.sampled_from(OVERTAKEN), at=st.integers(1, max(CALLS.values())))
-    def overtaken(self: TableMachine, n: int, job: Any, at: int) -> None:
-        self.take("overtaken", n, job=job, at=1 + at % CALLS[job])
+    @rule(n=_NUMBERS, job=st.sampled_from(OVERTAKEN), at=st.integers(1, max(CALLS.values())), writes=st.booleans())
+    def overtaken(self: TableMachine, n: int, job: Any, at: int, writes: bool) -> None:
+        self.take("overtaken", n, job=job, at=1 + at % (MOST_WRITES if writes else CALLS[job]), writes=writes)
 
     return overtaken
 

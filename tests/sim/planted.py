@@ -310,12 +310,12 @@ def delete_before_drain() -> Iterable[Patch]:
 @bug
 def no_grace() -> Iterable[Patch]:
     """What is drained, or flushed, goes at once."""
-    real = gc_region._look
+    real = gc.read_rules
 
-    def look(rules: Any, region_id: Any) -> Any:
-        return real(replace(rules, options=replace(rules.options, reader_grace=timedelta(0))), region_id)
+    def read_rules(table: Any, options: Any, now: Any) -> Any:
+        return real(table, replace(options, reader_grace=timedelta(0)), now)
 
-    yield Patch(gc_region, "_look", look)
+    yield Patch(gc, "read_rules", read_rules)
 
 
 @bug

@@ -75,6 +75,9 @@ _MANY = 5
 # So many storage calls a job makes at most on these tables, more or less.
 CALLS: dict[Job, int] = {"merge": 40, "catchup": 40, "snapshot": 24, "compact": 30, "expire": 40, "gc": 70}
 
+# So many of them that write, that others may come in front of.
+MOST_WRITES = 5
+
 
 def make_table(uri: str, seed: int) -> RegionTable | ShardTable:
     """The table of a seed: its layout, regions, index, row ids."""
@@ -499,7 +502,8 @@ class Steps:
         if self.rng.random() < 0.3:
             assert expire.plan(open_table(self.uri), options).newest == before[-1]
         expire.apply(open_table(self.uri), options)
-        assert set(self._versions()) == set(before[-keep:]) | self._protected() & set(before)
+        wanted = set(before[-keep:]) | self._protected() & set(before)
+        assert set(self._versions()) == wanted, f"versions {self._versions()} stand, not {sorted(wanted)}"
         return self._versions() != before
 
     def _gc(self) -> bool:
@@ -565,7 +569,7 @@ class Steps:
                 report = merge.apply(open_table(self.uri), merge.MergeOptions())
             finally:
                 shutil.move(f"{self.uri}-away", folder)
-            assert report.decision == "blocked"
+            assert report.decision == "blocked", f"a merge says {report.decision}, although a generation is away"
             assert wire.progress(Files(self.uri)).get(region, 0) < number, "a merge passed a generation that was away"
             return True
         return False
@@ -587,14 +591,15 @@ class Steps:
             return True  # it died while pylance was asking for the commit, which makes an error of its own of it
         return False
 
-    def _overtaken(self, job: Job | None = None, at: int | None = None) -> bool:
+    def _overtaken(self, job: Job | None = None, at: int | None = None, *, writes: bool | None = None) -> bool:
         """A job is in the middle of its work, and others do all of theirs; they may be overtaken in turn."""
         kind = job or self._likely(
             "gc", "gc", "merge", "merge", "catchup", "catchup", "snapshot", "snapshot", "compact"
         )
+        writes = self.rng.random() < 0.5 if writes is None else writes
         # Rather early than late: what others do before a job has decided everything is what it must notice.
-        at = at or self.rng.randint(1, self.rng.randint(1, CALLS[kind]))
-        self._say(f"{kind} from call {at}")
+        at = at or self.rng.randint(1, MOST_WRITES if writes else self.rng.randint(1, CALLS[kind]))
+        self._say(f"{kind} from {'write' if writes else 'call'} {at}")
         self.kinds.add(kind)
         ran = []
 
@@ -611,7 +616,7 @@ class Steps:
 
         table = self._table()
         with suppress(CommitConflictError):
-            self._job(kind, replace(table, store=Overtaken(table.store, at, others)))
+            self._job(kind, replace(table, store=Overtaken(table.store, at, others, writes=writes)))
         return bool(ran)
 
     # -- elsewhere

@@ -25,9 +25,10 @@ HISTORIES = int(os.environ.get("SIM_HISTORIES", IN_CI))
 FIRST = int(os.environ.get("SIM_HISTORIES_FROM", "0"))
 BY_HYPOTHESIS = HISTORIES // 10
 SEEDED = HISTORIES - BY_HYPOTHESIS
-CHUNKS = 6
+# Few, so that each sees every step; in one stretch, as the seed tells the layout.
+CHUNKS = 2
 FOUND_IN = {name: [seed for seed, _ in histories] for name, histories in json.loads(FOUND.read_text()).items()}
-_LONG = pytest.mark.timeout(0 if HISTORIES > IN_CI else 600)
+_LONG = pytest.mark.timeout(0 if HISTORIES > IN_CI else 1800)
 
 
 def _assert_not_vacuous(effects: Counter[str], histories: int, *, may_be_idle: int = 0) -> None:
@@ -43,7 +44,8 @@ def _assert_not_vacuous(effects: Counter[str], histories: int, *, may_be_idle: i
                  "S0-188", "S0-189", "S0-190", "S0-209")  # fmt: skip
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_invariant_holds(tmp_path: Path, chunk: int) -> None:
-    effects = run_histories(range(FIRST + chunk, FIRST + SEEDED, CHUNKS), str(tmp_path))
+    first = FIRST + chunk * (SEEDED // CHUNKS)
+    effects = run_histories(range(first, first + SEEDED // CHUNKS), str(tmp_path))
     _assert_not_vacuous(effects, SEEDED // CHUNKS)
 
 
