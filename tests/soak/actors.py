@@ -37,9 +37,7 @@ def spawn(arguments: list[str], out: Path, err: Path) -> subprocess.Popen[bytes]
     paths = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "RUST_LOG": os.environ.get("SOAK_RUST_LOG", "off")}
     with out.open("wb") as stdout, err.open("wb") as stderr:
-        return subprocess.Popen(
-            arguments, stdout=stdout, stderr=stderr, env=environment, cwd=_ROOT, process_group=0
-        )  # fmt: skip
+        return subprocess.Popen(arguments, stdout=stdout, stderr=stderr, env=environment, cwd=_ROOT, process_group=0)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
