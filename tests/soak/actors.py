@@ -33,17 +33,17 @@ class UnexpectedEndError(AssertionError):
 
 
 def spawn(arguments: list[str], out: Path, err: Path) -> subprocess.Popen[bytes]:
-    """A process that finds this project wherever it is started."""
+    """A process, the first of its own group, that finds this project wherever it is started."""
     paths = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "RUST_LOG": os.environ.get("SOAK_RUST_LOG", "off")}
     with out.open("wb") as stdout, err.open("wb") as stderr:
-        return subprocess.Popen(arguments, stdout=stdout, stderr=stderr, env=environment, cwd=_ROOT)
+        return subprocess.Popen(arguments, stdout=stdout, stderr=stderr, env=environment, cwd=_ROOT, process_group=0)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL, also to one that is stopped, and wait."""
+    """SIGKILL, also to one that is stopped, and to a command that it may have started; wait."""
     if process.poll() is None:
-        process.send_signal(signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
