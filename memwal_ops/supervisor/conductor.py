@@ -40,10 +40,13 @@ if TYPE_CHECKING:
 
 _KILL_SECONDS = 5.0
 _START_SECONDS = 120.0
+# A store that hangs must not keep the backlogs of all other tables from being read.
+_LOOK_SECONDS = 300.0
 _CPU_SECONDS = 0.5
 _RENEW_AGAIN_SECONDS = 1.0
 _BUDGET_SECONDS = 30.0
 _RETRY = timedelta(minutes=1)
+_FRUITLESS = timedelta(minutes=10)
 _SHARED = 0.9
 _PARTLY = ("succeeded", "partial")
 
@@ -102,7 +105,7 @@ class Conductor:
         self._random = random.Random()  # noqa: S311 - jitter
         self._requests = 0
         self._runs: dict[int, Entry] = {}
-        self._looks: dict[int, TableState] = {}
+        self._looks: dict[int, tuple[TableState, WorkerProcess, float]] = {}
         self._spent: dict[tuple[str, str], tuple[float, bool]] = {}
         self._log = get_logger(__name__)
 
@@ -240,7 +243,8 @@ class Conductor:
         for pool in POOLS:
             mine = [entry for entry in self.entries() if entry.settings.job.pool == pool]
             reserved = sum(entry.state == LEASING for entry in mine)
-            while self.pools.free(pool) > reserved and (entry := choose(mine, now, self._over_budget)) is not None:
+            # Asked also where there is no room: what the others wait for is shown.
+            while (entry := choose(mine, now, self._over_budget)) is not None and self.pools.free(pool) > reserved:
                 self._begin(entry)
                 reserved += entry.state == LEASING
         while self.pools.free(WATCH):
@@ -352,8 +356,7 @@ class Conductor:
         jobs = tuple(dict.fromkeys(("merge", *state.entries)))
         request = LookRequest(self._requests, state.table.uri, dict(state.table.settings.storage_options), jobs)
         state.looking, state.look_due, state.look_again = True, None, False
-        self._looks[request.id] = state
-        self._give(WATCH, request)
+        self._looks[request.id] = (state, self._give(WATCH, request), self.clock.monotonic())
 
     def _give(self, pool: str, request: Any) -> WorkerProcess:
         known = {worker.pid for worker in self.pools.all()}
@@ -391,7 +394,7 @@ class Conductor:
         elif message["say"] == "done":
             self.pools.take_back(worker)
             if message["id"] in self._looks:
-                self._looked(self._looks.pop(message["id"]), message)
+                self._looked(self._looks.pop(message["id"])[0], message)
             elif message["id"] in self._runs:
                 self._answered(self._runs[message["id"]], message)
 
@@ -400,7 +403,7 @@ class Conductor:
         self.metrics.worker_deaths.labels(worker.pool).inc()
         status = worker.exit_status
         if request in self._looks:
-            state = self._looks.pop(request)
+            state, _, _ = self._looks.pop(request)
             error = WorkerDiedError(f"The process that looked at the table ended ({_ending(status)}).")
             self._looked(state, {"outcome": "failed", "message": str(error), "exit_code": error.exit_code})
             return
@@ -455,7 +458,8 @@ class Conductor:
             lease, entry.lease = entry.lease, None
             if outcome != "lost":
                 self._release(entry, lease, outcome if outcome in {*_PARTLY, *FAILURES} else None)
-        self._settle(entry, outcome, now, run.started, details.get("exit_code") or 0)
+        published = bool(details.get("versions"))
+        self._settle(entry, outcome, now, run.started, details.get("exit_code") or 0, published=published)
         self._log.log(
             _LEVELS.get(outcome, 20),
             "run_finished",
@@ -472,13 +476,17 @@ class Conductor:
         if outcome in _PARTLY and details.get("versions") and not self._once:
             self.look(entry.table.name)
 
-    def _settle(self, entry: Entry, outcome: str, now: datetime, started: datetime, code: int) -> None:
+    def _settle(
+        self, entry: Entry, outcome: str, now: datetime, started: datetime, code: int, *, published: bool = False
+    ) -> None:
         """What a run's end means for the next one."""
         entry.outcome, entry.finished = outcome, now
         entry.state, entry.due, entry.waiting = IDLE, None, None
         self.codes.append(code)
         if outcome in {*_PARTLY, *FAILURES}:
             entry.started = started
+            state = self.tables.get(entry.table.name)
+            entry.fruitless = None if published or state is None else _amounts(entry, state)
         if outcome in _PARTLY:
             entry.failures = 0
             entry.not_before = None
@@ -543,17 +551,28 @@ class Conductor:
             state.figures, state.version, state.looked = answer["figures"], answer["version"], self.clock.now()
             for entry in state.entries.values():
                 when = entry.settings.when
-                if when is not None and when.holds(state.figures):
+                if when is not None and when.holds(state.figures) and not self._is_fruitless(entry, state):
                     self.due(*entry.key, f"when: {when.text}")
         elif state.error != before:
             self._log.warning("look_failed", table=state.table.name, error=state.error)
         if state.look_again and not self._once:
             self.look(state.table.name)
 
+    def _is_fruitless(self, entry: Entry, state: TableState) -> bool:
+        """Whether the last run published nothing, a moment ago, with the same backlog."""
+        if entry.fruitless is None or entry.finished is None:
+            return False
+        return self.clock.now() - entry.finished < _FRUITLESS and entry.fruitless == _amounts(entry, state)
+
     # -- time passes
 
     def _watch_runs(self) -> None:
         mono = self.clock.monotonic()
+        for _, worker, began in self._looks.values():
+            limit = self.pools.limit(WATCH).memory
+            heavy = limit is not None and (worker.resident_bytes() or 0) > limit
+            if heavy or mono - began > _LOOK_SECONDS:
+                worker.signal(signal.SIGKILL)
         for entry in [*self._runs.values()]:
             run = entry.run
             assert run is not None  # noqa: S101 - it is in hand
@@ -655,6 +674,14 @@ class Conductor:
 
 
 _LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
+
+
+def _amounts(entry: Entry, state: TableState) -> dict[str, float]:
+    """The backlog that a job works off, without ages, which grow by themselves."""
+    figures = entry.settings.job.figures
+    when = entry.settings.when
+    names = figures.keys() | (when.figures if when is not None else frozenset())
+    return {name: state.figures[name] for name in names & state.figures.keys() if figures.get(name) != "seconds"}
 
 
 def _told(error: MemwalOpsError) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class Entry:
         renewed: when that was last renewed, monotonic; ``renew_at``: when to do it next.
         other: the lease by which another supervisor keeps us away, and since when.
         failures: failures in a row.
+        fruitless: the backlog with which the last run published nothing: its trigger waits until that changes.
     """
 
     table: FoundTable
@@ -78,6 +79,7 @@ class Entry:
     succeeded: datetime | None = None
     outcome: str | None = None
     failures: int = 0
+    fruitless: dict[str, float] | None = None
     removed: bool = False
 
     @property

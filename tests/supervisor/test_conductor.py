@@ -212,6 +212,42 @@ def test_a_look_that_fails_is_said(stage: Stage) -> None:
     assert stage.conductor.tables["a"].error is None
 
 
+def test_a_look_that_hangs_is_ended(stage: Stage) -> None:
+    stage.conductor.look("a")
+    stage.turn()
+    worker, _ = stage.pools.given[-1]
+    stage.turn(299)
+    assert worker.signals == []
+    stage.turn(2)
+    assert worker.signals[0] is signal.SIGKILL
+    worker.exit_status = -9
+    stage.conductor.on_message(worker, None)  # type: ignore[arg-type]
+    stage.see("b", generations=1)
+    assert stage.conductor.tables["b"].figures == {"generations": 1}
+    assert "SIGKILL" in str(stage.conductor.tables["a"].error)
+
+
+def test_a_trigger_does_not_hammer_on_what_is_blocked(stage: Stage) -> None:
+    stage.see("a", generations=9, oldest_age=10)
+    stage.answer("a", outcome="partial", exit_code=10, decision="blocked")
+    for age in range(20, 60, 10):
+        stage.see("a", generations=9, oldest_age=age)
+        assert stage.in_hand == []
+    stage.turn(600)
+    stage.see("a", generations=9, oldest_age=700)
+    assert stage.in_hand == [("a", "merge")], "it may be mended by now"
+    stage.answer("a", outcome="partial", exit_code=10, decision="blocked")
+    stage.due("a")
+    stage.turn()
+    assert stage.in_hand == [("a", "merge")], "the schedule goes on"
+    stage.answer("a", outcome="partial", exit_code=10, decision="blocked")
+    stage.see("a", generations=10, oldest_age=70)
+    assert stage.in_hand == [("a", "merge")], "there is more to do"
+    stage.answer("a", outcome="partial", exit_code=10, decision="blocked", versions=(5,))
+    stage.see("a", generations=10, oldest_age=80)
+    assert stage.in_hand == [("a", "merge")], "it did something"
+
+
 def test_windows_and_budgets(tmp_path: Path) -> None:
     text = "defaults: {jobs: {merge: {windows: ['13:00-14:00'], budget: {time: 10m, per: 1h}}}}\n"
     stage = Stage(tmp_path, text + TABLES)
