@@ -255,7 +255,8 @@ class Conductor:
 
     def _begin(self, entry: Entry) -> None:
         entry.not_before = None
-        if self.desk is None:
+        if self.desk is None or not entry.settings.apply:
+            # A plan only reads: it needs no lease, and may not be allowed to write one.
             self._start(entry, None)
             return
         entry.state = LEASING

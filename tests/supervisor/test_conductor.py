@@ -427,6 +427,17 @@ def test_without_leases(tmp_path: Path) -> None:
     assert stage.outcomes() == ["succeeded"]
 
 
+def test_a_plan_takes_no_lease(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "defaults: {jobs: {gc: {}}}\n" + TABLES)
+    stage.desk.refusal = StoreUnavailableError("nothing can be written here")
+    stage.due("a", "gc")
+    stage.turn()
+    _, request = stage.request("a", "gc")
+    assert (request.apply, request.lease) == (False, None)
+    stage.answer("a", "gc", decision="planned")
+    assert stage.outcomes() == ["succeeded"]
+
+
 def test_tables_come_and_go(stage: Stage) -> None:
     stage.due("a")
     stage.turn()
