@@ -51,7 +51,7 @@ class Entry:
         due: since when it waits to be run (wall clock); None while nothing is due.
         why: what made it due: ``schedule``, ``when: ...``, ``retry``.
         not_before: it is left alone until then.
-        waiting: what it waits for: window, backoff, retry, budget, lease or worker.
+        waiting: what it waits for: window, backoff, budget, lease or worker.
         lease: the lease that we hold for it.
         renewed: when that was last renewed, monotonic; ``renew_at``: when to do it next.
         other: the lease by which another supervisor keeps us away, and since when.

@@ -118,6 +118,25 @@ def test_backoff_outlives_the_service(tmp_path: Path) -> None:
     assert second.in_hand == [("a", "merge")]
 
 
+def test_who_mends_the_configuration_need_not_wait(stage: Stage) -> None:
+    for _ in range(3):
+        stage.due("a")
+        stage.turn(700)
+        stage.answer("a", outcome="failed", exit_code=2)
+    stage.turn(1)
+    assert stage.in_hand == []
+    changed = stage.load(PLAIN.replace("schedule: 10m", "options: {max_generations: 3}"))
+    stage.conductor.set_settings(changed)
+    stage.conductor.set_tables(stage.tables(changed))
+    stage.turn()
+    assert stage.in_hand == [("a", "merge")]
+    stage.conductor.set_tables(stage.tables(changed))
+    stage.answer("a", outcome="failed", exit_code=2)
+    stage.conductor.set_tables(stage.tables(changed))
+    stage.turn(1)
+    assert stage.in_hand == [], "a reload that changes nothing changes nothing"
+
+
 def test_what_was_done_in_part_is_no_failure(stage: Stage) -> None:
     for _ in range(5):
         stage.due("a")
