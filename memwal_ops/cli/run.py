@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import click
-import structlog
 from click.core import ParameterSource
 
 from memwal_ops import log as logging_setup
@@ -56,4 +55,3 @@ def _configure_log(context: click.Context, level: str) -> None:
     root = context.find_root()
     if root.get_parameter_source("log_level") is ParameterSource.DEFAULT:
         logging_setup.configure(level=level.upper(), redact=redact)
-    structlog.contextvars.clear_contextvars()

@@ -33,9 +33,7 @@ def choose(entries: Iterable[Entry], now: datetime, over_budget: Callable[[Entry
 
 def _obstacle(entry: Entry, now: datetime, over_budget: Callable[[Entry], bool]) -> str:
     if entry.not_before is not None and now < entry.not_before:
-        if entry.other is not None:
-            return "lease"
-        return "backoff" if entry.failures else "retry"
+        return "lease" if entry.other is not None else "backoff"
     if not is_open(entry.settings.windows, now, entry.settings.zone):
         return "window"
     return "budget" if over_budget(entry) else "worker"

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import queue
 import random
-import signal
 import threading
-import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import HistoryError, JobHungError, LeaseLostError, WorkerDiedError
+from memwal_ops.errors import HistoryError, WorkerDiedError
 from memwal_ops.jobs.api import POOLS
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.backoff import wait_after
 from memwal_ops.supervisor.choosing import choose
+from memwal_ops.supervisor.clock import Clock
+from memwal_ops.supervisor.endings import LEVELS, STOPPED, ending, of_answer, of_death, told
 from memwal_ops.supervisor.history import FAILURES
 from memwal_ops.supervisor.requests import LookRequest, RunRequest, lease_document
 from memwal_ops.supervisor.state import IDLE, LEASING, QUEUED, RUNNING, WATCH, Entry, RunState, TableState
+from memwal_ops.supervisor.watching import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,26 +39,11 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.pools import Pools, WorkerProcess
     from memwal_ops.supervisor.settings import JobSettings, Settings
 
-_KILL_SECONDS = 5.0
-_START_SECONDS = 120.0
-_CPU_SECONDS = 0.5
-_RENEW_AGAIN_SECONDS = 1.0
 _BUDGET_SECONDS = 30.0
 _RETRY = timedelta(minutes=1)
+_FRUITLESS = timedelta(minutes=10)
 _SHARED = 0.9
 _PARTLY = ("succeeded", "partial")
-
-
-class Clock:
-    """Time, so that tests have their own."""
-
-    def now(self) -> datetime:
-        """Wall clock, aware, UTC."""
-        return datetime.now(UTC)
-
-    def monotonic(self) -> float:
-        """Seconds that only rise."""
-        return time.monotonic()
 
 
 class Conductor:
@@ -102,8 +88,9 @@ class Conductor:
         self._random = random.Random()  # noqa: S311 - jitter
         self._requests = 0
         self._runs: dict[int, Entry] = {}
-        self._looks: dict[int, TableState] = {}
+        self._looks: dict[int, tuple[TableState, WorkerProcess, float]] = {}
         self._spent: dict[tuple[str, str], tuple[float, bool]] = {}
+        self._watch = Watch(pools, desk, self.clock, self.skews)
         self._log = get_logger(__name__)
 
     # -- from any thread
@@ -128,7 +115,7 @@ class Conductor:
             self._do(event)
             while not self._events.empty():
                 self._do(self._events.get())
-        self._do(self._watch_runs)
+        self._do(self._look_after)
         if not self.stopping:
             self._do(self._dispatch)
 
@@ -140,6 +127,9 @@ class Conductor:
             except Exception:  # noqa: BLE001 - see above
                 self.metrics.internal_errors.inc()
                 self._log.exception("internal_error")
+
+    def _look_after(self) -> None:
+        self._watch.watch([*self._runs.values()], [(worker, began) for _, worker, began in self._looks.values()])
 
     def set_settings(self, settings: Settings) -> None:
         """A new configuration; the tables follow by :meth:`set_tables`."""
@@ -172,7 +162,10 @@ class Conductor:
                 state.entries.pop(job).removed = True
             for job, settings in jobs.items():
                 if job in state.entries:
-                    state.entries[job].table, state.entries[job].settings = table, settings
+                    entry = state.entries[job]
+                    if entry.settings != settings:
+                        entry.not_before = None  # somebody may have mended what made it fail
+                    entry.table, entry.settings = table, settings
                 else:
                     state.entries[job] = self._entry(table, settings, now)
 
@@ -226,12 +219,12 @@ class Conductor:
         for state in self.tables.values():
             state.look_due = None
         for entry in self._runs.values():
-            self._ask_to_stop(entry, "stop")
+            self._watch.ask_to_stop(entry, "stop")
 
     def abandon(self) -> None:
         """Every run that is still in hand has ended with its worker; write that down and give back its lease."""
         for entry in [*self._runs.values()]:
-            self._finish(entry, "stopped", {"reason": "stopped", "error": "The service stopped.", "remedy": None})
+            self._finish(entry, "stopped", dict(STOPPED))
 
     # -- dispatching
 
@@ -240,7 +233,8 @@ class Conductor:
         for pool in POOLS:
             mine = [entry for entry in self.entries() if entry.settings.job.pool == pool]
             reserved = sum(entry.state == LEASING for entry in mine)
-            while self.pools.free(pool) > reserved and (entry := choose(mine, now, self._over_budget)) is not None:
+            # Asked also where there is no room: what the others wait for is shown.
+            while (entry := choose(mine, now, self._over_budget)) is not None and self.pools.free(pool) > reserved:
                 self._begin(entry)
                 reserved += entry.state == LEASING
         while self.pools.free(WATCH):
@@ -251,7 +245,8 @@ class Conductor:
 
     def _begin(self, entry: Entry) -> None:
         entry.not_before = None
-        if self.desk is None:
+        if self.desk is None or not entry.settings.apply:
+            # A plan only reads: it needs no lease, and may not be allowed to write one.
             self._start(entry, None)
             return
         entry.state = LEASING
@@ -261,22 +256,21 @@ class Conductor:
         self, entry: Entry, found: tuple[Lease | None, Lease | None] | None, error: MemwalOpsError | None
     ) -> None:
         now = self.clock.now()
-        if error is not None or found is None:
-            if entry.removed or self.stopping:
-                entry.state = IDLE
-            else:
-                self._note_failure(entry, error)
+        lease, before = (None, None) if found is None else found
+        if entry.removed or self.stopping:
+            entry.state = IDLE
+            if lease is not None:
+                self._release(entry, lease, None)
             return
-        lease, before = found
+        if found is None:
+            self._note_failure(entry, error)
+            return
         if lease is None:
             self._kept_away(entry, before, now)
             return
         self.skews[entry.table.name] = (now - lease.written).total_seconds()
         entry.other, entry.other_since = None, None
-        if entry.removed or self.stopping:
-            self._release(entry, lease, None)
-            entry.state = IDLE
-        elif self._was_shared(entry, lease, now):
+        if self._was_shared(entry, lease, now):
             self._release(entry, lease, None)
             self.metrics.skipped.labels(*entry.key, "shared").inc()
             entry.state, entry.due = IDLE, None
@@ -352,8 +346,7 @@ class Conductor:
         jobs = tuple(dict.fromkeys(("merge", *state.entries)))
         request = LookRequest(self._requests, state.table.uri, dict(state.table.settings.storage_options), jobs)
         state.looking, state.look_due, state.look_again = True, None, False
-        self._looks[request.id] = state
-        self._give(WATCH, request)
+        self._looks[request.id] = (state, self._give(WATCH, request), self.clock.monotonic())
 
     def _give(self, pool: str, request: Any) -> WorkerProcess:
         known = {worker.pid for worker in self.pools.all()}
@@ -391,52 +384,23 @@ class Conductor:
         elif message["say"] == "done":
             self.pools.take_back(worker)
             if message["id"] in self._looks:
-                self._looked(self._looks.pop(message["id"]), message)
+                self._looked(self._looks.pop(message["id"])[0], message)
             elif message["id"] in self._runs:
-                self._answered(self._runs[message["id"]], message)
+                entry = self._runs[message["id"]]
+                self._finish(entry, *of_answer(entry, message))
 
     def _died(self, worker: WorkerProcess) -> None:
         request, worker.request = worker.request, None
         self.metrics.worker_deaths.labels(worker.pool).inc()
-        status = worker.exit_status
         if request in self._looks:
-            state = self._looks.pop(request)
-            error = WorkerDiedError(f"The process that looked at the table ended ({_ending(status)}).")
+            state, _, _ = self._looks.pop(request)
+            error = WorkerDiedError(f"The process that looked at the table ended ({ending(worker.exit_status)}).")
             self._looked(state, {"outcome": "failed", "message": str(error), "exit_code": error.exit_code})
             return
         entry = self._runs.get(request or 0)
-        if entry is None or entry.run is None:
-            return
-        reason = entry.run.ended_by
-        if reason in {"hung", "timeout"}:
-            self._finish(entry, "hung", _told(JobHungError(self._why_hung(entry, reason))))
-        elif reason == "stop":
-            self._finish(entry, "stopped", {"reason": "stopped", "error": "The service stopped.", "remedy": None})
-        elif reason == "lost":
-            self._finish(entry, "lost", _told(LeaseLostError("The lease was lost while the job ran.")))
-        else:
+        if entry is not None:
             memory = self.pools.limit(worker.pool).memory
-            why = f"it passed its limit of {memory} bytes" if reason == "memory" else _ending(status)
-            self._finish(entry, "died", _told(WorkerDiedError(f"Worker {worker.pid} ended: {why}.")))
-
-    def _answered(self, entry: Entry, answer: Mapping[str, Any]) -> None:
-        outcome = answer["outcome"]
-        run = entry.run
-        if outcome == "stopped" and run is not None and run.ended_by in {"hung", "timeout"}:
-            details = _told(JobHungError(self._why_hung(entry, run.ended_by)))
-            outcome = "hung"
-        elif outcome == "stopped" and run is not None and run.ended_by == "lost":
-            details = _told(LeaseLostError("The lease was lost while the job ran."))
-            outcome = "lost"
-        else:
-            details = {
-                "exit_code": answer["exit_code"],
-                "reason": answer["reason"],
-                "error": answer["message"],
-                "remedy": answer["remedy"],
-            }
-        details |= {name: answer[name] for name in ("decision", "figures", "phases", "versions", "report")}
-        self._finish(entry, outcome, details)
+            self._finish(entry, *of_death(entry, worker.pid, worker.exit_status, memory))
 
     def _finish(self, entry: Entry, outcome: str, details: dict[str, Any]) -> None:
         """A run has ended, in whatever way."""
@@ -455,9 +419,10 @@ class Conductor:
             lease, entry.lease = entry.lease, None
             if outcome != "lost":
                 self._release(entry, lease, outcome if outcome in {*_PARTLY, *FAILURES} else None)
-        self._settle(entry, outcome, now, run.started, details.get("exit_code") or 0)
+        published = bool(details.get("versions"))
+        self._settle(entry, outcome, now, run.started, details.get("exit_code") or 0, published=published)
         self._log.log(
-            _LEVELS.get(outcome, 20),
+            LEVELS.get(outcome, 20),
             "run_finished",
             table=entry.table.name,
             job=entry.settings.name,
@@ -472,13 +437,17 @@ class Conductor:
         if outcome in _PARTLY and details.get("versions") and not self._once:
             self.look(entry.table.name)
 
-    def _settle(self, entry: Entry, outcome: str, now: datetime, started: datetime, code: int) -> None:
+    def _settle(
+        self, entry: Entry, outcome: str, now: datetime, started: datetime, code: int, *, published: bool = False
+    ) -> None:
         """What a run's end means for the next one."""
         entry.outcome, entry.finished = outcome, now
         entry.state, entry.due, entry.waiting = IDLE, None, None
         self.codes.append(code)
         if outcome in {*_PARTLY, *FAILURES}:
             entry.started = started
+            state = self.tables.get(entry.table.name)
+            entry.fruitless = None if published or state is None else _amounts(entry, state)
         if outcome in _PARTLY:
             entry.failures = 0
             entry.not_before = None
@@ -497,7 +466,7 @@ class Conductor:
         now = self.clock.now()
         plan = {"apply": entry.settings.apply, "options": dict(entry.settings.options)}
         number = self._write_beginning(entry, plan, now)
-        details = {"reason": None, "error": None, "remedy": None} if error is None else _told(error)
+        details = {"reason": None, "error": None, "remedy": None} if error is None else told(error)
         self._write_down(number, now, "failed", details)
         self.metrics.runs.labels(*entry.key, "failed").inc()
         self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, error=details["error"])
@@ -543,91 +512,18 @@ class Conductor:
             state.figures, state.version, state.looked = answer["figures"], answer["version"], self.clock.now()
             for entry in state.entries.values():
                 when = entry.settings.when
-                if when is not None and when.holds(state.figures):
+                if when is not None and when.holds(state.figures) and not self._is_fruitless(entry, state):
                     self.due(*entry.key, f"when: {when.text}")
         elif state.error != before:
             self._log.warning("look_failed", table=state.table.name, error=state.error)
         if state.look_again and not self._once:
             self.look(state.table.name)
 
-    # -- time passes
-
-    def _watch_runs(self) -> None:
-        mono = self.clock.monotonic()
-        for entry in [*self._runs.values()]:
-            run = entry.run
-            assert run is not None  # noqa: S101 - it is in hand
-            self._renew(entry, mono)
-            if run.signalled is not None:
-                if run.ended_by != "stop" and mono - run.signalled > _KILL_SECONDS and not run.killed:
-                    run.killed = True
-                    run.worker.signal(signal.SIGKILL)
-                continue
-            cpu = run.worker.cpu_seconds()
-            if cpu is not None and cpu - run.cpu >= _CPU_SECONDS:
-                run.cpu, run.progress = cpu, mono
-            limit = self.pools.limit(run.worker.pool).memory
-            resident = run.worker.resident_bytes() if limit is not None else None
-            if limit is not None and resident is not None and resident > limit:
-                run.ended_by, run.signalled, run.killed = "memory", mono, True
-                run.worker.signal(signal.SIGKILL)
-            elif mono - run.progress > entry.settings.hung_after.total_seconds() + (
-                0 if run.working else _START_SECONDS
-            ):
-                self._ask_to_end(entry, "hung")
-            elif (
-                entry.settings.timeout is not None
-                and run.working
-                and mono - run.began > entry.settings.timeout.total_seconds()
-            ):
-                self._ask_to_end(entry, "timeout")
-
-    def _renew(self, entry: Entry, mono: float) -> None:
-        lease, desk = entry.lease, self.desk
-        lost = entry.run is not None and entry.run.ended_by == "lost"
-        if lease is None or desk is None or lost or entry.renewing or mono < entry.renew_at:
-            return
-        entry.renewing = True
-
-        def renewed(better: Lease | None, error: MemwalOpsError | None) -> None:
-            entry.renewing = False
-            if entry.lease is None or entry.lease.token != lease.token:
-                return
-            if better is not None:
-                entry.lease, entry.renewed = better, mono
-                entry.renew_at = mono + lease.ttl.total_seconds() / 3
-                self.skews[entry.table.name] = (self.clock.now() - better.written).total_seconds()
-                return
-            late = self.clock.monotonic() - entry.renewed > lease.ttl.total_seconds()
-            if isinstance(error, LeaseLostError) or late:
-                self._log.warning("lease_lost", table=entry.table.name, job=entry.settings.name, error=str(error))
-                self._ask_to_end(entry, "lost")
-            else:
-                entry.renew_at = self.clock.monotonic() + _RENEW_AGAIN_SECONDS
-
-        desk.renew(entry.table, lease, renewed)
-
-    def _ask_to_stop(self, entry: Entry, why: str) -> None:
-        """No further step; what is in hand may end."""
-        run = entry.run
-        if run is not None and run.ended_by is None:
-            run.ended_by = why
-            run.signalled = self.clock.monotonic()
-            run.worker.send({"do": "stop", "id": run.worker.request})
-
-    def _ask_to_end(self, entry: Entry, why: str) -> None:
-        """It is not wanted any more: SIGTERM now, SIGKILL a little later."""
-        run = entry.run
-        if run is not None and run.ended_by in {None, "stop"}:
-            run.ended_by = why
-            run.signalled = self.clock.monotonic()
-            run.worker.quitting = True
-            run.worker.signal(signal.SIGTERM)
-
-    def _why_hung(self, entry: Entry, reason: str) -> str:
-        limits = {"hung": entry.settings.hung_after, "timeout": entry.settings.timeout}
-        what = "made no progress for" if reason == "hung" else "ran longer than"
-        return f"The job {entry.settings.name} on {entry.table.name} {what} {limits[reason]}, and was ended."
+    def _is_fruitless(self, entry: Entry, state: TableState) -> bool:
+        """Whether the last run published nothing, a moment ago, with the same backlog."""
+        if entry.fruitless is None or entry.finished is None:
+            return False
+        return self.clock.now() - entry.finished < _FRUITLESS and entry.fruitless == _amounts(entry, state)
 
     # -- the tables
 
@@ -654,19 +550,9 @@ class Conductor:
         return None if state is None else state.entries.get(job)
 
 
-_LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
-
-
-def _told(error: MemwalOpsError) -> dict[str, Any]:
-    return {"exit_code": error.exit_code, "reason": error.reason, "error": str(error), "remedy": error.remedy}
-
-
-def _ending(status: int | None) -> str:
-    if status is None:
-        return "it closed its pipe"
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
+def _amounts(entry: Entry, state: TableState) -> dict[str, float]:
+    """The backlog that a job works off, without ages, which grow by themselves."""
+    figures = entry.settings.job.figures
+    when = entry.settings.when
+    names = figures.keys() | (when.figures if when is not None else frozenset())
+    return {name: state.figures[name] for name in names & state.figures.keys() if figures.get(name) != "seconds"}

@@ -103,7 +103,12 @@ class Service:
             once=once,
         )
         self._clockwork = Clockwork(self.conductor, settings.config.misfire_grace)
-        self._http = None if once else self._serve(settings)
+        try:
+            self._http = None if once else self._serve(settings)
+        except MemwalOpsError:
+            self._history.close()
+            self._state.close()
+            raise
 
     @property
     def http_port(self) -> int | None:
@@ -124,7 +129,7 @@ class Service:
             config = self.conductor.settings.config
             self._clockwork.every("discover", config.discover, self._discover)
             self._clockwork.every("prune", _PRUNE, self._prune)
-            self._prune()
+            self.conductor.post(self._prune)
             while not self._stopped():
                 self.conductor.step(self._step_seconds())
                 self._tick()

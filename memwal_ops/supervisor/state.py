@@ -51,11 +51,12 @@ class Entry:
         due: since when it waits to be run (wall clock); None while nothing is due.
         why: what made it due: ``schedule``, ``when: ...``, ``retry``.
         not_before: it is left alone until then.
-        waiting: what it waits for: window, backoff, retry, budget, lease or worker.
+        waiting: what it waits for: window, backoff, budget, lease or worker.
         lease: the lease that we hold for it.
         renewed: when that was last renewed, monotonic; ``renew_at``: when to do it next.
         other: the lease by which another supervisor keeps us away, and since when.
         failures: failures in a row.
+        fruitless: the backlog with which the last run published nothing: its trigger waits until that changes.
     """
 
     table: FoundTable
@@ -78,6 +79,7 @@ class Entry:
     succeeded: datetime | None = None
     outcome: str | None = None
     failures: int = 0
+    fruitless: dict[str, float] | None = None
     removed: bool = False
 
     @property

@@ -11,7 +11,8 @@ from typing import Any
 
 from memwal_ops.core.leases import Holder, LastRun, Lease
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.supervisor.conductor import Clock, Conductor
+from memwal_ops.supervisor.clock import Clock
+from memwal_ops.supervisor.conductor import Conductor
 from memwal_ops.supervisor.config import load_settings
 from memwal_ops.supervisor.discovery import FoundTable
 from memwal_ops.supervisor.history import History

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from memwal_ops.jobs.registry import load_job, load_jobs
 from memwal_ops.supervisor.config import load_settings
 from memwal_ops.supervisor.guarded_store import GuardedStore
 from memwal_ops.supervisor.job_options import make_options
+from memwal_ops.supervisor.state_dir import StateDir
 from tests.cli.run import contents, run_here, run_process
 from tests.supervisor.plugin_packages import install
 from tests.tables import damage
@@ -268,3 +270,19 @@ def test_the_readme_configuration_is_good(tmp_path: Path) -> None:
     file.write_text(block)
     settings = load_settings(str(file), {})
     assert settings.tables[0].jobs["gc"].apply
+
+
+def test_what_keeps_a_service_from_starting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        file.write_text(
+            f"state_dir: {tmp_path}/state\nhttp: {{port: {taken.getsockname()[1]}}}\ntables: [{{uri: /nothing}}]\n"
+        )
+        refused = run_here(capfd, "run", "--config", str(file))
+    assert refused.code == 2
+    assert "Nothing can be served on 127.0.0.1" in refused.err
+    other = StateDir(str(tmp_path / "state"))  # the first attempt has let go of it
+    twice = run_here(capfd, "run", "--once", "--json", "--config", str(file))
+    assert (twice.code, twice.document["error"]["reason"]) == (55, "already_running")
+    other.close()
+    assert run_here(capfd, "run", "--config", str(tmp_path / "none.yaml")).code == 50

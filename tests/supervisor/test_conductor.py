@@ -118,6 +118,25 @@ def test_backoff_outlives_the_service(tmp_path: Path) -> None:
     assert second.in_hand == [("a", "merge")]
 
 
+def test_who_mends_the_configuration_need_not_wait(stage: Stage) -> None:
+    for _ in range(3):
+        stage.due("a")
+        stage.turn(700)
+        stage.answer("a", outcome="failed", exit_code=2)
+    stage.turn(1)
+    assert stage.in_hand == []
+    changed = stage.load(PLAIN.replace("schedule: 10m", "options: {max_generations: 3}"))
+    stage.conductor.set_settings(changed)
+    stage.conductor.set_tables(stage.tables(changed))
+    stage.turn()
+    assert stage.in_hand == [("a", "merge")]
+    stage.conductor.set_tables(stage.tables(changed))
+    stage.answer("a", outcome="failed", exit_code=2)
+    stage.conductor.set_tables(stage.tables(changed))
+    stage.turn(1)
+    assert stage.in_hand == [], "a reload that changes nothing changes nothing"
+
+
 def test_what_was_done_in_part_is_no_failure(stage: Stage) -> None:
     for _ in range(5):
         stage.due("a")
@@ -210,6 +229,42 @@ def test_a_look_that_fails_is_said(stage: Stage) -> None:
     assert stage.conductor.tables["a"].figures == {"generations": 1}
     stage.see("a", generations=2)
     assert stage.conductor.tables["a"].error is None
+
+
+def test_a_look_that_hangs_is_ended(stage: Stage) -> None:
+    stage.conductor.look("a")
+    stage.turn()
+    worker, _ = stage.pools.given[-1]
+    stage.turn(299)
+    assert worker.signals == []
+    stage.turn(2)
+    assert worker.signals[0] is signal.SIGKILL
+    worker.exit_status = -9
+    stage.conductor.on_message(worker, None)  # type: ignore[arg-type]
+    stage.see("b", generations=1)
+    assert stage.conductor.tables["b"].figures == {"generations": 1}
+    assert "SIGKILL" in str(stage.conductor.tables["a"].error)
+
+
+def test_a_trigger_does_not_hammer_on_what_is_blocked(stage: Stage) -> None:
+    stage.see("a", generations=9, oldest_age=10)
+    stage.answer("a", outcome="partial", exit_code=10, decision="blocked")
+    for age in range(20, 60, 10):
+        stage.see("a", generations=9, oldest_age=age)
+        assert stage.in_hand == []
+    stage.turn(600)
+    stage.see("a", generations=9, oldest_age=700)
+    assert stage.in_hand == [("a", "merge")], "it may be mended by now"
+    stage.answer("a", outcome="partial", exit_code=10, decision="blocked")
+    stage.due("a")
+    stage.turn()
+    assert stage.in_hand == [("a", "merge")], "the schedule goes on"
+    stage.answer("a", outcome="partial", exit_code=10, decision="blocked")
+    stage.see("a", generations=10, oldest_age=70)
+    assert stage.in_hand == [("a", "merge")], "there is more to do"
+    stage.answer("a", outcome="partial", exit_code=10, decision="blocked", versions=(5,))
+    stage.see("a", generations=10, oldest_age=80)
+    assert stage.in_hand == [("a", "merge")], "it did something"
 
 
 def test_windows_and_budgets(tmp_path: Path) -> None:
@@ -388,6 +443,17 @@ def test_without_leases(tmp_path: Path) -> None:
     _, request = stage.request("a")
     assert request.lease is None
     stage.answer("a")
+    assert stage.outcomes() == ["succeeded"]
+
+
+def test_a_plan_takes_no_lease(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "defaults: {jobs: {gc: {}}}\n" + TABLES)
+    stage.desk.refusal = StoreUnavailableError("nothing can be written here")
+    stage.due("a", "gc")
+    stage.turn()
+    _, request = stage.request("a", "gc")
+    assert (request.apply, request.lease) == (False, None)
+    stage.answer("a", "gc", decision="planned")
     assert stage.outcomes() == ["succeeded"]
 
 
