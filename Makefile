@@ -79,6 +79,6 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(AIRFLOW_VENV)/.ready: pyproject.toml constraints-airflow.txt | $(VENV)/bin/python
 	@echo "Installing Airflow and memwal-ops into $(AIRFLOW_VENV) (once) ..."
 	@$(VENV)/bin/python -m venv $(AIRFLOW_VENV)
-	@$(AIRFLOW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-airflow.txt \
+	@$(AIRFLOW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-airflow.txt \
 	  -e '.[airflow]' pytest pytest-timeout
 	@touch $@
