@@ -7,7 +7,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-airflow lint format bench soak fuzz replay protos protos-check requirements clean
+.PHONY: help demo test test-airflow lint format bench bench-supervisor soak fuzz replay protos protos-check \
+  requirements clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -38,6 +39,9 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@RUST_LOG=off $(BIN)/python -m benchmarks.snapshot
 	@$(BIN)/python -m benchmarks.requests
 	@RUST_LOG=off $(BIN)/python -m benchmarks.gc
+
+bench-supervisor: $(VENV)/.dev  ## Let the supervisor keep 50 tables for MINUTES (10), and kill it every 30 s
+	@RUST_LOG=off $(BIN)/python -m benchmarks.supervisor --minutes $${MINUTES:-10}
 
 soak: $(VENV)/.dev  ## Let mergers race, be killed and start again for SOAK_SECONDS (300)
 	@SOAK_SECONDS=$${SOAK_SECONDS:-300} $(BIN)/python -m pytest tests/crash -k soak -x

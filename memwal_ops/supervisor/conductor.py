@@ -145,6 +145,7 @@ class Conductor:
         """A new configuration; the tables follow by :meth:`set_tables`."""
         self.settings = settings
         self.pools.configure(dict(settings.config.pools))
+        self.pools.log_level = settings.config.log_level.upper()
         if self.desk is not None:
             self.desk.ttl = settings.config.leases.ttl
             self.desk.forget_stores()
@@ -159,7 +160,11 @@ class Conductor:
             self.metrics.forget_table(name)
         for name, table in wanted.items():
             state = self.tables.get(name)
-            if state is None or state.table.uri != table.uri:
+            if state is not None and state.table.uri != table.uri:
+                for entry in state.entries.values():
+                    entry.removed = True
+                state = None
+            if state is None:
                 state = self.tables[name] = TableState(table)
             state.table = table
             jobs = {job.name: job for job in table.settings.jobs.values() if job.enabled}
@@ -257,7 +262,10 @@ class Conductor:
     ) -> None:
         now = self.clock.now()
         if error is not None or found is None:
-            self._note_failure(entry, error)
+            if entry.removed or self.stopping:
+                entry.state = IDLE
+            else:
+                self._note_failure(entry, error)
             return
         lease, before = found
         if lease is None:
@@ -394,7 +402,7 @@ class Conductor:
         if request in self._looks:
             state = self._looks.pop(request)
             error = WorkerDiedError(f"The process that looked at the table ended ({_ending(status)}).")
-            self._looked(state, {"outcome": "failed", "message": str(error), "figures": {}, "version": None})
+            self._looked(state, {"outcome": "failed", "message": str(error), "exit_code": error.exit_code})
             return
         entry = self._runs.get(request or 0)
         if entry is None or entry.run is None:
@@ -529,14 +537,15 @@ class Conductor:
             return
         good = answer["outcome"] == "succeeded"
         self.metrics.looks.labels(state.table.name, answer["outcome"]).inc()
-        state.error = None if good else str(answer["message"])
+        before, state.error = state.error, None if good else str(answer["message"])
+        state.error_code = int(answer["exit_code"])
         if good:
             state.figures, state.version, state.looked = answer["figures"], answer["version"], self.clock.now()
             for entry in state.entries.values():
                 when = entry.settings.when
                 if when is not None and when.holds(state.figures):
                     self.due(*entry.key, f"when: {when.text}")
-        else:
+        elif state.error != before:
             self._log.warning("look_failed", table=state.table.name, error=state.error)
         if state.look_again and not self._once:
             self.look(state.table.name)

@@ -142,6 +142,7 @@ class HistoryConfig(Model):
 
     path: str | None = None
     keep: Positive = timedelta(days=30)
+    max_runs: Annotated[Whole, Field(ge=100)] = 200_000
 
 
 class LeasesConfig(Model):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import InvalidConfigError, MemwalOpsError
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.redaction import redact
 from memwal_ops.storage.retries import RetryPolicy
 
 if TYPE_CHECKING:
@@ -31,11 +32,20 @@ class FoundTable:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a pattern could not be looked at, or was cut short; with the exit code of ``run --once``."""
+
+    pattern: str
+    why: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
 class Discovery:
-    """All tables by name, and why a pattern could not be looked at, or was cut short."""
+    """All tables, and what is wrong with patterns."""
 
     tables: tuple[FoundTable, ...]
-    faults: tuple[tuple[str, str], ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 def discover(entries: Iterable[TableSettings]) -> Discovery:
@@ -54,13 +64,14 @@ def discover(entries: Iterable[TableSettings]) -> Discovery:
                 if _same(table.uri) in uris:
                     continue
                 if taken == entry.max_tables:
-                    faults.append((entry.pattern, f"It finds more than max_tables = {entry.max_tables} tables."))
+                    why = f"It finds more than max_tables = {entry.max_tables} tables."
+                    faults.append(Fault(entry.pattern, why, InvalidConfigError.exit_code))
                     break
                 taken += 1
                 uris.add(_same(table.uri))
                 found.setdefault(table.name, table)
         except MemwalOpsError as error:
-            faults.append((entry.pattern, f"{error} {error.remedy}"))
+            faults.append(Fault(entry.pattern, redact(f"{error} {error.remedy}"), error.exit_code))
     return Discovery(tuple(found.values()), tuple(faults))
 
 

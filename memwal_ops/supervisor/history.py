@@ -153,9 +153,13 @@ class History:
             (outcome, now.timestamp(), *values.values(), number),
         )
 
-    def prune(self, now: datetime, keep: timedelta) -> int:
-        """Forget runs that began longer ago than that."""
-        return self._write("DELETE FROM runs WHERE started < ? AND outcome != 'running'", ((now - keep).timestamp(),))
+    def prune(self, now: datetime, keep: timedelta, most: int) -> int:
+        """Forget runs that began longer ago than that, and of the others all but the newest ``most``."""
+        return self._write(
+            "DELETE FROM runs WHERE outcome != 'running' AND (started < ? OR id <= "
+            "(SELECT id FROM runs ORDER BY id DESC LIMIT 1 OFFSET ?))",
+            ((now - keep).timestamp(), most),
+        )
 
     def last(self, table: str, job: str, now: datetime) -> LastRuns:
         """What is known of a table and job."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.supervisor.requests import encode
@@ -18,20 +19,28 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.config_model import PoolConfig
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_OURS = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class WorkerProcess:
     """One process. ``on_message`` gets (itself, message), and (itself, None) once it has ended; from another thread."""
 
-    def __init__(self, pool: str, on_message: Callable[[WorkerProcess, dict[str, Any] | None], None]) -> None:
+    def __init__(
+        self, pool: str, on_message: Callable[[WorkerProcess, dict[str, Any] | None], None], log_level: str
+    ) -> None:
         """Start it."""
         self.pool = pool
         self.runs = 0
         self.request: int | None = None
         self.quitting = False
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "memwal_ops.supervisor.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "memwal_ops.supervisor.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # What systemd is told is the service's business.
+            env={name: value for name, value in os.environ.items() if name not in _OURS}
+            | {"MEMWAL_OPS_WORKER_LOG_LEVEL": log_level},
         )
         self._on_message = on_message
         threading.Thread(target=self._listen, name=f"worker-{self.pid}", daemon=True).start()
@@ -117,6 +126,7 @@ class Pools:
         self._workers: dict[str, list[WorkerProcess]] = {}
         self._limits: dict[str, PoolConfig] = {}
         self.recycled = 0
+        self.log_level = "INFO"
 
     def configure(self, limits: Mapping[str, PoolConfig]) -> None:
         """Sizes and limits from now on; what is too many ends when it has nothing in hand."""
@@ -138,7 +148,7 @@ class Pools:
     def give(self, pool: str, request: Any) -> WorkerProcess:
         """Give a request to an idle worker, or to a new one."""
         idle = next((one for one in self._of(pool) if one.request is None and not one.quitting), None)
-        worker = idle or WorkerProcess(pool, self._on_message)
+        worker = idle or WorkerProcess(pool, self._on_message, self.log_level)
         if idle is None:
             self._workers.setdefault(pool, []).append(worker)
         worker.request = request.id
@@ -173,10 +183,11 @@ class Pools:
         for worker in workers:
             worker.quit()
             worker.signal(signal.SIGTERM)
+        ends = time.monotonic() + seconds
         for worker in workers:
-            if not worker.wait(seconds):
+            if not worker.wait(max(0.0, ends - time.monotonic())):
                 worker.signal(signal.SIGKILL)
-                worker.wait(seconds)
+                worker.wait(1.0)
 
     def kill(self) -> None:
         """End all at once."""

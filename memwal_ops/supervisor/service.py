@@ -24,7 +24,7 @@ from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.clockwork import Clockwork
 from memwal_ops.supervisor.conductor import Conductor
 from memwal_ops.supervisor.config import load_settings
-from memwal_ops.supervisor.discovery import Discovery, discover
+from memwal_ops.supervisor.discovery import Discovery, Fault, discover
 from memwal_ops.supervisor.heartbeat import Heartbeat
 from memwal_ops.supervisor.history import History
 from memwal_ops.supervisor.http import HttpServer
@@ -47,6 +47,7 @@ _STALLED_SECONDS = 30.0
 _MOST_DONE = 10_000
 _LAST_SECONDS = 5.0
 _PRUNE = timedelta(hours=1)
+_TERMINATED = 128 + signal.SIGTERM
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -73,7 +74,7 @@ class Service:
         self._watched = self._told = 0.0
         self._done: list[dict[str, Any]] = []
         self._stop_began: float | None = None
-        self._faults: tuple[tuple[str, str], ...] = ()
+        self._faults: tuple[Fault, ...] = ()
         self._discoverer = ThreadPoolExecutor(1, thread_name_prefix="discovery")
         self._discovering = False
         self._notifier = Notifier(self._environ)
@@ -87,6 +88,7 @@ class Service:
         self._heartbeat = Heartbeat(lambda outcome: self._metrics.heartbeats.labels(outcome).inc())
         pools = Pools(self._on_message)
         pools.configure(dict(settings.config.pools))
+        pools.log_level = settings.config.log_level.upper()
         desk = None
         if settings.config.leases.enabled:
             desk = LeaseDesk(self._holder, settings.config.leases.ttl, self._post)
@@ -122,6 +124,7 @@ class Service:
             config = self.conductor.settings.config
             self._clockwork.every("discover", config.discover, self._discover)
             self._clockwork.every("prune", _PRUNE, self._prune)
+            self._prune()
             while not self._stopped():
                 self.conductor.step(self._step_seconds())
                 self._tick()
@@ -132,21 +135,21 @@ class Service:
                 signal.signal(number, handler)
 
     def run_once(self) -> int:
-        """Do what is due, and come back with the highest exit code."""
+        """Do what is due, and come back with the highest exit code; 143 where a signal ended it before."""
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
             self._take(discover(self.conductor.settings.tables))
-            for _, why in self._faults:
-                self.conductor.codes.append(MemwalOpsError.exit_code)
-                self._log.error("pattern_failed", error=why)
+            self.conductor.codes += [fault.exit_code for fault in self._faults]
             self.conductor.due_by_clock()
             for table in self.conductor.tables:
                 self.conductor.look(table)
             while not self._stopped() and (self.conductor.waits or not self._signals.empty()):
                 self.conductor.step(self._step_seconds())
                 self._tick()
-            looks = [state.error for state in self.conductor.tables.values() if state.error is not None]
-            return max([0, *self.conductor.codes, *(MemwalOpsError.exit_code for _ in looks)])
+            if self._stop_began is not None:
+                return _TERMINATED
+            looks = (state.error_code for state in self.conductor.tables.values())
+            return max([0, *self.conductor.codes, *looks])
         finally:
             self._close()
             for number, handler in before.items():
@@ -189,7 +192,7 @@ class Service:
                     "loaded": self._loaded.isoformat(timespec="milliseconds"),
                     "error": self._config_error,
                 },
-                "discovery_faults": [{"pattern": pattern, "error": why} for pattern, why in self._faults],
+                "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in self._faults],
             },
             "pools": pools,
             "tables": tables,
@@ -285,7 +288,8 @@ class Service:
             try:
                 found = discover(entries)
             except Exception as error:  # noqa: BLE001 - the tables that are known go on
-                found = Discovery((), (("", redact(f"{type(error).__name__}: {error}")),))
+                why = redact(f"{type(error).__name__}: {error}")
+                found = Discovery((), tuple(Fault(str(one.pattern or one.uri), why, 1) for one in entries))
             self.conductor.post(lambda: self._discovered(found, entries))
 
         self._discoverer.submit(look)
@@ -305,18 +309,21 @@ class Service:
     def _take(self, found: Discovery) -> None:
         self._faults = found.faults
         tables = list(found.tables)
-        broken = {pattern for pattern, _ in found.faults}
+        broken = {fault.pattern for fault in found.faults}
         if broken:
             # What a pattern found before stays where it cannot be looked at now.
             names = {table.name for table in tables}
             known = (state.table for state in self.conductor.tables.values())
-            tables += [one for one in known if one.settings.pattern in broken and one.name not in names]
-            for pattern, why in found.faults:
-                self._log.warning("pattern_failed", pattern=pattern, error=why)
+            tables += [
+                one for one in known if {one.settings.pattern, one.settings.uri} & broken and one.name not in names
+            ]
+            for fault in found.faults:
+                self._log.warning("pattern_failed", pattern=fault.pattern, error=fault.why)
         self.conductor.set_tables(tables)
 
     def _prune(self) -> None:
-        gone = self._history.prune(datetime.now(UTC), self.conductor.settings.config.history.keep)
+        limits = self.conductor.settings.config.history
+        gone = self._history.prune(datetime.now(UTC), limits.keep, limits.max_runs)
         self._log.debug("history_pruned", runs=gone)
 
     def _serve(self, settings: Settings) -> HttpServer | None:

@@ -99,3 +99,4 @@ class TableState:
     looking: bool = False
     look_again: bool = False
     error: str | None = None
+    error_code: int = 0

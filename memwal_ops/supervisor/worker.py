@@ -34,7 +34,7 @@ from memwal_ops.supervisor.requests import Answer, bounded, encode, lease_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_SAY_SECONDS = 1.0
+_SAY_SECONDS = 0.3
 _CHECK_SECONDS = 2.0
 _UNEXPECTED = 1
 

@@ -63,6 +63,7 @@ class FakeWorker:
 class FakePools:
     def __init__(self) -> None:
         self.limits: dict[str, Any] = {}
+        self.log_level = "INFO"
         self.workers: list[FakeWorker] = []
         self.given: list[tuple[FakeWorker, Any]] = []
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 import yaml
 from hypothesis import given
@@ -239,6 +240,7 @@ _VALUES = st.recursive(
 )  # fmt: skip
 
 
+@hypothesis.settings(deadline=None)  # what the machine does beside this is none of its business
 @given(_VALUES)
 def test_any_document_is_settings_or_problems(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     file = tmp_path_factory.getbasetemp() / "any.yaml"

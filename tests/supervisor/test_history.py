@@ -88,8 +88,13 @@ def test_it_forgets_by_age(history: History) -> None:
     for days in (40, 20, 0):
         add(history, at=NOW - timedelta(days=days))
     add(history, None, at=NOW - timedelta(days=50))
-    assert history.prune(NOW, timedelta(days=30)) == 1
+    assert history.prune(NOW, timedelta(days=30), 1000) == 1
     assert len(history.runs()) == 3, "what runs stays, however long it takes"
+    for minute in range(10):
+        add(history, at=NOW + minute * MINUTE)
+    history.prune(NOW, timedelta(days=30), 4)
+    assert [one["started"][14:16] for one in history.runs()] == ["09", "08", "07", "06", "00"]
+    assert history.runs()[-1]["outcome"] == "running"
 
 
 def test_what_is_known_of_a_job(history: History) -> None:

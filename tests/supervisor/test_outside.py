@@ -246,7 +246,7 @@ def test_a_pattern_finds_its_tables(request: pytest.FixtureRequest, tmp_path: Pa
     assert tables["acme/orders"].uri == f"{root}/tenants/acme/orders.lance"
     few = found(1)
     assert sorted(table.name for table in few.tables) == ["acme/orders", "n/keep", "special"]
-    assert "max_tables = 1" in few.faults[0][1]
+    assert "max_tables = 1" in few.faults[0].why
 
 
 def test_a_pattern_that_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
@@ -254,6 +254,6 @@ def test_a_pattern_that_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
     file.write_text("tables: [{pattern: 's3://b/*.lance', storage_options: {aws_profile: no-such-profile}}, {uri: /a}]")
     found = discover(load_settings(str(file), {}).tables)
     assert [table.name for table in found.tables] == ["a"]
-    ((pattern, why),) = found.faults
-    assert pattern == "s3://b/*.lance"
-    assert "no-such-profile" in why
+    (fault,) = found.faults
+    assert (fault.pattern, fault.exit_code) == ("s3://b/*.lance", 21)
+    assert "no-such-profile" in fault.why

@@ -285,7 +285,7 @@ def test_once_with_jobs_of_every_mood(tmp_path: Path) -> None:
     off = ", ".join(f"{job}: {{enabled: false}}" for job in ("merge", "catchup", "compact", "snapshot"))
     for mood in MOODS:
         os.symlink(table.uri, tmp_path / mood)
-        limit = "timeout: 1s" if mood == "busy" else "hung_after: 1s"
+        limit = "timeout: 1s" if mood == "busy" else "hung_after: 3s"
         entries.append(
             f"  - {{uri: {tmp_path / mood}, name: {mood}, jobs: {{moody: {{{limit}, options: {{mood: {mood}}}}}}}}}"
         )
