@@ -146,6 +146,7 @@ def test_deferred_in_the_triggerer_then_maintained(services: Services, table: Wo
     table.put([4, 6])
     table.put([5, 7])
     table.flush()
+    services.until("maintain.gc[0]", "success")
     services.until("account[-1]", "success")
     states = {name: state for name, state in services.states().items() if name.endswith("[0]")}
     assert states == {f"maintain.{name}[0]": "success" for name in ("backlog", "merge", "catchup", "snapshot", "gc")}
