@@ -7,7 +7,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-airflow lint format bench bench-supervisor soak fuzz replay protos protos-check requirements clean
+.PHONY: help demo test test-airflow lint format bench bench-spark bench-supervisor soak fuzz replay protos protos-check \
+  requirements clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -82,6 +83,6 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(AIRFLOW_VENV)/.ready: pyproject.toml constraints-airflow.txt | $(VENV)/bin/python
 	@echo "Installing Airflow and memwal-ops into $(AIRFLOW_VENV) (once) ..."
 	@$(VENV)/bin/python -m venv $(AIRFLOW_VENV)
-	@$(AIRFLOW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-airflow.txt \
+	@$(AIRFLOW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-airflow.txt \
 	  -e '.[airflow]' pytest pytest-timeout
 	@touch $@
