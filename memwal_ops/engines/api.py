@@ -54,6 +54,7 @@ class PassResult:
         bytes_read: size of the generations' data files.
         use_index: whether superseded base rows were found through the key index.
         phases: seconds per phase, for reports and benchmarks.
+        metrics: what else the engine counted (Spark: tasks, lost attempts, shuffled and spilled bytes).
     """
 
     version: int
@@ -64,6 +65,7 @@ class PassResult:
     use_index: bool
     seconds: float
     phases: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class BlockedRegionsError(MemwalOpsError):

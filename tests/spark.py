@@ -1,0 +1,56 @@
+"""One Spark session per test process, and the engines on which the same tests run.
+
+A plugin: gives the fixtures ``spark`` and ``engine``. Both skip, and say why, where Spark cannot run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+
+from memwal_ops.engines.spark import SparkEngine
+from memwal_ops.engines.spark.environment import why_not
+from memwal_ops.engines.spark.session import session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from memwal_ops.engines.api import Engine
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    "spark.sql.session.timeZone": "Pacific/Kiritimati",  # no key may depend on it
+}
+
+
+def skip_without_spark() -> None:
+    """Skip the test where PySpark, pandas or Java is missing."""
+    missing = why_not()
+    if missing is not None:
+        pytest.skip(f"Spark cannot run here: {missing}")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session on two cores of this machine."""
+    skip_without_spark()
+    with pytest.MonkeyPatch.context() as patch:
+        words = " ".join(f"--conf {key}={value}" for key, value in SETTINGS.items())
+        patch.setenv("PYSPARK_SUBMIT_ARGS", f"{words} pyspark-shell")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PySpark's own, while it starts
+            with session("local[2]") as made:
+                yield made
+
+
+@pytest.fixture(params=["local", "spark"])
+def engine(request: pytest.FixtureRequest) -> Engine | None:
+    """Each engine in turn; None is the default of a merge, the local one."""
+    if request.param == "local":
+        return None
+    return SparkEngine(request.getfixturevalue("spark"))
