@@ -53,4 +53,5 @@ def engine(request: pytest.FixtureRequest) -> Engine | None:
     """Each engine in turn; None is the default of a merge, the local one."""
     if request.param == "local":
         return None
-    return SparkEngine(request.getfixturevalue("spark"))
+    # Few rows to a task, so that every stage of these small tables has several.
+    return SparkEngine(request.getfixturevalue("spark"), rows_per_task=200)

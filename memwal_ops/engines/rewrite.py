@@ -64,7 +64,10 @@ class Rewrite:
     def written_files(self) -> list[str]:
         """Paths of the data and deletion files written for this pass, relative to the table's root."""
         data = [f"data/{file.path}" for fragment in self.new_fragments for file in fragment.files]
-        return data + [_deletion_path(fragment) for fragment in self.updated_fragments]
+        deletions = [deletion_path(fragment) for fragment in self.updated_fragments]
+        if None in deletions:
+            raise InvariantViolatedError("A fragment has no deletion vector after rows of it were deleted.")
+        return [*data, *(path for path in deletions if path is not None)]
 
 
 def rewrite(
@@ -238,11 +241,11 @@ def delete_superseded(target: Target, addresses: npt.NDArray[np.uint64]) -> tupl
     return updated, removed
 
 
-def _deletion_path(fragment: FragmentMetadata) -> str:
-    """Where a deletion vector lies: ``_deletions/{fragment}-{read version}-{random id}`` (S3-041)."""
+def deletion_path(fragment: FragmentMetadata) -> str | None:
+    """Where its deletion vector lies: ``_deletions/{fragment}-{read version}-{random id}`` (S3-041), if it has one."""
     deletion = fragment.deletion_file
     if deletion is None:
-        raise InvariantViolatedError(f"Fragment {fragment.id} has no deletion vector after rows were deleted.")
+        return None
     suffix = "arrow" if deletion.file_type == "array" else "bin"
     return f"_deletions/{fragment.id}-{deletion.read_version}-{deletion.id}.{suffix}"
 

@@ -54,7 +54,8 @@ MERGE = {
     "run_id",
 }
 PASS = {
-    "regions", "rows_read", "rows_upserted", "rows_deleted", "bytes_read", "version", "use_index", "seconds", "phases", "metrics",
+    "regions", "rows_read", "rows_upserted", "rows_deleted", "bytes_read", "version", "use_index", "seconds", "phases",
+    "metrics",
 }  # fmt: skip
 BLOCKED = {"region_id", "generation", "reason", "detail"}
 

@@ -56,12 +56,12 @@ def make(layout: str, seed: int, path: Path, **options: Any) -> LsmTable:
     return table.create(str(path / "t.lance"))
 
 
-def random_options(rng: random.Random, regions: list[str]) -> job.MergeOptions:
+def random_options(rng: random.Random, regions: list[str], *, fewer: bool) -> job.MergeOptions:
     some = tuple(UUID(region) for region in regions if rng.random() < 0.7)
     return job.MergeOptions(
         regions=some if rng.random() < 0.5 else (),
-        max_bytes=rng.choice([1, 20_000, 200_000, 1 << 30]),
-        max_generations=rng.choice([None, 1, 2, 5]),
+        max_bytes=rng.choice([20_000, 1 << 30] if fewer else [1, 20_000, 200_000, 1 << 30]),
+        max_generations=rng.choice([None, 5] if fewer else [None, 1, 2, 5]),
     )
 
 
@@ -80,7 +80,7 @@ def test_random_workloads_in_random_slices_equal_the_dictionary(
         if rng.random() < 0.7:
             table.flush()
         regions = [region for region in table.regions if region in wire.regions(Files(table.uri, None))]
-        job.apply(open_table(table.uri), random_options(rng, regions), engine=engine)
+        job.apply(open_table(table.uri), random_options(rng, regions, fewer=engine is not None), engine=engine)
         check(table)
     table.close()
     report = job.apply(open_table(table.uri), job.MergeOptions(), engine=engine)

@@ -89,7 +89,7 @@ def test_odd_strings(tmp_path: Path, kind: pa.DataType, others: int, engine: Eng
         ([{"id": text, "v": 1} for text in ODD[:12]], [{"id": text} for text in ODD[12:]]),
         ([{"id": ODD[14], "v": 3}], [{"id": ODD[1]}]),
     ]
-    report = merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps)
+    report = merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps, engine)
     assert used_index(report) == [others > 0]
 
 
@@ -107,7 +107,7 @@ def test_the_ends_of_integers(
 ) -> None:
     base = [{"id": number, "v": 0} for number in [*values, *range(1_000, 1_000 + MANY)]]
     steps: list[Step] = [([{"id": number, "v": 1} for number in values[:2]], [{"id": values[-1]}])]
-    report = merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps)
+    report = merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps, engine)
     assert used_index(report) == [index]
 
 
@@ -124,7 +124,7 @@ def test_the_ends_of_integers(
 def test_small_kinds_of_keys(tmp_path: Path, kind: pa.DataType, values: list[Any], engine: Engine | None) -> None:
     base = [{"id": value, "v": 0} for value in values]
     steps: list[Step] = [([{"id": values[0], "v": 1}], [{"id": values[-1]}])]
-    merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps)
+    merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps, engine)
 
 
 @pytest.mark.parametrize("name", ["Id", "my id", "select", "_rowid2", "_distance"])

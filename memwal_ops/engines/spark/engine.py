@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from lance.fragment import FragmentMetadata
@@ -24,7 +25,7 @@ from memwal_ops.core.commit import CommitLostError
 from memwal_ops.engines.api import BlockedRegionsError, MergePass, PassResult
 from memwal_ops.engines.locate import SCANNED_KEYS_PER_LOOKUP, has_key_index
 from memwal_ops.engines.passes import commit_pass, open_generations
-from memwal_ops.engines.rewrite import Rewrite, all_field_ids
+from memwal_ops.engines.rewrite import Rewrite, all_field_ids, deletion_path
 from memwal_ops.engines.spark import tasks
 from memwal_ops.engines.spark.keys import key_code
 from memwal_ops.engines.spark.locators import MAX_GENERATIONS, ORDINAL_SHIFT, positions
@@ -50,20 +51,28 @@ if TYPE_CHECKING:
     from memwal_ops.core.table import Table
 
 _ROWS_PER_PARTITION = 2_000_000
+_ROWS_PER_TASK = 50_000
 _TASKS_PER_CORE = 3
 _BYTES_PER_WRITE = 256 << 20
 _INT64_MIN = -(2**63)
 _SHOWN_KEYS = 3
 _NAMED_FILES = 50
+_CLOCK_SKEW = timedelta(minutes=1)
 
 
 class SparkEngine:
-    """Merges passes on a Spark session, which stays the caller's."""
+    """Merges passes on a Spark session, which stays the caller's.
+
+    Args:
+        spark: the session.
+        rows_per_task: a stage over fewer rows than that gets no second task.
+    """
 
     name = "spark"
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, *, rows_per_task: int = _ROWS_PER_TASK) -> None:
         self._spark = spark
+        self._rows_per_task = rows_per_task
 
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
         """Land one pass; see :meth:`memwal_ops.engines.api.Engine.run`.
@@ -74,7 +83,7 @@ class SparkEngine:
         """
         with quiet():
             check_executors(self._spark)
-            return _Run(self._spark, table, merge_pass).run(note, on_rows)
+            return _Run(self._spark, table, merge_pass, self._rows_per_task).run(note, on_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +100,15 @@ class _Won:
 class _Run:
     """One pass on its way."""
 
-    def __init__(self, spark: SparkSession, table: Table, merge_pass: MergePass) -> None:
+    def __init__(self, spark: SparkSession, table: Table, merge_pass: MergePass, rows_per_task: int) -> None:
         self.table = table
+        self.rows_per_task = rows_per_task
         self.merge_pass = merge_pass
         self.session = spark.newSession()  # the same application, with settings of its own
         self.stages = Stages(spark.sparkContext, table.location.uri)
-        self.cores = max(1, spark.sparkContext.defaultParallelism)
+        self.cores = max(1, int(spark.sparkContext.defaultParallelism))
         self.files: list[str] = []
+        self.began = datetime.now(UTC)
 
     def run(self, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
         started = time.monotonic()
@@ -146,11 +157,12 @@ class _Run:
         )
 
     def _configure(self, work: tasks.Pass) -> None:
-        rows = sum(one.live_rows for one in work.generations) + self.table.dataset.count_rows()
+        rows = sum(one.live_rows for one in work.generations) + int(self.table.dataset.count_rows())
         conf = self.session.conf
         # Fixed and ours: the join then meets the winners where the first shuffle left them.
         conf.set("spark.sql.adaptive.enabled", "false")
-        conf.set("spark.sql.shuffle.partitions", str(max(self.cores, -(-rows // _ROWS_PER_PARTITION))))
+        partitions = max(min(self.cores, self._tasks(rows)), -(-rows // _ROWS_PER_PARTITION))
+        conf.set("spark.sql.shuffle.partitions", str(partitions))
         conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "65536")
         conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
 
@@ -165,7 +177,7 @@ class _Run:
             superseded = superseded.persist()
         try:
             with self.stages.stage("delete", "find superseded base rows, write deletion vectors"):
-                updated, removed, deleted = self._delete(work, superseded)
+                updated, removed, deleted = self._delete(work, superseded, won.winners)
             with self.stages.stage("write", "write the newest rows as base fragments"):
                 fragments = self._write(work, winners, superseded, won)
         finally:
@@ -179,13 +191,18 @@ class _Run:
         change = Rewrite(fragments, updated, removed, all_field_ids(self.table.dataset))
         return change, use_index, deleted
 
-    def _splits(self, count: int, partitions: int) -> DataFrame:
-        return self.session.range(0, count, 1, max(1, min(count, partitions)))
+    def _tasks(self, rows: int) -> int:
+        """How many tasks a stage over that many rows is worth."""
+        return max(1, min(self.cores * _TASKS_PER_CORE, -(-rows // self.rows_per_task)))
+
+    def _splits(self, count: int, rows: int) -> DataFrame:
+        return self.session.range(0, count, 1, max(1, min(count, self._tasks(rows))))
 
     def _winners(self, work: tasks.Pass) -> DataFrame:
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
-        rows = self._splits(len(work.generations), self.cores * _TASKS_PER_CORE).mapInArrow(
+        live = sum(one.live_rows for one in work.generations)
+        rows = self._splits(len(work.generations), live).mapInArrow(
             tasks.key_reader(work), f"key {work.code.spark_type}, locator bigint"
         )
         newest = [f.max("locator").alias("locator")]
@@ -259,13 +276,13 @@ class _Run:
         kind = self._key_type()
         if pa.types.is_integer(kind):
             # The smallest int64 has no literal in SQL.
-            writable = won.smallest is not None and won.smallest > _INT64_MIN
+            writable = not pa.types.is_int64(kind) or (won.smallest or 0) > _INT64_MIN
         else:
             writable = not work.code.framed and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
         return (
             writable
             and has_key_index(self.table.dataset, work.primary_key[0])
-            and won.winners * SCANNED_KEYS_PER_LOOKUP < self.table.dataset.count_rows()
+            and won.winners * SCANNED_KEYS_PER_LOOKUP < int(self.table.dataset.count_rows())
         )
 
     def _superseded(self, work: tasks.Pass, winners: DataFrame, *, use_index: bool) -> DataFrame:
@@ -276,19 +293,19 @@ class _Run:
             asked = winners.select("key", "locator")
             return asked.mapInArrow(tasks.index_reader(work, self._key_type()), f"locator bigint, address bigint{ids}")
         fragments = [fragment.fragment_id for fragment in self.table.dataset.get_fragments()]
-        base = self._splits(len(fragments), self.cores * _TASKS_PER_CORE).mapInArrow(
+        base = self._splits(len(fragments), self.table.dataset.count_rows()).mapInArrow(
             tasks.base_reader(work, fragments), f"key {work.code.spark_type}, address bigint{ids}"
         )
         # Never broadcast: that would lead every key through the driver.
         return base.join(winners.select("key", "locator").hint("shuffle_hash"), "key").select(*columns)
 
     def _delete(
-        self, work: tasks.Pass, superseded: DataFrame
+        self, work: tasks.Pass, superseded: DataFrame, most: int
     ) -> tuple[tuple[FragmentMetadata, ...], tuple[int, ...], int]:
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         fragments = len(self.table.dataset.get_fragments())
-        count = max(1, min(fragments, self.cores * _TASKS_PER_CORE))
+        count = max(1, min(fragments, self._tasks(most)))
         by_fragment = f.pmod(f.shiftrightunsigned("address", 32), f.lit(count)).cast("int")
         rows = superseded.select("locator", "address").repartitionById(count, by_fragment)
         results = _results(rows.mapInArrow(tasks.deleter(work), "result string"))
@@ -332,7 +349,8 @@ class _Run:
             one.data_bytes * won.per_generation.get(ordinal, 0) // max(1, one.physical_rows)
             for ordinal, one in enumerate(work.generations)
         ]
-        share = max(1, min(_BYTES_PER_WRITE, -(-sum(sizes) // self.cores)))
+        tasks_wanted = min(self.cores, self._tasks(won.winners))
+        share = max(1, min(_BYTES_PER_WRITE, -(-sum(sizes) // tasks_wanted)))
         groups, seen = [], 0
         for size in sizes:
             groups.append((seen + size // 2) // share)
@@ -374,10 +392,25 @@ class _Run:
             )
 
     def _name_lost(self) -> None:
-        """Say so where attempts of tasks were lost: what they had written is in no version."""
+        """Where attempts of tasks were lost, name the young files that no version mentions.
+
+        Nothing tells them from the files of somebody's commit that is under way, so they stay, for pylance's
+        own clean-up to take when they are old enough.
+        """
         lost = int(self.stages.metrics["lost_attempts"])
-        if lost:
-            get_logger(__name__).warning("task_attempts_lost", table=self.table.location.uri, attempts=lost)
+        if not lost:
+            return
+        fragments = self.table.newest().dataset.get_fragments()
+        known = set(Rewrite(tuple(one.metadata for one in fragments), (), (), ()).written_files())
+        known |= {path for one in fragments if (path := deletion_path(one.metadata)) is not None}
+        left = [
+            meta.path
+            for folder in ("data", "_deletions")
+            for meta in self.table.store.list(folder)
+            if meta.last_modified >= self.began - _CLOCK_SKEW and meta.path not in known
+        ]
+        get_logger(__name__).warning("task_attempts_lost", table=self.table.location.uri, attempts=lost)
+        self._name(left, "no version mentions them: lost attempts of tasks, or somebody's commit under way")
 
 
 def _lookup_array(values: Sequence[int]) -> Any:

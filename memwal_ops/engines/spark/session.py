@@ -80,11 +80,14 @@ def _make(master: str | None, app_name: str) -> SparkSession:
 
     conf = SparkConf()
     chosen = master or conf.get("spark.master", None) or "local[*]"
+    if "PYSPARK_PYTHON" not in os.environ:
+        configured = conf.get("spark.pyspark.python", None)
+        on_this_machine = sys.executable if chosen.startswith(_MASTER_OF_THIS_MACHINE) else None
+        if configured or on_this_machine:
+            # Read when the context is made, and only from the environment. Unset, executors take the first
+            # python3 of their PATH, which knows nothing of us.
+            os.environ["PYSPARK_PYTHON"] = configured or sys.executable
     builder = SparkSession.builder.appName(app_name).master(chosen).config("spark.ui.showConsoleProgress", "false")
-    unset = "PYSPARK_PYTHON" not in os.environ and conf.get("spark.pyspark.python", None) is None
-    if unset and chosen.startswith(_MASTER_OF_THIS_MACHINE):
-        # Executors would take the first python3 of the PATH, which knows nothing of us.
-        builder = builder.config("spark.pyspark.python", sys.executable)
     if chosen.startswith("local"):
         # A machine whose own name does not resolve must not matter to a session that never leaves it.
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
