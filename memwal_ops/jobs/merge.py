@@ -381,8 +381,8 @@ def _next_pass(waiting: list[GenerationRef], options: MergeOptions) -> MergePass
     size = 0
     budget = options.max_bytes or DEFAULT_MAX_BYTES
     for ref in waiting:
-        # A release that kept no accounting leaves only the safe guess: as large as the budget.
-        cost = budget if ref.bytes is None else ref.bytes
+        # A release that kept no accounting leaves only a safe guess: as large as one machine's budget.
+        cost = min(budget, DEFAULT_MAX_BYTES) if ref.bytes is None else ref.bytes
         if chosen and size + cost > budget:
             break
         if options.max_generations is not None and len(chosen) >= options.max_generations:

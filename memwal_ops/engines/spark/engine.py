@@ -247,7 +247,7 @@ class _Run:
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         shared = winners.filter(self._is_shared(work))
-        ordinal = f.shiftright(f.explode(f.array("locator", "oldest")), ORDINAL_SHIFT)
+        ordinal = f.explode(f.array(*(f.shiftright(name, ORDINAL_SHIFT) for name in ("locator", "oldest"))))
         with self.stages.stage("keys", "name keys that stand in two regions"):
             examples = [_key_of(work, row["locator"]) for row in shared.select("locator").limit(_SHOWN_KEYS).collect()]
             ordinals = [row["ordinal"] for row in shared.select(ordinal.alias("ordinal")).distinct().collect()]
