@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench soak protos protos-check requirements clean
+.PHONY: help demo test lint format bench bench-spark soak protos protos-check requirements clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -31,6 +31,9 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@$(BIN)/python -m benchmarks.merge
 	@RUST_LOG=off $(BIN)/python -m benchmarks.snapshot
 	@$(BIN)/python -m benchmarks.requests
+
+bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs Java; half an hour, some GB)
+	@$(BIN)/python -m benchmarks.spark
 
 soak: $(VENV)/.dev  ## Let mergers race, be killed and start again for SOAK_SECONDS (300)
 	@SOAK_SECONDS=$${SOAK_SECONDS:-300} $(BIN)/python -m pytest tests/crash -k soak -x
@@ -60,5 +63,5 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing memwal-ops and its test tools into $(VENV) (once) ..."
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev,spark]'
 	@touch $@ $(VENV)/.runtime

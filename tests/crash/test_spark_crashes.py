@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CLUSTER = "local-cluster[2,1,1024]"
-PATIENCE = 200.0
+PATIENCE = 500.0
+pytestmark = pytest.mark.timeout(600)  # separate JVMs, on whatever machine this runs
 
 
 @pytest.fixture
