@@ -1,6 +1,7 @@
 """Bulk merges on Spark: for a backlog that outgrows one machine.
 
-From a session of one's own: ``bulk_merge(spark, "s3://bucket/table.lance")``.
+From a session of one's own: ``bulk_merge(spark, "s3://bucket/table.lance")``. A table as a DataFrame:
+``register(spark)``, then ``spark.read.format("memwal").load(uri)``; rows into it: ``bulk_load(df, uri)``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.table import open_table
 from memwal_ops.engines.spark.engine import SparkEngine
+from memwal_ops.engines.spark.load import bulk_load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.jobs.merge import MergeReport
 
-__all__ = ["SparkEngine", "bulk_merge"]
+__all__ = ["SparkEngine", "bulk_load", "bulk_merge", "register"]
 
 
 def bulk_merge(
@@ -50,3 +52,22 @@ def bulk_merge(
 
     options = merge.MergeOptions(tuple(regions), "spark", max_bytes, max_generations)
     return merge.apply(open_table(uri, storage_options), options, engine=SparkEngine(spark))
+
+
+def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None = None) -> None:
+    """Let this session ``read.format("memwal")``.
+
+    Gives base and unmerged generations as one table, last write wins; vectors as ``array<float>``.
+    ``.option("columns", "id,text")`` reads these columns only. Where the session has
+    ``spark.sql.python.filterPushdown.enabled``, Lance leaves out base rows that a filter excludes.
+
+    Args:
+        spark: the session.
+        storage_options: as pylance takes them, for all reads through it: they travel inside the registered
+            class, and stand in no plan and on no page.
+    """
+    # Needs PySpark to be imported at all.
+    from memwal_ops.engines.spark.source import data_source  # noqa: PLC0415
+
+    push = spark.conf.get("spark.sql.python.filterPushdown.enabled", "false") == "true"
+    spark.dataSource.register(data_source(dict(storage_options or {}), push_filters=push))
