@@ -26,6 +26,7 @@ from tests.tables.workload import Workload
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.timeout(900)  # the first test starts Spark, on whatever machine this runs
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 TOKEN = "IQoJb3JpZ2luX2VjEXAMPLEsessiontoken"
 

@@ -109,7 +109,6 @@ class MemwalReader(DataSourceReader):  # type: ignore[misc]  # pyspark is an ext
         self._options = storage_options
         self._columns = list(columns)
         self._filter: str | None = None
-        self._scan: _Scan | None = None
 
     def partitions(self) -> list[InputPartition]:
         """One for each base fragment and each generation that still has rows to give.
@@ -120,15 +119,15 @@ class MemwalReader(DataSourceReader):  # type: ignore[misc]  # pyspark is an ext
         with reported():
             table = open_table(self._uri, self._options)
             columns = spark_schema(pa.schema([table.dataset.schema.field(name) for name in self._columns]))
-            self._scan = _Scan(table.location, table.version, columns, self._filter)
-            return [InputPartition(part) for part in _parts(table)]
+            # With each part, as Spark ships the reader as it was before it planned.
+            scan = _Scan(table.location, table.version, columns, self._filter)
+            return [InputPartition((scan, part)) for part in _parts(table)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one part, as record batches."""
-        scan = self._scan
-        assert scan is not None  # noqa: S101 - Spark plans before it reads
+        scan, part = partition.value
         with reported():
-            yield from scan.read(partition.value)
+            yield from scan.read(part)
 
 
 class PushingReader(MemwalReader):
