@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from tests.tables.reading import read_base
 from tests.tables.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 CLUSTER = "local-cluster[2,1,1024]"
 PATIENCE = 500.0
@@ -44,6 +45,38 @@ def table(tmp_path: Path) -> Workload:
     made.step(6)
     made.close()
     return made
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[str]:
+    """A standalone cluster whose two workers go by different hosts: Spark speculates on another host only."""
+    skip_without_spark()
+    import pyspark
+
+    home = str(Path(pyspark.__file__).parent)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        master = f"spark://127.0.0.1:{free.getsockname()[1]}"
+    port = master.rsplit(":", 1)[1]
+    deploy = "org.apache.spark.deploy"
+    commands = [[f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0"]]
+    commands += [
+        [f"{deploy}.worker.Worker", "--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0", master]
+        for host in ("127.0.0.2", "127.0.0.3")
+    ]
+    environment = {**os.environ, "SPARK_HOME": home, "SPARK_WORKER_DIR": str(tmp_path / "work")}
+    with (tmp_path / "cluster.log").open("w") as log:
+        started = [
+            psutil.Popen([f"{home}/bin/spark-class", *command], env=environment, stdout=log, stderr=log)
+            for command in commands
+        ]
+        try:
+            yield master
+        finally:
+            for one in started:
+                for process in [*one.children(recursive=True), one]:
+                    process.kill()
+                one.wait()
 
 
 class Driver:
@@ -135,8 +168,11 @@ def test_separate_executors_leave_nothing_behind(table: Workload) -> None:
 
 
 @pytest.mark.parametrize("how", ["task-fails", "task-lingers"])
-def test_what_a_lost_attempt_wrote_is_in_no_version_and_named(table: Workload, how: str) -> None:
-    driver = Driver(how, CLUSTER, table.uri)
+def test_what_a_lost_attempt_wrote_is_in_no_version_and_named(
+    table: Workload, how: str, request: pytest.FixtureRequest
+) -> None:
+    master = CLUSTER if how == "task-fails" else request.getfixturevalue("two_hosts")
+    driver = Driver(how, master, table.uri)
     report = driver.result()
     assert report["decision"] == "merged"
     assert report["passes"][0]["metrics"]["lost_attempts"] > 0
