@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-spark soak protos protos-check requirements clean
+.PHONY: help demo test lint format bench bench-spark soak fuzz replay protos protos-check requirements clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -31,12 +31,19 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@$(BIN)/python -m benchmarks.merge
 	@RUST_LOG=off $(BIN)/python -m benchmarks.snapshot
 	@$(BIN)/python -m benchmarks.requests
+	@RUST_LOG=off $(BIN)/python -m benchmarks.gc
 
 bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs Java; half an hour, some GB)
 	@$(BIN)/python -m benchmarks.spark
 
 soak: $(VENV)/.dev  ## Let mergers race, be killed and start again for SOAK_SECONDS (300)
 	@SOAK_SECONDS=$${SOAK_SECONDS:-300} $(BIN)/python -m pytest tests/crash -k soak -x
+
+fuzz: $(VENV)/.dev  ## Throw FUZZ_INPUTS (1,000,000) hostile inputs at every decoder; FUZZ_SEED repeats a run
+	@$(BIN)/python -m tests.fuzz
+
+replay: $(VENV)/.dev  ## Run one simulated history again, step by step (SEED=7)
+	@RUST_LOG=off SEED=$(SEED) $(BIN)/python -m tests.sim.history
 
 protos: $(VENV)/.dev  ## Generate the protobuf modules from protos/
 	@$(BIN)/python tools/build_protos.py

@@ -58,8 +58,8 @@ def describe(report: job.ExpireReport) -> str:
     parts += [paragraph(f"  version {one.version} stays: {one.because}", hanging="    ") for one in named[:_SHOWN]]
     if report.frees[0]:
         freed = f"{counted(report.frees[0], 'generation')} ({size_text(report.frees[1])})"
-        word = "are" if report.frees[0] > 1 else "is"
-        parts.append(f"{freed} {word} free for memwal-ops gc {'now' if report.applied else 'then'}.")
+        word = "were" if report.applied and report.frees[0] > 1 else "was" if report.applied else "would be"
+        parts.append(f"{freed} {word} held by nothing else, for memwal-ops gc to drain and delete.")
     parts += [paragraph(f"WARNING: {warning}", hanging="  ") for warning in report.warnings]
     if report.decision == "planned":
         parts.append("Add --apply to do it.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import sys
 import tempfile
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -28,11 +31,32 @@ if TYPE_CHECKING:
 _DEFAULTS = job.GcOptions()
 _SHOWN = 8
 _MOST_REASONS = 1000
+# They are shown indented by others, too.
+_NARROW = 104
 _NUMEROUS = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
+_NUMBERS = re.compile(r"\d+( (d|h|min|s)\b)?")
 
 
 def gc_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say how careful the collector is."""
+    """Add the options that say how careful the collector is; the command gets them as one value, ``careful``."""
+
+    @functools.wraps(command)
+    def with_options(
+        *,
+        reader_grace: timedelta,
+        orphan_min_age: timedelta,
+        manifest_retention: int,
+        fence_retention: timedelta,
+        max_deletes: int | None,
+        allow_unsafe: bool,
+        **named: Any,
+    ) -> Any:
+        careful = job.GcOptions(
+            reader_grace, orphan_min_age, manifest_retention, fence_retention, max_deletes, allow_unsafe
+        )
+        return command(careful=careful, **named)
+
+    decorated: Callable[..., Any] = with_options
     for option in (
         click.option("--allow-unsafe", is_flag=True, help="Take values below their safe minimum."),
         click.option("--max-deletes", type=click.IntRange(min=1), metavar="N", help="Delete at most N objects."),
@@ -65,8 +89,8 @@ def gc_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="How long a reader may go on with what it has read.",
         ),
     ):
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return decorated
 
 
 @click.command(short_help="Delete what nothing needs any more; plan it first.")
@@ -90,12 +114,7 @@ def gc(
     delete: bool,
     plan_file: Path | None,
     limit: int,
-    reader_grace: timedelta,
-    orphan_min_age: timedelta,
-    manifest_retention: int,
-    fence_retention: timedelta,
-    max_deletes: int | None,
-    allow_unsafe: bool,
+    careful: job.GcOptions,
     storage_options: dict[str, str],
     as_json: bool,
 ) -> int:
@@ -108,9 +127,6 @@ def gc(
     Exit codes: 0 planned, nothing_to_delete, drained or deleted; 10 a region could not be read (all of it was
     kept); 27 some deletions failed; any other code: see the README.
     """
-    options = job.GcOptions(
-        reader_grace, orphan_min_age, manifest_retention, fence_retention, max_deletes, allow_unsafe
-    )
     table = open_table(uri, storage_options)
     run = job.apply if delete else job.plan
     reasons = Reasons()
@@ -121,7 +137,7 @@ def gc(
             reasons.take(item)
             advance()
 
-        report = run(table, options, limit=limit, on_item=on_item)
+        report = run(table, careful, limit=limit, on_item=on_item)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else describe(report, plan_file, reasons))
     if report.failed:
         return DeletesFailedError.exit_code
@@ -193,11 +209,14 @@ class Reasons:
         self.found: dict[Verdict, dict[str, tuple[Item, int, int]]] = {verdict: {} for verdict in Verdict}
 
     def take(self, item: Item) -> None:
-        """Count an item; WAL entries and manifests have always the same few reasons, and would hide the others."""
+        """Count an item."""
         alike = self.found[item.verdict]
-        if item.kind in _NUMEROUS or item.verdict is Verdict.DELETE:
+        if item.verdict is Verdict.DELETE:
             return
         why = item.why
+        if item.kind in _NUMEROUS:
+            # Their reasons differ in numbers and ages alone; one of each is enough, and would else hide the others.
+            why = _NUMBERS.sub("...", why)
         if why in alike or len(alike) < _MOST_REASONS:
             first, count, size = alike.get(why, (item, 0, 0))
             alike[why] = (first, count + 1, size + item.bytes)
@@ -208,7 +227,9 @@ class Reasons:
         alike = list(self.found[verdict].items())
         for why, (first, count, size) in alike[:_SHOWN]:
             more = "" if count == 1 else f" and {count - 1:,} more"
-            lines.append(paragraph(f"{first.path}{more} ({size_text(size)}): {why}", indent="  ", hanging="  "))
+            named = f"{count:,} {_KINDS[first.kind]}" if first.kind in _NUMEROUS else f"{first.path}{more}"
+            text = f"{named} ({size_text(size)}): {why}"
+            lines.append(paragraph(text, indent="  ", hanging="  ", width=_NARROW))
         if len(alike) > _SHOWN:
             lines.append(f"  and {len(alike) - _SHOWN} other reasons (--json, --plan-file)")
         return "\n".join(lines)
@@ -242,10 +263,14 @@ def _next(report: job.GcReport, plan_file: Path | None) -> str:
         if report.drainable:
             parts.append(
                 f"{counted(report.drainable, 'generation is', 'generations are')} needed by nobody: --apply takes them "
-                "off the region's list, and deletes them once --reader-grace has passed."
+                "off the region's list, and a run after --reader-grace deletes them."
             )
         parts.append("Add --apply to do it; every proof is made again then.")
+    if report.drained and report.applied:
+        later = datetime.now(UTC) + report.reader_grace
+        if report.reader_grace:
+            parts.append(f"Run it again after {later:%Y-%m-%d %H:%M} UTC: it deletes then what it drained now.")
     if report.limited:
         parts.append("--max-deletes ended this run; the next one goes on.")
-    parts.append("memwal-ops why URI PATH gives all reasons for one of them.")
+    parts.append("memwal-ops why URI PATH tells condition by condition what keeps one of them.")
     return paragraph(" ".join(parts))

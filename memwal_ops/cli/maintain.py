@@ -60,12 +60,7 @@ def maintain(
     max_bytes: int,
     older_than: timedelta,
     keep: int,
-    reader_grace: timedelta,
-    orphan_min_age: timedelta,
-    manifest_retention: int,
-    fence_retention: timedelta,
-    max_deletes: int | None,
-    allow_unsafe: bool,
+    careful: gc_job.GcOptions,
     storage_options: dict[str, str],
     as_json: bool,
 ) -> int:
@@ -82,9 +77,7 @@ def maintain(
         budget=budget,
         merge=merge_job.MergeOptions(max_bytes=max_bytes),
         expire=expire_job.ExpireOptions(older_than, keep),
-        gc=gc_job.GcOptions(
-            reader_grace, orphan_min_age, manifest_retention, fence_retention, max_deletes, allow_unsafe
-        ),
+        gc=careful,
     )
     table = open_table(uri, storage_options)
 
@@ -110,6 +103,9 @@ def describe(report: job.MaintainReport) -> str:
         head, rest = _headline(text)
         lines.append(paragraph(f"{step.step:<9} {head}", hanging=" " * 10))
         lines += [f"{' ' * 10}{line}".rstrip() for line in rest if step.exit_code and line]
+        if not step.exit_code:
+            warnings = getattr(step.report, "warnings", ())
+            lines += [paragraph(f"WARNING: {warning}", indent=" " * 10, hanging="  ") for warning in warnings]
     deleting = [step for step in report.steps if step.step in {"expire", "gc"} and step.decision == "planned"]
     if deleting and not report.applied:
         lines += ["", "Nothing was deleted; add --apply for that, or look closer with memwal-ops expire and gc."]

@@ -32,11 +32,14 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
         if match is None or match[2].upper() not in _UNITS:
             self.fail(f"{value!r} is no size; write for example 64MiB, 1GiB or 500MB.", param, ctx)
-        return int(float(match[1]) * _UNITS[match[2].upper()])
+        try:
+            return int(float(match[1]) * _UNITS[match[2].upper()])
+        except OverflowError:
+            self.fail(f"{value!r} is more than any machine has.", param, ctx)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # see Size
-    """A span of time: ``90s``, ``15m``, ``2h``, ``3d``, ``1w``; without a unit seconds."""
+    """A span of time: ``90s``, ``15m``, ``2h``, ``3d``, ``1w``, or ``0``."""
 
     name = "DURATION"
 
@@ -47,6 +50,13 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # see Size
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
         if match is None or match[2].lower() not in _SECONDS:
             self.fail(f"{value!r} is no span of time; write for example 90s, 15m, 2h or 3d.", param, ctx)
+        if not match[2] and float(match[1]):
+            # Seconds or days? What it decides on is deleted.
+            self.fail(
+                f"{value!r} has no unit; write for example {match[1]}s, {match[1]}m, {match[1]}h or {match[1]}d.",
+                param,
+                ctx,
+            )
         try:
             return timedelta(seconds=float(match[1]) * _SECONDS[match[2].lower()])
         except OverflowError:

@@ -47,16 +47,17 @@ def span_text(first: int, last: int) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-def paragraph(text: str, *, indent: str = "", hanging: str = "") -> str:
+def paragraph(text: str, *, indent: str = "", hanging: str = "", width: int = WIDTH) -> str:
     """The text wrapped at blanks; paths and ids stay whole, so that they can be copied.
 
     Args:
         indent: what every line begins with.
         hanging: what all lines but the first begin with, after ``indent``.
+        width: columns at most.
     """
     return textwrap.fill(
         text,
-        WIDTH,
+        width,
         initial_indent=indent,
         subsequent_indent=indent + hanging,
         break_long_words=False,

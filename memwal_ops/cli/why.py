@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,9 +13,6 @@ from memwal_ops.core.table import open_table
 from memwal_ops.jobs import gc as gc_job
 from memwal_ops.jobs import why as job
 from memwal_ops.jobs.collectables import Verdict
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 _VERDICTS = {Verdict.DELETE: "may go", Verdict.HELD: "is kept", Verdict.UNKNOWN: "is unknown, and kept"}
 
@@ -30,12 +26,7 @@ _VERDICTS = {Verdict.DELETE: "may go", Verdict.HELD: "is kept", Verdict.UNKNOWN:
 def why(
     uri: str,
     target: str,
-    reader_grace: timedelta,
-    orphan_min_age: timedelta,
-    manifest_retention: int,
-    fence_retention: timedelta,
-    max_deletes: int | None,
-    allow_unsafe: bool,
+    careful: gc_job.GcOptions,
     storage_options: dict[str, str],
     as_json: bool,
 ) -> int:
@@ -46,10 +37,7 @@ def why(
 
     Exit codes: 0; 25 nothing stands there; any other code: see the README.
     """
-    options = gc_job.GcOptions(
-        reader_grace, orphan_min_age, manifest_retention, fence_retention, max_deletes, allow_unsafe
-    )
-    explanation = job.explain(open_table(uri, storage_options), target, options)
+    explanation = job.explain(open_table(uri, storage_options), target, careful)
     click.echo(json.dumps(explanation.to_json(), indent=2) if as_json else describe(explanation))
     return 0
 

@@ -113,6 +113,16 @@ def read_backlog(table: Table, region_ids: Iterable[UUID] | None = None) -> Back
     return Backlog(regions, tuple(blocked))
 
 
+def foreign_progress(manifest: RegionManifest, merged: int) -> RegionManifestCorruptError:
+    """The error of a region whose table says that more was merged than the region ever flushed."""
+    return RegionManifestCorruptError(
+        f"Region {manifest.region_id}: generation {merged} is said to be merged, but the region is only about to make "
+        f"generation {manifest.current_generation}. The progress belongs to another region of this id: one that was "
+        "removed, or that of the table from which this branch or clone was made.",
+        remedy="Write to a region of a new id. What this one holds can be read, and put into the other.",
+    )
+
+
 def _read_manifest(table: Table, region_id: UUID) -> RegionManifest | MemwalOpsError | None:
     """The newest manifest, why it cannot be read, or None for a region that no writer has claimed yet."""
     region = table.region(region_id)
@@ -130,6 +140,10 @@ def _subtract(manifest: RegionManifest, merged: int) -> tuple[RegionBacklog, Blo
     Every number between the progress and ``current_generation`` was flushed (S0-036, S0-150), so a
     number that is neither merged nor listed holds rows that somebody wrote: never step over it.
     """
+    if merged >= manifest.current_generation:
+        # Branches and clones inherit the progress of a table, and none of its regions.
+        region = RegionBacklog(manifest, merged, ())
+        return region, Blocked(manifest.region_id, None, foreign_progress(manifest, merged))
     listed = {flushed.generation: flushed for flushed in manifest.flushed_generations}
     top = max(listed, default=0)
     pending: list[GenerationRef] = []

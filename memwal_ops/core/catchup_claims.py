@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.table import Table
+    from memwal_ops.format.version_manifest import VersionManifest
 
 
 def claim(table: Table, covered: frozenset[int], *, progress_when_built: Mapping[UUID, int]) -> dict[UUID, int]:
@@ -48,7 +49,7 @@ def covered_generations(table: Table) -> dict[str, dict[UUID, int]]:
     found: dict[str, dict[UUID, int]] = {}
     for name, index in base_indexes(table).items():
         uncovered = coverage(index.covered, table.manifest).uncovered
-        reached = dict(merged) if not uncovered else _at_most(_progress_before(table, min(uncovered)) or {}, merged)
+        reached = dict(merged) if not uncovered else _at_most(_progress_covered(table, index.covered) or {}, merged)
         recorded = table.index.index_catchup.get(name)
         found[name] = reached if recorded is None else _at_most(recorded, reached)
     return found
@@ -82,7 +83,7 @@ def _right_claim(table: Table, index: BaseIndex, recorded: Mapping[UUID, int] | 
         return None
     if recorded is not None and not any(recorded.values()):
         return None  # claims nothing already
-    allowed = _progress_before(table, min(uncovered))
+    allowed = _progress_covered(table, index.covered)
     if allowed is None:
         # The history does not reach back to it. A fragment that is younger than all covered ones was
         # added later; an older one was covered when the claim was made, and is not any more.
@@ -99,11 +100,13 @@ def _at_most(progress: Mapping[UUID, int], limit: Mapping[UUID, int]) -> dict[UU
     return {region_id: min(progress.get(region_id, 0), generation) for region_id, generation in limit.items()}
 
 
-def _progress_before(table: Table, fragment_id: int) -> Mapping[UUID, int] | None:
-    """Merge progress of the newest version that did not have a fragment yet; None where all that are left have it.
+def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, int] | None:
+    """Merge progress of the newest version whose fragments are all covered; None where none is left.
 
-    Fragment ids only rise: whatever is younger than the oldest uncovered fragment came later still. The
-    version is found by bisection, one manifest for each halving.
+    A fragment's id tells no age of its rows: a compaction puts old rows under a new id, so that "the
+    version before the oldest uncovered fragment" may have had the same rows under another id that is not
+    covered either. Each such version is found by bisection (ids only rise), one manifest for each halving,
+    and looked at; if it has uncovered fragments, those are older, and the search goes on before them.
     """
     versions = sorted(
         name.version
@@ -112,19 +115,33 @@ def _progress_before(table: Table, fragment_id: int) -> Mapping[UUID, int] | Non
         and not name.detached
         and name.version < table.version
     )
-    found: Mapping[UUID, int] | None = None
-    low, high = 0, len(versions)
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            version = read_version_manifest(table.store, versions[middle], table.naming)
-        except ObjectNotFoundError:
-            low = middle + 1  # cleaned up meanwhile, with all that were older
-            continue
-        if any(fragment.id == fragment_id for fragment in version.manifest.fragments):
-            high = middle
-        else:
-            entry = None if version.indexes is None else find_memwal_entry(version.indexes)
-            found = {} if entry is None else decode_memwal_index(entry).merged_generations
-            low = middle + 1
-    return found
+    known: dict[int, VersionManifest | None] = {table.version: table.manifest}
+
+    def read(version: int) -> VersionManifest | None:
+        if version not in known:
+            try:
+                known[version] = read_version_manifest(table.store, version, table.naming)
+            except ObjectNotFoundError:
+                known[version] = None  # cleaned up meanwhile, with all that were older
+        return known[version]
+
+    behind = table.manifest
+    while uncovered := coverage(covered, behind).uncovered:
+        oldest = min(uncovered)
+        low, high = 0, len(versions)
+        while low < high:
+            middle = (low + high) // 2
+            version = read(versions[middle])
+            if version is not None and any(fragment.id == oldest for fragment in version.manifest.fragments):
+                high = middle
+            else:
+                low = middle + 1
+        # Those in front of ``low`` did not have it yet, or are gone.
+        found = next((one for number in reversed(versions[:low]) if (one := read(number)) is not None), None)
+        if found is None:
+            return None
+        if any(fragment.id == oldest for fragment in found.manifest.fragments):
+            return None  # the ids do not tell an order here: a version was restored
+        behind = found
+    entry = None if behind.indexes is None else find_memwal_entry(behind.indexes)
+    return {} if entry is None else decode_memwal_index(entry).merged_generations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import socket
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.versions import version_path
 from memwal_ops.errors import InvalidUsageError, ObjectNotFoundError, StorageError, VersionGoneError
+from memwal_ops.format.names import U64_MAX
 from memwal_ops.storage.clock import store_time
 
 if TYPE_CHECKING:
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
 HOLDS_FOLDER = "_mem_wal_ops/holds"
 EXPIRIES_FOLDER = "_mem_wal_ops/expiries"
 _DIGITS = 20
+_NAME = re.compile(rf"[0-9]{{{_DIGITS}}}\.json")
 _ATTEMPTS = 100
-# How long an announcement stands where whoever made it died; no clean-up lives longer between look and deletes.
-_ANNOUNCED = timedelta(hours=1)
+_LONGEST = timedelta(days=3650)
+# How long an announcement stands where whoever made it died, or was stopped in the middle and goes on: no
+# clean-up lives longer between its look and its deletes.
+_ANNOUNCED = timedelta(days=1)
 # Ended entries stay for a while, so that a list can show them.
 _REMEMBERED = timedelta(days=1)
 
@@ -76,12 +81,14 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
     """Keep a base version, and all generations that it needs, for ``ttl`` from now.
 
     Raises:
-        InvalidUsageError: the time is not above zero.
+        InvalidUsageError: the time is not above zero, or longer than ten years.
         VersionGoneError: the version does not exist, or is being expired at this moment.
         StorageError: the store failed; no hold stands, or one that ends by itself.
     """
     if ttl <= timedelta(0):
         raise InvalidUsageError(f"A hold must last longer than {ttl}; give for example --ttl 2h.")
+    if ttl > _LONGEST:
+        raise InvalidUsageError(f"A hold lasts at most {_LONGEST.days} days; tag the version to keep it for ever.")
     _check_stands(table, version)
     hold = _add(table.store, HOLDS_FOLDER, (version,), ttl, note)
     now = store_time(table.store)
@@ -148,6 +155,8 @@ def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, n
     number = max((one.number for one in entries), default=0)
     for _ in range(_ATTEMPTS):
         number += 1
+        if number >= 10**_DIGITS:
+            raise StorageError(f"The numbers in {folder} are used up.", remedy="Delete the file of the highest number.")
         if store.put_if_absent(_path(folder, number), json.dumps(document).encode()):
             _sweep(store, folder, entries)
             return next(one for one in _entries(store, folder) if one.number == number)
@@ -167,7 +176,7 @@ def _entries(store: Store, folder: str) -> tuple[Hold, ...]:
     found = []
     for path, meta in sorted(listed.items()):
         name = path.rsplit("/", 1)[-1]
-        if len(name) != _DIGITS + 5 or not name.endswith(".json") or not name[:_DIGITS].isdigit():
+        if _NAME.fullmatch(name) is None:
             continue
         number = int(name[:_DIGITS])
         try:
@@ -175,21 +184,32 @@ def _entries(store: Store, folder: str) -> tuple[Hold, ...]:
             found.append(
                 Hold(
                     number,
-                    tuple(int(version) for version in document["versions"]),
+                    _versions(document["versions"]),
                     meta.last_modified + timedelta(seconds=float(document["ttl_seconds"])),
-                    str(document["by"]),
-                    str(document["note"]),
+                    _text(document["by"]),
+                    _text(document["note"]),
                     _path(folder, number, released=True) in listed,
                 )
             )
         except ObjectNotFoundError:
             continue
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             # Somebody's promise that cannot be read: whoever deletes must not go on as if it were none.
             raise StorageError(
                 f"{path} is no readable hold ({error}).", remedy="Look at it; delete it if it is none of yours."
             ) from error
     return tuple(found)
+
+
+def _versions(told: object) -> tuple[int, ...]:
+    if not isinstance(told, list) or not all(type(version) is int and 0 < version <= U64_MAX for version in told):
+        raise ValueError("its versions are no list of version numbers")
+    return tuple(told)
+
+
+def _text(told: object) -> str:
+    """What can be printed of it: JSON can spell characters that there are not."""
+    return str(told).encode(errors="replace").decode()
 
 
 def _release(store: Store, folder: str, number: int) -> None:

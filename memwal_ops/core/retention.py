@@ -91,7 +91,21 @@ class Retention:
     @property
     def unreadable(self) -> Mapping[str, str]:
         """Per version file that cannot be read, why. While there is one, it may need everything."""
-        return {path: why for tree in self._trees.values() for path, why in tree.unreadable.items()}
+        found = {path: why for tree in self._trees.values() for path, why in tree.unreadable.items()}
+        # What pylance can open must be in the listing: it may be behind a link, or the listing out of date.
+        for name, (branch, version) in self.tags.items():
+            tree = self._trees.get(branch)
+            if tree is None or not tree.has(version):
+                found[f"_refs/tags/{name}.json"] = f"the tag names version {version}, which is not in the listing"
+        for branch in self._trees:
+            if branch and not self._trees[branch].all_versions:
+                found[f"{BRANCHES_FOLDER}/{branch}"] = "the branch has no version that is in the listing"
+        return found
+
+    @property
+    def points_into_mem_wal(self) -> bool:
+        """Whether a version may have data files below ``_mem_wal/``: then nothing there may go."""
+        return any(tree.pointing for tree in self._trees.values())
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -177,22 +191,31 @@ class _Tree:
         versions: those with a MemWAL index, ascending. The others have no generations to read.
         index_uuids: ids of their MemWAL index entries.
         unreadable: per file that cannot be read, why.
+        pointing: those that may have data files below ``_mem_wal/``.
     """
 
+    pointing: set[int] = field(default_factory=set)
     versions: list[int] = field(default_factory=list)
     index_uuids: dict[UUID, int] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     # Of each version its file's size, time and tag: a number may be used again after a clean-up.
     _seen: dict[int, tuple[int, float, str | None]] = field(default_factory=dict)
+    _paths: dict[int, str] = field(default_factory=dict)
     _uuids: dict[int, UUID] = field(default_factory=dict)
     # Per region, ascending: (version from which on, progress). Before the first: 0.
     _changes: dict[UUID, list[tuple[int, int]]] = field(default_factory=dict)
     _last: Mapping[UUID, int] = field(default_factory=dict)
+    # The changes are in order up to here, also those of versions that are gone.
+    _highest: int = 0
 
     @property
     def all_versions(self) -> tuple[int, ...]:
         """Those without a MemWAL index too, ascending."""
         return tuple(sorted(self._seen))
+
+    def has(self, version: int) -> bool:
+        """Whether it is one of them."""
+        return version in self._seen
 
     def written(self, version: int) -> datetime:
         """When a version was published."""
@@ -202,7 +225,7 @@ class _Tree:
         """Forget what is gone, read what is new."""
         fresh = sorted(listed.keys() - self._seen.keys())
         changed = any(_identity(listed[version]) != seen for version, seen in self._seen.items() if version in listed)
-        if self.unreadable or changed or (fresh and fresh[0] < max(self._seen, default=0)):
+        if changed or (fresh and fresh[0] < self._highest):
             self._forget()
             fresh = sorted(listed)
         for gone in self._seen.keys() - listed.keys():
@@ -223,17 +246,21 @@ class _Tree:
                 found += self.versions[bisect_left(self.versions, start) : bisect_left(self.versions, end)]
         return found
 
-    def _add(self, version: int, meta: ObjectMeta, outcome: VersionProgress | str | _Gone | None) -> None:
+    def _add(self, version: int, meta: ObjectMeta, outcome: VersionProgress | str | _Gone) -> None:
         if isinstance(outcome, _Gone):
             return
         self._seen[version] = _identity(meta)
+        self._highest = version
         if isinstance(outcome, str):
             self.unreadable[meta.path] = outcome
+            self._paths[version] = meta.path
             return
-        if outcome is None:
+        if outcome.points_into_mem_wal:
+            self.pointing.add(version)
+        uuid = outcome.index_uuid
+        if uuid is None:
             return
         self.versions.append(version)
-        uuid = outcome.index_uuid
         self._uuids[version] = uuid
         self.index_uuids[uuid] = self.index_uuids.get(uuid, 0) + 1
         merged = outcome.merged_generations
@@ -246,6 +273,8 @@ class _Tree:
 
     def _drop(self, version: int) -> None:
         del self._seen[version]
+        self.pointing.discard(version)
+        self.unreadable.pop(self._paths.pop(version, ""), None)
         uuid = self._uuids.pop(version, None)
         if uuid is None:
             return
@@ -255,16 +284,25 @@ class _Tree:
             del self.index_uuids[uuid]
 
     def _forget(self) -> None:
-        for known in (self.versions, self.index_uuids, self.unreadable, self._seen, self._uuids, self._changes):
+        for known in (
+            self.versions,
+            self.index_uuids,
+            self.unreadable,
+            self._seen,
+            self._paths,
+            self._uuids,
+            self._changes,
+        ):
             known.clear()
         self._last = {}
+        self._highest = 0
 
 
 class _Gone:
     """A version that was expired between the listing and the reading."""
 
 
-def _read(store: Store, meta: ObjectMeta) -> VersionProgress | str | _Gone | None:
+def _read(store: Store, meta: ObjectMeta) -> VersionProgress | str | _Gone:
     try:
         return read_version_progress(store, meta)
     except ObjectNotFoundError:

@@ -17,6 +17,8 @@ from lance.file import LanceFileReader, LanceFileWriter
 
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
+from memwal_ops.format.lance_file import check_lance_file
+from memwal_ops.format.names import U64_MAX
 from memwal_ops.format.snapshot_rows import RegionRow, decode_rows
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ INDICES_FOLDER = "_indices"
 # Readable by every release that knows MemWAL.
 _FILE_VERSION = "2.0"
 _STATES = b"memwal-ops:states"
+_STATE_NUMBERS = 3
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,11 @@ def known_regions(snapshot: Snapshot) -> Mapping[UUID, Known]:
 
     The rows of the region layout say it. Those of the shard layout have no room for it: there it
     stands in the schema's metadata, and a snapshot that another release took knows nothing.
+
+    Raises:
+        InvalidFormatError: a row is no region.
     """
-    states: Mapping[str, Sequence[int | None]] = json.loads((snapshot.rows.schema.metadata or {}).get(_STATES, b"{}"))
+    states = _states(snapshot.rows)
     found: dict[UUID, Known] = {}
     for region, row in zip(snapshot.regions, snapshot.rows.to_pylist(), strict=True):
         if region.state is not None:
@@ -110,8 +116,25 @@ def known_regions(snapshot: Snapshot) -> Mapping[UUID, Known]:
             found[region.region_id] = Known(state.version, state.replay_after_wal_id, state.wal_id_last_seen, row)
         elif str(region.region_id) in states:
             version, replayed, seen = states[str(region.region_id)]
-            found[region.region_id] = Known(version or 0, replayed, seen, row)
+            found[region.region_id] = Known(version, replayed, seen, row)
     return found
+
+
+def _states(rows: pa.Table) -> Mapping[str, tuple[int, int | None, int | None]]:
+    """What :func:`with_states` wrote, as far as it can be read."""
+    try:
+        said = json.loads((rows.schema.metadata or {}).get(_STATES, b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(said, dict):
+        return {}
+    return {region: (state[0], state[1], state[2]) for region, state in said.items() if _is_state(state)}
+
+
+def _is_state(said: object) -> bool:
+    if not isinstance(said, list) or len(said) != _STATE_NUMBERS or said[0] is None:
+        return False
+    return all(one is None or (type(one) is int and 0 <= one <= U64_MAX) for one in said)
 
 
 def with_states(rows: pa.Table, states: Mapping[UUID, Sequence[int | None]]) -> pa.Table:
@@ -136,7 +159,11 @@ def decode_file(data: bytes) -> pa.Table:
         path = Path(folder) / "index.lance"
         path.write_bytes(data)
         try:
+            check_lance_file(data, len(data))
             with lance_errors("decode", "the region snapshot"):
-                return LanceFileReader(str(path)).read_all().to_table()
+                reader = LanceFileReader(str(path))
+                if reader.num_rows() > len(data):
+                    raise InvalidFormatError(f"it claims {reader.num_rows()} rows in {len(data)} bytes")
+                return reader.read_all().to_table()
         except Exception as error:
             raise InvalidFormatError(f"The region snapshot is no readable Lance file: {error}") from error

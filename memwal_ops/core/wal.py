@@ -7,6 +7,7 @@ is a thousand entries old costs twenty requests and not a thousand.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,7 +18,8 @@ from memwal_ops.core.datasets import lance_options
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.layout import Layout, region_folder
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, StorageError, StoreUnavailableError
-from memwal_ops.format.names import wal_entry_name
+from memwal_ops.format.lance_file import check_lance_file
+from memwal_ops.format.names import U64_MAX, wal_entry_name
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -26,8 +28,12 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 _EPOCH = b"writer_epoch"
+_NO_STREAM = (pa.ArrowException, ValueError, OSError)
+_NUMBER = re.compile(rb"[0-9]{1,20}")
 # A schema of some hundred columns; a larger one costs a second request.
 _SCHEMA_BYTES = 32 << 10
+# The columns of a Lance file; more of them cost another request too.
+_TAIL_BYTES = 32 << 10
 _SUFFIX = {Layout.REGION: "lance", Layout.SHARD: "arrow"}
 
 
@@ -47,7 +53,7 @@ def last_wal_entry(
     known = max(wal_id_last_seen or 0, replay_after_wal_id or 0)
 
     def stands(entry_id: int) -> bool:
-        return store.head(wal_entry_path(region_id, entry_id, layout)) is not None
+        return entry_id <= U64_MAX and store.head(wal_entry_path(region_id, entry_id, layout)) is not None
 
     step = 1
     while stands(known + step):
@@ -71,7 +77,7 @@ def read_writer_epoch(table: Table, region_id: UUID, entry_id: int) -> int:
     path = wal_entry_path(region_id, entry_id, table.layout)
     metadata = _lance_metadata(table, path) if table.layout is Layout.REGION else _arrow_metadata(table.store, path)
     epoch = metadata.get(_EPOCH, b"")
-    if not epoch.isdigit():
+    if _NUMBER.fullmatch(epoch) is None:
         raise InvalidFormatError(f"WAL entry {path} does not say which writer epoch wrote it.")
     return int(epoch)
 
@@ -80,16 +86,22 @@ def _arrow_metadata(store: Store, path: str) -> dict[bytes, bytes]:
     head = store.get_range(path, 0, _SCHEMA_BYTES)
     try:
         return ipc.open_stream(pa.BufferReader(head)).schema.metadata or {}
-    except (pa.ArrowInvalid, OSError):
+    except _NO_STREAM:
         if len(head) < _SCHEMA_BYTES:
             raise InvalidFormatError(f"WAL entry {path} is no Arrow stream.") from None
     try:
         return ipc.open_stream(pa.BufferReader(store.get(path))).schema.metadata or {}
-    except (pa.ArrowInvalid, OSError) as error:
+    except _NO_STREAM as error:
         raise InvalidFormatError(f"WAL entry {path} is no Arrow stream: {error}") from error
 
 
 def _lance_metadata(table: Table, path: str) -> dict[bytes, bytes]:
+    meta = table.store.head(path)
+    if meta is None:
+        raise ObjectNotFoundError(f"WAL entry {path} is not there.")
+    tail = table.store.get_range(path, max(0, meta.size - _TAIL_BYTES), _TAIL_BYTES)
+    if not check_lance_file(tail, meta.size):
+        check_lance_file(table.store.get(path), meta.size)
     try:
         with lance_errors("read", path):
             reader = LanceFileReader(f"{table.location.uri}/{path}", storage_options=lance_options(table.location))

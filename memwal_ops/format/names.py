@@ -20,8 +20,8 @@ _DETACHED_BIT = 1 << 63
 _BIT_REVERSED = re.compile(r"[01]{64}")
 _WAL_ENTRY = re.compile(r"([01]{64})\.(arrow|lance)")
 _REGION_MANIFEST = re.compile(r"([01]{64})\.binpb")
-_GENERATION = re.compile(r"([0-9a-f]{8})_gen_([1-9][0-9]*)")
-_VERSION = re.compile(r"(d?)(0|[1-9][0-9]*|[0-9]{20})\.manifest", re.ASCII)
+_GENERATION = re.compile(r"([0-9a-f]{8})_gen_([1-9][0-9]{0,19})")
+_VERSION = re.compile(r"(d?)(0|[1-9][0-9]{0,19}|[0-9]{20})\.manifest", re.ASCII)
 
 
 def bit_reversed(number: int) -> str:
@@ -77,7 +77,7 @@ class GenerationDir:
 def parse_generation_dir(name: str) -> GenerationDir | None:
     """What a generation directory's name says, or None for any other name."""
     match = _GENERATION.fullmatch(name)
-    return GenerationDir(match[1], int(match[2])) if match else None
+    return GenerationDir(match[1], int(match[2])) if match and int(match[2]) <= U64_MAX else None
 
 
 class NamingScheme(enum.Enum):

@@ -72,4 +72,7 @@ def decode_field(value: bytes, kind: pa.DataType) -> Any:
         return value != b"\0"
     if len(value) * _BITS_IN_BYTE != kind.bit_width:
         raise InvalidFormatError(f"{len(value)} bytes are no {kind}, which has {kind.bit_width // _BITS_IN_BYTE}.")
-    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(value)])[0].as_py()
+    try:
+        return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(value)])[0].as_py()
+    except (OverflowError, ValueError) as error:
+        raise InvalidFormatError(f"{value!r} is no {kind} that a calendar has: {error}") from error

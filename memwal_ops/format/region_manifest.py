@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,14 @@ from google.protobuf.message import DecodeError
 
 from memwal_ops.errors import RegionManifestCorruptError
 from memwal_ops.format._pb import memwal_pb2 as pb
+from memwal_ops.format.names import U64_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from uuid import UUID
+
+# Not the name of one directory below the region's folder.
+_NO_NAME = re.compile(r"|\.|\.\.|.*[/\\\x00-\x1f\x7f].*", re.DOTALL)
 
 
 class RegionStatus(enum.Enum):
@@ -90,7 +95,7 @@ def decode_region_manifest(data: bytes, *, region_id: UUID, version: int) -> Reg
     Raises:
         RegionManifestCorruptError: empty, cut short, no protobuf; another region or version inside
             than in its path; a generation listed twice, numbered 0 or above the current one; a path
-            that leaves the region's folder; an unknown status.
+            that is no name of a directory; an unknown status.
     """
     message = pb.RegionManifest()
     try:
@@ -158,10 +163,10 @@ def decode_version_hint(data: bytes) -> int | None:
     """The version that a hint names; None for anything that is no hint, since it is only a hint (S0-052)."""
     try:
         document = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     version = document.get("version") if isinstance(document, dict) else None
-    return version if isinstance(version, int) and not isinstance(version, bool) and version > 0 else None
+    return version if type(version) is int and 0 < version <= U64_MAX else None
 
 
 def _generations(message: pb.RegionManifest, region_id: UUID, version: int) -> tuple[FlushedGeneration, ...]:
@@ -175,7 +180,7 @@ def _generations(message: pb.RegionManifest, region_id: UUID, version: int) -> t
                 version,
                 f"lists generation {entry.generation}, but the current one is {message.current_generation}",
             )
-        if not entry.path or entry.path in {".", ".."} or "/" in entry.path or "\\" in entry.path:
+        if _NO_NAME.fullmatch(entry.path):
             raise _corrupt(region_id, version, f"gives generation {entry.generation} the path {entry.path!r}")
         flushed[entry.generation] = FlushedGeneration(
             entry.generation,

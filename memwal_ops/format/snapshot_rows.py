@@ -40,6 +40,7 @@ _REGION_COLUMNS = pa.schema(
 _SHARD_COLUMNS = pa.schema(
     [pa.field("shard_id", pa.string(), nullable=False), pa.field("shard_spec_id", pa.uint32(), nullable=False)]
 )
+_MAY_BE_MISSING = {"replay_after_wal_id", "wal_id_last_seen", "flushed_generations"}
 
 
 # One row as Python has it, by column.
@@ -106,18 +107,19 @@ def decode_rows(rows: pa.Table) -> tuple[RegionRow, ...]:
     """The regions of a snapshot, of either layout.
 
     Raises:
-        InvalidFormatError: the columns are those of neither layout, or a region id is no UUID.
+        InvalidFormatError: the columns are those of neither layout or of other types, a number is missing,
+            or a region id is no UUID.
     """
     names = set(rows.column_names)
     try:
         if names >= set(_REGION_COLUMNS.names):
-            return tuple(_decode_region(row) for row in rows.to_pylist())
+            return tuple(_decode_region(row) for row in _typed(rows, _REGION_COLUMNS).to_pylist())
         if names >= set(_SHARD_COLUMNS.names):
             return tuple(
                 RegionRow(UUID(row["shard_id"]), row["shard_spec_id"], _fields(row, _SHARD_FIELD), None)
-                for row in rows.to_pylist()
+                for row in _typed(rows, _SHARD_COLUMNS).to_pylist()
             )
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError, pa.ArrowException) as error:
         raise InvalidFormatError(f"A row of the region snapshot is no region: {error}") from error
     raise InvalidFormatError(f"The region snapshot has the columns {rows.column_names}, which no layout has.")
 
@@ -155,6 +157,16 @@ def _rows(rows: list[Row], columns: pa.Schema, prefix: str, types: Mapping[str, 
     return pa.Table.from_pylist(rows, schema=schema)
 
 
+def _typed(rows: pa.Table, columns: pa.Schema) -> pa.Table:
+    """The rows with these columns in their own types; raises Arrow's errors, or ``ValueError`` for a missing number."""
+    for field in columns:
+        column = rows.column(field.name)
+        if column.null_count and field.name not in _MAY_BE_MISSING:
+            raise ValueError(f"a row has no {field.name}")
+        rows = rows.set_column(rows.column_names.index(field.name), field, column.cast(field.type))
+    return rows
+
+
 def _decode_region(row: Row) -> RegionRow:
     return RegionRow(
         UUID(bytes=row["region_id"]),
@@ -166,9 +178,15 @@ def _decode_region(row: Row) -> RegionRow:
             row["replay_after_wal_id"],
             row["wal_id_last_seen"],
             row["current_generation"],
-            tuple(FlushedGeneration(one["generation"], one["path"]) for one in row["flushed_generations"] or ()),
+            tuple(_flushed(one) for one in row["flushed_generations"] or ()),
         ),
     )
+
+
+def _flushed(entry: Row) -> FlushedGeneration:
+    if entry["generation"] is None or entry["path"] is None:
+        raise ValueError("a generation has no number or no path")
+    return FlushedGeneration(entry["generation"], entry["path"])
 
 
 def _fields(row: Row, prefix: str) -> dict[str, Any]:

@@ -287,7 +287,7 @@ def _refuse_silence(table: Table, index: BaseIndex) -> None:
         raise IndexesBehindError(
             f"pylance left index {index.name} as it was and did not say why, although it lacks "
             f"{behind.uncovered_rows:,} rows in fragments {sorted(behind.uncovered)}.",
-            remedy="Its files may be gone or damaged: create it again with replace=True, or drop it.",
+            remedy="Its files may be gone or damaged. Merge all, then create it again (runbooks/index-behind.md).",
         )
 
 

@@ -25,7 +25,13 @@ from memwal_ops.core.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.core.publication import CommitLostError, is_taken, lost
 from memwal_ops.core.snapshots import is_external, snapshot_path
 from memwal_ops.core.versions import read_version_manifest
-from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, ObjectNotFoundError, StorageError
+from memwal_ops.errors import (
+    IndexesBehindError,
+    InvalidUsageError,
+    InvariantViolatedError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from memwal_ops.format._pb import memwal_pb2
 from memwal_ops.format.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
 from memwal_ops.jobs.index_publishing import publish_change
@@ -146,6 +152,7 @@ class _Attempt:
             tasks = _first(Compaction.plan(dataset, asked).tasks, table, budget)
         if not tasks:
             return None
+        _refuse_broken_indexes(table)
         for task in tasks:
             with lance_errors("write compacted fragments of", uri):
                 self.results.append(task.execute(dataset))
@@ -214,6 +221,7 @@ def apply(table: Table, options: CompactOptions, *, on_task: Callable[[], None] 
 
     Raises:
         CommitConflictError: too many races were lost in a row.
+        IndexesBehindError: an index cannot be opened, so that what it covers would be lost.
         InvariantViolatedError: merge progress is lower than it was.
         UnsupportedFeatureError: a table whose manifest must not be rewritten here.
     """
@@ -291,6 +299,19 @@ def _first(tasks: list[CompactionTask], table: Table, budget: int) -> list[Compa
             break
         chosen.append(task)
     return chosen
+
+
+def _refuse_broken_indexes(table: Table) -> None:
+    """Lance drops what an index covers, with a warning in its log, where it cannot open it to remap the rows."""
+    for name in base_indexes(table):
+        try:
+            with lance_errors("open an index of", table.location.uri):
+                table.dataset.stats.index_stats(name)
+        except StorageError as error:
+            raise IndexesBehindError(
+                f"Index {name} cannot be opened, and a compaction would make pylance drop what it covers: {error}",
+                remedy="Nothing was changed. See runbooks/index-behind.md, then run it again.",
+            ) from error
 
 
 def _refuse_gaps(table: Table) -> None:

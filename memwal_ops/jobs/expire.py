@@ -168,7 +168,7 @@ def _choose(
     versions = retention.versions
     newest = set(versions[-options.keep :])
     protected = retention.protected()
-    for version in versions:
+    for version, following in zip(versions, [*versions[1:], *versions[-1:]], strict=True):
         if version >= table.version:
             kept.append(KeptVersion(version, "the newest version"))
         elif version in newest:
@@ -177,6 +177,9 @@ def _choose(
             kept.append(KeptVersion(version, protected[version]))
         elif options.older_than and now - retention.written(version) < options.older_than:
             kept.append(KeptVersion(version, f"published {retention.written(version):%Y-%m-%d %H:%M} UTC, too young"))
+        elif options.older_than and now - retention.written(following) < min(options.older_than, _SAFE_AGE):
+            # It may be old, but it was the newest until then: readers opened it a moment ago.
+            kept.append(KeptVersion(version, f"the newest until {retention.written(following):%Y-%m-%d %H:%M} UTC"))
         else:
             going.append(version)
     return tuple(going), tuple(kept)

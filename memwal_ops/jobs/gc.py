@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -55,8 +55,10 @@ _log = get_logger(__name__)
 DEFAULT_LIMIT = 100
 _CONCURRENT_REGIONS = 16
 _BATCH_OBJECTS = 1000
+_FRUITLESS = 5
 _NOT_DONE = "not deleted, or not as a whole: see failed, or --max-deletes; the next run goes on"
 _DRAIN_ATTEMPTS = 8
+_DIRECTORIES = {Kind.GENERATION, Kind.ORPHAN}
 
 
 @dataclass
@@ -81,7 +83,7 @@ class GcReport:
     applied: bool
     limit: int
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    counts: dict[Kind, Counter[Verdict]] = field(default_factory=dict)
+    counts: dict[Kind, Counter[Verdict]] = field(default_factory=lambda: defaultdict(Counter))
     bytes_reclaimable: int = 0
     deleted_objects: int = 0
     deleted_bytes: int = 0
@@ -96,6 +98,7 @@ class GcReport:
     faults: dict[UUID, str] = field(default_factory=dict)
     versions: int = 0
     warnings: tuple[str, ...] = ()
+    reader_grace: timedelta = timedelta(0)
     seconds: float = 0.0
 
     @property
@@ -113,7 +116,7 @@ class GcReport:
     def take(self, item: Item, verdict: Verdict | None = None) -> None:
         """Count an item, and keep it where there is room."""
         verdict = verdict or item.verdict
-        self.counts.setdefault(item.kind, Counter())[verdict] += 1
+        self.counts[item.kind][verdict] += 1
         if verdict is Verdict.DELETE:
             self.bytes_reclaimable += item.bytes
         self.drainable += item.drain
@@ -204,7 +207,7 @@ def apply(
     """
     started = time.monotonic()
     probe_conditional_writes(table.store)
-    report = GcReport(applied=True, limit=limit, warnings=options.dangers())
+    report = GcReport(applied=True, limit=limit, warnings=options.dangers(), reader_grace=options.reader_grace)
     run = _Run(read_rules(table, options, store_time(table.store)), report, on_item)
     report.versions = len(run.rules.retention.versions)
     for view in views(run.rules, report, run.fault):
@@ -235,7 +238,7 @@ def views(
 ) -> Iterator[RegionView]:
     """All regions, read some at a time and not further ahead; those that cannot be read go to ``on_fault``."""
     ids = iter(rules.table.regions.region_ids if regions is None else regions)
-    _ = rules.table.layout, rules.base_points_into_mem_wal  # before threads ask for it all at once
+    _ = rules.table.layout  # before threads ask for it
 
     def look(region_id: UUID) -> RegionView | Item | None:
         try:
@@ -282,8 +285,9 @@ class _Run:
     rules: Rules
     report: GcReport
     on_item: Callable[[Item], None]
-    # The store refuses everything: the rest is for the next run.
+    # The store is away, or we may not delete: the rest is for the next run. One object alone may be locked.
     stopped: bool = False
+    fruitless: int = 0
 
     def collect_region(self, view: RegionView) -> None:
         """Drain one region, then delete what may go: directories, then log entries, then manifest versions."""
@@ -374,23 +378,30 @@ class _Run:
                 return
 
     def _remove(self, items: Iterable[Item], standing: set[str]) -> None:
-        files: list[Item] = []
+        """Delete those that may go; small directories share a request, since many hold a few files."""
+        small: list[tuple[Item, list[str]]] = []
         for item in items:
             if item.verdict is not Verdict.DELETE:
                 self._tell(item)
-            elif item.kind not in {Kind.GENERATION, Kind.ORPHAN}:
-                files.append(item)
-            elif self._delete_paths(objects_in(self.rules.table.store, item.path)).all:
-                self._gone(item)
+            elif item.kind not in _DIRECTORIES:
+                small.append((item, [item.path]))
+            elif item.objects < _BATCH_OBJECTS:
+                small.append((item, list(objects_in(self.rules.table.store, item.path))))
             else:
-                standing.add(item.path.rsplit("/", 1)[-1])
-                self._keep(item, _NOT_DONE)
-        gone = self._delete_paths(item.path for item in files).paths
-        for item in files:
-            if item.path in gone:
-                self._gone(item)
-            else:
-                self._keep(item, _NOT_DONE)
+                self._settled(
+                    item, standing, gone=self._delete_paths(objects_in(self.rules.table.store, item.path)).all
+                )
+        gone = self._delete_paths(path for _, paths in small for path in paths).paths
+        for item, paths in small:
+            self._settled(item, standing, gone=gone.issuperset(paths))
+
+    def _settled(self, item: Item, standing: set[str], *, gone: bool) -> None:
+        if gone:
+            self._gone(item)
+            return
+        if item.kind in _DIRECTORIES:
+            standing.add(item.path.rsplit("/", 1)[-1])
+        self._keep(item, _NOT_DONE)
 
     def _delete_paths(self, paths: Iterable[str]) -> _Deleted:
         """Delete as many as the store and ``max_deletes`` allow."""
@@ -407,8 +418,8 @@ class _Run:
             self.report.failed |= outcome.failed
             deleted.failed = deleted.failed or bool(outcome.failed)
             deleted.paths.update(path for path in chunk if path not in outcome.failed)
-            # Nothing at all was taken: the store is away, or we may not delete. The rest is for the next run.
-            self.stopped = bool(outcome.failed) and not outcome.deleted
+            self.fruitless = self.fruitless + 1 if outcome.failed and not outcome.deleted else 0
+            self.stopped = self.fruitless >= _FRUITLESS
         return deleted
 
     def _gone(self, item: Item) -> None:

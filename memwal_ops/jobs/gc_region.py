@@ -9,17 +9,13 @@ behind a flush, and of the manifest versions themselves, and no other state has 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.fence_posts import (
-    Claim,
-    EpochRun,
-    always_posts,
-    epoch_runs,
-    guards_silent_epoch,
-    silent_epochs,
-)
+from memwal_ops.core.backlog import foreign_progress
+from memwal_ops.core.fence_posts import Claim, EpochRun, FencePosts, epoch_runs, unsettled_epochs
 from memwal_ops.core.layout import Layout, region_folder
 from memwal_ops.core.region_contents import RegionContents, read_region_contents
 from memwal_ops.core.regions import NoRegionManifestError
@@ -35,7 +31,7 @@ from memwal_ops.format.names import parse_generation_dir, parse_wal_entry_name
 from memwal_ops.jobs.collectables import Gate, Item, Kind, Verdict, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
     from memwal_ops.core.region_contents import DirectoryContents
@@ -81,8 +77,7 @@ class RegionView:
     settled: RegionManifest | None
     standing: set[str] = field(default_factory=set)
     _history: _History | None = None
-    _runs: tuple[EpochRun, ...] | None = None
-    _claims: Mapping[int, Claim | None] = field(default_factory=dict)
+    _posts: FencePosts | None = None
     _references: dict[str, frozenset[int] | None] = field(default_factory=dict)
     _pointers: Mapping[int, str] | None = field(default=None, init=False)
 
@@ -91,10 +86,21 @@ class RegionView:
         """The region."""
         return self.contents.region_id
 
-    @property
+    @cached_property
     def folder(self) -> str:
         """Its folder below the table's root."""
         return region_folder(self.region_id)
+
+    # A region may list many thousands of generations: they are looked up, not searched.
+
+    @cached_property
+    def _listed_at(self) -> Mapping[str, FlushedGeneration]:
+        """Per directory the generation that the newest manifest lists there; of two the one that is needed longer."""
+        return {one.path: one for one in sorted(self.newest.flushed_generations, key=lambda one: one.generation)}
+
+    @cached_property
+    def _listed_numbers(self) -> frozenset[int]:
+        return frozenset(one.generation for one in self.newest.flushed_generations)
 
     def items(self) -> Iterator[Item]:
         """Everything in the region, streamed: what deletes first comes first."""
@@ -115,7 +121,7 @@ class RegionView:
             entry = parse_wal_entry_name(name)
             return None if entry is None else self._entry_again(self.contents.wal.up_to(entry.entry_id) - 1)
         state = self.contents.directories[name]
-        listed = next((one for one in self.newest.flushed_generations if one.path == name), None)
+        listed = self._listed_at.get(name)
         return self._unlisted(name, state) if listed is None else self._listed(listed, state)
 
     def with_rules(self, rules: Rules) -> RegionView:
@@ -131,12 +137,9 @@ class RegionView:
 
     def directories(self) -> Iterator[Item]:
         """The listed generations, drained ones, orphans, and directories of unknown names."""
-        listed = {one.path: one for one in self.newest.flushed_generations}
         for name, state in sorted(self.contents.directories.items()):
-            if name in listed:
-                yield self._listed(listed[name], state)
-            else:
-                yield self._unlisted(name, state)
+            listed = self._listed_at.get(name)
+            yield self._unlisted(name, state) if listed is None else self._listed(listed, state)
 
     def drainable(self) -> tuple[int, ...]:
         """Listed generations that nobody needs, so that the manifest may drop them; also such without files."""
@@ -198,7 +201,7 @@ class RegionView:
         """An unlisted directory of an older generation was tried again under another name, or drained long ago."""
         if generation >= self.newest.current_generation:
             return Gate(met=True, text="its flush was never published, and its rows are in the log still")
-        if any(one.generation == generation for one in self.newest.flushed_generations):
+        if generation in self._listed_numbers:
             return Gate(met=True, text="the generation was published from another directory")
         failed = [gate for gate in self.rules.nobody_needs(self.region_id, generation) if not gate.met]
         if failed:
@@ -215,9 +218,7 @@ class RegionView:
 
     def _base_gate(self) -> tuple[Gate, ...]:
         if self.rules.base_points_into_mem_wal:
-            return (
-                Gate(met=False, text=f"version {self.rules.table.version} of the base table has files below _mem_wal/"),
-            )
+            return (Gate(met=False, text="a base version that may be opened has files below _mem_wal/"),)
         return ()
 
     def _directory_item(
@@ -241,14 +242,12 @@ class RegionView:
         flushed = self._replayed(self.newest)
         settled = self._settled_entry()
         candidates = self.contents.wal.up_to(min(flushed, settled))
-        held = self._log_is_needed() if candidates else None
+        held = self._log_is_needed if candidates else None
         if held is None and candidates:
             references = self._referenced()
-            runs = self.epoch_runs()
-            always = always_posts(runs)
-            for run in runs:
+            for number, run in enumerate(self.fence_posts().runs):
                 for at in range(run.start, min(run.end, candidates)):
-                    yield self._entry(at, (self._unreferenced(ids[at], references), self._no_post(run, at, always)))
+                    yield self._entry(at, (self._unreferenced(ids[at], references), self._no_post(number, at)))
         elif held is not None:
             for at in range(candidates):
                 yield self._entry(at, (held,))
@@ -260,29 +259,36 @@ class RegionView:
     def _entry_again(self, at: int) -> Item:
         if self.contents.wal.ids[at] > min(self._replayed(self.newest), self._settled_entry()):
             return self._entry(at, (Gate(met=False, text="its place in the log is needed again"),))
-        needed = self._log_is_needed()
-        if needed is not None:
-            return self._entry(at, (needed,))
-        run = next(run for run in self.epoch_runs() if run.start <= at < run.end)
+        if self._log_is_needed is not None:
+            return self._entry(at, (self._log_is_needed,))
+        run = bisect_right(self.fence_posts().runs, at, key=lambda run: run.start) - 1
         if self._pointers is None:
             self._pointers = self._referenced()
         unreferenced = self._unreferenced(self.contents.wal.ids[at], self._pointers)
-        return self._entry(at, (unreferenced, self._no_post(run, at, always_posts(self.epoch_runs()))))
+        return self._entry(at, (unreferenced, self._no_post(run, at)))
 
-    def epoch_runs(self) -> tuple[EpochRun, ...]:
-        """Who wrote the log, by bisection; read once."""
-        if self._runs is None:
-            self._runs = epoch_runs(self.contents.wal.ids, self._epoch_of)
-            silent = silent_epochs(self._runs, self.newest.writer_epoch)
-            self._claims = {epoch: self._claim(epoch) for epoch in silent}
-        return self._runs
+    def fence_posts(self) -> FencePosts:
+        """What keeps fenced writers from being believed; read once."""
+        if self._posts is None:
+            wal, options = self.contents.wal, self.rules.options
+            runs = epoch_runs(wal.ids, self._epoch_of)
+            unsettled = unsettled_epochs(
+                runs,
+                self.newest.writer_epoch,
+                lambda at: self.rules.now - wal.state(at).modified >= options.fence_retention,
+                sentinels=self.rules.table.layout is Layout.SHARD,
+            )
+            claims = {epoch: claim for epoch in unsettled if (claim := self._claim(epoch, runs)) is not None}
+            hint = self.newest.wal_id_last_seen or 0
+            self._posts = FencePosts(wal.ids, runs, lambda at: wal.state(at).modified, claims, hint)
+        return self._posts
 
     def prepare(self) -> RegionView:
         """Read what the items will ask for, so that many regions can be read at once."""
-        if any(name not in {one.path for one in self.newest.flushed_generations} for name in self.contents.directories):
+        if not self.contents.directories.keys() <= self._listed_at.keys():
             self.history()
         if self.contents.wal.up_to(min(self._replayed(self.newest), self._settled_entry())):
-            self.epoch_runs()
+            self.fence_posts()
             if self.rules.table.layout is Layout.REGION:
                 for name in self.contents.directories:
                     self._references_of(name)
@@ -291,9 +297,13 @@ class RegionView:
     def _entry(self, at: int, gates: tuple[Gate, ...]) -> Item:
         entry_id = self.contents.wal.ids[at]
         path = wal_entry_path(self.region_id, entry_id, self.rules.table.layout)
-        flushed = Gate(met=True, text=f"flushed: replay starts at {self._replayed(self.newest) + 1}")
-        size = self.contents.wal.state(at).bytes
-        return Item(Kind.WAL_ENTRY, path, self.region_id, None, size, 1, (flushed, *self._base_gate(), *gates))
+        size = self.contents.wal.size(at)
+        return Item(Kind.WAL_ENTRY, path, self.region_id, None, size, 1, (*self._flushed_gates, *gates))
+
+    @cached_property
+    def _flushed_gates(self) -> tuple[Gate, ...]:
+        """What is said of every log entry."""
+        return (Gate(met=True, text=f"flushed: replay starts at {self._replayed(self.newest) + 1}"), *self._base_gate())
 
     @staticmethod
     def _replayed(manifest: RegionManifest) -> int:
@@ -303,6 +313,7 @@ class RegionView:
         """Up to where no reader replays the log any more."""
         return 0 if self.settled is None else self._replayed(self.settled)
 
+    @cached_property
     def _log_is_needed(self) -> Gate | None:
         """Where a generation is lost, its rows may be left in the log alone: then no entry goes."""
         merged = self.rules.table.index.merged_generations.get(self.region_id, 0)
@@ -325,7 +336,9 @@ class RegionView:
                 continue
             references = self._references_of(name)
             if references is None:
-                found[-1] = name
+                # A flush that was never published has its rows in the log behind replay_after, which no one deletes.
+                if item.kind is Kind.GENERATION and name in self._listed_at:
+                    found[-1] = name
             else:
                 found |= dict.fromkeys(references, name)
         return found
@@ -348,22 +361,14 @@ class RegionView:
             return Gate(met=True, text="generations have files of their own")
         return Gate(met=True, text="no generation that stands has rows in it")
 
-    def _no_post(self, run: EpochRun, at: int, always: frozenset[int]) -> Gate:
+    def _no_post(self, run: int, at: int) -> Gate:
         """Whether an entry may go without a fenced writer being believed; see :mod:`memwal_ops.core.fence_posts`."""
-        if at in always:
-            who = "of an unknown epoch" if run.epoch is None else f"of writer epoch {run.epoch}, one of the newest two"
-            return Gate(met=False, text=f"fence post: the first entry {who}")
-        state = self.contents.wal.state(at)
-        limit = self.rules.options.fence_retention
-        if at == run.start:
-            return self.rules.older(
-                f"fence post: the first entry of writer epoch {run.epoch}, written", state.modified, limit
-            )
-        silent = guards_silent_epoch(run, self.contents.wal.ids[at], state.modified, self._claims)
-        if silent is not None:
-            what = f"fence post: writer epoch {silent} was claimed and wrote nothing, its position may be here; written"
-            return self.rules.older(what, state.modified, limit)
-        return Gate(met=True, text=f"not the first entry of writer epoch {run.epoch}, which stays as a fence post")
+        post = self.fence_posts().post(run, at)
+        if post is None:
+            return Gate(met=True, text="no writer that was fenced may go on here: no fence post")
+        if post.since is None:
+            return Gate(met=False, text=post.what)
+        return self.rules.older(post.what, post.since, self.rules.options.fence_retention)
 
     def _epoch_of(self, entry_id: int) -> int | None:
         try:
@@ -371,13 +376,28 @@ class RegionView:
         except (InvalidFormatError, ObjectNotFoundError):
             return None
 
-    def _claim(self, epoch: int) -> Claim | None:
-        claim = self.history().claims.get(epoch)
-        state = None if claim is None else self.contents.manifests.get(claim.version)
-        oldest = min(self.contents.manifests, default=1)
-        if claim is None or state is None or (claim.version == oldest and oldest > 1):
-            return None
-        return Claim(max(claim.replay_after_wal_id or 0, claim.wal_id_last_seen or 0), state.modified)
+    def _claim(self, epoch: int, runs: Sequence[EpochRun]) -> Claim | None:
+        """What is known of a claim; None where nobody ever made it."""
+        history = self.history()
+        first = history.claims.get(epoch)
+        oldest = min(history.claims.values(), key=lambda one: one.version, default=None)
+        latest = self.rules.now
+        if oldest is not None and oldest.version in self.contents.manifests and epoch <= oldest.writer_epoch:
+            latest = self.contents.manifests[oldest.version].modified
+        elif oldest is not None and not history.broken:
+            if first is None and epoch < max(history.claims):
+                return None
+            if first is not None and first.version in self.contents.manifests:
+                return self._known_claim(first)
+        if not history.broken and first is not None and first.version == 1:
+            return self._known_claim(first)
+        # The manifest is collected, or cannot be read: the claim was made before any later epoch wrote.
+        later = [self.contents.wal.state(run.start).modified for run in runs if (run.epoch or 0) > epoch]
+        return Claim(0, min([latest, *later]))
+
+    def _known_claim(self, made_by: RegionManifest) -> Claim:
+        seen, replayed = made_by.wal_id_last_seen or 0, self._replayed(made_by)
+        return Claim(min(seen, replayed) if seen else replayed, self.contents.manifests[made_by.version].modified)
 
     # -- the manifest's own history
 
@@ -412,7 +432,8 @@ class RegionView:
                     ):  # else collected by somebody else meanwhile
                         found.broken = version
                     continue
-                found.claims.setdefault(manifest.writer_epoch, manifest)
+                if manifest.writer_epoch not in found.claims:  # kept for long, and its list is not asked for
+                    found.claims[manifest.writer_epoch] = replace(manifest, flushed_generations=(), source=b"")
                 found.listed |= dict.fromkeys((one.path for one in manifest.flushed_generations), version)
             self._history = found
         return self._history
@@ -452,6 +473,9 @@ def _look(rules: Rules, region_id: UUID) -> RegionView:
             f"Region {region_id}: manifest version {missing} is missing, although version {versions[-1]} stands."
         )
     newest = manifests.latest_from(versions[-1])
+    merged = rules.table.index.merged_generations.get(region_id, 0)
+    if merged >= newest.current_generation:
+        raise foreign_progress(newest, merged)
     if hint > newest.version:
         raise RegionManifestGapError(
             f"Region {region_id}: manifest version {hint} is missing, although the region's hint names it."

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.catchup_claims import covered_generations
-from memwal_ops.core.layout import MEM_WAL_FOLDER
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.jobs.collectables import Gate
 
@@ -136,13 +134,13 @@ class Rules:
         if needed is None:
             gates.append(Gate(met=True, text="merged in every version, tag, branch and hold that may be opened"))
         else:
-            gates.append(Gate(met=False, text=f"needed by {needed}: not merged there"))
+            gates.append(Gate(met=False, text=f"needed by {needed}: not merged there, or its search indexes lack it"))
         return tuple(gates)
 
-    @cached_property
+    @property
     def base_points_into_mem_wal(self) -> bool:
-        """Whether the base table has data files below ``_mem_wal/``: then nothing there may go."""
-        return any(MEM_WAL_FOLDER in base.path.split("/") for base in self.table.manifest.manifest.base_paths)
+        """Whether a version of the base table may have data files below ``_mem_wal/``: then nothing there may go."""
+        return self.retention.points_into_mem_wal
 
     def older(self, what: str, written: datetime, limit: timedelta) -> Gate:
         """The gate of an age."""

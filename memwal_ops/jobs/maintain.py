@@ -146,8 +146,9 @@ def maintain(
 ) -> MaintainReport:
     """Run all jobs, each on the newest version. A step that fails does not stop the ones that build.
 
-    Nothing is deleted after a failure: whoever is called in the night finds the table as it was when the
-    trouble began. ``blocked`` regions and indexes that stay behind are no failure: gc sees what they need.
+    Nothing is deleted after an error: whoever is called in the night finds the table as it was when the
+    trouble began. A blocked region keeps old versions from being expired. It is no error to gc, nor is an
+    index that stays behind: what they need is kept.
 
     Args:
         table: any version of it.
@@ -178,6 +179,8 @@ def maintain(
 def _skipped(step: str, before: list[StepReport], options: MaintainOptions, seconds: float) -> str | None:
     if options.budget is not None and seconds >= options.budget.total_seconds():
         return f"the budget of {options.budget} was used up"
+    if step == "expire" and options.apply and any(one.decision == "blocked" for one in before):
+        return "a region is blocked, and old versions may be what one restores from"
     failed = next((one.step for one in before if one.error is not None), None)
     if failed is not None and step in _DESTRUCTIVE and options.apply:
         return f"{failed} failed, and nothing is deleted after a failure"

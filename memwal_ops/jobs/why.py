@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.core.layout import MEM_WAL_FOLDER, region_folder
 from memwal_ops.core.versions import VERSIONS_FOLDER
-from memwal_ops.errors import InvalidUsageError, ObjectNotFoundError
+from memwal_ops.errors import GenerationMissingError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.format.names import parse_version_manifest_name
 from memwal_ops.jobs import expire, gc
 from memwal_ops.jobs.collectables import Gate, Item, Kind, Verdict
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.table import Table
     from memwal_ops.jobs.gc_rules import GcOptions
 
+_GENERATION = re.compile(r"[0-9]{1,20}")
 _GROUPED = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
 
 
@@ -68,7 +70,7 @@ def explain(table: Table, target: str, options: GcOptions) -> Explanation:
     path = target.removeprefix(table.location.uri).strip("/")
     region_id, wanted = _wanted(path)
     if path.startswith(f"{VERSIONS_FOLDER}/"):
-        found = _version(table, path)
+        found = _version(table, path, options)
     else:
         found = []
         regions = None if region_id is None else [region_id]
@@ -78,15 +80,29 @@ def explain(table: Table, target: str, options: GcOptions) -> Explanation:
                 found.append(item)
 
         gc.plan(table, options, on_item=collected, regions=regions, limit=0)
+    if not found and region_id is not None and region_id in table.regions.region_ids:
+        _refuse_missing(table, region_id, path)
     if not found:
         if next(iter(table.store.list(path)), None) is None and table.store.head(path) is None:
             raise ObjectNotFoundError(
                 f"Nothing stands at {target} in {table.location.uri}.",
                 remedy="Give a region id (memwal-ops inspect lists them), REGION/GENERATION, or a path in it.",
             )
-        found = [_of_the_base(path)]
+        found = [_of_the_base(table, path)]
     whole = region_id is not None and path.removeprefix(f"{MEM_WAL_FOLDER}/") == str(region_id)
     return Explanation(target, _grouped(found, group=whole))
+
+
+def _refuse_missing(table: Table, region_id: UUID, path: str) -> None:
+    """Say so where a generation is listed, and gone: that is the one absence that loses rows."""
+    name = path.rsplit("/", 1)[-1]
+    for listed in table.region(region_id).latest().flushed_generations:
+        if name in {str(listed.generation), listed.path}:
+            raise GenerationMissingError(
+                f"Generation {listed.generation} of region {region_id} is listed by the region manifest, but its "
+                f"directory {listed.path} is not there.",
+                remedy="See runbooks/merge-blocked.md, generation_missing; delete nothing of this region.",
+            )
 
 
 def _wanted(path: str) -> tuple[UUID | None, Callable[[Item], bool]]:
@@ -100,7 +116,7 @@ def _wanted(path: str) -> tuple[UUID | None, Callable[[Item], bool]]:
         return None, lambda item: _covers(item, path)
     if len(parts) == 1:
         return region_id, lambda _: True
-    if parts[1].isdigit():
+    if _GENERATION.fullmatch(parts[1]):
         return region_id, lambda item: item.generation == int(parts[1])
     full = f"{region_folder(region_id)}/{'/'.join(parts[1:])}"
     return region_id, lambda item: _covers(item, full)
@@ -110,11 +126,11 @@ def _covers(item: Item, path: str) -> bool:
     return item.path == path or path.startswith(f"{item.path}/") or item.path.startswith(f"{path}/")
 
 
-def _version(table: Table, path: str) -> list[Item]:
+def _version(table: Table, path: str, options: GcOptions) -> list[Item]:
     name = parse_version_manifest_name(path.rsplit("/", 1)[-1])
     if name is None or name.detached:
         found: list[Item] = []
-        gc.plan(table, gc.GcOptions(), on_item=lambda item: found.append(item) if item.path == path else None, limit=0)
+        gc.plan(table, options, on_item=lambda item: found.append(item) if item.path == path else None, limit=0)
         return found
     plan = expire.plan(table, expire.ExpireOptions())
     kept: Mapping[int, str] = {one.version: one.because for one in plan.kept}
@@ -127,9 +143,12 @@ def _version(table: Table, path: str) -> list[Item]:
     return [Item(Kind.BASE, path, None, None, state.size, 1, (gate,))]
 
 
-def _of_the_base(path: str) -> Item:
-    gate = Gate(met=False, text="of the base table: it goes with the last version that names it")
-    return Item(Kind.BASE, path, None, None, 0, 1, (gate,))
+def _of_the_base(table: Table, path: str) -> Item:
+    text = "not of MemWAL: pylance removes it with the last version that names it, and nobody does if none names it"
+    objects = list(table.store.list(path))
+    one = table.store.head(path) if not objects else None
+    size = sum(meta.size for meta in objects) if one is None else one.size
+    return Item(Kind.BASE, path, None, None, size, max(1, len(objects)), (Gate(met=False, text=text),))
 
 
 def _grouped(items: list[Item], *, group: bool) -> tuple[Reason, ...]:

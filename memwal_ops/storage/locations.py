@@ -124,7 +124,10 @@ def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
         )
     options = canonical(given, scheme)
     if scheme == "file":
-        parts = urlsplit(text, allow_fragments=False)
+        try:
+            parts = urlsplit(text, allow_fragments=False)
+        except ValueError as error:
+            raise InvalidUsageError(f"The file:// URI cannot be read: {error}.") from error
         if parts.netloc not in {"", "localhost"}:
             raise InvalidUsageError("A file:// URI must have an absolute path: file:///path.")
         return Location(_local(unquote(parts.path)), scheme, RedactedOptions(options))

@@ -27,6 +27,8 @@ _SECRET_KEY = re.compile(_SENSITIVE, re.IGNORECASE)
 _NOT_SECRET_KEY = re.compile(r"(?:_file|_path|_uri|_url)$|^google_service_account$", re.IGNORECASE)
 
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s,;&"'<>(){}\[\]]+)"""
+# No longer names: with any number here, a text of 5,000 letters takes a minute.
+_SOME = "{0,128}"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # https://user:password@host
     (re.compile(r"(?<=://)[^/\s@]+@"), f"{MASK}@"),
@@ -42,12 +44,15 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
     (re.compile(r"\b(?:AKIA|ASIA|AROA)[A-Z0-9]{12,}\b"), MASK),
     # KEY=value and KEY = 'value', also as part of a query string
-    (re.compile(rf"([\w.%-]*{_SENSITIVE}[\w.%-]*\s*=\s*){_VALUE}", re.IGNORECASE), rf"\1{MASK}"),
+    (re.compile(rf"({_SENSITIVE}[\w.%-]{_SOME}\s*=\s*){_VALUE}", re.IGNORECASE), rf"\1{MASK}"),
     # the same in JSON or in a dict's repr
-    (re.compile(rf"""(["'][\w.-]*{_SENSITIVE}[\w.-]*["']\s*:\s*){_VALUE}""", re.IGNORECASE), rf"\1{MASK}"),
+    (re.compile(rf"""(["'][\w.-]{_SOME}{_SENSITIVE}[\w.-]{_SOME}["']\s*:\s*){_VALUE}""", re.IGNORECASE), rf"\1{MASK}"),
     # key_with_underscore: value, Header-Name: value. A bare word is left alone: that is prose.
     (
-        re.compile(rf"(\b(?=[\w.-]*[_-])[\w.-]*{_SENSITIVE}[\w.-]*:\s*|\bauthorization:\s*){_VALUE}", re.IGNORECASE),
+        re.compile(
+            rf"(\b(?=[\w.-]{_SOME}[_-])[\w.-]{_SOME}{_SENSITIVE}[\w.-]{_SOME}:\s*|\bauthorization:\s*){_VALUE}",
+            re.IGNORECASE,
+        ),
         rf"\1{MASK}",
     ),
 )

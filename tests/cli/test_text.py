@@ -205,7 +205,7 @@ def test_the_demos_figures_add_up(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert f"rm -r {tmp_path}/new/orders.lance" in outcome.out
     short = {name[:8] for name in UUID_TEXT.findall(outcome.out)}
     assert len(short) == 3
-    assert all(outcome.out.count(name) == 2 for name in short), "each region once in full and once by its short name"
+    assert all(outcome.out.count(name) >= 2 for name in short), "each region in full, and by its short name"
 
 
 def test_the_demo_makes_its_own_folder(

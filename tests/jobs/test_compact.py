@@ -19,6 +19,7 @@ from memwal_ops.core.codebook import read_codebook
 from memwal_ops.core.snapshots import is_external, read_snapshot, snapshot_path
 from memwal_ops.errors import (
     CommitConflictError,
+    IndexesBehindError,
     InvalidUsageError,
     InvariantViolatedError,
     StorageError,
@@ -534,3 +535,20 @@ def test_a_table_that_must_not_be_written(tmp_path: Path) -> None:
 def test_usage() -> None:
     with pytest.raises(InvalidUsageError):
         CompactOptions(0)
+
+
+def test_an_index_that_cannot_be_opened_keeps_what_it_covers(tmp_path: Path) -> None:
+    table = Workload(41, regions=1, base_rows=60).create(str(tmp_path / "t.lance")).step(8)
+    table.close()
+    merge.apply(open_table(table.uri), merge.MergeOptions())
+    catchup.apply(open_table(table.uri), catchup.CatchupOptions())
+    indices = tmp_path / "t.lance" / "_indices"
+    indices.rename(tmp_path / "away")
+    version = open_table(table.uri).version
+    with pytest.raises(IndexesBehindError, match="id_idx"):
+        job.apply(open_table(table.uri), CompactOptions())
+    assert open_table(table.uri).version == version
+    (tmp_path / "away").rename(indices)
+    assert job.apply(open_table(table.uri), CompactOptions()).decision == "compacted"
+    after = open_table(table.uri)
+    assert coverage(base_indexes(after)["id_idx"].covered, after.manifest).complete

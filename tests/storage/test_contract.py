@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import lance
+import pyarrow as pa
 import pytest
 
-from memwal_ops.errors import ConditionalWriteUnsupportedError, InvalidUsageError, ObjectNotFoundError
+from memwal_ops.core.datasets import lance_options
+from memwal_ops.core.versions import read_version_manifest, version_path
+from memwal_ops.errors import (
+    ConditionalWriteUnsupportedError,
+    InvalidUsageError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+)
+from memwal_ops.format.names import NamingScheme, parse_version_manifest_name
+from memwal_ops.format.version_manifest import encode_version_manifest
 from memwal_ops.storage.api import Listing
+from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
     from memwal_ops.storage.objects import ObjectStore
@@ -215,3 +231,256 @@ def test_a_listing_that_begins_after_a_path(store: ObjectStore) -> None:
     assert {meta.path for meta in store.list("a", after="a/1")} == {"a/2", "a/d7"}
     assert {meta.path for meta in store.list("a", after="a/d")} == {"a/d7"}
     assert list(store.list("a", after="a/e")) == []
+
+
+LONG = "n" * 240
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        LONG,
+        "/".join([LONG] * 3),  # S3 takes 1,024 bytes of a key, the root's prefix included
+        "/".join("d" for _ in range(300)),
+        "ü" * 120,
+        "😀" * 60,
+        "%2e%2e/%2F",
+        "a+b/a b/a%20b",
+        "#1/x",
+        "\u200b\u202e",
+        "\u00a0",
+        "CON/aux.txt",
+    ],
+)
+def test_names_near_the_limits_round_trip(store: ObjectStore, path: str) -> None:
+    assert store.put_if_absent(path, b"1") is True
+    assert store.put_if_absent(path, b"2") is False
+    assert store.get_range(path, 0, 9) == b"1"
+    assert [meta.path for meta in store.list()] == [path]
+    assert [meta.path for meta in store.list("/".join(path.split("/")[:-1]))] == [path]
+    assert (store.delete_many([path]).deleted, list(store.list())) == (1, [])
+
+
+def test_names_that_differ_a_little_are_different_objects(store: ObjectStore) -> None:
+    names = ["a b", "a+b", "a%20b", "a%2520b", "A b", "\u00fc", "u\u0308", "a", "a.", "a#", "a#x", "a?", "a\u00a0b"]
+    for name in names:
+        assert store.put_if_absent(f"d/{name}", name.encode()) is True
+    assert {meta.path for meta in store.list("d")} == {f"d/{name}" for name in names}
+    assert [store.get(f"d/{name}") for name in names] == [name.encode() for name in names]
+    store.delete_many(["d/a+b", "d/a"])
+    assert {meta.path for meta in store.list_level("d").objects} == {f"d/{name}" for name in names} - {"d/a+b", "d/a"}
+
+
+def test_a_name_beyond_the_limits_is_an_error_and_nothing_is_written(store: ObjectStore) -> None:
+    path = "x" * 1100
+    if not store.root.startswith("/"):
+        pytest.skip("memory has no limit, and the stand-in for S3 does not enforce the one that S3 has")
+    for write in (store.put, store.put_if_absent):
+        with pytest.raises(MemwalOpsError):
+            write(path, b"x")
+    assert list(store.list()) == []
+
+
+def test_folders_that_begin_alike_are_apart(store: ObjectStore) -> None:
+    for path in ("a/x", "a b/x", "a-/x", "a.b/x", "aa/x", "a/y/z"):
+        store.put(path, b"1")
+    assert {meta.path for meta in store.list("a")} == {"a/x", "a/y/z"}
+    assert store.list_level("a").directories == ("a/y",)
+    assert set(store.list_level().directories) == {"a", "a b", "a-", "a.b", "aa"}
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, 6 << 20])
+def test_sizes(store: ObjectStore, size: int) -> None:
+    """Six MiB are above the size at which clients begin to write in parts, which no condition covers."""
+    data = bytes(range(256)) * (size // 256 + 1)
+    data = data[:size]
+    assert store.put_if_absent("object", data) is True
+    assert store.put_if_absent("object", b"other") is False
+    assert store.get("object") == data
+    meta = store.head("object")
+    assert meta is not None
+    assert (meta.size, [one.size for one in store.list()]) == (size, [size])
+    for start, length in ((0, 0), (0, 1), (0, size), (size, 1), (max(0, size - 3), 100), (size + 1, 1), (2**40, 5)):
+        assert store.get_range("object", start, length) == data[start : start + length]
+    with pytest.raises(InvalidUsageError):
+        store.get_range("object", -1, 4)
+    with pytest.raises(InvalidUsageError):
+        store.get_range("object", 0, -4)
+
+
+def test_what_is_deleted_can_be_written_again(store: ObjectStore) -> None:
+    for content in (b"1", b"2", b"3"):
+        assert store.put_if_absent("v/1", content) is True
+        assert store.put_if_absent("v/1", b"late") is False
+        assert store.get("v/1") == content
+        assert store.delete_many(["v/1", "v/1"]).failed == {}
+        assert store.head("v/1") is None
+        assert list(store.list("v")) == []
+
+
+@pytest.mark.req("S4-021")
+def test_of_many_swaps_one_wins(store: ObjectStore) -> None:
+    if store.root.startswith("/"):
+        pytest.skip("local files have no compare-and-swap")
+    store.put("object", b"old")
+    meta = store.head("object")
+    assert meta is not None
+    assert meta.e_tag is not None
+    tag = meta.e_tag
+    contents = [f"writer {number}".encode() for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda data: store.compare_and_swap("object", data, tag), contents))
+    assert won.count(True) == 1
+    assert store.get("object") == contents[won.index(True)]
+    store.delete_many(["object"])
+    assert store.compare_and_swap("object", b"back", tag) is False, "what was deleted is not brought back"
+    assert store.head("object") is None
+
+
+def test_all_ways_of_looking_say_the_same(store: ObjectStore) -> None:
+    """Times of a listing and of HEAD are the same, do not go back, and change when the object does."""
+    store.put("d/object", b"1")
+    first = store.head("d/object")
+    (listed,) = store.list("d")
+    (level,) = store.list_level("d").objects
+    assert first is not None
+    for other in (listed, level):
+        assert (other.path, other.size, other.e_tag) == (first.path, first.size, first.e_tag)
+        # S3 gives HEAD in whole seconds.
+        assert abs(other.last_modified - first.last_modified) < timedelta(seconds=1)
+        assert other.last_modified.utcoffset() == timedelta(0)
+    time.sleep(1.1)
+    store.put("d/object", b"22")
+    second = store.head("d/object")
+    assert second is not None
+    assert second.last_modified > first.last_modified
+    assert second.e_tag != first.e_tag
+
+
+def test_pages_of_a_listing_after_a_path(store: ObjectStore) -> None:
+    names = [f"p/{number:04d} +%ü" for number in range(2100)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: store.put(name, b""), names))
+    assert {meta.path for meta in store.list("p", after=names[49])} == set(names[50:])
+    assert {meta.path for meta in store.list("p", after="p/2099")} == {names[2099]}
+    assert {meta.path for meta in store.list("p", after=names[-1])} == set()
+    assert {meta.path for meta in store.list("p", after="o")} == set(names)
+    level = store.list_level("p")
+    assert ({meta.path for meta in level.objects}, level.directories) == (set(names), ())
+    refused = ["p/../x", "", "/p"]
+    report = store.delete_many([*names[:1500], *refused, *names[1500:], "p/absent"])
+    assert (report.deleted, set(report.failed)) == (2101, set(refused))
+    assert list(store.list()) == []
+
+
+# -- what pylance does at the same place
+
+
+@pytest.fixture(params=["local", "s3"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """A place that pylance reaches too; its memory is not ours."""
+    if request.param == "local":
+        return resolve(tmp_path / "odd ü +%&.lance")
+    bucket = request.getfixturevalue("s3_bucket")
+    return resolve(f"s3://{bucket}/some/odd ü +&.lance", request.getfixturevalue("s3_options"))
+
+
+def numbers(*values: int) -> pa.Table:
+    return pa.table({"id": pa.array(values, pa.int64())})
+
+
+def written(shared: Location) -> lance.LanceDataset:
+    options = lance_options(shared)
+    return lance.write_dataset(numbers(1, 2, 3), shared.uri, storage_options=options, enable_v2_manifest_paths=True)
+
+
+def test_what_pylance_writes_is_seen_at_once(shared: Location) -> None:
+    store = open_store(shared)
+    dataset = written(shared)
+    for version in (1, 2, 3):
+        path = version_path(version, NamingScheme.V2)
+        meta = store.head(path)
+        assert meta is not None
+        assert len(store.get(path)) == meta.size
+        assert {meta.path for meta in store.list("_versions")} >= {path}
+        assert read_version_manifest(store, version, NamingScheme.V2).manifest.version == version
+        dataset = lance.write_dataset(numbers(version), dataset, mode="append")
+    files = {meta.path for meta in store.list("data")}
+    assert {f"data/{file.path}" for part in dataset.get_fragments() for file in part.metadata.files} == files
+
+
+def test_pylance_reads_what_was_put_here(shared: Location) -> None:
+    """A manifest put by our condition is a version of pylance's; its data file may be ours as well."""
+    store = open_store(shared)
+    written(shared)
+    version = read_version_manifest(store, 1, NamingScheme.V2)
+    version.manifest.version = 2
+    assert store.put_if_absent(version_path(2, NamingScheme.V2), encode_version_manifest(version)) is True
+    (data,) = store.list("data")
+    content = store.get(data.path)
+    store.delete_many([data.path])
+    store.put(data.path, content)
+    dataset = lance.dataset(shared.uri, storage_options=lance_options(shared))
+    assert (dataset.version, dataset.count_rows()) == (2, 3)
+    assert dataset.to_table().column("id").to_pylist() == [1, 2, 3]
+    store.delete_many([version_path(2, NamingScheme.V2)])
+    assert lance.dataset(shared.uri, storage_options=lance_options(shared)).version == 1
+
+
+@pytest.mark.req("S3-045")
+def test_pylances_commit_and_ours_refuse_each_other(shared: Location) -> None:
+    store = open_store(shared)
+    dataset = written(shared)
+    version = read_version_manifest(store, 1, NamingScheme.V2)
+    version.manifest.version = 2
+    ours = encode_version_manifest(version)
+    lance.write_dataset(numbers(4), dataset, mode="append")
+    theirs = store.get(version_path(2, NamingScheme.V2))
+    assert store.put_if_absent(version_path(2, NamingScheme.V2), ours) is False
+    assert store.get(version_path(2, NamingScheme.V2)) == theirs
+    version.manifest.version = 3
+    assert store.put_if_absent(version_path(3, NamingScheme.V2), encode_version_manifest(version)) is True
+    standing = store.get(version_path(3, NamingScheme.V2))
+    operation = lance.LanceOperation.Overwrite(dataset.schema, [])
+    options = lance_options(shared)
+    # It read version 2 and wants 3, which stands: it takes 4, or gives up; it never writes over ours.
+    with contextlib.suppress(OSError):
+        lance.LanceDataset.commit(shared.uri, operation, read_version=2, storage_options=options)
+    assert store.get(version_path(3, NamingScheme.V2)) == standing
+
+
+@pytest.mark.req("S3-045")
+def test_of_racing_commits_each_version_has_one_winner(shared: Location) -> None:
+    store = open_store(shared)
+    written(shared)
+    options = lance_options(shared)
+
+    def theirs(number: int) -> None:
+        lance.write_dataset(numbers(number), shared.uri, mode="append", storage_options=options)
+
+    def ours(number: int) -> int:
+        while True:
+            newest = max(
+                name.version
+                for meta in store.list("_versions")
+                if (name := parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])) and not name.detached
+            )
+            version = read_version_manifest(store, newest, NamingScheme.V2)
+            version.manifest.version = newest + 1
+            version.manifest.tag = f"ours {number}"
+            path = version_path(newest + 1, NamingScheme.V2)
+            if store.put_if_absent(path, encode_version_manifest(version)):
+                return newest + 1
+
+    with ThreadPoolExecutor(6) as pool:
+        appends = [pool.submit(theirs, 100 + number) for number in range(6)]
+        puts = [pool.submit(ours, number) for number in range(6)]
+        landed = sorted(put.result() for put in puts)
+        for append in appends:
+            append.result()
+    assert len(set(landed)) == 6
+    tags = [read_version_manifest(store, version, NamingScheme.V2).manifest.tag for version in landed]
+    assert sorted(tags) == [f"ours {number}" for number in range(6)], "no version of ours was written over"
+    dataset = lance.dataset(shared.uri, storage_options=options)
+    assert dataset.version == 13
+    assert sorted(dataset.to_table().column("id").to_pylist()) == [1, 2, 3, *range(100, 106)]

@@ -238,3 +238,24 @@ class Update(_message.Message):
     fields_modified: _containers.RepeatedScalarFieldContainer[int]
     merged_generations: _containers.RepeatedCompositeFieldContainer[_memwal_pb2.MergedGeneration]
     def __init__(self, removed_fragment_ids: _Optional[_Iterable[int]] = ..., updated_fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., new_fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., fields_modified: _Optional[_Iterable[int]] = ..., merged_generations: _Optional[_Iterable[_Union[_memwal_pb2.MergedGeneration, _Mapping]]] = ...) -> None: ...
+
+class FileDescriptor(_message.Message):
+    __slots__ = ("schema",)
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    schema: FileSchema
+    def __init__(self, schema: _Optional[_Union[FileSchema, _Mapping]] = ...) -> None: ...
+
+class FileSchema(_message.Message):
+    __slots__ = ("fields", "metadata")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    fields: _containers.RepeatedCompositeFieldContainer[Field]
+    metadata: _containers.ScalarMap[str, bytes]
+    def __init__(self, fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
