@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-PYTEST_ARGS ?= -n auto
+PYTEST_ARGS ?= -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench bench-spark soak fuzz replay protos protos-check requirements clean

@@ -5,6 +5,7 @@ A plugin: gives the fixtures ``spark`` and ``engine``. Both skip, and say why, w
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from memwal_ops.engines.spark.environment import why_not
 from memwal_ops.engines.spark.session import session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -25,7 +26,23 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "Pacific/Kiritimati",  # no key may depend on it
+    # A JVM that lives for minutes: what the second compiler and parallel collection cost never comes back.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+
+
+def submit_args(settings: Mapping[str, str]) -> str:
+    """The value of PYSPARK_SUBMIT_ARGS for a session with these settings."""
+    words = (word for key, value in settings.items() for word in ("--conf", f"{key}={value}"))
+    return f"{shlex.join(words)} pyspark-shell"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep all tests of the one session in one process of pytest-xdist: Java costs 15 processor seconds to start."""
+    for item in items:
+        engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
+        if engine == "spark" or "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 def skip_without_spark() -> None:
@@ -40,8 +57,7 @@ def spark() -> Iterator[SparkSession]:
     """A session on two cores of this machine."""
     skip_without_spark()
     with pytest.MonkeyPatch.context() as patch:
-        words = " ".join(f"--conf {key}={value}" for key, value in SETTINGS.items())
-        patch.setenv("PYSPARK_SUBMIT_ARGS", f"{words} pyspark-shell")
+        patch.setenv("PYSPARK_SUBMIT_ARGS", submit_args(SETTINGS))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PySpark's own, while it starts
             with session("local[2]") as made:

@@ -83,9 +83,11 @@ def totals(report: job.MergeReport) -> dict[str, Any]:
 def test_a_generated_backlog(tmp_path: Path, spark: SparkSession, seed: int) -> None:
     table = backlog(seed, tmp_path)
     other = copy_table(table.uri, str(tmp_path / "other.lance"))
-    local = job.apply(open_table(table.uri), job.MergeOptions())
+    # One budget for both: the passes are then the same.
+    options = job.MergeOptions(max_bytes=64 << 30, max_generations=random.Random(seed).choice([None, None, 3]))
+    local = job.apply(open_table(table.uri), options)
     engine = SparkEngine(spark, rows_per_task=random.Random(seed).choice([50, 50_000]))
-    bulk = job.apply(open_table(other), job.MergeOptions(), engine=engine)
+    bulk = job.apply(open_table(other), options, engine=engine)
     assert (bulk.decision, bulk.version) == (local.decision, local.version)
     assert totals(bulk) == totals(local)
     assert_same(rows_of(other), rows_of(table.uri), seed=seed)
