@@ -60,8 +60,8 @@ def random_options(rng: random.Random, regions: list[str], *, fewer: bool) -> jo
     some = tuple(UUID(region) for region in regions if rng.random() < 0.7)
     return job.MergeOptions(
         regions=some if rng.random() < 0.5 else (),
-        max_bytes=rng.choice([20_000, 1 << 30] if fewer else [1, 20_000, 200_000, 1 << 30]),
-        max_generations=rng.choice([None, 5] if fewer else [None, 1, 2, 5]),
+        max_bytes=rng.choice([60_000, 1 << 36] if fewer else [1, 20_000, 200_000, 1 << 30]),
+        max_generations=rng.choice([None, 8] if fewer else [None, 1, 2, 5]),
     )
 
 
@@ -71,8 +71,8 @@ def random_options(rng: random.Random, regions: list[str], *, fewer: bool) -> jo
 def test_random_workloads_in_random_slices_equal_the_dictionary(
     tmp_path: Path, layout: str, seed: int, engine: Engine | None
 ) -> None:
-    if engine is not None and seed > 1:
-        pytest.skip("two seeds do for Spark: tests/engines holds it to the local engine on many backlogs")
+    if engine is not None and seed != ["shard", "region"].index(layout):
+        pytest.skip("one seed does for Spark: tests/engines holds it to the local engine on many backlogs")
     table = make(layout, seed, tmp_path, regions=3, columns="vector" if seed % 2 else "plain")
     rng = random.Random(seed)
     for _ in range(5):
@@ -98,7 +98,8 @@ def test_every_kind_of_key(tmp_path: Path, layout: str, key: str, engine: Engine
     table = make(layout, 11, tmp_path, key=key, base_rows=300)
     table.step(12)
     table.close()
-    assert job.apply(open_table(table.uri), job.MergeOptions(max_generations=2), engine=engine).decision == "merged"
+    options = job.MergeOptions(max_generations=2 if engine is None else None)
+    assert job.apply(open_table(table.uri), options, engine=engine).decision == "merged"
     assert_same(read_base(table.uri), table.model.expected(), seed=11)
 
 
@@ -109,7 +110,7 @@ def test_every_kind_of_column(tmp_path: Path, layout: str, columns: str, stable:
     table = make(layout, 5, tmp_path, columns=columns, stable_row_ids=stable, base_rows=300)
     table.step(12)
     table.close()
-    job.apply(open_table(table.uri), job.MergeOptions(max_generations=3), engine=engine)
+    job.apply(open_table(table.uri), job.MergeOptions(max_generations=3 if engine is None else None), engine=engine)
     assert_same(read_base(table.uri), table.model.expected(), seed=5)
 
 

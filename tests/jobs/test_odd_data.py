@@ -179,13 +179,29 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
 @pytest.mark.req("S3-056")
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize("name", VALUES)
-def test_every_kind_of_value(tmp_path: Path, name: str, stable: bool, engine: Engine | None) -> None:
+def test_every_kind_of_value(tmp_path: Path, name: str, stable: bool) -> None:
     kind, values = VALUES[name]
     schema = pa.schema([key(pa.int64()), pa.field("x", kind)])
     rows = [{"id": number, "x": values[number % len(values)]} for number in range(60)]
     moved = [{"id": number, "x": values[(number + 1) % len(values)]} for number in range(60)]
     steps: list[Step] = [(moved[0:40:2], [{"id": 5}]), (rows[0:60:3], [{"id": 6}, {"id": 999}])]
-    merged(tmp_path, schema, rows[:30], steps, engine, enable_stable_row_ids=stable)
+    merged(tmp_path, schema, rows[:30], steps, None, enable_stable_row_ids=stable)
+
+
+@pytest.mark.req("S3-056")
+@pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
+def test_every_kind_of_value_in_one_table(tmp_path: Path, stable: bool, engine: Engine | None) -> None:
+    schema = pa.schema([key(pa.int64()), *(pa.field(name, kind) for name, (kind, _) in VALUES.items())])
+
+    def row(number: int, shift: int) -> Row:
+        return {"id": number} | {name: values[(number + shift) % len(values)] for name, (_, values) in VALUES.items()}
+
+    steps: list[Step] = [
+        ([row(number, 1) for number in range(0, 40, 2)], [{"id": 5}]),
+        ([row(number, 2) for number in range(0, 60, 3)], [{"id": 6}, {"id": 999}]),
+    ]
+    base = [row(number, 0) for number in range(30)]
+    merged(tmp_path, schema, base, steps, engine, enable_stable_row_ids=stable)
 
 
 @pytest.mark.parametrize("release", ["legacy", "2.0", "2.1", "2.2"])
