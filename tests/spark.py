@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
     from memwal_ops.engines.api import Engine
 
+# For a JVM that lives for minutes: what the second compiler and parallel collection cost never comes back.
+CHEAP_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "Pacific/Kiritimati",  # no key may depend on it
-    # A JVM that lives for minutes: what the second compiler and parallel collection cost never comes back.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": CHEAP_JAVA,
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -27,9 +26,10 @@ from tests.tables.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-CLUSTER = "local-cluster[2,1,1024]"
+CLUSTER = "local-cluster[2,1,2048]"
 PATIENCE = 500.0
-pytestmark = pytest.mark.timeout(600)  # separate JVMs, on whatever machine this runs
+# Separate JVMs, on whatever machine this runs; one driver for all tests of the cluster.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("spark-cluster")]
 
 
 @pytest.fixture
@@ -47,84 +47,58 @@ def table(tmp_path: Path) -> Workload:
     return made
 
 
-@pytest.fixture
-def two_hosts(tmp_path: Path) -> Iterator[str]:
-    """A standalone cluster whose two workers go by different hosts: Spark speculates on another host only."""
-    skip_without_spark()
-    import pyspark
-
-    home = str(Path(pyspark.__file__).parent)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        master = f"spark://127.0.0.1:{free.getsockname()[1]}"
-    port = master.rsplit(":", 1)[1]
-    deploy = "org.apache.spark.deploy"
-    commands = [[f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0"]]
-    commands += [
-        [f"{deploy}.worker.Worker", "--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0", master]
-        for host in ("127.0.0.2", "127.0.0.3")
-    ]
-    environment = {**os.environ, "SPARK_HOME": home, "SPARK_WORKER_DIR": str(tmp_path / "work")}
-    with (tmp_path / "cluster.log").open("w") as log:
-        started = [
-            psutil.Popen([f"{home}/bin/spark-class", *command], env=environment, stdout=log, stderr=log)
-            for command in commands
-        ]
-        try:
-            yield master
-        finally:
-            for one in started:
-                for process in [*one.children(recursive=True), one]:
-                    process.kill()
-                one.wait()
-
-
 class Driver:
-    """One run of tests.crash.spark_driver."""
+    """A process of tests.crash.spark_driver."""
 
-    def __init__(self, how: str, master: str, uri: str) -> None:
-        self.said = Path(f"{uri}.{how}.stderr")
-        self.printed = Path(f"{uri}.{how}.stdout")
-        with self.said.open("w") as stderr, self.printed.open("w") as stdout:
+    def __init__(self, master: str, folder: Path) -> None:
+        self.said = folder / "stderr"
+        # Not the first python3 of the PATH: the session must find its own.
+        environment = {**os.environ, "PATH": "/usr/bin:/bin", "SPARK_WORKER_DIR": str(folder / "work")}
+        with self.said.open("w") as stderr:
             self.process = psutil.Popen(
-                [sys.executable, "-m", "tests.crash.spark_driver", how, master, uri],
-                stdout=stdout,
+                [sys.executable, "-m", "tests.crash.spark_driver", master],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=stderr,
-                # Not the first python3 of the PATH: the session must find its own.
-                env={**os.environ, "PATH": "/usr/bin:/bin"},
+                text=True,
+                env=environment,
             )
 
+    def start(self, how: str, uri: str) -> None:
+        self.process.stdin.write(f"{how} {uri}\n")
+        self.process.stdin.flush()
+
     def result(self) -> dict[str, Any]:
-        code = self.wait()
-        assert code == 0, self.said.read_text()[-4000:]
-        report: dict[str, Any] = json.loads(self.printed.read_text().splitlines()[-1])
+        line = self.process.stdout.readline()
+        assert line, self.said.read_text()[-4000:]
+        report: dict[str, Any] = json.loads(line)
         return report
 
-    def wait(self) -> int:
-        try:
-            return int(self.process.wait(PATIENCE))
-        except psutil.TimeoutExpired:
-            self.end()
-            raise
+    def run(self, how: str, uri: str) -> dict[str, Any]:
+        self.start(how, uri)
+        return self.result()
 
     def end(self) -> None:
-        for one in [*self.process.children(recursive=True), self.process]:
-            one.kill()
+        if self.process.poll() is None:
+            for one in [*self.process.children(recursive=True), self.process]:
+                one.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
 
-    def executors(self) -> list[psutil.Process]:
-        """Executor JVMs that have a Python worker: a task of ours is under way, or was a moment ago."""
-        found = []
-        for one in self.process.children(recursive=True):
-            try:
-                if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline()) and one.children():
-                    found.append(one)
-            except psutil.NoSuchProcess:
-                continue
-        return found
-
-    def logged(self, event: str) -> list[dict[str, Any]]:
+    def named(self, uri: str) -> str:
+        """The files that its log says were left below ``uri``."""
         lines = [line for line in self.said.read_text().splitlines() if line.startswith("{")]
-        return [one for one in map(json.loads, lines) if one.get("event") == event]
+        events = [one for one in map(json.loads, lines) if one.get("event") == "files_left"]
+        return " ".join(str(one["files"]) for one in events if one["table"] == uri)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    skip_without_spark()
+    driver = Driver(CLUSTER, tmp_path_factory.mktemp("cluster"))
+    yield driver
+    driver.end()
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -159,64 +133,88 @@ def check(table: Workload) -> None:
     }
 
 
-def test_separate_executors_leave_nothing_behind(table: Workload) -> None:
-    report = Driver("well", CLUSTER, table.uri).result()
-    assert report["decision"] == "merged"
-    assert report["engine"] == "spark"
+def check_named(table: Workload, driver: Driver) -> None:
+    """What lost attempts had written is in no version, and the log names it."""
+    check(table)
+    left = unreferenced(table.uri)
+    assert left, "the premise: the lost attempts had written their files"
+    named = driver.named(table.uri)
+    assert {path for path in left if path not in named} == set()
+
+
+def test_separate_executors_leave_nothing_behind(table: Workload, cluster: Driver) -> None:
+    report = cluster.run("well", table.uri)
+    assert (report["decision"], report["engine"]) == ("merged", "spark")
+    assert report["passes"][0]["metrics"]["lost_attempts"] == 0
     check(table)
     assert unreferenced(table.uri) == set()
 
 
-@pytest.mark.parametrize("how", ["task-fails", "task-lingers"])
-def test_what_a_lost_attempt_wrote_is_in_no_version_and_named(
-    table: Workload, how: str, request: pytest.FixtureRequest
-) -> None:
-    master = CLUSTER if how == "task-fails" else request.getfixturevalue("two_hosts")
-    driver = Driver(how, master, table.uri)
-    report = driver.result()
+@pytest.mark.parametrize("how", ["task-fails", "worker-dies"])
+def test_attempts_that_fail_after_they_wrote(table: Workload, cluster: Driver, how: str) -> None:
+    report = cluster.run(how, table.uri)
+    assert report["decision"] == "merged"
+    assert report["passes"][0]["metrics"]["lost_attempts"] > 1
+    check_named(table, cluster)
+
+
+def test_a_stage_that_spark_gives_up(table: Workload, cluster: Driver) -> None:
+    version = lance.dataset(table.uri).version
+    said = cluster.run("stage-fails", table.uri)["error"]
+    assert said.startswith("SparkJobFailedError: Spark gave up the stage 'write'")
+    assert lance.dataset(table.uri).version == version
+    left = unreferenced(table.uri)
+    named = cluster.named(table.uri)
+    assert left
+    assert {path for path in left if path not in named} == set()
+    assert cluster.run("well", table.uri)["decision"] == "merged"
+    check(table)
+
+
+def test_an_executor_that_is_killed_while_it_writes(table: Workload, cluster: Driver) -> None:
+    """With it go its share of the shuffle and of the kept winners: earlier stages run again."""
+    cluster.start("task-waits", table.uri)
+    waits = Path(f"{table.uri}.waits")
+    worker, daemon = map(int, wait_for(lambda: waits.exists() and waits.read_text()).split())
+    executor = psutil.Process(daemon).parent()
+    assert executor is not None
+    assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
+    assert executor in cluster.process.children(recursive=True)
+    executor.kill()
+    report = cluster.result()
     assert report["decision"] == "merged"
     assert report["passes"][0]["metrics"]["lost_attempts"] > 0
-    check(table)
-    left = unreferenced(table.uri)
-    assert left, "the premise: the first attempts had written their files"
-    named = " ".join(event["files"] for event in driver.logged("files_left"))
-    assert {path for path in left if path not in named} == set()
+    check_named(table, cluster)
+    wait_for(lambda: not psutil.pid_exists(worker))
 
 
-def test_an_executor_that_is_killed(table: Workload) -> None:
-    driver = Driver("well", CLUSTER, table.uri)
-    victim = wait_for(driver.executors)[0]
-    victim.kill()
-    assert driver.process.poll() is None, "the premise: the merge was under way"
-    assert driver.result()["decision"] == "merged"
-    check(table)
+def test_speculation_when_a_task_lingers(table: Workload, cluster: Driver) -> None:
+    report = cluster.run("task-lingers", table.uri)
+    assert Path(f"{table.uri}.waits").exists(), "the premise: a first attempt hung"
+    assert report["decision"] == "merged"
+    assert report["passes"][0]["metrics"]["lost_attempts"] > 0
+    check_named(table, cluster)
 
 
 @pytest.mark.parametrize(("how", "landed"), [("dies-before-commit", False), ("dies-after-commit", True)])
-def test_a_driver_that_dies(table: Workload, how: str, landed: bool) -> None:
+def test_a_driver_that_dies(
+    table: Workload, how: str, landed: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Last of this module: one of them takes the cluster with it, and no process of it stays."""
+    driver = Driver("local[2]", tmp_path) if landed else request.getfixturevalue("cluster")
     version = lance.dataset(table.uri).version
-    driver = Driver(how, "local[2]", table.uri)
-    assert driver.wait() == 9
+    try:
+        driver.start(how, table.uri)
+        started = wait_for(lambda: driver.process.children(recursive=True))
+        while driver.process.poll() is None:
+            started = driver.process.children(recursive=True) or started
+            time.sleep(0.05)
+        assert driver.process.wait() == 9
+        _, alive = psutil.wait_procs(started, timeout=60)
+        assert alive == []
+    finally:
+        driver.end()
     assert lance.dataset(table.uri).version == version + landed
     report = job.apply(open_table(table.uri), job.MergeOptions())
     assert report.decision == ("nothing_to_merge" if landed else "merged")
-    check(table)
-
-
-def test_no_python_worker_nor_java_stays(table: Workload) -> None:
-    driver = Driver("dies-before-commit", "local[2]", table.uri)
-    wait_for(driver.process.children)
-    started = driver.process.children(recursive=True)
-    driver.wait()
-    _, alive = psutil.wait_procs(started, timeout=60)
-    assert alive == []
-
-
-def test_the_command(table: Workload, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "memwal_ops", "merge", table.uri, "--engine", "spark", "--master", "local[2]"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=PATIENCE)
-    report = json.loads(done.stdout)
-    assert (report["decision"], report["engine"], report["engine_reason"]) == ("merged", "spark", "asked for")
-    assert {"keys", "delete", "write", "commit"} <= report["passes"][0]["phases"].keys()
-    assert report["passes"][0]["metrics"]["tasks"] > 0
     check(table)

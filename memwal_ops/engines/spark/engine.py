@@ -122,12 +122,18 @@ class _Run:
             change, use_index, deleted = self._change(work, winners)
         except BaseException:
             self._remove(self.files)
+            if "delete" in self.stages.seconds:  # before that, no stage writes files
+                self.stages.settle()
+                self._name_strays()
             raise
         finally:
             winners.unpersist()
         on_rows(sum(one.live_rows for one in work.generations))
         version = self._commit(change, note)
-        self._name_lost()
+        lost = int(self.stages.metrics["lost_attempts"])
+        if lost or "incomplete" in self.stages.metrics:
+            get_logger(__name__).warning("task_attempts_lost", table=self.table.location.uri, attempts=lost)
+            self._name_strays()
         return PassResult(
             version=version,
             rows_read=sum(one.live_rows for one in work.generations),
@@ -391,25 +397,25 @@ class _Run:
                 files=paths[:_NAMED_FILES],
             )
 
-    def _name_lost(self) -> None:
-        """Where attempts of tasks were lost, name the young files that no version mentions.
+    def _name_strays(self) -> None:
+        """Name the young files that no version mentions: attempts of tasks were lost.
 
         Nothing tells them from the files of somebody's commit that is under way, so they stay, for pylance's
         own clean-up to take when they are old enough.
         """
-        lost = int(self.stages.metrics["lost_attempts"])
-        if not lost:
+        try:
+            fragments = self.table.newest().dataset.get_fragments()
+            known = set(Rewrite(tuple(one.metadata for one in fragments), (), (), ()).written_files())
+            known |= {path for one in fragments if (path := deletion_path(one.metadata)) is not None}
+            left = [
+                meta.path
+                for folder in ("data", "_deletions")
+                for meta in self.table.store.list(folder)
+                if meta.last_modified >= self.began - _CLOCK_SKEW and meta.path not in known
+            ]
+        except MemwalOpsError as error:  # what went wrong before is what has to be said
+            get_logger(__name__).warning("files_left", table=self.table.location.uri, because=f"not known: {error}")
             return
-        fragments = self.table.newest().dataset.get_fragments()
-        known = set(Rewrite(tuple(one.metadata for one in fragments), (), (), ()).written_files())
-        known |= {path for one in fragments if (path := deletion_path(one.metadata)) is not None}
-        left = [
-            meta.path
-            for folder in ("data", "_deletions")
-            for meta in self.table.store.list(folder)
-            if meta.last_modified >= self.began - _CLOCK_SKEW and meta.path not in known
-        ]
-        get_logger(__name__).warning("task_attempts_lost", table=self.table.location.uri, attempts=lost)
         self._name(left, "no version mentions them: lost attempts of tasks, or somebody's commit under way")
 
 

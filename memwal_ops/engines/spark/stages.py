@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _LISTENER_MILLIS = 5_000
+_SETTLE_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class Stages:
         table: the table's URI, for the UI.
         seconds: per stage.
         metrics: tasks, failed and killed attempts, bytes written to the shuffle, seconds of executors.
+        ended_badly: the job group of the stage that was given up.
     """
 
     context: SparkContext
@@ -39,6 +42,7 @@ class Stages:
         )
     )
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    ended_badly: str | None = None
 
     @contextmanager
     def stage(self, name: str, doing: str) -> Iterator[None]:
@@ -52,12 +56,24 @@ class Stages:
                 yield
         except BaseException:
             self.context.cancelJobGroup(group)
+            self.ended_badly = group
             raise
         finally:
             for key, value in before.items():
                 self.context.setLocalProperty(key, value)  # a user's own session goes on under its own names
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 6)
         self._add_up(name, group)
+
+    def settle(self) -> None:
+        """Wait a little until no task of the stage that was given up is under way."""
+        tracker = self.context.statusTracker()
+        end = time.monotonic() + _SETTLE_SECONDS
+        while self.ended_badly is not None and time.monotonic() < end:
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.ended_badly)]
+            stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+            if not any(stage.numActiveTasks for stage in stages if stage is not None):
+                return
+            time.sleep(_POLL_SECONDS)
 
     def _add_up(self, name: str, group: str) -> None:
         """Figures out of Spark's status store; they serve reports only, so that a failure to get them is none."""
@@ -68,13 +84,24 @@ class Stages:
             for job in tracker.getJobIdsForGroup(group):
                 info = tracker.getJobInfo(job)
                 for stage in info.stageIds if info is not None else ():
-                    data = scala.statusStore().lastStageAttempt(stage)
-                    self.metrics["tasks"] += data.numCompleteTasks()
-                    self.metrics["lost_attempts"] += data.numFailedTasks() + data.numKilledTasks()
-                    self.metrics["shuffle_bytes"] += data.shuffleWriteBytes()
-                    self.metrics["spilled_bytes"] += data.diskBytesSpilled()
-                    self.metrics["executor_seconds"] += data.executorRunTime() / 1000
-                    key = f"shuffle_bytes_{name}"
-                    self.metrics[key] = self.metrics.get(key, 0) + data.shuffleWriteBytes()
-        except Exception:  # noqa: BLE001 - a stage that Spark skipped, a status store that forgot
+                    self._add_attempts(name, self._attempts(scala.statusStore(), stage))
+        except Exception:  # noqa: BLE001 - a status store that forgot, or that Spark changed
             self.metrics["incomplete"] = 1
+
+    def _attempts(self, store: Any, stage: int) -> list[Any]:
+        """All attempts of a stage: Spark begins one anew when an executor takes its share of the shuffle along."""
+        jvm, gateway = self.context._jvm, self.context._gateway  # noqa: SLF001
+        assert jvm is not None  # noqa: S101 - there is a context
+        assert gateway is not None  # noqa: S101
+        found = store.stageData(stage, False, jvm.java.util.ArrayList(), False, gateway.new_array(jvm.double, 0))  # noqa: FBT003
+        return [found.apply(place) for place in range(found.size())]
+
+    def _add_attempts(self, name: str, attempts: list[Any]) -> None:
+        key = f"shuffle_bytes_{name}"
+        for data in attempts:
+            self.metrics["tasks"] += data.numCompleteTasks()
+            self.metrics["lost_attempts"] += data.numFailedTasks() + data.numKilledTasks()
+            self.metrics["shuffle_bytes"] += data.shuffleWriteBytes()
+            self.metrics["spilled_bytes"] += data.diskBytesSpilled()
+            self.metrics["executor_seconds"] += data.executorRunTime() / 1000
+            self.metrics[key] = self.metrics.get(key, 0) + data.shuffleWriteBytes()
