@@ -10,7 +10,7 @@ import click
 
 from memwal_ops.cli.inspect import problem
 from memwal_ops.cli.options import RegionId, Size, json_output, storage_options
-from memwal_ops.cli.progress import counting
+from memwal_ops.cli.progress import counting, stages
 from memwal_ops.cli.text import counted, grid, paragraph, short_ids, size_text, span_text
 from memwal_ops.core.table import open_table
 from memwal_ops.errors import RegionsBlockedError
@@ -84,9 +84,13 @@ def merge(
 
 
 def _merge(table: Table, options: job.MergeOptions, *, show: bool) -> job.MergeReport:
-    refs = [ref for one in job.plan(table, options).passes for ref in one.generations] if show else []
-    if not refs:
+    planned = job.plan(table, options) if show else None
+    refs = [ref for one in planned.passes for ref in one.generations] if planned else []
+    if planned is None or not refs:
         return job.apply(table, options)
+    if job.choose_engine(options, planned.backlog).name == "spark":
+        with stages("starting Spark", show=True) as tell:
+            return job.apply(table, options, on_stage=tell)
     rows = [ref.rows for ref in refs if ref.rows is not None]
     total = sum(rows) if len(rows) == len(refs) else None
     with counting("merging", "rows", total=total, show=True) as advance:

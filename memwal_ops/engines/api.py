@@ -68,6 +68,24 @@ class PassResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """How far a stage is that runs on other machines.
+
+    Attributes:
+        stage: its name, as in a report's ``phases``.
+        tasks_done: tasks that ended well, of ``tasks``; 0 of 0 where none was started yet.
+        rows: that these tasks have read, deleted or written; a repeated task may count twice.
+        bytes: the same: of keys that were read, of files that were written.
+    """
+
+    stage: str
+    tasks_done: int
+    tasks: int
+    rows: int
+    bytes: int
+
+
 class BlockedRegionsError(MemwalOpsError):
     """Some regions cannot go on; the pass was given up before anything was published.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.backlog import Backlog, Blocked, read_backlog
 from memwal_ops.core.commit import CommitLostError, CommitNote, check_committable
-from memwal_ops.engines.api import BlockedRegionsError, Engine, MergePass, PassResult
+from memwal_ops.engines.api import BlockedRegionsError, Engine, MergePass, PassResult, StageProgress
 from memwal_ops.engines.local import LocalEngine
 from memwal_ops.engines.spark import SparkEngine
 from memwal_ops.engines.spark.environment import why_not
@@ -213,6 +213,7 @@ def apply(
     engine: Engine | None = None,
     on_rows: Callable[[int], None] = lambda _: None,
     on_pass: Callable[[PassReport], None] = lambda _: None,
+    on_stage: Callable[[StageProgress], None] | None = None,
 ) -> MergeReport:
     """Merge everything that was flushed when the call began (S0-156 to S0-168).
 
@@ -222,6 +223,7 @@ def apply(
         engine: instead of the one that ``options.engine`` names.
         on_rows: called as generation rows are dealt with, for a progress bar.
         on_pass: called after each pass that landed.
+        on_stage: called as stages on Spark go on, for the same.
 
     Returns:
         The report; blocked regions are in it, the others are merged.
@@ -240,7 +242,11 @@ def apply(
         probe_conditional_writes(table.store)
     sized = _sized(options, choice.name)
     # Spark is started for work, and not to find out that there is none.
-    with _running(choice, options, needed=bool(backlog.pending)) if engine is None else nullcontext(engine) as one:
+    with (
+        _running(choice, options, on_stage, needed=bool(backlog.pending))
+        if engine is None
+        else nullcontext(engine) as one
+    ):
         return _merge_all(table, sized, one, choice, backlog, started, on_rows, on_pass)
 
 
@@ -352,10 +358,12 @@ def choose_engine(options: MergeOptions, backlog: Backlog) -> EngineChoice:
 
 
 @contextmanager
-def _running(choice: EngineChoice, options: MergeOptions, *, needed: bool) -> Iterator[Engine]:
+def _running(
+    choice: EngineChoice, options: MergeOptions, on_stage: Callable[[StageProgress], None] | None, *, needed: bool
+) -> Iterator[Engine]:
     if choice.name == "spark" and needed:
         with session(options.master) as spark:
-            yield SparkEngine(spark)
+            yield SparkEngine(spark, on_progress=on_stage)
     else:
         yield LocalEngine()
 

@@ -81,15 +81,13 @@ def join(spark: Any, host: str) -> None:
     jvm = spark.sparkContext._jvm
     scala = jvm.scala.Option
     deploy = jvm.org.apache.spark.deploy
-    cluster = deploy.LocalSparkCluster.get().get()
+    cluster = getattr(getattr(deploy, "LocalSparkCluster$"), "MODULE$").get().get()
     field = cluster.getClass().getDeclaredField("masterRpcEnvs")
     field.setAccessible(True)
     masters = spark.sparkContext._gateway.new_array(jvm.java.lang.String, 1)
     masters[0] = field.get(cluster).head().address().toSparkURL()
     conf = spark.sparkContext._jsc.sc().conf()
-    deploy.worker.Worker.startRpcEnvAndEndpoint(
-        host, 0, 0, 1, 2048, masters, None, scala.apply(9), conf, scala.empty()
-    )
+    deploy.worker.Worker.startRpcEnvAndEndpoint(host, 0, 0, 1, 2048, masters, None, scala.apply(9), conf, scala.empty())
 
 
 def run(spark: Any, how: str, uri: str) -> dict[str, Any]:

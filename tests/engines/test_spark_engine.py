@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
 import pytest
+import structlog
 
 from memwal_ops import open_table
+from memwal_ops.core.commit import CommitLostError
 from memwal_ops.engines.spark import SparkEngine, bulk_merge, engine
 from memwal_ops.jobs import merge as job
 from tests.crash.test_spark_crashes import unreferenced
-from tests.spark import skip_without_spark
 from tests.tables import damage
 from tests.tables.model import assert_same
 from tests.tables.reading import read_base
@@ -26,9 +23,9 @@ from tests.tables.workload import Workload
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from memwal_ops.engines.api import StageProgress
+
 pytestmark = pytest.mark.timeout(900)  # the first test starts Spark, on whatever machine this runs
-SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
-TOKEN = "IQoJb3JpZ2luX2VjEXAMPLEsessiontoken"
 
 
 @pytest.fixture
@@ -147,38 +144,44 @@ def test_a_base_with_the_same_key_twice_is_mended_alike(spark: SparkSession, tmp
     assert len(rows[0]) == 60 + 20 - 10 - 2
 
 
-@pytest.mark.s3
-def test_no_secret_in_logs_events_or_configuration(
-    s3_bucket: str, s3_options: dict[str, str], s3_endpoint: str, tmp_path: Path
+def test_how_far_each_stage_is(table: Workload, spark: SparkSession) -> None:
+    told: dict[str, StageProgress] = {}
+    merging = SparkEngine(spark, rows_per_task=50, on_progress=lambda one: told.update({one.stage: one}))
+    report = job.apply(open_table(table.uri), job.MergeOptions(), engine=merging)
+    (result,) = [one.result for one in report.passes]
+    assert result is not None
+    for name in ("keys", "delete", "write"):
+        assert told[name].tasks_done == told[name].tasks > 1
+    assert told["keys"].rows == result.rows_read
+    assert told["write"].rows == result.rows_upserted
+    assert 0 < told["delete"].rows < told["keys"].rows
+    assert told["keys"].bytes == 16 * result.rows_read
+    written = lance.dataset(table.uri).get_fragments()
+    sizes = {Path(table.uri, "data", file.path).stat().st_size for one in written for file in one.metadata.files}
+    assert 0 < told["write"].bytes < sum(sizes)
+
+
+def test_files_that_a_version_may_name_stay_and_are_named(
+    table: Workload, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark's event log holds what its UI shows: configuration, plans, job descriptions, errors of tasks."""
-    skip_without_spark()
-    uri = f"s3://{s3_bucket}/t.lance"
-    table = Workload(4, regions=2, base_rows=30).create(uri, s3_options).step(6)
-    table.close()
-    events = tmp_path / "events"
-    events.mkdir()
-    secrets = {**s3_options, "aws_secret_access_key": SECRET, "aws_session_token": TOKEN}
-    words = {
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": f"file://{events}",
-        "spark.eventLog.compress": "false",
-        "spark.ui.enabled": "false",
-    }
-    conf = " ".join(f"--conf {key}={value}" for key, value in words.items())
-    command = [sys.executable, "-m", "memwal_ops", "--log-level", "debug", "merge", uri, "--json"]
-    command += ["--engine", "spark", "--master", "local[2]"]
-    command += [word for key, value in secrets.items() for word in ("--storage-option", f"{key}={value}")]
-    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"{conf} pyspark-shell"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["decision"] == "merged"
-    assert_same(read_base(uri, s3_options), table.model.expected(), seed=table.seed)
-    said = "".join(path.read_text() for path in events.rglob("*") if path.is_file())
-    assert "memwal-ops" in said, "the premise: the jobs are in the event log"
-    for text in (said, done.stdout, done.stderr):
-        for secret in (SECRET, TOKEN, SECRET.replace("/", "\\/")):
-            assert secret not in text
+    """The commit was published, and cleaned up by others: its number is lost, its files may be in use."""
+    commit = engine.commit_pass
+    lost: list[str] = []
+
+    def late(of: Any, change: Any, *rest: Any) -> int:
+        if lost:
+            return commit(of, change, *rest)
+        lost.extend(change.written_files())
+        raise CommitLostError("published and cleaned up by others", files_are_ours=False)
+
+    monkeypatch.setattr(engine, "commit_pass", late)
+    with structlog.testing.capture_logs() as logs:
+        report = job.apply(open_table(table.uri), job.MergeOptions(), engine=SparkEngine(spark))
+    assert (report.decision, report.lost_races) == ("merged", 1)
+    assert_same(read_base(table.uri), table.model.expected(), seed=table.seed)
+    assert unreferenced(table.uri) == set(lost)
+    (left,) = [one for one in logs if one["event"] == "files_left"]
+    assert left["files"] == lost
 
 
 def test_no_row_of_payload_crosses_spark(table: Workload, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memwal_ops.engines.spark.keys import key_code
@@ -43,6 +43,7 @@ def codes(rows: list[tuple[Any, ...]], kinds: list[pa.DataType], *, nullable: bo
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("nullable", [False, True])
+@settings(deadline=None)
 @given(data=st.data())
 def test_codes_of_one_column_are_equal_where_keys_are(name: str, nullable: bool, data: st.DataObject) -> None:
     kind, values = KINDS[name]
@@ -51,6 +52,7 @@ def test_codes_of_one_column_are_equal_where_keys_are(name: str, nullable: bool,
     assert [[a == b for b in found] for a in found] == [[a == b for b in keys] for a in keys]
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.text("a\0\x01", max_size=3), st.integers(0, 2), st.one_of(st.none(), st.binary(max_size=2))),
@@ -64,6 +66,7 @@ def test_codes_of_several_columns_are_equal_where_keys_are(keys: list[tuple[Any,
 
 
 @pytest.mark.parametrize("name", ["int8", "int64", "uint32", "uint64", "string", "large string"])
+@settings(deadline=None)
 @given(data=st.data())
 def test_keys_that_the_index_is_asked_for_come_back(name: str, data: st.DataObject) -> None:
     kind, values = KINDS[name]
@@ -74,6 +77,7 @@ def test_keys_that_the_index_is_asked_for_come_back(name: str, data: st.DataObje
     assert code.decode(encoded, kind).to_pylist() == keys
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(0, 2**22 - 2), st.booleans())
 def test_locators_grow_with_age_and_tell_the_row(deleted: list[bool], ordinal: int, newest_first: bool) -> None:
     flags = np.array(deleted)

@@ -89,7 +89,7 @@ def test_filters_and_columns(tmp_path: Path, reading: SparkSession) -> None:
 
 
 def test_what_is_sure_to_be_decided_alike() -> None:
-    from pyspark.sql import datasource as ds
+    ds = pytest.importorskip("pyspark.sql.datasource", reason="PySpark is not installed", exc_type=ImportError)
 
     schema = pa.schema([("i", pa.int32()), ("u", pa.uint8()), ("f", pa.float64()), ("s", pa.string())])
     taken = [ds.GreaterThan(("i",), 3), ds.EqualTo(("s",), "it's"), ds.In(("i",), (1, 2)), ds.IsNotNull(("f",))]

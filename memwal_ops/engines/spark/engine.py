@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.commit import CommitNote
     from memwal_ops.core.table import Table
+    from memwal_ops.engines.api import StageProgress
 
 _ROWS_PER_PARTITION = 2_000_000
 _ROWS_PER_TASK = 50_000
@@ -66,13 +67,21 @@ class SparkEngine:
     Args:
         spark: the session.
         rows_per_task: a stage over fewer rows than that gets no second task.
+        on_progress: called about twice a second while a stage runs, and when it ends.
     """
 
     name = "spark"
 
-    def __init__(self, spark: SparkSession, *, rows_per_task: int = _ROWS_PER_TASK) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        rows_per_task: int = _ROWS_PER_TASK,
+        on_progress: Callable[[StageProgress], None] | None = None,
+    ) -> None:
         self._spark = spark
         self._rows_per_task = rows_per_task
+        self._on_progress = on_progress
 
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
         """Land one pass; see :meth:`memwal_ops.engines.api.Engine.run`.
@@ -83,7 +92,8 @@ class SparkEngine:
         """
         with quiet():
             check_executors(self._spark)
-            return _Run(self._spark, table, merge_pass, self._rows_per_task).run(note, on_rows)
+            one = _Run(self._spark, table, merge_pass, self._rows_per_task, self._on_progress)
+            return one.run(note, on_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +110,23 @@ class _Won:
 class _Run:
     """One pass on its way."""
 
-    def __init__(self, spark: SparkSession, table: Table, merge_pass: MergePass, rows_per_task: int) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        table: Table,
+        merge_pass: MergePass,
+        rows_per_task: int,
+        on_progress: Callable[[StageProgress], None] | None,
+    ) -> None:
         self.table = table
         self.rows_per_task = rows_per_task
         self.merge_pass = merge_pass
         self.session = spark.newSession()  # the same application, with settings of its own
-        self.stages = Stages(spark.sparkContext, table.location.uri)
+        context = spark.sparkContext
+        self.counters = None
+        if on_progress is not None:
+            self.counters = tasks.Counters(context.accumulator(0), context.accumulator(0))
+        self.stages = Stages(context, table.location.uri, self.counters, on_progress)
         self.cores = max(1, int(spark.sparkContext.defaultParallelism))
         self.files: list[str] = []
         self.began = datetime.now(UTC)
@@ -160,6 +181,7 @@ class _Run:
             key_code(table.dataset.schema, table.primary_key),
             bool(table.dataset.has_stable_row_ids),
             generations,
+            self.counters,
         )
 
     def _configure(self, work: tasks.Pass) -> None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.engines.api import StageProgress
 from memwal_ops.engines.spark.faults import raised_again
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark import SparkContext
+
+    from memwal_ops.engines.spark.tasks import Counters
 
 _PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _LISTENER_MILLIS = 5_000
 _SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.1
+_PROGRESS_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -28,6 +33,8 @@ class Stages:
     Attributes:
         context: the Spark context.
         table: the table's URI, for the UI.
+        counters: where tasks count, for ``on_progress``.
+        on_progress: called about twice a second while a stage runs, and when it ends.
         seconds: per stage.
         metrics: tasks, failed and killed attempts, bytes written to the shuffle, seconds of executors.
         ended_badly: the job group of the stage that was given up.
@@ -35,6 +42,8 @@ class Stages:
 
     context: SparkContext
     table: str
+    counters: Counters | None = None
+    on_progress: Callable[[StageProgress], None] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(
@@ -52,7 +61,7 @@ class Stages:
         before = {key: self.context.getLocalProperty(key) for key in _PROPERTIES}
         self.context.setJobGroup(group, f"memwal-ops: {doing} ({self.table})", interruptOnCancel=False)
         try:
-            with raised_again(name):
+            with raised_again(name), self._shown(name, group):
                 yield
         except BaseException:
             self.context.cancelJobGroup(group)
@@ -63,6 +72,46 @@ class Stages:
                 self.context.setLocalProperty(key, value)  # a user's own session goes on under its own names
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 6)
         self._add_up(name, group)
+
+    @contextmanager
+    def _shown(self, name: str, group: str) -> Iterator[None]:
+        """Tell ``on_progress`` how far the stage is, from a thread of its own."""
+        counters, tell = self.counters, self.on_progress
+        if counters is None or tell is None:
+            yield
+            return
+        before = counters.rows.value, counters.bytes.value
+        ended = threading.Event()
+
+        def look() -> None:
+            done, all_of_them = self._tasks(group)
+            tell(
+                StageProgress(
+                    name, done, all_of_them, counters.rows.value - before[0], counters.bytes.value - before[1]
+                )
+            )
+
+        def watch() -> None:
+            while not ended.wait(_PROGRESS_SECONDS):
+                with suppress(Exception):  # a display; whatever is wrong, the stage itself will say
+                    look()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+            with suppress(Exception):
+                self.context._jsc.sc().listenerBus().waitUntilEmpty(_LISTENER_MILLIS)  # noqa: SLF001
+                look()
+
+    def _tasks(self, group: str) -> tuple[int, int]:
+        """How many tasks of a group's jobs ended well, of how many that are to run."""
+        scala: Any = self.context._jsc.sc()  # noqa: SLF001 - the public tracker counts skipped tasks as waiting
+        jobs = [scala.statusStore().job(job) for job in self.context.statusTracker().getJobIdsForGroup(group)]
+        return sum(job.numCompletedTasks() for job in jobs), sum(job.numTasks() - job.numSkippedTasks() for job in jobs)
 
     def settle(self) -> None:
         """Wait a little until no task of the stage that was given up is under way."""

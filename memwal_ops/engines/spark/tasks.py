@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     import lance
     import numpy.typing as npt
+    from pyspark import Accumulator
 
     from memwal_ops.core.generations import Generation, SealedGeneration
     from memwal_ops.engines.spark.keys import KeyCode
@@ -49,6 +50,19 @@ _RESULT = pa.schema([("result", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
+class Counters:
+    """Spark accumulators, for progress: what tasks that ended have dealt with."""
+
+    rows: Accumulator[int]
+    bytes: Accumulator[int]
+
+    def add(self, rows: int, size: int) -> None:
+        """Count rows and bytes, in a task."""
+        self.rows.add(rows)
+        self.bytes.add(size)
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """What every task of a pass knows.
 
@@ -58,6 +72,7 @@ class Pass:
         code: how keys cross.
         stable: whether rows have stable ids.
         generations: the pass's generations in order; a place in it is an ordinal.
+        counters: where tasks count, if anybody wants to know.
     """
 
     location: Location
@@ -66,6 +81,12 @@ class Pass:
     code: KeyCode
     stable: bool
     generations: tuple[SealedGeneration, ...]
+    counters: Counters | None = None
+
+    def count(self, rows: int, size: int) -> None:
+        """Count what a task has dealt with."""
+        if self.counters is not None:
+            self.counters.add(rows, size)
 
     def base(self) -> lance.LanceDataset:
         """The base at that version."""
@@ -105,6 +126,7 @@ def _keys_of(work: Pass, ordinal: int) -> Iterator[pa.RecordBatch]:
     deletes = np.asarray(table.column(TOMBSTONE).fill_null(False).combine_chunks().to_numpy(zero_copy_only=False))  # noqa: FBT003
     locators = pack(ordinal, deletes, newest_row_first=sealed.newest_row_first)
     codes = work.code.encode(table.select(list(work.primary_key)))
+    work.count(table.num_rows, codes.nbytes + locators.nbytes)
     yield from pa.table({"key": codes, "locator": locators}).to_batches(_ROWS_PER_BATCH)
 
 
@@ -172,6 +194,7 @@ def deleter(work: Pass) -> Task:
             addresses = np.sort(_int64(rows, "address").view(np.uint64))
             updated, removed = delete_superseded(Target(work.location, work.base()), addresses)
             deleted = int(tombstones(_int64(rows, "locator")).sum())
+            work.count(len(addresses), 0)
             yield _result(
                 updated=[fragment.to_json() for fragment in updated],
                 removed=removed,
@@ -210,6 +233,7 @@ def writer(work: Pass) -> Task:
                 TASK_BYTES,
                 lambda _: None,
             )
+            work.count(len(locators), sum(file.file_size_bytes or 0 for one in fragments for file in one.files))
             yield _result(fragments=[fragment.to_json() for fragment in fragments])
 
     return write_winning_rows
