@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST_ARGS ?= -n auto --dist loadgroup
+# Without Java the tests on Spark are skipped, and the 456 MB of PySpark need not come.
+JAVA := $(or $(JAVA_HOME),$(shell command -v java))
+COMMA := ,
+EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench bench-spark soak fuzz replay protos protos-check requirements clean
@@ -70,5 +74,9 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing memwal-ops and its test tools into $(VENV) (once) ..."
-	@$(PIP) -e '.[dev,spark]'
+ifneq ($(JAVA),)
+	@# PySpark comes as source only; a wheel of jars that is not compressed once more takes half as long to make.
+	@$(PIP) --config-settings='--build-option=--compression=stored' pyspark
+endif
+	@$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@ $(VENV)/.runtime
