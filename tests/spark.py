@@ -54,11 +54,12 @@ def skip_without_spark() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores of this machine."""
     skip_without_spark()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_SUBMIT_ARGS", submit_args(SETTINGS))
+        warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+        patch.setenv("PYSPARK_SUBMIT_ARGS", submit_args(SETTINGS | warehouse))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PySpark's own, while it starts
             with session("local[2]") as made:
