@@ -26,8 +26,8 @@ from tests.tables.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.s3]
-PATIENCE = 500.0
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.s3]
+PATIENCE = 1500.0
 ROOT = Path(__file__).parents[2]
 # The documented examples, no real ones.
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.engines.api import StageProgress
 
-pytestmark = pytest.mark.timeout(900)  # the first test starts Spark, on whatever machine this runs
+pytestmark = pytest.mark.timeout(1800)  # the first test starts Spark, on whatever machine this runs
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.tables.lsm_table import LsmTable
     from tests.tables.model import Rows
 
-pytestmark = pytest.mark.timeout(900)  # the first test starts Spark, on whatever machine this runs
+pytestmark = pytest.mark.timeout(1800)  # the first test starts Spark, on whatever machine this runs
 # make bench and the record in benchmarks/README.md take 200; a test run takes a sample.
 BACKLOGS = int(os.environ.get("SPARK_BACKLOGS", "8"))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.tables.lsm_table import LsmTable
     from tests.tables.model import Rows
 
-pytestmark = pytest.mark.timeout(900)  # the first test starts Spark, on whatever machine this runs
+pytestmark = pytest.mark.timeout(1800)  # the first test starts Spark, on whatever machine this runs
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
