@@ -4,7 +4,11 @@ VENV := .venv
 AIRFLOW_VENV := .venv-airflow
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-PYTEST_ARGS ?= -n auto
+PYTEST_ARGS ?= -n auto --dist loadgroup
+# Without Java the tests on Spark are skipped, and the 456 MB of PySpark need not come.
+JAVA := $(or $(JAVA_HOME),$(shell command -v java))
+COMMA := ,
+EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-airflow lint format bench bench-spark bench-supervisor soak fuzz replay protos protos-check \
@@ -39,6 +43,9 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@RUST_LOG=off $(BIN)/python -m benchmarks.snapshot
 	@$(BIN)/python -m benchmarks.requests
 	@RUST_LOG=off $(BIN)/python -m benchmarks.gc
+
+bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs Java; half an hour, some GB)
+	@$(BIN)/python -m benchmarks.spark
 
 bench-supervisor: $(VENV)/.dev  ## Let the supervisor keep 50 tables for MINUTES (10), and kill it every 30 s
 	@RUST_LOG=off $(BIN)/python -m benchmarks.supervisor --minutes $${MINUTES:-10}
@@ -77,7 +84,11 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing memwal-ops and its test tools into $(VENV) (once) ..."
-	@$(PIP) -e '.[dev]'
+ifneq ($(JAVA),)
+	@# PySpark comes as source only; a wheel of jars that is not compressed once more takes half as long to make.
+	@$(PIP) --config-settings='--build-option=--compression=stored' pyspark
+endif
+	@$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@ $(VENV)/.runtime
 
 $(AIRFLOW_VENV)/.ready: pyproject.toml constraints-airflow.txt | $(VENV)/bin/python

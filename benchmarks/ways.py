@@ -86,10 +86,10 @@ def main() -> None:
     """Run one way and print its line."""
     way, uri, *arguments = sys.argv[1:]
     _reset_peak()
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     did = WAYS[way](uri, *arguments)
-    seconds = time.perf_counter() - started
-    print(json.dumps({"way": way, "seconds": seconds, "peak_mib": round(_peak_mib(), 1), **did}))
+    seconds, cpu = time.perf_counter() - started, time.process_time() - worked
+    print(json.dumps({"way": way, "seconds": seconds, "cpu": cpu, "peak_mib": round(_peak_mib(), 1), **did}))
 
 
 if __name__ == "__main__":

@@ -266,6 +266,22 @@ class InvariantViolatedError(MemwalOpsError):
     reason = "invariant_violated"
 
 
+class SparkUnavailableError(MemwalOpsError):
+    """PySpark, Java or pandas is missing or of a version that does not fit, here or on the executors."""
+
+    exit_code = 45
+    reason = "spark_unavailable"
+    remedy = "Install memwal-ops[spark] and Java 17 or later, or use --engine local."
+
+
+class SparkJobFailedError(MemwalOpsError):
+    """Spark gave a stage up after its retries, for a reason that is none of the table's; nothing was published."""
+
+    exit_code = 46
+    reason = "spark_job_failed"
+    remedy = "Look at the executors' logs (often they ran out of memory), then run it again: nothing was half-written."
+
+
 class InvalidConfigError(MemwalOpsError):
     """A configuration file that cannot be used; ``memwal-ops config check`` explains each line."""
 

@@ -11,7 +11,7 @@ try:
     from airflow.triggers.base import BaseTrigger, TriggerEvent
 except ImportError as error:
     raise ImportError(
-        f"memwal_ops.airflow needs Apache Airflow 3.2 or later ({error}). Install memwal-ops into Airflow's own "
+        f"memwal_ops.airflow needs Apache Airflow 3.3 or later ({error}). Install memwal-ops into Airflow's own "
         "environment, with Airflow's own constraints: pip install memwal-ops 'apache-airflow==X.Y.Z' -c CONSTRAINTS"
     ) from error
 

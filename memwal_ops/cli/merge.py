@@ -10,7 +10,7 @@ import click
 
 from memwal_ops.cli.inspect import problem
 from memwal_ops.cli.options import RegionId, Size, json_output, storage_options
-from memwal_ops.cli.progress import counting
+from memwal_ops.cli.progress import counting, stages
 from memwal_ops.cli.text import counted, grid, paragraph, short_ids, size_text, span_text
 from memwal_ops.core.table import open_table
 from memwal_ops.errors import RegionsBlockedError
@@ -29,12 +29,25 @@ _DONE = ("rows read", "size", "rows written", "rows deleted", "seconds", "versio
 @click.command(short_help="Merge flushed generations into the base table.")
 @click.argument("uri")
 @click.option("--region", "regions", multiple=True, type=RegionId(), help="Only this region (repeatable).")
-@click.option("--engine", type=click.Choice(["local", "auto"]), default="auto", show_default=True)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "spark", "auto"]),
+    default="auto",
+    show_default=True,
+    help="Where the merge runs; auto takes Spark above --spark-above, where it can run.",
+)
+@click.option("--master", help="Where Spark runs: local[2], spark://..., yarn, k8s://...  [default: as configured]")
+@click.option(
+    "--spark-above",
+    type=Size(),
+    default=job.DEFAULT_SPARK_ABOVE,
+    help="Backlog above which --engine auto takes Spark.  [default: 64GiB]",
+)
 @click.option(
     "--max-bytes",
     type=Size(),
-    default=job.DEFAULT_MAX_BYTES,
-    help="Budget of one pass, by the manifests' accounting; memory follows it.  [default: 1GiB]",
+    help="Budget of one pass, by the manifests' accounting; memory of the local engine follows it.  "
+    "[default: 1GiB; on Spark 1TiB]",
 )
 @click.option("--max-generations", type=click.IntRange(min=1), help="At most this many generations in one pass.")
 @click.option("--dry-run", is_flag=True, help="Show the passes and change nothing.")
@@ -44,7 +57,9 @@ def merge(
     uri: str,
     regions: tuple[UUID, ...],
     engine: str,
-    max_bytes: int,
+    master: str | None,
+    spark_above: int,
+    max_bytes: int | None,
     max_generations: int | None,
     dry_run: bool,
     storage_options: dict[str, str],
@@ -58,7 +73,7 @@ def merge(
     Exit codes: 0 merged, nothing_to_merge, superseded or dry_run; 10 a region is blocked (the others
     are merged); any other code: see the README.
     """
-    options = job.MergeOptions(regions, engine, max_bytes, max_generations)
+    options = job.MergeOptions(regions, engine, max_bytes, max_generations, master, spark_above)
     table = open_table(uri, storage_options)
     report = job.dry_run(table, options) if dry_run else _merge(table, options, show=sys.stderr.isatty())
     if as_json:
@@ -69,9 +84,13 @@ def merge(
 
 
 def _merge(table: Table, options: job.MergeOptions, *, show: bool) -> job.MergeReport:
-    refs = [ref for one in job.plan(table, options).passes for ref in one.generations] if show else []
-    if not refs:
+    planned = job.plan(table, options) if show else None
+    refs = [ref for one in planned.passes for ref in one.generations] if planned else []
+    if planned is None or not refs:
         return job.apply(table, options)
+    if job.choose_engine(options, planned.backlog).name == "spark":
+        with stages("starting Spark", show=True) as tell:
+            return job.apply(table, options, on_stage=tell)
     rows = [ref.rows for ref in refs if ref.rows is not None]
     total = sum(rows) if len(rows) == len(refs) else None
     with counting("merging", "rows", total=total, show=True) as advance:
@@ -81,6 +100,8 @@ def _merge(table: Table, options: job.MergeOptions, *, show: bool) -> job.MergeR
 def describe(report: job.MergeReport) -> str:
     """The report for a person."""
     parts = [_headline(report)]
+    if report.engine == "spark":
+        parts.append(paragraph(f"Engine: spark ({report.engine_reason})."))
     if report.passes:
         parts.append(_passes(report))
     parts += [problem(fault, "BLOCKED") for fault in report.blocked]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.schema_history import SchemaHistory
     from memwal_ops.core.table import Table
     from memwal_ops.format.region_manifest import FlushedGeneration
+    from memwal_ops.storage.locations import Location
 
 ROW_ADDRESS = "_rowaddr"
 _MAX_BATCH_ROWS = 8192
@@ -118,9 +119,54 @@ class Generation:
                 blob_handling="all_binary",
             ).to_batches()
 
+    def sealed(self) -> SealedGeneration:
+        """What another process needs to open it; counts its rows from metadata alone."""
+        with _as_corrupt(self.ref), lance_errors("count the rows of", self.ref.folder):
+            live = int(self.dataset.count_rows())
+        return SealedGeneration(
+            self.ref,
+            int(self.dataset.version),
+            self.projection,
+            self.data_bytes,
+            self.physical_rows,
+            live,
+            self.newest_row_first,
+        )
+
     def _read(self, columns: list[str]) -> pa.Table:
         with _as_corrupt(self.ref), lance_errors("read the keys of", self.ref.folder):
             return self.dataset.scanner(columns=columns, with_row_address=True, scan_in_order=True).to_table()
+
+
+@dataclass(frozen=True, slots=True)
+class SealedGeneration:
+    """An opened generation without its handle, so that another process can open the very same one.
+
+    Attributes:
+        version: the dataset version that was opened.
+        live_rows: rows that no deletion vector hides; what every later reading must give.
+    """
+
+    ref: GenerationRef
+    version: int
+    projection: Projection
+    data_bytes: int
+    physical_rows: int
+    live_rows: int
+    newest_row_first: bool
+
+    def open(self, location: Location) -> Generation:
+        """Open it again; ``location`` is the table's.
+
+        Raises:
+            GenerationCorruptError: it does not open any more.
+            StorageError: the store failed; the generation may be well.
+        """
+        with _as_corrupt(self.ref), lance_errors("open", self.ref.folder):
+            dataset = open_dataset(location, self.ref.folder, version=self.version)
+        return Generation(
+            self.ref, dataset, self.projection, self.data_bytes, self.physical_rows, self.newest_row_first
+        )
 
 
 def open_generation(table: Table, ref: GenerationRef, history: SchemaHistory) -> Generation:

@@ -54,6 +54,7 @@ class PassResult:
         bytes_read: size of the generations' data files.
         use_index: whether superseded base rows were found through the key index.
         phases: seconds per phase, for reports and benchmarks.
+        metrics: what else the engine counted (Spark: tasks, lost attempts, shuffled and spilled bytes).
     """
 
     version: int
@@ -64,6 +65,25 @@ class PassResult:
     use_index: bool
     seconds: float
     phases: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """How far a stage is that runs on other machines.
+
+    Attributes:
+        stage: its name, as in a report's ``phases``.
+        tasks_done: tasks that ended well, of ``tasks``; 0 of 0 where none was started yet.
+        rows: that these tasks have read, deleted or written; a repeated task may count twice.
+        bytes: the same: of keys that were read, of files that were written.
+    """
+
+    stage: str
+    tasks_done: int
+    tasks: int
+    rows: int
+    bytes: int
 
 
 class BlockedRegionsError(MemwalOpsError):

@@ -76,7 +76,7 @@ def collapse(generations: Sequence[Generation], primary_key: Sequence[str]) -> W
             (S0-009): then nothing tells which row is newer.
     """
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        tables = list(pool.map(lambda generation: _keys(generation, primary_key), generations))
+        tables = list(pool.map(lambda generation: read_keys(generation, primary_key), generations))
     bounds = np.cumsum([0, *(table.num_rows for table in tables)])
     everything = pa.concat_tables(tables)
     total = everything.num_rows
@@ -102,7 +102,13 @@ def collapse(generations: Sequence[Generation], primary_key: Sequence[str]) -> W
     )
 
 
-def _keys(generation: Generation, primary_key: Sequence[str]) -> pa.Table:
+def read_keys(generation: Generation, primary_key: Sequence[str]) -> pa.Table:
+    """Key columns under the base's names, ``_tombstone`` and ``_rowaddr``, in row order.
+
+    Raises:
+        BlockedRegionsError: they cannot be read.
+        InvariantViolatedError: rows did not come in the order of their addresses.
+    """
     try:
         table = generation.read_keys()
     except GenerationCorruptError as error:

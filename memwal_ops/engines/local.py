@@ -7,30 +7,22 @@ last is one atomic version with data, deletions and progress of every region of 
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from memwal_ops.core.commit import CommitLostError, commit_strict
-from memwal_ops.core.generations import Generation, open_generation
-from memwal_ops.core.schema_history import SchemaHistory
-from memwal_ops.engines.api import BlockedRegionsError, MergePass, PassResult
+from memwal_ops.engines.api import MergePass, PassResult
 from memwal_ops.engines.collapse import collapse
 from memwal_ops.engines.locate import locate
-from memwal_ops.engines.rewrite import Rewrite, rewrite
-from memwal_ops.errors import GenerationCorruptError, GenerationMissingError, MemwalOpsError, SchemaProjectionError
+from memwal_ops.engines.passes import commit_pass, open_generations
+from memwal_ops.engines.rewrite import rewrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from uuid import UUID
 
     from memwal_ops.core.commit import CommitNote
-    from memwal_ops.core.generations import GenerationRef
     from memwal_ops.core.table import Table
-
-_CONCURRENT_OPENS = 8
 
 
 class LocalEngine:
@@ -51,7 +43,7 @@ def _run(table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callabl
     started = time.monotonic()
     phases: dict[str, float] = {}
     with _timed(phases, "open"):
-        generations = _open_all(table, merge_pass)
+        generations = open_generations(table, merge_pass)
     with _timed(phases, "collapse"):
         winners = collapse(generations, table.primary_key)
     with _timed(phases, "locate"):
@@ -59,7 +51,7 @@ def _run(table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callabl
     with _timed(phases, "rewrite"):
         change = rewrite(table, generations, winners, superseded, merge_pass.max_bytes, on_rows)
     with _timed(phases, "commit"):
-        version = _commit(table, change, merge_pass, note)
+        version = commit_pass(table, change, merge_pass, note)
     return PassResult(
         version=version,
         rows_read=winners.rows_read,
@@ -70,38 +62,6 @@ def _run(table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callabl
         seconds=time.monotonic() - started,
         phases=phases,
     )
-
-
-def _open_all(table: Table, merge_pass: MergePass) -> list[Generation]:
-    """Open every generation before any work; all that are at fault are reported together."""
-    history = SchemaHistory(table)
-    generations: list[Generation] = []
-    causes: dict[UUID, tuple[int | None, MemwalOpsError]] = {}
-
-    def open_one(ref: GenerationRef) -> Generation | MemwalOpsError:
-        try:
-            return open_generation(table, ref, history)
-        except (GenerationMissingError, GenerationCorruptError, SchemaProjectionError) as error:
-            return error
-
-    with ThreadPoolExecutor(_CONCURRENT_OPENS) as pool:
-        for ref, outcome in zip(merge_pass.generations, pool.map(open_one, merge_pass.generations), strict=True):
-            if isinstance(outcome, MemwalOpsError):
-                causes.setdefault(ref.region_id, (ref.generation, outcome))
-            else:
-                generations.append(outcome)
-    if causes:
-        raise BlockedRegionsError(causes)
-    return generations
-
-
-def _commit(table: Table, change: Rewrite, merge_pass: MergePass, note: CommitNote) -> int:
-    try:
-        return commit_strict(table, change.operation(), merge_pass.progress, note)
-    except CommitLostError as error:
-        if error.files_are_ours:
-            table.store.delete_many(change.written_files())
-        raise
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from memwal_ops.core.generations import ROW_ADDRESS
 from memwal_ops.core.lance_errors import lance_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    import lance
     import numpy.typing as npt
 
     from memwal_ops.core.table import Table
@@ -32,7 +33,7 @@ _ROW = "__memwal_ops_row"
 # scanning this many keys of the base.
 SCANNED_KEYS_PER_LOOKUP = 100
 _MIN_CHUNK_BYTES = 4 << 20
-_MAX_LOOKUPS = 20_000
+MAX_LOOKUPS = 20_000
 _INT64_MIN = -(2**63)
 _FRAGMENTS_READ_AHEAD = 2
 _BATCHES_READ_AHEAD = 4
@@ -69,7 +70,11 @@ def locate(table: Table, winners: Winners, *, max_bytes: int) -> Superseded:
     found: list[pa.Table] = []
     with lance_errors("read the keys of", table.location.uri):
         use_index = _index_is_cheaper(table, winners)
-        source = _by_index(table, winners, stable=stable) if use_index else _by_scan(table, chunk_bytes, stable=stable)
+        source = (
+            lookup_keys(table.dataset, columns[0], winners.keys.column(columns[0]), stable=stable)
+            if use_index
+            else scan_keys(table.dataset, columns, chunk_bytes, stable=stable)
+        )
         if winners.keys.num_rows:
             found.extend(_semi_join(chunk, winners.keys, columns) for chunk in _chunks(source, chunk_bytes))
     hits = pa.concat_tables(found) if found else None
@@ -83,45 +88,63 @@ def locate(table: Table, winners: Winners, *, max_bytes: int) -> Superseded:
 
 
 def _index_is_cheaper(table: Table, winners: Winners) -> bool:
-    if len(table.primary_key) != 1 or not 0 < winners.keys.num_rows <= _MAX_LOOKUPS:
+    if len(table.primary_key) != 1 or not 0 < winners.keys.num_rows <= MAX_LOOKUPS:
         return False
     key = table.primary_key[0]
-    if "`" in key or not _has_sql_literals(winners.keys.column(key)):
-        return False
-    has_btree = any(
-        index.field_names == [key] and index.type_url.lower().endswith("btreeindexdetails")
-        for index in table.dataset.describe_indices()
+    return (
+        has_sql_literals(winners.keys.column(key))
+        and has_key_index(table.dataset, key)
+        and winners.keys.num_rows * SCANNED_KEYS_PER_LOOKUP < table.dataset.count_rows()
     )
-    return has_btree and winners.keys.num_rows * SCANNED_KEYS_PER_LOOKUP < table.dataset.count_rows()
 
 
-def _by_scan(table: Table, read_ahead_bytes: int, *, stable: bool) -> Iterator[pa.RecordBatch]:
+def has_key_index(dataset: lance.LanceDataset, key: str) -> bool:
+    """Whether a B-tree over exactly this column can be asked for keys."""
+    return "`" not in key and any(
+        index.field_names == [key] and index.type_url.lower().endswith("btreeindexdetails")
+        for index in dataset.describe_indices()
+    )
+
+
+def scan_keys(
+    dataset: lance.LanceDataset,
+    primary_key: Sequence[str],
+    read_ahead_bytes: int,
+    *,
+    stable: bool,
+    fragments: list[lance.LanceFragment] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Key columns, ``_rowaddr`` and, where ``stable``, ``_rowid`` of all live rows, or those of ``fragments``."""
     return iter(
-        table.dataset.scanner(
-            columns=list(table.primary_key),
+        dataset.scanner(
+            columns=list(primary_key),
             with_row_address=True,
             with_row_id=stable,
             scan_in_order=False,
             io_buffer_size=read_ahead_bytes,
             fragment_readahead=_FRAGMENTS_READ_AHEAD,
             batch_readahead=_BATCHES_READ_AHEAD,
+            fragments=fragments,
         ).to_batches()
     )
 
 
-def _by_index(table: Table, winners: Winners, *, stable: bool) -> Iterator[pa.RecordBatch]:
+def lookup_keys(
+    dataset: lance.LanceDataset, key: str, keys: pa.ChunkedArray, *, stable: bool
+) -> Iterator[pa.RecordBatch]:
+    """The same columns of the rows that hold one of ``keys`` (at most ``MAX_LOOKUPS``), through the index."""
     # As SQL and not as an Arrow expression: pylance passes those through Substrait, which refuses
     # a table that has any column of a type it does not know (half floats, for one).
-    key = table.primary_key[0]
-    literals = ", ".join(map(_sql_literal, winners.keys.column(key).to_pylist()))
+    literals = ", ".join(map(_sql_literal, keys.to_pylist()))
     return iter(
-        table.dataset.scanner(
+        dataset.scanner(
             columns=[key], filter=f"`{key}` IN ({literals})", with_row_address=True, with_row_id=stable
         ).to_batches()
     )
 
 
-def _has_sql_literals(keys: pa.ChunkedArray) -> bool:
+def has_sql_literals(keys: pa.ChunkedArray) -> bool:
+    """Whether every key can be written in SQL."""
     if pa.types.is_integer(keys.type):
         # The smallest int64 has no literal: SQL reads it as minus a number that is too large.
         return bool(pc.min(keys).as_py() > _INT64_MIN)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.table import Table
     from memwal_ops.engines.collapse import Winners
     from memwal_ops.engines.locate import Superseded
+    from memwal_ops.storage.locations import Location
 
 _FRAGMENT_SHIFT = 32
 # What Lance buffers of each column before it writes a page, unless it is told how much it may take.
@@ -63,7 +64,10 @@ class Rewrite:
     def written_files(self) -> list[str]:
         """Paths of the data and deletion files written for this pass, relative to the table's root."""
         data = [f"data/{file.path}" for fragment in self.new_fragments for file in fragment.files]
-        return data + [_deletion_path(fragment) for fragment in self.updated_fragments]
+        deletions = [deletion_path(fragment) for fragment in self.updated_fragments]
+        if None in deletions:
+            raise InvariantViolatedError("A fragment has no deletion vector after rows of it were deleted.")
+        return [*data, *(path for path in deletions if path is not None)]
 
 
 def rewrite(
@@ -80,50 +84,75 @@ def rewrite(
         BlockedRegionsError: a generation's rows cannot be read.
         InvariantViolatedError: not exactly the winners were written.
     """
-    new_fragments = _write_winners(table, generations, winners, superseded, max_bytes, on_rows)
-    updated, removed = _delete_superseded(table, superseded.addresses)
-    field_ids = tuple(node.field_id for root in nodes(table.dataset) for node in _walk(root))
-    return Rewrite(tuple(new_fragments), tuple(updated), tuple(removed), field_ids)
+    target = Target(table.location, table.dataset)
+    new_fragments = write_winners(target, generations, winners.upserts, superseded.row_ids, max_bytes, on_rows)
+    updated, removed = delete_superseded(target, superseded.addresses)
+    return Rewrite(tuple(new_fragments), tuple(updated), tuple(removed), all_field_ids(table.dataset))
 
 
-def _write_winners(
-    table: Table,
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The base version that files are written for; every process that takes part opens its own."""
+
+    location: Location
+    dataset: lance.LanceDataset
+
+
+def all_field_ids(dataset: lance.LanceDataset) -> tuple[int, ...]:
+    """The ids of all fields, nested ones included."""
+    return tuple(node.field_id for root in nodes(dataset) for node in _walk(root))
+
+
+def write_winners(
+    target: Target,
     generations: Sequence[Generation],
-    winners: Winners,
-    superseded: Superseded,
+    upserts: Sequence[npt.NDArray[np.bool_]],
+    row_ids: npt.NDArray[np.int64] | None,
     max_bytes: int,
     on_rows: Callable[[int], None],
 ) -> list[FragmentMetadata]:
-    if superseded.row_ids is None:
-        fragments = _write(table, generations, winners.upserts, max_bytes, on_rows)
+    """Write the winning rows of ``generations`` as new fragments of the base.
+
+    Args:
+        target: the base.
+        generations: opened, in the order in which their rows are to be written.
+        upserts: per generation, a mask over its live rows in row order.
+        row_ids: for a table with stable row ids, over all generations' live rows: the id of the base row
+            that this one replaces, or -1; None for other tables.
+        max_bytes: memory budget.
+        on_rows: called with the number of rows that were dealt with since the last call.
+
+    Raises:
+        BlockedRegionsError: a generation's rows cannot be read.
+        InvariantViolatedError: not exactly the winners were written.
+    """
+    if row_ids is None:
+        fragments = _write(target, generations, upserts, max_bytes, on_rows)
     else:
         # A rewritten row keeps its stable row id (S3-056), a new row gets the next free one. A
         # fragment carries either kind only, so the two are written apart.
-        bounds = np.cumsum([0, *(len(mask) for mask in winners.upserts)])
+        bounds = np.cumsum([0, *(len(mask) for mask in upserts)])
         spans = list(pairwise(bounds))
-        replaces = superseded.row_ids >= 0
-        updates = [mask & replaces[start:end] for mask, (start, end) in zip(winners.upserts, spans, strict=True)]
-        inserts = [mask & ~replaces[start:end] for mask, (start, end) in zip(winners.upserts, spans, strict=True)]
-        row_ids = np.concatenate(
-            [superseded.row_ids[start:end][mask] for mask, (start, end) in zip(updates, spans, strict=True)]
-        )
-        updated = _write(table, generations, updates, max_bytes, on_rows)
+        replaces = row_ids >= 0
+        updates = [mask & replaces[start:end] for mask, (start, end) in zip(upserts, spans, strict=True)]
+        inserts = [mask & ~replaces[start:end] for mask, (start, end) in zip(upserts, spans, strict=True)]
+        kept = np.concatenate([row_ids[start:end][mask] for mask, (start, end) in zip(updates, spans, strict=True)])
+        updated = _write(target, generations, updates, max_bytes, on_rows)
         position = 0
         for fragment in updated:
-            ids = row_ids[position : position + fragment.physical_rows]
+            ids = kept[position : position + fragment.physical_rows]
             fragment.row_id_meta = RowIdSequence(ids.tolist()).to_inline_metadata()
             position += fragment.physical_rows
-        fragments = [*updated, *_write(table, generations, inserts, max_bytes, on_rows)]
+        fragments = [*updated, *_write(target, generations, inserts, max_bytes, on_rows)]
     written = sum(fragment.physical_rows for fragment in fragments)
-    if written != winners.num_upserts:
-        raise InvariantViolatedError(
-            f"{written} rows were written for {winners.num_upserts} winners; nothing was published."
-        )
+    wanted = sum(int(mask.sum()) for mask in upserts)
+    if written != wanted:
+        raise InvariantViolatedError(f"{written} rows were written for {wanted} winners; nothing was published.")
     return fragments
 
 
 def _write(
-    table: Table,
+    target: Target,
     generations: Sequence[Generation],
     masks: Sequence[npt.NDArray[np.bool_]],
     max_bytes: int,
@@ -146,16 +175,17 @@ def _write(
                 failure.append(error)
                 raise
 
-    reader = pa.RecordBatchReader.from_batches(table.dataset.schema, batches())
+    dataset = target.dataset
+    reader = pa.RecordBatchReader.from_batches(dataset.schema, batches())
     try:
-        with lance_errors("write to", table.location.uri):
+        with lance_errors("write to", target.location.uri):
             fragments = write_fragments(
                 reader,
-                table.dataset,
+                dataset,
                 mode="append",
-                data_storage_version=table.dataset.data_storage_version,
-                data_cache_bytes=min(len(table.dataset.schema) * _WRITER_CACHE_PER_COLUMN, max(max_bytes // 8, 1)),
-                storage_options=lance_options(table.location),
+                data_storage_version=dataset.data_storage_version,
+                data_cache_bytes=min(len(dataset.schema) * _WRITER_CACHE_PER_COLUMN, max(max_bytes // 8, 1)),
+                storage_options=lance_options(target.location),
             )
     except MemwalOpsError as error:
         if failure:
@@ -185,8 +215,12 @@ def _winning_batches(
         )
 
 
-def _delete_superseded(table: Table, addresses: npt.NDArray[np.uint64]) -> tuple[list[FragmentMetadata], list[int]]:
-    """Deletion vectors for the fragments that hold ``addresses`` (ascending); emptied fragments go."""
+def delete_superseded(target: Target, addresses: npt.NDArray[np.uint64]) -> tuple[list[FragmentMetadata], list[int]]:
+    """Deletion vectors for the fragments that hold ``addresses`` (ascending).
+
+    Returns:
+        The fragments with their new deletion vectors, and the ids of those that no row is left of.
+    """
     updated: list[FragmentMetadata] = []
     removed: list[int] = []
     if addresses.size == 0:
@@ -194,11 +228,11 @@ def _delete_superseded(table: Table, addresses: npt.NDArray[np.uint64]) -> tuple
     fragment_ids = (addresses >> np.uint64(_FRAGMENT_SHIFT)).astype(np.int64)
     ids, starts = np.unique(fragment_ids, return_index=True)
     for fragment_id, rows in zip(ids.tolist(), np.split(addresses, starts[1:]), strict=True):
-        fragment = table.dataset.get_fragment(fragment_id)
+        fragment = target.dataset.get_fragment(fragment_id)
         if fragment is None:
-            raise InvariantViolatedError(f"Fragment {fragment_id} is not in version {table.version}.")
+            raise InvariantViolatedError(f"Fragment {fragment_id} is not in version {target.dataset.version}.")
         offsets = (rows & np.uint64(0xFFFF_FFFF)).tolist()
-        with lance_errors("write a deletion vector to", table.location.uri):
+        with lance_errors("write a deletion vector to", target.location.uri):
             remaining = fragment.delete_rows(offsets)
         if remaining is None:
             removed.append(fragment_id)
@@ -207,11 +241,11 @@ def _delete_superseded(table: Table, addresses: npt.NDArray[np.uint64]) -> tuple
     return updated, removed
 
 
-def _deletion_path(fragment: FragmentMetadata) -> str:
-    """Where a deletion vector lies: ``_deletions/{fragment}-{read version}-{random id}`` (S3-041)."""
+def deletion_path(fragment: FragmentMetadata) -> str | None:
+    """Where its deletion vector lies: ``_deletions/{fragment}-{read version}-{random id}`` (S3-041), if it has one."""
     deletion = fragment.deletion_file
     if deletion is None:
-        raise InvariantViolatedError(f"Fragment {fragment.id} has no deletion vector after rows were deleted.")
+        return None
     suffix = "arrow" if deletion.file_type == "array" else "bin"
     return f"_deletions/{fragment.id}-{deletion.read_version}-{deletion.id}.{suffix}"
 

@@ -11,26 +11,35 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.backlog import Backlog, Blocked, read_backlog
 from memwal_ops.core.commit import CommitLostError, CommitNote, check_committable
-from memwal_ops.engines.api import BlockedRegionsError, Engine, MergePass, PassResult
+from memwal_ops.engines.api import BlockedRegionsError, Engine, MergePass, PassResult, StageProgress
 from memwal_ops.engines.local import LocalEngine
+from memwal_ops.engines.spark import SparkEngine
+from memwal_ops.engines.spark.environment import why_not
+from memwal_ops.engines.spark.session import session
 from memwal_ops.errors import CommitConflictError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from uuid import UUID
 
     from memwal_ops.core.generations import GenerationRef
     from memwal_ops.core.table import Table
 
 DEFAULT_MAX_BYTES = 1 << 30
+"""Budget of one pass of the local engine, in bytes; its memory follows it."""
+SPARK_MAX_BYTES = 1 << 40
+"""The same for Spark, whose memory per executor follows the size of a generation instead."""
+DEFAULT_SPARK_ABOVE = 64 << 30
+"""A backlog above that many bytes is merged on Spark by ``auto``, where Spark can run: below, one machine is faster."""
 # Each lost race halves the next pass, so that a merger beside busy writers gets shorter and
 # shorter targets to hit; after this many in a row it gives up.
 MAX_LOST_RACES = 12
@@ -43,23 +52,31 @@ class MergeOptions:
 
     Attributes:
         regions: only these; empty for all.
-        engine: ``local`` or ``auto``.
-        max_bytes: budget of one pass in bytes, by the region manifests' accounting.
+        engine: ``local``, ``spark`` or ``auto``.
+        max_bytes: budget of one pass in bytes, by the region manifests' accounting; None: the engine's default.
         max_generations: at most this many generations in one pass.
+        master: where Spark runs, as ``spark-submit`` takes it; None: as configured, else this machine.
+        spark_above: backlog in bytes above which ``auto`` takes Spark.
     """
 
     regions: tuple[UUID, ...] = ()
     engine: str = "auto"
-    max_bytes: int = DEFAULT_MAX_BYTES
+    max_bytes: int | None = None
     max_generations: int | None = None
+    master: str | None = None
+    spark_above: int = DEFAULT_SPARK_ABOVE
 
     def __post_init__(self) -> None:
-        if self.max_bytes <= 0:
+        if self.max_bytes is not None and self.max_bytes <= 0:
             raise InvalidUsageError(f"--max-bytes must be above 0, not {self.max_bytes}.")
         if self.max_generations is not None and self.max_generations <= 0:
             raise InvalidUsageError(f"--max-generations must be above 0, not {self.max_generations}.")
-        if self.engine not in {"local", "auto"}:
-            raise InvalidUsageError(f"There is no engine {self.engine!r}; use local or auto.")
+        if self.spark_above < 0:
+            raise InvalidUsageError(f"--spark-above must not be below 0, but is {self.spark_above}.")
+        if self.engine not in {"local", "spark", "auto"}:
+            raise InvalidUsageError(f"There is no engine {self.engine!r}; use local, spark or auto.")
+        if self.master is not None and self.engine == "local":
+            raise InvalidUsageError("--master is where Spark runs; it has no meaning with --engine local.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +108,16 @@ class PassReport:
             "use_index": None if result is None else result.use_index,
             "seconds": None if result is None else round(result.seconds, 6),
             "phases": None if result is None else dict(result.phases),
+            "metrics": None if result is None else dict(result.metrics),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a merge did. ``decision`` is one of merged, nothing_to_merge, blocked, superseded, dry_run."""
+    """What a merge did. ``decision`` is one of merged, nothing_to_merge, blocked, superseded, dry_run.
+
+    ``engine_reason`` says why that engine was taken.
+    """
 
     decision: str
     run_id: str
@@ -107,6 +128,7 @@ class MergeReport:
     version: int
     lost_races: int
     seconds: float
+    engine_reason: str = ""
 
     def to_json(self) -> dict[str, object]:
         """The document of ``merge --json``."""
@@ -117,6 +139,7 @@ class MergeReport:
             "backlog_after": self.backlog_after.to_json(),
             "seconds": round(self.seconds, 6),
             "engine": self.engine,
+            "engine_reason": self.engine_reason,
             "version": self.version,
             "lost_races": self.lost_races,
             "run_id": self.run_id,
@@ -156,8 +179,9 @@ def plan(table: Table, options: MergeOptions) -> MergePlan:
     if waiting:
         check_committable(table)
     passes = []
+    sized = _sized(options, choose_engine(options, backlog).name)
     while waiting:
-        merge_pass = _next_pass(waiting, options)
+        merge_pass = _next_pass(waiting, sized)
         passes.append(merge_pass)
         waiting = waiting[len(merge_pass.generations) :]
     return MergePlan(tuple(passes), backlog.blocked, backlog)
@@ -167,10 +191,12 @@ def dry_run(table: Table, options: MergeOptions) -> MergeReport:
     """The report of a merge that does nothing: decision ``dry_run``, passes without results."""
     started = time.monotonic()
     planned = plan(table, options)
+    choice = choose_engine(options, planned.backlog)
     return MergeReport(
         decision="dry_run",
         run_id=str(uuid.uuid4()),
-        engine=_engine(options).name,
+        engine=choice.name,
+        engine_reason=choice.reason,
         passes=tuple(PassReport(one, None) for one in planned.passes),
         blocked=planned.blocked,
         backlog_after=planned.backlog,
@@ -187,6 +213,7 @@ def apply(
     engine: Engine | None = None,
     on_rows: Callable[[int], None] = lambda _: None,
     on_pass: Callable[[PassReport], None] = lambda _: None,
+    on_stage: Callable[[StageProgress], None] | None = None,
 ) -> MergeReport:
     """Merge everything that was flushed when the call began (S0-156 to S0-168).
 
@@ -196,6 +223,7 @@ def apply(
         engine: instead of the one that ``options.engine`` names.
         on_rows: called as generation rows are dealt with, for a progress bar.
         on_pass: called after each pass that landed.
+        on_stage: called as stages on Spark go on, for the same.
 
     Returns:
         The report; blocked regions are in it, the others are merged.
@@ -206,16 +234,37 @@ def apply(
         MemwalOpsError: any other refusal; what earlier passes landed stays landed.
     """
     started = time.monotonic()
-    engine = engine or _engine(options)
+    wanted = _wanted(table, options)
+    backlog = read_backlog(table, wanted)
+    choice = EngineChoice(engine.name, "given by the caller") if engine else choose_engine(options, backlog)
+    if backlog.pending:
+        check_committable(table)
+        probe_conditional_writes(table.store)
+    sized = _sized(options, choice.name)
+    # Spark is started for work, and not to find out that there is none.
+    with (
+        _running(choice, options, on_stage, needed=bool(backlog.pending))
+        if engine is None
+        else nullcontext(engine) as one
+    ):
+        return _merge_all(table, sized, one, choice, backlog, started, on_rows, on_pass)
+
+
+def _merge_all(
+    table: Table,
+    options: MergeOptions,
+    engine: Engine,
+    choice: EngineChoice,
+    backlog: Backlog,
+    started: float,
+    on_rows: Callable[[int], None],
+    on_pass: Callable[[PassReport], None],
+) -> MergeReport:
     log = get_logger(__name__)
     note = CommitNote(job="merge", run_id=str(uuid.uuid4()), release=__version__)
     wanted = _wanted(table, options)
-    backlog = read_backlog(table, wanted)
     limits = _Limits({ref.region_id: ref.generation for ref in backlog.pending})
     had_work = bool(backlog.pending)
-    if had_work:
-        check_committable(table)
-        probe_conditional_writes(table.store)
     done: list[PassReport] = []
     lost_in_a_row = lost_races = 0
     while True:
@@ -255,7 +304,8 @@ def apply(
     return MergeReport(
         decision=_decide(merged=bool(done), blocked=bool(blocked), had_work=had_work),
         run_id=note.run_id,
-        engine=engine.name,
+        engine=choice.name,
+        engine_reason=choice.reason,
         passes=tuple(done),
         blocked=blocked,
         backlog_after=backlog,
@@ -285,13 +335,48 @@ def _wanted(table: Table, options: MergeOptions) -> tuple[UUID, ...] | None:
     return tuple(dict.fromkeys(options.regions))
 
 
-def _engine(options: MergeOptions) -> Engine:
-    del options  # "auto" is "local" until a second engine is installed
-    return LocalEngine()
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Which engine, and why."""
+
+    name: str
+    reason: str
+
+
+def choose_engine(options: MergeOptions, backlog: Backlog) -> EngineChoice:
+    """The engine for a backlog; starts nothing, and looks for Spark only where it would be taken."""
+    if options.engine != "auto":
+        return EngineChoice(options.engine, "asked for")
+    size = sum(ref.bytes or 0 for ref in backlog.pending)
+    if size <= options.spark_above:
+        return EngineChoice("local", f"a backlog of {size} bytes is not above {options.spark_above}")
+    above = f"a backlog of {size} bytes is above {options.spark_above}"
+    missing = why_not()
+    if missing is not None:
+        return EngineChoice("local", f"{above}, but Spark cannot run here: {missing}")
+    return EngineChoice("spark", above)
+
+
+@contextmanager
+def _running(
+    choice: EngineChoice, options: MergeOptions, on_stage: Callable[[StageProgress], None] | None, *, needed: bool
+) -> Iterator[Engine]:
+    if choice.name == "spark" and needed:
+        with session(options.master) as spark:
+            yield SparkEngine(spark, on_progress=on_stage)
+    else:
+        yield LocalEngine()
+
+
+def _sized(options: MergeOptions, engine: str) -> MergeOptions:
+    default = SPARK_MAX_BYTES if engine == "spark" else DEFAULT_MAX_BYTES
+    return replace(options, max_bytes=options.max_bytes or default)
 
 
 def _shrunk(options: MergeOptions, lost_in_a_row: int) -> MergeOptions:
-    return replace(options, max_bytes=max(1, options.max_bytes >> lost_in_a_row)) if lost_in_a_row else options
+    if not lost_in_a_row or options.max_bytes is None:
+        return options
+    return replace(options, max_bytes=max(1, options.max_bytes >> lost_in_a_row))
 
 
 def _next_pass(waiting: list[GenerationRef], options: MergeOptions) -> MergePass:
@@ -302,16 +387,17 @@ def _next_pass(waiting: list[GenerationRef], options: MergeOptions) -> MergePass
     """
     chosen: list[GenerationRef] = []
     size = 0
+    budget = options.max_bytes or DEFAULT_MAX_BYTES
     for ref in waiting:
-        # A release that kept no accounting leaves only the safe guess: as large as the budget.
-        cost = options.max_bytes if ref.bytes is None else ref.bytes
-        if chosen and size + cost > options.max_bytes:
+        # A release that kept no accounting leaves only a safe guess: as large as one machine's budget.
+        cost = min(budget, DEFAULT_MAX_BYTES) if ref.bytes is None else ref.bytes
+        if chosen and size + cost > budget:
             break
         if options.max_generations is not None and len(chosen) >= options.max_generations:
             break
         chosen.append(ref)
         size += cost
-    return MergePass(tuple(chosen), options.max_bytes)
+    return MergePass(tuple(chosen), budget)
 
 
 def _block(limits: _Limits, error: BlockedRegionsError, merged: Mapping[UUID, int]) -> None:

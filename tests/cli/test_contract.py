@@ -41,9 +41,21 @@ REGION = {
 GENERATION = {"generation", "path", "rows", "bytes", "state"}
 INDEX = {"name", "type", "covered_fragments", "uncovered_fragments", "uncovered_rows", "caught_up", "index_catchup"}
 BACKLOG = {"regions", "generations", "rows", "bytes"}
-MERGE = {"decision", "passes", "blocked", "backlog_after", "seconds", "engine", "version", "lost_races", "run_id"}
+MERGE = {
+    "decision",
+    "passes",
+    "blocked",
+    "backlog_after",
+    "seconds",
+    "engine",
+    "engine_reason",
+    "version",
+    "lost_races",
+    "run_id",
+}
 PASS = {
     "regions", "rows_read", "rows_upserted", "rows_deleted", "bytes_read", "version", "use_index", "seconds", "phases",
+    "metrics",
 }  # fmt: skip
 BLOCKED = {"region_id", "generation", "reason", "detail"}
 

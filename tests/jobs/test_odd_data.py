@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from memwal_ops.engines.api import Engine
+
 PRIMARY = {"lance-schema:unenforced-primary-key": "true"}
 POSITION = "lance-schema:unenforced-primary-key:position"
 # With this many base rows a few look-ups in the index cost less than a scan.
@@ -32,7 +34,14 @@ def key(kind: pa.DataType, name: str = "id") -> pa.Field:
     return pa.field(name, kind, nullable=False, metadata=PRIMARY)
 
 
-def merged(path: Path, schema: pa.Schema, base: list[Row], steps: Sequence[Step], **options: Any) -> job.MergeReport:
+def merged(
+    path: Path,
+    schema: pa.Schema,
+    base: list[Row],
+    steps: Sequence[Step],
+    engine: Engine | None,
+    **options: Any,
+) -> job.MergeReport:
     """Write, flush a generation for each step, merge, and compare with a dictionary."""
     uri = str(path / "t.lance")
     keys = [
@@ -54,7 +63,7 @@ def merged(path: Path, schema: pa.Schema, base: list[Row], steps: Sequence[Step]
                 writer.delete(pa.Table.from_pylist(deletes, schema=key_schema))
                 for row in deletes:
                     expected.pop(tuple(row[name] for name in keys), None)
-    report = job.apply(open_table(uri), job.MergeOptions())
+    report = job.apply(open_table(uri), job.MergeOptions(), engine=engine)
     assert report.decision == "merged", [one.to_json() for one in report.blocked]
     got = lance.dataset(uri).to_table().to_pylist()
     # By repr: NaN equals nothing, and -0.0 equals 0.0.
@@ -74,13 +83,13 @@ ODD = [
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
 @pytest.mark.parametrize("others", [0, MANY])
-def test_odd_strings(tmp_path: Path, kind: pa.DataType, others: int) -> None:
+def test_odd_strings(tmp_path: Path, kind: pa.DataType, others: int, engine: Engine | None) -> None:
     base = [{"id": text, "v": 0} for text in [*ODD, *(f"k{number}" for number in range(others))]]
     steps: list[Step] = [
         ([{"id": text, "v": 1} for text in ODD[:12]], [{"id": text} for text in ODD[12:]]),
         ([{"id": ODD[14], "v": 3}], [{"id": ODD[1]}]),
     ]
-    report = merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps)
+    report = merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps, engine)
     assert used_index(report) == [others > 0]
 
 
@@ -93,10 +102,12 @@ def test_odd_strings(tmp_path: Path, kind: pa.DataType, others: int) -> None:
         (pa.int32(), [-(2**31), 2**31 - 1, -1], True),
     ],
 )
-def test_the_ends_of_integers(tmp_path: Path, kind: pa.DataType, values: list[int], index: bool) -> None:
+def test_the_ends_of_integers(
+    tmp_path: Path, kind: pa.DataType, values: list[int], index: bool, engine: Engine | None
+) -> None:
     base = [{"id": number, "v": 0} for number in [*values, *range(1_000, 1_000 + MANY)]]
     steps: list[Step] = [([{"id": number, "v": 1} for number in values[:2]], [{"id": values[-1]}])]
-    report = merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps)
+    report = merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps, engine)
     assert used_index(report) == [index]
 
 
@@ -110,25 +121,25 @@ def test_the_ends_of_integers(tmp_path: Path, kind: pa.DataType, values: list[in
     ],
     ids=str,
 )
-def test_small_kinds_of_keys(tmp_path: Path, kind: pa.DataType, values: list[Any]) -> None:
+def test_small_kinds_of_keys(tmp_path: Path, kind: pa.DataType, values: list[Any], engine: Engine | None) -> None:
     base = [{"id": value, "v": 0} for value in values]
     steps: list[Step] = [([{"id": values[0], "v": 1}], [{"id": values[-1]}])]
-    merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps)
+    merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps, engine)
 
 
 @pytest.mark.parametrize("name", ["Id", "my id", "select", "_rowid2", "_distance"])
-def test_odd_names(tmp_path: Path, name: str) -> None:
+def test_odd_names(tmp_path: Path, name: str, engine: Engine | None) -> None:
     schema = pa.schema([pa.field("V w", pa.int64()), pa.field("group", pa.string()), key(pa.int64(), name)])
     base = [{name: number, "V w": 0, "group": "a"} for number in range(MANY)]
     steps: list[Step] = [
         ([{name: number, "V w": 1, "group": "b"} for number in range(10)], [{name: 50}]),
         ([{name: number, "V w": 2, "group": None} for number in range(5, 8)], []),
     ]
-    assert used_index(merged(tmp_path, schema, base, steps)) == [True]
+    assert used_index(merged(tmp_path, schema, base, steps, engine)) == [True]
 
 
 @pytest.mark.req("S0-002")
-def test_a_composite_key_in_its_own_order(tmp_path: Path) -> None:
+def test_a_composite_key_in_its_own_order(tmp_path: Path, engine: Engine | None) -> None:
     schema = pa.schema(
         [
             pa.field("a", pa.int32(), nullable=False, metadata={**PRIMARY, POSITION: "2"}),
@@ -138,7 +149,7 @@ def test_a_composite_key_in_its_own_order(tmp_path: Path) -> None:
     )
     base = [{"a": number % 5, "b": str(number), "v": 0} for number in range(40)]
     puts = [{"a": number % 5, "b": str(number), "v": 1} for number in range(20, 60)]
-    merged(tmp_path, schema, base, [(puts, [{"a": 1, "b": "1"}, {"a": 2, "b": "1"}])])
+    merged(tmp_path, schema, base, [(puts, [{"a": 1, "b": "1"}, {"a": 2, "b": "1"}])], engine)
     assert open_table(tmp_path / "t.lance").primary_key == ("b", "a")
 
 
@@ -174,19 +185,35 @@ def test_every_kind_of_value(tmp_path: Path, name: str, stable: bool) -> None:
     rows = [{"id": number, "x": values[number % len(values)]} for number in range(60)]
     moved = [{"id": number, "x": values[(number + 1) % len(values)]} for number in range(60)]
     steps: list[Step] = [(moved[0:40:2], [{"id": 5}]), (rows[0:60:3], [{"id": 6}, {"id": 999}])]
-    merged(tmp_path, schema, rows[:30], steps, enable_stable_row_ids=stable)
+    merged(tmp_path, schema, rows[:30], steps, None, enable_stable_row_ids=stable)
+
+
+@pytest.mark.req("S3-056")
+@pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
+def test_every_kind_of_value_in_one_table(tmp_path: Path, stable: bool, engine: Engine | None) -> None:
+    schema = pa.schema([key(pa.int64()), *(pa.field(name, kind) for name, (kind, _) in VALUES.items())])
+
+    def row(number: int, shift: int) -> Row:
+        return {"id": number} | {name: values[(number + shift) % len(values)] for name, (_, values) in VALUES.items()}
+
+    steps: list[Step] = [
+        ([row(number, 1) for number in range(0, 40, 2)], [{"id": 5}]),
+        ([row(number, 2) for number in range(0, 60, 3)], [{"id": 6}, {"id": 999}]),
+    ]
+    base = [row(number, 0) for number in range(30)]
+    merged(tmp_path, schema, base, steps, engine, enable_stable_row_ids=stable)
 
 
 @pytest.mark.parametrize("release", ["legacy", "2.0", "2.1", "2.2"])
-def test_every_storage_version(tmp_path: Path, release: str) -> None:
+def test_every_storage_version(tmp_path: Path, release: str, engine: Engine | None) -> None:
     schema = pa.schema([key(pa.int64()), pa.field("v", pa.int64()), pa.field("s", pa.string())])
     base = [{"id": number, "v": 0, "s": "a"} for number in range(100)]
     steps: list[Step] = [([{"id": number, "v": 1, "s": None} for number in range(0, 120, 3)], [{"id": 5}])]
-    merged(tmp_path, schema, base, steps, data_storage_version=release)
+    merged(tmp_path, schema, base, steps, engine, data_storage_version=release)
     assert lance.dataset(tmp_path / "t.lance").data_storage_version == {"legacy": "0.1"}.get(release, release)
 
 
-def test_an_index_that_does_not_cover_the_table_finds_every_row(tmp_path: Path) -> None:
+def test_an_index_that_does_not_cover_the_table_finds_every_row(tmp_path: Path, engine: Engine | None) -> None:
     schema = pa.schema([key(pa.int64()), pa.field("v", pa.int64())])
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(pa.table({"id": range(MANY), "v": [0] * MANY}, schema=schema), uri)
@@ -197,7 +224,7 @@ def test_an_index_that_does_not_cover_the_table_finds_every_row(tmp_path: Path) 
     touched = [3, 7, MANY + 5, MANY + 6, MANY + 200]
     with lance.dataset(uri).mem_wal_writer(str(uuid.uuid4())) as writer:
         writer.put(pa.table({"id": touched, "v": [1] * len(touched)}, schema=schema))
-    report = job.apply(open_table(uri), job.MergeOptions())
+    report = job.apply(open_table(uri), job.MergeOptions(), engine=engine)
     assert used_index(report) == [True]
     rows = lance.dataset(uri).to_table().to_pylist()
     expected = {number: 0 for number in range(MANY + 100) if number % 7} | dict.fromkeys(touched, 1)

@@ -1,0 +1,15 @@
+"""The merge as a program for ``spark-submit``: ``memwal-ops merge --engine spark`` with what is given.
+
+::
+
+    spark-submit --master yarn "$(python -m memwal_ops.cli.submit)" s3://bucket/table.lance --json
+"""
+
+from __future__ import annotations
+
+import sys
+
+from memwal_ops.cli.main import main
+
+if __name__ == "__main__":
+    main(["merge", *sys.argv[1:], "--engine", "spark"])

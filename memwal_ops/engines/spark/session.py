@@ -1,0 +1,140 @@
+"""A Spark session of our own for the command line, and what every session is asked before it is used."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from memwal_ops.engines.spark.environment import check_environment
+from memwal_ops.errors import SparkUnavailableError
+from memwal_ops.storage.redaction import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+_PACKAGES = ("memwal-ops", "pylance", "pyarrow", "pandas")
+# Releases that must be the same on both sides, since files that one side writes are the other's to commit.
+_SAME = ("memwal-ops", "pylance")
+_MASTER_OF_THIS_MACHINE = ("local", "spark://")
+_checked: set[str] = set()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep two warnings off our users' terminals that are about nothing they do.
+
+    PySpark starts Java by fork and exec, which pylance takes for a fork; and PySpark calls pandas 3
+    untested whenever an Arrow function is made, though no row of ours goes through pandas.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        yield
+
+
+@contextmanager
+def session(master: str | None = None, *, app_name: str = "memwal-ops merge") -> Iterator[SparkSession]:
+    """The session that is active in this process, or a new one, which is stopped at the end.
+
+    Args:
+        master: as ``spark-submit`` takes it; None: what ``spark-submit``, ``spark-defaults.conf`` or an active
+            session says, else every core of this machine.
+        app_name: what the cluster's pages show.
+
+    Raises:
+        SparkUnavailableError: PySpark, pandas or Java is missing or does not fit, or Spark does not start.
+    """
+    check_environment()
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        if master is not None and master != active.sparkContext.master:
+            raise SparkUnavailableError(
+                f"A Spark session with master {active.sparkContext.master} is active in this process, not {master}.",
+                remedy="Stop it first, or leave --master out.",
+            )
+        yield active
+        return
+    with quiet():
+        made = _make(master, app_name)
+    # Java's own log stands between our lines and says the same less well.
+    made.sparkContext.setLogLevel("ERROR")
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def _make(master: str | None, app_name: str) -> SparkSession:
+    from pyspark import SparkConf  # noqa: PLC0415 - an extra
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    conf = SparkConf()
+    chosen = master or conf.get("spark.master", None) or "local[*]"
+    if "PYSPARK_PYTHON" not in os.environ:
+        configured = conf.get("spark.pyspark.python", None)
+        on_this_machine = sys.executable if chosen.startswith(_MASTER_OF_THIS_MACHINE) else None
+        if configured or on_this_machine:
+            # Read when the context is made, and only from the environment. Unset, executors take the first
+            # python3 of their PATH, which knows nothing of us.
+            os.environ["PYSPARK_PYTHON"] = configured or sys.executable
+    builder = SparkSession.builder.appName(app_name).master(chosen).config("spark.ui.showConsoleProgress", "false")
+    if chosen.startswith("local"):
+        # A machine whose own name does not resolve must not matter to a session that never leaves it.
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, OSError, RuntimeError) as error:
+        raise SparkUnavailableError(f"Spark does not start with master {chosen}: {_brief(error)}") from error
+
+
+def check_executors(spark: SparkSession) -> None:
+    """Ask one executor for its versions, once per application.
+
+    Raises:
+        SparkUnavailableError: its Python cannot run our tasks, or runs other releases of what writes files.
+    """
+    application = spark.sparkContext.applicationId
+    if application in _checked:
+        return
+    where = (
+        "Executors need the driver's memwal-ops, pylance, pyarrow and pandas in the Python that PYSPARK_PYTHON "
+        "(or spark.pyspark.python) names."
+    )
+    try:
+        rows = spark.range(0, 1, 1, 1).mapInArrow(_versions, "package string, version string").collect()
+    except Exception as error:
+        raise SparkUnavailableError(f"A Python worker cannot run our tasks: {_brief(error)}", remedy=where) from error
+    theirs = {row["package"]: row["version"] for row in rows}
+    for package in _SAME:
+        mine = importlib.metadata.version(package)
+        if theirs.get(package) != mine:
+            raise SparkUnavailableError(
+                f"Executors have {package} {theirs.get(package)}, the driver has {mine}.", remedy=where
+            )
+    _checked.add(application)
+
+
+def _versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa  # noqa: PLC0415 - what this function is to find out
+
+    for _ in batches:
+        names = list(_PACKAGES)
+        yield pa.RecordBatch.from_pydict(
+            {"package": names, "version": [importlib.metadata.version(name) for name in names]}
+        )
+
+
+def _brief(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "Exception" in line] or lines or [type(error).__name__]
+    return redact(telling[0])[:400]
