@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,12 +14,17 @@ from tests.faults.plan import pylance_points
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Some hundred small files are put right for each cell, which costs less in memory.
+_MEMORY = "/dev/shm"
+
 
 @pytest.fixture(scope="session")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
-    matrix = Matrix(str(tmp_path_factory.mktemp("faults")))
-    yield matrix
-    matrix.verify()
+def tables() -> Iterator[Matrix]:
+    folder = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="memwal-ops-", dir=folder) as made:
+        matrix = Matrix(made)
+        yield matrix
+        matrix.verify()
 
 
 @pytest.fixture
