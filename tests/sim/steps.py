@@ -382,11 +382,12 @@ class Steps:
     def _owner(self) -> bool:
         """pylance's own maintenance."""
         dataset = lance.dataset(self.uri)
+        before = dataset.version
         if self.rng.random() < 0.5:
             dataset.optimize.compact_files()
         else:
             dataset.optimize.optimize_indices()
-        return lance.dataset(self.uri).version > dataset.version
+        return lance.dataset(self.uri).version > before
 
     def _evolve(self, change: Callable[[lance.LanceDataset], object]) -> bool:
         self.made.columns.names.setdefault(0, tuple(self.made.base_schema.names))
