@@ -23,13 +23,13 @@ def main() -> None:
     if not set(places) <= set(_PLACES):
         sys.exit(f"SOAK_ON is one of {', '.join(_PLACES)}, or both with a comma.")
     root = tempfile.mkdtemp(prefix="soak-")
-    pages = []
     for on in places:
         form = Form(on, 60 * minutes / len(places), seed, stable_row_ids=seed % 2 == 0)
         _say(f"{on}: {form.seconds / 60:.1f} min in {root}/{on}, seed {seed}")
-        pages.append(soak(form, f"{root}/{on}", say=_say).page())
+        page = soak(form, f"{root}/{on}", say=_say).page()
+        sys.stdout.write(f"{page}\n\n")
+        sys.stdout.flush()
     shutil.rmtree(root)
-    sys.stdout.write("\n\n".join(pages) + "\n")
 
 
 def _say(text: str) -> None:

@@ -262,7 +262,9 @@ def choose(
     """The next operation of a writer."""
     puts = [one.seq for one in ledger.tried.values() if one.kind == "put"]
     buried = {one.blocks[0] for one in ledger.tried.values() if one.kind == "delete"}
-    graves = [block for block in puts if block in ledger.acknowledged and block not in buried]
+    # Of its own puts only: one that was stalled does not know what the one that replaced it has deleted.
+    own = [block for block in puts if block >> _COUNTS == seq >> _COUNTS]
+    graves = [block for block in own if block in ledger.acknowledged and block not in buried]
     some = rng.choice(puts, min(len(puts), int(rng.integers(1, 5))), replace=False) if puts else ()
     older = [int(block) for block in some]
     if deletes and graves and rng.random() < 0.2:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from tests.soak.ledger import Ledger, Operation, Sheet, judge, new_blocks
+from tests.soak.ledger import Ledger, Operation, Sheet, choose, judge, new_blocks, number
 from tests.soak.soak import Form, soak
 
 if TYPE_CHECKING:
@@ -99,6 +100,16 @@ def test_the_judge_finds(ledger: Ledger, fault: Callable[[Sheet], None]) -> None
 def test_the_judge_misses_what_was_acknowledged(ledger: Ledger, lost: int) -> None:
     with pytest.raises(AssertionError, match=r"wrong|lost"):
         judge(stands(ledger, lost), ledger, 7, whole=True)
+
+
+def test_no_two_writers_take_the_same_grave(ledger: Ledger) -> None:
+    """A grave tells of one delete only whether it landed."""
+    rng = np.random.default_rng(1)
+    graves: dict[int, set[int]] = {}
+    for incarnation in (0, 2, 7):
+        chosen = (choose(ledger, number(incarnation, 9), rng, (10, 40)) for _ in range(200))
+        graves[incarnation] = {one.blocks[0] for one in chosen if one.kind == "delete"}
+    assert graves == {0: {2}, 2: {2 << 16}, 7: set()}
 
 
 def test_the_judge_knows_strangers(ledger: Ledger) -> None:

@@ -1,0 +1,56 @@
+"""What pylance's writer does where the store carried a write out and the answer was lost: asserted AS IT IS."""
+
+from __future__ import annotations
+
+import uuid
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.s3_server import options_for
+from tests.storage.faulty_proxy import Fault, FaultyProxy
+from tests.tables.reading import read_lsm
+from tests.tables.schemas import PRIMARY_KEY
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY_KEY), pa.field("val", pa.int64())])
+ROOM = 100
+
+
+def rows(first: int, end: int) -> pa.Table:
+    numbers = np.arange(first, end)
+    return pa.table({"id": numbers, "val": numbers}, schema=SCHEMA)
+
+
+@pytest.mark.s3
+def test_an_unanswered_put_stands_twice_in_the_log_and_the_region_needs_more_room(
+    s3_endpoint: str, s3_bucket: str
+) -> None:
+    """The put fails, as it must; the batch is written again behind itself, and a replay counts both.
+
+    With the writer's own ``max_memtable_rows`` the region cannot be opened any more; with more it can, and
+    nothing is lost. A claim that fails so has taken its epoch already.
+    """
+    with FaultyProxy(s3_endpoint) as proxy:
+        options = options_for(proxy.endpoint)
+        uri, region = f"s3://{s3_bucket}/t.lance", str(uuid.uuid4())
+        lance.write_dataset(rows(0, 1), uri, storage_options=options).initialize_mem_wal()
+
+        def writer(room: int) -> lance.mem_wal.ShardWriter:
+            dataset = lance.dataset(uri, storage_options=options)
+            return dataset.mem_wal_writer(region, max_memtable_rows=room, max_wal_flush_interval_ms=1)
+
+        first = writer(ROOM)
+        proxy.faults = [Fault("PUT", "/wal/", "after")]
+        with pytest.raises(OSError, match="was taken after a failed PUT"):
+            first.put(rows(10, 70))
+        with pytest.raises(OSError, match="fenced"):
+            first.put(rows(70, 80))
+        with pytest.raises(OSError, match="past what the memtable replaying it can hold"):
+            writer(ROOM)
+        second = writer(2 * ROOM)
+        assert second.memtable_stats()["row_count"] == 120
+        second.close()
+        found = read_lsm(uri, options)
+        assert sorted(key for (key,) in found) == [0, *range(10, 70)]
