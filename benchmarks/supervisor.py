@@ -51,7 +51,7 @@ class Figures:
     """What is measured while it runs."""
 
     ready: list[float] = field(default_factory=list)
-    memory: list[tuple[float, float]] = field(default_factory=list)
+    memory: list[tuple[float, float, int]] = field(default_factory=list)
     kills: int = 0
 
 
@@ -121,10 +121,10 @@ def watch(figures: Figures, pid: list[int], ends: threading.Event, began: float)
     while not ends.wait(0.5):
         try:
             service = psutil.Process(pid[0])
-            total = sum(one.memory_info().rss for one in [service, *service.children(recursive=True)])
+            sizes = [one.memory_info().rss for one in [service, *service.children(recursive=True)]]
         except psutil.Error:
             continue
-        figures.memory.append((time.monotonic() - began, total / _MIB))
+        figures.memory.append((time.monotonic() - began, sum(sizes) / _MIB, len(sizes)))
 
 
 def conduct(folder: Path, minutes: float, kill_every: float, port: int) -> Figures:
@@ -199,10 +199,15 @@ def compare(folder: Path) -> tuple[int, int, int]:
 
 
 def flatness(figures: Figures, minutes: float) -> tuple[float, float]:
-    """Mean resident MiB of the first and of the last minute."""
+    """Mean resident MiB of the first and of the last minute, while all of its processes run.
+
+    After each kill they start one by one; how long that takes is the machine's.
+    """
     span = min(60.0, minutes * 30)
-    first = [size for at, size in figures.memory if at < span]
-    last = [size for at, size in figures.memory if at > minutes * 60 - span]
+    whole = max(processes for _, _, processes in figures.memory)
+    sizes = [(at, size) for at, size, processes in figures.memory if processes == whole]
+    first = [size for at, size in sizes if at < span] or [sizes[0][1]]
+    last = [size for at, size in sizes if at > minutes * 60 - span] or [sizes[-1][1]]
     return statistics.mean(first), statistics.mean(last)
 
 
