@@ -4,7 +4,7 @@ VENV := .venv
 AIRFLOW_VENV := .venv-airflow
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-PYTEST_ARGS ?= -n auto --dist loadgroup
+PYTEST_ARGS ?= -n auto
 # Without Java the tests on Spark are skipped, and the 456 MB of PySpark need not come.
 JAVA := $(or $(JAVA_HOME),$(shell command -v java))
 COMMA := ,

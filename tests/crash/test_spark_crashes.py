@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CLUSTER = "local-cluster[2,1,2048]"
 PATIENCE = 1500.0
 # Separate JVMs, on whatever machine this runs; one driver for all tests of the cluster.
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("spark-cluster")]
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture
