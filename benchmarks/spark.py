@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.merge import run
 from benchmarks.workload import Shape, make
 from memwal_ops import open_table
@@ -83,10 +85,13 @@ def _peak_mib(pid: int) -> float:
 
 def _processor_seconds(pid: int) -> float:
     """Of a process and all below it: Java and its Python workers. What others do on the machine does not count."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    below = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
-    return own + sum(_processor_seconds(int(child)) for child in below)
+    process = psutil.Process(pid)
+    spent = 0.0
+    for one in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # With the children that have ended, which the parent has waited for.
+            spent += sum(one.cpu_times()[:4])
+    return spent
 
 
 @contextlib.contextmanager
