@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -11,6 +12,8 @@ from memwal_ops.core.leftovers import find_leftovers
 from memwal_ops.core.snapshots import INDICES_FOLDER, decode_file
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.jobs.collectables import Gate, Item, Kind, unknown
+from memwal_ops.storage.clock import CLOCK_FOLDER
+from memwal_ops.storage.probe import PROBE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta
 
 _SNAPSHOT = re.compile(rf"{INDICES_FOLDER}/([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/index\.lance")
+_OPS_FOLDER = "_mem_wal_ops"
+# Whoever makes a trial is done with it in seconds, and would take its loss for a store that forgets.
+_TRIAL_AGE = timedelta(hours=1)
 _REGION_COLUMNS = {"region_id", "shard_id"}
 
 
@@ -26,6 +32,7 @@ def table_items(rules: Rules) -> Iterator[Item]:
     """Everything that belongs to no region, streamed."""
     yield from snapshot_items(rules)
     yield from leftover_items(rules)
+    yield from trial_items(rules)
     for path in rules.table.regions.strays:
         yield unknown(path, 0, f"this is no region; it was found in {MEM_WAL_FOLDER}/ and left alone")
     for path, why in rules.retention.unreadable.items():
@@ -79,3 +86,16 @@ def leftover_items(rules: Rules) -> Iterator[Item]:
             if file is not None:
                 yield Item(Kind.LEFTOVER, left.transaction, None, None, file.size, 1, gates)
         yield Item(Kind.LEFTOVER, meta.path, None, None, meta.size, 1, gates)
+
+
+def trial_items(rules: Rules) -> Iterator[Item]:
+    """What jobs wrote to tell the store's time, or to try its conditional writes, and were killed over."""
+    age = max(rules.options.orphan_min_age, _TRIAL_AGE)
+    store = rules.table.store
+    for folder in sorted({CLOCK_FOLDER, PROBE_FOLDER}.intersection(store.list_level(_OPS_FOLDER).directories)):
+        for meta in store.list(folder):
+            gates = (
+                Gate(met=True, text="a job that was ended tried the store with it"),
+                rules.older("a job may be at it: written", meta.last_modified, age),
+            )
+            yield Item(Kind.LEFTOVER, meta.path, None, None, meta.size, 1, gates)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
-_FOLDER = "_mem_wal_ops/clock"
+CLOCK_FOLDER = "_mem_wal_ops/clock"
 
 
 def store_time(store: Store) -> datetime:
@@ -33,7 +33,7 @@ def store_clock(store: Store) -> datetime:
         StorageError: nothing can be written there.
     """
     ours = datetime.now(UTC)
-    path = f"{_FOLDER}/{uuid.uuid4().hex}"
+    path = f"{CLOCK_FOLDER}/{uuid.uuid4().hex}"
     store.put(path, b"")
     try:
         meta = store.head(path)

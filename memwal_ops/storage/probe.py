@@ -19,12 +19,13 @@ from memwal_ops.storage.errors import translate
 if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
+PROBE_FOLDER = "_mem_wal_ops/probe"
 _RIVALS = 8
 _proven: set[str] = set()
 _lock = threading.Lock()
 
 
-def probe_conditional_writes(store: Store, *, folder: str = "_mem_wal_ops/probe") -> None:
+def probe_conditional_writes(store: Store, *, folder: str = PROBE_FOLDER) -> None:
     """Prove put-if-absent by trying it (S3-044, S3-045): three writes, two reads, one delete.
 
     An object is created, created again with other content (which must be refused and change

@@ -1120,3 +1120,23 @@ def test_what_a_killed_writer_had_not_given_its_name_yet(tmp_path: Path, folder:
     ]  # fmt: skip
     assert gc.apply(table_of(made), options).decision == "deleted"
     assert before - set(files.listing("")) == {old}
+
+
+@pytest.mark.parametrize("folder", ["clock", "probe"])
+def test_what_killed_jobs_had_tried_the_store_with(tmp_path: Path, folder: str) -> None:
+    """At any options: a trial that is taken away while it lasts makes its job believe that the store forgets."""
+    made = make(tmp_path, generations=1, regions=1)
+    young, old = (f"_mem_wal_ops/{folder}/{letter * 32}" for letter in "ab")
+    files = Files(made.uri)
+    for path in (young, old):
+        files.put(path, b"")
+    os.utime(f"{made.uri}/{old}", (time.time() - 2 * HOUR,) * 2)
+    before = set(files.listing(""))
+    items = {item.path: item for verdict in Verdict for item in gc.plan(table_of(made), NOW).items[verdict]}
+    assert [(items[path].kind, items[path].verdict) for path in (young, old)] == [
+        (Kind.LEFTOVER, Verdict.HELD),
+        (Kind.LEFTOVER, Verdict.DELETE),
+    ]
+    gc.apply(table_of(made), NOW)
+    assert before - set(files.listing("")) >= {old}
+    assert young in files.listing("")
