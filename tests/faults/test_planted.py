@@ -39,7 +39,7 @@ def clean_up_after_any_error(patch: Patch) -> None:
             table.store.delete_many(change.written_files())
             raise
 
-    patch.setattr(local, "_commit", commit_and_clean_up)
+    patch.setattr(local, "commit_pass", commit_and_clean_up)
 
 
 def discard_what_may_be_named(patch: Patch) -> None:

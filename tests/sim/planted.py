@@ -34,7 +34,7 @@ from memwal_ops.core.fence_posts import FencePosts
 from memwal_ops.core.regions import RegionManifestStore
 from memwal_ops.core.retention import Retention
 from memwal_ops.core.version_progress import VersionProgress
-from memwal_ops.engines import local
+from memwal_ops.engines import local, passes
 from memwal_ops.errors import InvariantViolatedError
 from memwal_ops.format.memwal_index import MEMWAL_INDEX_NAME, MEMWAL_TYPE_URL
 from memwal_ops.format.region_manifest import encode_region_manifest, encode_version_hint
@@ -137,36 +137,36 @@ def marker_on_the_delete_pass() -> Iterable[Patch]:
             )
         return version
 
-    yield Patch(local, "_commit", commit)
+    yield Patch(local, "commit_pass", commit)
 
 
 @bug
 def jump_over_a_missing_generation() -> Iterable[Patch]:
     """A generation that is not there is skipped."""
-    real = local._open_all
+    real = local.open_generations
 
     def open_all(table: Any, merge_pass: Any) -> Any:
-        history = local.SchemaHistory(table)
+        history = passes.SchemaHistory(table)
         found = []
         for ref in merge_pass.generations:
             try:
-                found.append(local.open_generation(table, ref, history))
-            except local.GenerationMissingError:
+                found.append(passes.open_generation(table, ref, history))
+            except passes.GenerationMissingError:
                 continue
         return found or real(table, merge_pass)
 
-    yield Patch(local, "_open_all", open_all)
+    yield Patch(local, "open_generations", open_all)
 
 
 @bug
 def deduped_by_the_wrong_address() -> Iterable[Patch]:
     """Of two writes of a key in one generation the first is taken for the newest."""
-    real = local.open_generation
+    real = passes.open_generation
 
     def open_generation(*arguments: Any) -> Any:
         return replace(real(*arguments), newest_row_first=True)
 
-    yield Patch(local, "open_generation", open_generation)
+    yield Patch(passes, "open_generation", open_generation)
 
 
 @bug

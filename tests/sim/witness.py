@@ -375,9 +375,11 @@ class Witness:
         names = {self.made.columns.trait(name): name for name in dataset.schema.names}
         for index in version.indexes:
             trait = index.removesuffix("_idx")
+            if trait not in names:
+                continue  # not named after a column, as those are that others test
             key, row = max(version.rows.items(), key=lambda item: (item[1][trait] is not None, item[0]))
             value = row[trait]
-            if value is None or isinstance(value, str):
+            if not isinstance(value, int | float):
                 continue
             same = sum(other[trait] == value for other in version.rows.values())
             found = dataset.count_rows(f"{names[trait]} = {value}")
