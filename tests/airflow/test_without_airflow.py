@@ -24,7 +24,7 @@ def test_nothing_heavy_is_loaded_before_it_is_needed() -> None:
 @pytest.mark.skipif(find_spec("airflow") is not None, reason="Airflow is installed here")
 @pytest.mark.parametrize("name", sorted(ours.__all__))
 def test_each_class_says_what_it_needs(name: str) -> None:
-    with pytest.raises(ImportError, match=r"memwal_ops\.airflow needs Apache Airflow 3\.2 or later .* pip install"):
+    with pytest.raises(ImportError, match=r"memwal_ops\.airflow needs Apache Airflow 3\.3 or later .* pip install"):
         getattr(ours, name)
 
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwal_ops.core.table import Table
-    from tests.crash.gc_history import Witness
     from tests.faults.jobs import Job
     from tests.faults.tables import Layout
+    from tests.sim.witness import Witness
 
 #: By this name all others run, one after the other, while the job is delayed.
 DELAY = "delay"

@@ -17,7 +17,7 @@ from memwal_ops.core.snapshots import read_snapshot
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneError
 from memwal_ops.jobs import catchup, codebook_migration, compact, expire, gc, merge, snapshot
 from memwal_ops.storage import probe
-from tests.crash.gc_history import PATIENT
+from tests.sim.steps import PATIENT
 from tests.tables import wire
 from tests.tables.files import Files
 
@@ -40,7 +40,7 @@ class Job:
         module: where it lives.
         run: one run, as a user starts it.
         finish: run it, after whatever happened, until it says that nothing is left to do; fail where that is not so.
-        takes: the kinds by which the witness allows files to go; see tests.crash.gc_history.
+        takes: the kinds by which the witness allows files to go; see tests.sim.witness.
         regions: how many its table has; the fewer, the cheaper.
         prepare: brings a littered table to where the job has work, if it has none there.
         refuses: errors with which it may refuse while others work, beside those of a fault.

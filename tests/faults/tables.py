@@ -17,7 +17,9 @@ from memwal_ops import open_table
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
 from memwal_ops.jobs import catchup, expire, gc, merge, snapshot
 from tests.crash.dying_store import DyingStore, Killed
-from tests.crash.gc_history import IMMEDIATE, RegionTable, ShardTable, Witness
+from tests.sim.steps import IMMEDIATE
+from tests.sim.witness import Witness
+from tests.sim.writers import RegionTable, ShardTable
 from tests.tables.files import Files
 
 if TYPE_CHECKING:

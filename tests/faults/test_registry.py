@@ -15,10 +15,10 @@ from memwal_ops.jobs import gc
 from memwal_ops.jobs.collectables import Kind, Verdict
 from memwal_ops.storage.api import Store
 from tests.crash.dying_store import Killed
-from tests.crash.gc_history import PATIENT
 from tests.faults.jobs import JOBS
 from tests.faults.plan import Fault, FaultStore, Plan
 from tests.faults.tables import LAYOUTS, Layout, scan
+from tests.sim.steps import PATIENT
 
 if TYPE_CHECKING:
     from memwal_ops.core.table import Table

@@ -39,6 +39,7 @@ def _assert_not_vacuous(effects: Counter[str], histories: int, *, may_be_idle: i
         assert len(idle) <= may_be_idle, f"{idle} never had an effect in {histories} histories"
 
 
+@pytest.mark.long
 @_LONG
 @pytest.mark.req("S0-060", "S0-067", "S0-166", "S0-176", "S0-182", "S0-183", "S0-184", "S0-185", "S0-186", "S0-187",
                  "S0-188", "S0-189", "S0-190", "S0-209")  # fmt: skip
@@ -49,6 +50,7 @@ def test_every_invariant_holds(tmp_path: Path, chunk: int) -> None:
     _assert_not_vacuous(effects, SEEDED // CHUNKS)
 
 
+@pytest.mark.long
 @_LONG
 def test_every_invariant_holds_whatever_hypothesis_thinks_of() -> None:
     # Which steps it leaves out over so few histories is chance; that each of them works is proven above.

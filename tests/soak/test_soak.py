@@ -20,6 +20,7 @@ SEED = int(os.environ.get("SOAK_SEED", "1"))
 
 
 @pytest.mark.req("S0-157", "S0-168", "S0-183", "S0-189", "S0-209", "S0-212")
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("native", [False, True], ids=["addresses", "stable ids, pylance's own merges"])
 def test_local(tmp_path: Path, native: bool) -> None:
@@ -30,6 +31,7 @@ def test_local(tmp_path: Path, native: bool) -> None:
 
 @pytest.mark.s3
 @pytest.mark.req("S0-157", "S0-168", "S0-183", "S0-189", "S0-209", "S0-212")
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_s3_that_fails(tmp_path: Path) -> None:
     account = soak(Form("s3", SECONDS, SEED), str(tmp_path))
