@@ -25,15 +25,15 @@ def planned(stand: Stand) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("few", "times_three", "mib_for_100_000"),
+    ("few", "larger", "mib_for_100_000"),
     [
-        pytest.param(Stand(entries=50_000), {"entries": 150_000}, 5, id="a log"),
+        pytest.param(Stand(entries=100_000), {"entries": 400_000}, 5, id="a log"),
         pytest.param(Stand(25, 900, 10, 10), {"regions": 75}, 1.5, id="regions"),
         pytest.param(Stand(directories=3_000, files=10), {"directories": 9_000}, 15, id="directories"),
     ],
 )
-def test_memory_hardly_grows_with_objects(few: Stand, times_three: dict[str, int], mib_for_100_000: float) -> None:
-    many = replace(few, **times_three)
+def test_memory_hardly_grows_with_objects(few: Stand, larger: dict[str, int], mib_for_100_000: float) -> None:
+    many = replace(few, **larger)
     small, large = planned(few), planned(many)
     grown = (large["peak"] - small["peak"]) / MIB
     assert grown < mib_for_100_000 * (many.objects - few.objects) / 100_000
