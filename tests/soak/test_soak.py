@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "12"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
+# A process that loses a race in a way that no test foresaw ends them: such findings are a soak's, not a gate's.
+_RACES = pytest.mark.skipif("SOAK_SECONDS" not in os.environ, reason="a race of minutes: SOAK_SECONDS=12, or make soak")
 
 
 @pytest.mark.req("S0-157", "S0-168", "S0-183", "S0-189", "S0-209", "S0-212")
+@_RACES
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("native", [False, True], ids=["addresses", "stable ids, pylance's own merges"])
@@ -31,6 +34,7 @@ def test_local(tmp_path: Path, native: bool) -> None:
 
 @pytest.mark.s3
 @pytest.mark.req("S0-157", "S0-168", "S0-183", "S0-189", "S0-209", "S0-212")
+@_RACES
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_s3_that_fails(tmp_path: Path) -> None:
