@@ -12,7 +12,6 @@ from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.progress import counting
 from memwal_ops.cli.text import counted, grid, paragraph
 from memwal_ops.core.table import open_table
-from memwal_ops.errors import CodebookChangedError, IndexesBehindError
 from memwal_ops.jobs import catchup as job
 from memwal_ops.jobs.codebook_migration import MigrationReport, migrate
 
@@ -82,19 +81,12 @@ def catchup(
         return 0
     report = job.dry_run(table, options) if dry_run else _apply(table, options)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else describe(report))
-    return _exit_code(report)
+    return report.exit_code
 
 
 def _apply(table: Table, options: job.CatchupOptions) -> CatchupReport:
     with counting("indexes", "done", show=sys.stderr.isatty()) as advance:
         return job.apply(table, options, on_index=lambda _: advance())
-
-
-def _exit_code(report: CatchupReport) -> int:
-    if not report.failures:
-        return 0
-    refused = all(isinstance(error, CodebookChangedError) for error in report.failures)
-    return CodebookChangedError.exit_code if refused else IndexesBehindError.exit_code
 
 
 def describe(report: CatchupReport) -> str:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import Duration, json_output, storage_options
-from memwal_ops.cli.text import counted, duration_text, paragraph, size_text
+from memwal_ops.cli.text import counted, paragraph, size_text
 from memwal_ops.core.table import open_table
 from memwal_ops.jobs import expire as job
+from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from datetime import timedelta

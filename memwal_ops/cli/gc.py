@@ -17,11 +17,12 @@ import click
 
 from memwal_ops.cli.options import Duration, json_output, storage_options
 from memwal_ops.cli.progress import counting
-from memwal_ops.cli.text import counted, duration_text, grid, paragraph, size_text
+from memwal_ops.cli.text import counted, grid, paragraph, size_text
 from memwal_ops.core.table import open_table
-from memwal_ops.errors import DeletesFailedError, InvalidUsageError, RegionsBlockedError
+from memwal_ops.errors import InvalidUsageError
 from memwal_ops.jobs import gc as job
 from memwal_ops.jobs.collectables import Item, Kind, Verdict
+from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,9 +140,7 @@ def gc(
 
         report = run(table, careful, limit=limit, on_item=on_item)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else describe(report, plan_file, reasons))
-    if report.failed:
-        return DeletesFailedError.exit_code
-    return RegionsBlockedError.exit_code if report.faults else 0
+    return report.exit_code
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import Duration, json_output, storage_options
-from memwal_ops.cli.text import duration_text, grid
+from memwal_ops.cli.text import grid
 from memwal_ops.core.holds import holds, release_hold, take_hold
 from memwal_ops.core.table import open_table
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from memwal_ops.core.holds import Hold

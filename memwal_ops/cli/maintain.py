@@ -10,13 +10,14 @@ import click
 
 from memwal_ops.cli import catchup, compact, expire, gc, merge, snapshot
 from memwal_ops.cli.options import Duration, Size, json_output, storage_options
-from memwal_ops.cli.text import duration_text, paragraph
+from memwal_ops.cli.text import paragraph
 from memwal_ops.core.table import open_table
 from memwal_ops.jobs import expire as expire_job
 from memwal_ops.jobs import gc as gc_job
 from memwal_ops.jobs import maintain as job
 from memwal_ops.jobs import merge as merge_job
 from memwal_ops.jobs import snapshot as snapshot_job
+from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

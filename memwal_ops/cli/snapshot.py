@@ -11,7 +11,6 @@ from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.progress import counting
 from memwal_ops.cli.text import counted, paragraph
 from memwal_ops.core.table import open_table
-from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.jobs import snapshot as job
 
 
@@ -44,7 +43,7 @@ def snapshot(uri: str, inline_threshold: int, dry_run: bool, storage_options: di
         with counting("reading", "regions", show=sys.stderr.isatty()) as advance:
             report = job.apply(table, options, on_region=advance)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else describe(report))
-    return RegionsBlockedError.exit_code if report.has_faults else 0
+    return report.exit_code
 
 
 def describe(report: job.SnapshotReport) -> str:

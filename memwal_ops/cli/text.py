@@ -11,7 +11,6 @@ from rich.table import Table as Grid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-    from datetime import timedelta
     from uuid import UUID
 
 WIDTH = 110
@@ -46,15 +45,6 @@ def short_ids(region_ids: Collection[UUID]) -> Mapping[UUID, str]:
 def span_text(first: int, last: int) -> str:
     """A run of numbers: ``3`` or ``1 to 4``."""
     return str(first) if first == last else f"{first} to {last}"
-
-
-def duration_text(span: timedelta) -> str:
-    """A span as one writes it on the command line: ``7d``, ``90s``."""
-    seconds = round(span.total_seconds())
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds and seconds % size == 0:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
 
 
 def paragraph(text: str, *, indent: str = "", hanging: str = "", width: int = WIDTH) -> str:

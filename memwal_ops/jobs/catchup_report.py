@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memwal_ops.errors import CodebookChangedError, IndexesBehindError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
@@ -102,6 +104,14 @@ class CatchupReport:
     def failures(self) -> tuple[MemwalOpsError, ...]:
         """Why indexes failed."""
         return tuple(one.error for one in self.indexes if one.error is not None)
+
+    @property
+    def exit_code(self) -> int:
+        """What the command exits with."""
+        if not self.failures:
+            return 0
+        refused = all(isinstance(error, CodebookChangedError) for error in self.failures)
+        return CodebookChangedError.exit_code if refused else IndexesBehindError.exit_code
 
     def to_json(self) -> dict[str, object]:
         """The document of ``catchup --json``."""

@@ -33,7 +33,12 @@ from memwal_ops.core.layout import region_folder
 from memwal_ops.core.region_contents import objects_in
 from memwal_ops.core.regions import NoRegionManifestError
 from memwal_ops.core.retention import Retention
-from memwal_ops.errors import RegionManifestCorruptError, RegionManifestGapError
+from memwal_ops.errors import (
+    DeletesFailedError,
+    RegionManifestCorruptError,
+    RegionManifestGapError,
+    RegionsBlockedError,
+)
 from memwal_ops.format.names import parse_region_manifest_name
 from memwal_ops.jobs.collectables import Gate, Item, Kind, Verdict, unknown
 from memwal_ops.jobs.gc_region import RegionView, look_at_region
@@ -100,6 +105,13 @@ class GcReport:
     warnings: tuple[str, ...] = ()
     reader_grace: timedelta = timedelta(0)
     seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """What the command exits with."""
+        if self.failed:
+            return DeletesFailedError.exit_code
+        return RegionsBlockedError.exit_code if self.faults else 0
 
     @property
     def decision(self) -> str:

@@ -9,9 +9,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import (
-    CodebookChangedError,
-    DeletesFailedError,
-    IndexesBehindError,
     RegionsBlockedError,
 )
 from memwal_ops.jobs import catchup, compact, expire, gc, looks, maintain, merge, snapshot
@@ -50,13 +47,6 @@ def _catchup(table: Table, options: catchup.CatchupOptions, run: Run) -> Catchup
     return report
 
 
-def _catchup_code(report: CatchupReport) -> int:
-    if not report.failures:
-        return 0
-    refused = all(isinstance(error, CodebookChangedError) for error in report.failures)
-    return CodebookChangedError.exit_code if refused else IndexesBehindError.exit_code
-
-
 def _compact(table: Table, options: compact.CompactOptions, run: Run) -> compact.CompactReport:
     report = compact.apply(table, options, on_task=run.checkpoint)
     run.figures["conflicts"] += report.lost_races
@@ -74,10 +64,6 @@ def _snapshot(table: Table, options: snapshot.SnapshotOptions, run: Run) -> snap
     return report
 
 
-def _snapshot_code(report: snapshot.SnapshotReport) -> int:
-    return RegionsBlockedError.exit_code if report.has_faults else 0
-
-
 def _expire(table: Table, options: expire.ExpireOptions, run: Run) -> expire.ExpireReport:
     report = expire.apply(table, options)
     run.figures["bytes_collected"] += report.bytes if report.decision == "expired" else 0
@@ -91,12 +77,6 @@ def _gc(table: Table, options: gc.GcOptions, run: Run) -> gc.GcReport:
     run.figures["objects_collected"] += report.deleted_objects
     run.figures["generations_drained"] += report.drained
     return report
-
-
-def _gc_code(report: gc.GcReport) -> int:
-    if report.failed:
-        return DeletesFailedError.exit_code
-    return RegionsBlockedError.exit_code if report.faults else 0
 
 
 def _maintain(table: Table, options: maintain.MaintainOptions, run: Run) -> maintain.MaintainReport:
@@ -127,6 +107,11 @@ def _maintain_plan(table: Table, options: maintain.MaintainOptions) -> maintain.
     return maintain.maintain(table, maintain.MaintainOptions(apply=False, dry_run=True, **steps))
 
 
+def _own_code(report: Any) -> int:
+    """Of a report that knows it."""
+    return int(report.exit_code)
+
+
 MERGE = Job(
     name="merge",
     options=merge.MergeOptions,
@@ -145,7 +130,7 @@ CATCHUP = Job(
     options=catchup.CatchupOptions,
     plan=catchup.dry_run,
     apply=_catchup,
-    exit_code=_catchup_code,
+    exit_code=_own_code,
     enabled=True,
     every=timedelta(minutes=30),
     when="uncovered_rows >= 100000",
@@ -170,7 +155,7 @@ SNAPSHOT = Job(
     options=snapshot.SnapshotOptions,
     plan=snapshot.dry_run,
     apply=_snapshot,
-    exit_code=_snapshot_code,
+    exit_code=_own_code,
     enabled=True,
     every=timedelta(minutes=15),
     figures=looks.SNAPSHOT,
@@ -193,7 +178,7 @@ GC = Job(
     options=gc.GcOptions,
     plan=gc.plan,
     apply=_gc,
-    exit_code=_gc_code,
+    exit_code=_own_code,
     pool="collect",
     deletes=True,
     every=timedelta(hours=1),
@@ -205,7 +190,7 @@ MAINTAIN = Job(
     options=maintain.MaintainOptions,
     plan=_maintain_plan,
     apply=_maintain,
-    exit_code=lambda report: report.exit_code,
+    exit_code=_own_code,
     every=timedelta(hours=1),
     hung_after=timedelta(hours=2),
 )

@@ -26,6 +26,7 @@ from memwal_ops.errors import (
     MemwalOpsError,
     RegionManifestCorruptError,
     RegionManifestGapError,
+    RegionsBlockedError,
 )
 from memwal_ops.format.memwal_index import with_snapshot
 from memwal_ops.format.snapshot_rows import check_fields, region_rows, shard_rows
@@ -103,6 +104,11 @@ class SnapshotReport:
     def has_faults(self) -> bool:
         """Whether a region could not be read."""
         return any(one.is_fault for one in self.skipped)
+
+    @property
+    def exit_code(self) -> int:
+        """What the command exits with."""
+        return RegionsBlockedError.exit_code if self.has_faults else 0
 
     def to_json(self) -> dict[str, object]:
         """The document of ``snapshot --json``."""
