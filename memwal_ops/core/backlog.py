@@ -135,7 +135,7 @@ def _read_manifest(table: Table, region_id: UUID) -> RegionManifest | MemwalOpsE
 
 
 def _merged_meanwhile(table: Table, fault: Blocked) -> bool:
-    """Whether others merged what is listed no more, and a collector took it off the list, since the table was opened."""
+    """Whether others merged it since the table was opened, and a collector took it off the list."""
     if fault.generation is None:
         return False
     return fault.generation <= table.newest().index.merged_generations.get(fault.region_id, 0)
