@@ -52,7 +52,9 @@ class Page:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
-            left = {heading: commands for heading, commands in self.left.items() if commands}
+            missing = [_EXPORT.match(command) for commands in self.left.values() for command in commands]
+            assert all(told[1] in self.environment for told in missing if told is not None)
+            left = [command for commands in self.left.values() for command in commands if not _EXPORT.match(command)]
             assert not left, f"never run: {left}"
 
 
