@@ -31,8 +31,8 @@ def main() -> None:
     key = next(keys)
     while True:
         dataset = lance.dataset(uri)
-        writer = dataset.mem_wal_writer(region, max_wal_flush_interval_ms=1)
         try:
+            writer = dataset.mem_wal_writer(region, max_wal_flush_interval_ms=1)
             while not (Path(folder) / "stop").exists():
                 note("tried", key)
                 row = {"id": key, "val": float(key), "txt": f"by {first}"}
