@@ -35,15 +35,16 @@ class Page:
         self.environment.update(more)
         wanted = self.left[heading][:count]
         self.left[heading] = self.left[heading][len(wanted) :]
-        return [output for command in wanted if (output := self._run(command)) is not None]
+        return [output for command in wanted if (output := self.follow(command)) is not None]
 
-    def _run(self, command: str) -> str | None:
+    def follow(self, command: str, **instead: str) -> str | None:
+        """What one command said; None for an ``export``."""
         told = _EXPORT.match(command)
         if told is not None:
             assert told[1] in self.environment, command
             return None
         code = _CODE.search(command)
-        got, said = shell(command, **self.environment)
+        got, said = shell(command, **{**self.environment, **instead})
         assert got == int(code[1] if code else 0), f"{command}\nended with {got}:\n{said}"
         return said
 
