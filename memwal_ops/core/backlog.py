@@ -108,9 +108,19 @@ def read_backlog(table: Table, region_ids: Iterable[UUID] | None = None) -> Back
                 continue
             region, fault = _subtract(outcome, table.index.merged_generations.get(region_id, 0))
             regions[region_id] = region
-            if fault is not None and not _merged_meanwhile(table, fault):
+            if fault is not None:
                 blocked.append(fault)
-    return Backlog(regions, tuple(blocked))
+    return Backlog(regions, _still_blocked(table, blocked))
+
+
+def _still_blocked(table: Table, blocked: list[Blocked]) -> tuple[Blocked, ...]:
+    """Without those whose generation others merged, and a collector took off the list, since the table was opened."""
+    if all(fault.generation is None for fault in blocked):
+        return tuple(blocked)
+    merged = table.newest().index.merged_generations
+    return tuple(
+        fault for fault in blocked if fault.generation is None or fault.generation > merged.get(fault.region_id, 0)
+    )
 
 
 def foreign_progress(manifest: RegionManifest, merged: int) -> RegionManifestCorruptError:
@@ -132,13 +142,6 @@ def _read_manifest(table: Table, region_id: UUID) -> RegionManifest | MemwalOpsE
         return error if region.is_claimed() else None
     except (RegionManifestCorruptError, RegionManifestGapError) as error:
         return error
-
-
-def _merged_meanwhile(table: Table, fault: Blocked) -> bool:
-    """Whether others merged it since the table was opened, and a collector took it off the list."""
-    if fault.generation is None:
-        return False
-    return fault.generation <= table.newest().index.merged_generations.get(fault.region_id, 0)
 
 
 def _subtract(manifest: RegionManifest, merged: int) -> tuple[RegionBacklog, Blocked | None]:

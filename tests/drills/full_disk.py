@@ -58,8 +58,8 @@ def a_failed_merge_leaves_nothing(table: Workload, filler: Path) -> None:
         finally:
             filler.unlink()
         assert_same(table.read_spec(), table.expected())
-        blocks += 1 if blocks < 16 else 4
-    assert len(failures) > 2, failures
+        blocks += 2 if blocks < 16 else 6
+    assert len(failures) >= 2, failures
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import lance
 import pyarrow as pa
 
 _PAUSE = 0.02
+_BEFORE_OPENING_AGAIN = 0.2
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
     while True:
         dataset = lance.dataset(uri)
         try:
-            writer = dataset.mem_wal_writer(region, max_wal_flush_interval_ms=1)
+            writer = dataset.mem_wal_writer(region, max_wal_flush_interval_ms=20)
             while not (Path(folder) / "stop").exists():
                 note("tried", key)
                 row = {"id": key, "val": float(key), "txt": f"by {first}"}
@@ -45,6 +46,7 @@ def main() -> None:
             if "fenced" not in str(error).lower():
                 raise
             note("fenced", error)
+            time.sleep(_BEFORE_OPENING_AGAIN)
         else:
             return
 

@@ -122,16 +122,16 @@ def test_writer_fenced(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.drills.rival", table.uri, region]
     rivals = [subprocess.Popen([*command, first, str(tmp_path)], cwd=ROOT) for first in firsts]
     try:
-        until(lambda: all(len(lines("fenced", first)) >= 3 for first in firsts))
+        until(lambda: all(len(lines("fenced", first)) >= 2 for first in firsts))
         with Page("writer-fenced.md", {"URI": table.uri, "REGION": region, "OTHER": str(rivals[1].pid)}) as page:
             page.run("Look", 1)
             claims = page.run("Look")[-1].splitlines()
-            assert len(claims) > 6
+            assert len(claims) > 4
             assert claims[-1].startswith("epoch ")
             page.run("Do", 2)
             assert rivals[1].wait(60) < 0
             fenced, told = len(lines("fenced", firsts[0])), len(lines("acknowledged", firsts[0]))
-            until(lambda: len(lines("acknowledged", firsts[0])) > told + 20)
+            until(lambda: len(lines("acknowledged", firsts[0])) > told + 10)
             assert len(lines("fenced", firsts[0])) <= fenced + 1
             (tmp_path / "stop").touch()
             assert rivals[0].wait(60) == 0
@@ -144,7 +144,7 @@ def test_writer_fenced(tmp_path: Path) -> None:
     rows, base = read_base(table.uri), table.expected()
     found = {key for (key,) in rows.keys() - base.keys()}
     acknowledged = {int(key) for first in firsts for key in lines("acknowledged", first)}
-    assert len(acknowledged) > 20
+    assert len(acknowledged) > 10
     assert acknowledged <= found <= {int(key) for first in firsts for key in lines("tried", first)}
     for key in found:
         assert rows[(key,)] == {"id": key, "val": float(key), "txt": f"by {key // 10_000 * 10_000}"}
