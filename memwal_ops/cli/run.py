@@ -41,11 +41,14 @@ def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
     code = service.run_once()
     done = service.done
     if as_json:
-        click.echo(json.dumps({"exit_code": code, "runs": done}, indent=2))
+        click.echo(json.dumps({"exit_code": code, "runs": done, "left": service.left}, indent=2))
     else:
         for one in done:
             said = f" ({one['error']['message']})" if one["error"] else ""
             click.echo(f"{one['table']} {one['job']}: {one['outcome']}, {one['decision'] or 'no decision'}{said}")
+        for one in service.left:
+            until = "" if one["expires"] is None else f", whose lease ends at {one['expires']}"
+            click.echo(f"{one['table']} {one['job']}: left to {one['holder'] or 'another supervisor'}{until}")
         click.echo(f"done: {len(done)} runs, exit code {code}.")
     return code
 

@@ -79,6 +79,8 @@ class Conductor:
         self.lock = threading.RLock()
         self.stopping = False
         self.codes: list[int] = []
+        # With `once`: what was due and is another's at the moment.
+        self.left: list[dict[str, Any]] = []
         self.skews: dict[str, float] = {}
         self._heartbeat = heartbeat
         self._supervisor = supervisor
@@ -285,6 +287,10 @@ class Conductor:
         entry.other = other
         if self._once:
             entry.state, entry.due = IDLE, None
+            holder, expires = (
+                (None, None) if other is None else (other.holder.name, other.expires.isoformat(timespec="seconds"))
+            )
+            self.left.append({"table": entry.table.name, "job": entry.key[1], "holder": holder, "expires": expires})
             return
         assert self.desk is not None  # noqa: S101 - who asked has one
         entry.state = QUEUED

@@ -120,6 +120,11 @@ class Service:
         """What :meth:`run_once` did, the first run first; to be asked when it is back."""
         return self._done
 
+    @property
+    def left(self) -> list[dict[str, Any]]:
+        """What :meth:`run_once` left to other supervisors, whose leases stand; to be asked when it is back."""
+        return self.conductor.left
+
     def run(self) -> int:
         """Work until a signal says stop; the exit code."""
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
