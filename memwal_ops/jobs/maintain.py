@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import (
-    DeletesFailedError,
-    IndexesBehindError,
-    InvalidUsageError,
-    MemwalOpsError,
-    RegionsBlockedError,
-)
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.jobs import catchup, compact, expire, gc, merge, snapshot
 
 if TYPE_CHECKING:
@@ -81,15 +75,7 @@ class StepReport:
         """What the step's own command would have exited with."""
         if self.error is not None:
             return self.error.exit_code
-        if (
-            self.decision == "blocked"
-            or getattr(self.report, "has_faults", False)
-            or getattr(self.report, "faults", None)
-        ):
-            return RegionsBlockedError.exit_code
-        if self.step == "gc" and self.decision == "incomplete":
-            return DeletesFailedError.exit_code
-        return IndexesBehindError.exit_code if self.decision == "incomplete" else 0
+        return int(getattr(self.report, "exit_code", 0))
 
     def to_json(self) -> dict[str, object]:
         """The ``steps`` entry of a report."""

@@ -8,9 +8,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import (
-    RegionsBlockedError,
-)
 from memwal_ops.jobs import catchup, compact, expire, gc, looks, maintain, merge, snapshot
 from memwal_ops.jobs.api import Job, Run
 
@@ -32,10 +29,6 @@ def _merge(table: Table, options: merge.MergeOptions, run: Run) -> merge.MergeRe
     report = merge.apply(table, options, on_rows=lambda _: run.progress(), on_pass=landed)
     run.figures["conflicts"] += report.lost_races
     return report
-
-
-def _merge_code(report: merge.MergeReport) -> int:
-    return RegionsBlockedError.exit_code if report.blocked else 0
 
 
 def _catchup(table: Table, options: catchup.CatchupOptions, run: Run) -> CatchupReport:
@@ -117,7 +110,7 @@ MERGE = Job(
     options=merge.MergeOptions,
     plan=merge.dry_run,
     apply=_merge,
-    exit_code=_merge_code,
+    exit_code=_own_code,
     pool="merge",
     enabled=True,
     every=timedelta(minutes=10),
