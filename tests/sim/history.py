@@ -44,7 +44,7 @@ class History:
             raise
         finally:
             self.steps.close()
-        return self.steps.effects
+        return self.steps.effects + self.steps.leases.effects
 
 
 def run_histories(seeds: Iterable[int], folder: str) -> Counter[str]:

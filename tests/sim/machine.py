@@ -57,6 +57,7 @@ class TableMachine(RuleBasedStateMachine):
         assert self.steps is not None
         self.steps.rng.seed(n)
         self.steps.made.rng.seed(n)
+        self.steps.leases.rng.seed(n)
         with self.watched():
             self.steps.do(step, **arguments)
 

@@ -22,11 +22,18 @@ import pyarrow as pa
 
 from memwal_ops import open_table
 from memwal_ops.core.holds import holds, release_hold, take_hold
-from memwal_ops.errors import CommitConflictError, StorageError, UnsupportedFeatureError, VersionGoneError
+from memwal_ops.errors import (
+    CommitConflictError,
+    LeaseLostError,
+    StorageError,
+    UnsupportedFeatureError,
+    VersionGoneError,
+)
 from memwal_ops.jobs import catchup, compact, expire, gc, merge, snapshot
 from memwal_ops.jobs.collectables import Verdict
 from tests.crash.dying_store import DyingStore, Killed
 from tests.crash.overtaken import Overtaken
+from tests.sim.leases import Leases
 from tests.sim.witness import HINT, LATER_RELEASE, State, Witness
 from tests.sim.writers import RegionTable, ShardTable
 from tests.tables import wire
@@ -120,6 +127,7 @@ class Steps:
         self.effects: Counter[str] = Counter()
         # The jobs that are in the middle: grace is what protects what they are about to read.
         self.beside: list[str] = []
+        self.leases = Leases(made.seed)
         self._names = 0
 
     def take(self, kind: str, **arguments: Any) -> None:
@@ -440,7 +448,14 @@ class Steps:
         return open_table(self.uri)
 
     def _job(self, kind: Job, table: Table) -> bool:
-        """Run one; whether it changed anything."""
+        """Run one, perhaps under a lease; whether it changed anything. One that loses its lease stops there."""
+        with suppress(LeaseLostError), self.leases.under(kind, table) as guarded:
+            return guarded is not None and self._unleased(kind, guarded)
+        self._say("and lost its lease")
+        self.announced |= kind == "expire"
+        return False
+
+    def _unleased(self, kind: Job, table: Table) -> bool:
         rng = self.rng
         match kind:
             case "merge":
