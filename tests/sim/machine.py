@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.crash.calm import calm
 from tests.sim.steps import CALLS, JOBS, MOST_WRITES, OVERTAKEN, WEIGHTS, Steps, make_table
 
 if TYPE_CHECKING:
@@ -137,5 +138,6 @@ def run_machine(histories: int, first: int = 0) -> Counter[str]:
         report_multiple_bugs=False,
     )
     machine: Any = seed(first)(TableMachine) if first else TableMachine
-    run_state_machine_as_test(machine, settings=chosen)
+    with calm():
+        run_state_machine_as_test(machine, settings=chosen)
     return TableMachine.effects
