@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.errors import InvalidUsageError, LeaseLostError, MemwalOpsError
 from memwal_ops.jobs import catchup, compact, expire, gc, merge, snapshot
 
 if TYPE_CHECKING:
@@ -128,7 +128,11 @@ class MaintainReport:
 
 
 def maintain(
-    table: Table, options: MaintainOptions, *, on_step: Callable[[str], None] = lambda _: None
+    table: Table,
+    options: MaintainOptions,
+    *,
+    on_step: Callable[[str], None] = lambda _: None,
+    on_commit: Callable[[], None] = lambda: None,
 ) -> MaintainReport:
     """Run all jobs, each on the newest version. A step that fails does not stop the ones that build.
 
@@ -140,6 +144,7 @@ def maintain(
         table: any version of it.
         options: see :class:`MaintainOptions`.
         on_step: called with the name of each step as it begins.
+        on_commit: see :func:`memwal_ops.jobs.compact.apply`.
     """
     started = time.monotonic()
     steps: list[StepReport] = []
@@ -152,7 +157,9 @@ def maintain(
         on_step(step)
         try:
             table = table.newest()
-            report = _run(step, table, options)
+            report = _run(step, table, options, on_commit)
+        except LeaseLostError:
+            raise  # another does all of it
         except MemwalOpsError as error:
             steps.append(StepReport(step, time.monotonic() - begun, error=error))
         else:
@@ -173,7 +180,9 @@ def _skipped(step: str, before: list[StepReport], options: MaintainOptions, seco
     return None
 
 
-def _run(step: str, table: Table, options: MaintainOptions) -> object:
+def _run(step: str, table: Table, options: MaintainOptions, on_commit: Callable[[], None]) -> object:
+    if step == "compact" and not options.dry_run:
+        return compact.apply(table, options.compact, on_commit=on_commit)
     builders: dict[str, tuple[Any, Any]] = {
         "merge": (merge, options.merge),
         "catchup": (catchup, options.catchup),

@@ -41,7 +41,7 @@ def _catchup(table: Table, options: catchup.CatchupOptions, run: Run) -> Catchup
 
 
 def _compact(table: Table, options: compact.CompactOptions, run: Run) -> compact.CompactReport:
-    report = compact.apply(table, options, on_task=run.checkpoint)
+    report = compact.apply(table, options, on_task=run.checkpoint, on_commit=run.committing)
     run.figures["conflicts"] += report.lost_races
     run.figures["bytes_compacted"] += report.bytes_written or 0
     if report.decision == "compacted":
@@ -74,7 +74,7 @@ def _gc(table: Table, options: gc.GcOptions, run: Run) -> gc.GcReport:
 
 def _maintain(table: Table, options: maintain.MaintainOptions, run: Run) -> maintain.MaintainReport:
     before = table.version
-    report = maintain.maintain(table, options, on_step=lambda _: run.checkpoint())
+    report = maintain.maintain(table, options, on_step=lambda _: run.checkpoint(), on_commit=run.committing)
     for step in report.steps:
         run.took(step.step, step.seconds)
         done: Any = step.report
