@@ -28,6 +28,7 @@ from memwal_ops.cli.inspect import inspect
 from memwal_ops.cli.lease import lease
 from memwal_ops.cli.maintain import maintain
 from memwal_ops.cli.merge import merge
+from memwal_ops.cli.probe import probe
 from memwal_ops.cli.snapshot import snapshot
 from memwal_ops.cli.why import why
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
@@ -72,6 +73,7 @@ cli.add_command(inspect)
 cli.add_command(lease)
 cli.add_command(maintain)
 cli.add_command(merge)
+cli.add_command(probe)
 cli.add_command(snapshot)
 cli.add_command(why)
 

@@ -108,7 +108,7 @@ def read_backlog(table: Table, region_ids: Iterable[UUID] | None = None) -> Back
                 continue
             region, fault = _subtract(outcome, table.index.merged_generations.get(region_id, 0))
             regions[region_id] = region
-            if fault is not None:
+            if fault is not None and not _merged_meanwhile(table, fault):
                 blocked.append(fault)
     return Backlog(regions, tuple(blocked))
 
@@ -134,25 +134,33 @@ def _read_manifest(table: Table, region_id: UUID) -> RegionManifest | MemwalOpsE
         return error
 
 
+def _merged_meanwhile(table: Table, fault: Blocked) -> bool:
+    """Whether others merged it since the table was opened, and a collector took it off the list."""
+    if fault.generation is None:
+        return False
+    return fault.generation <= table.newest().index.merged_generations.get(fault.region_id, 0)
+
+
 def _subtract(manifest: RegionManifest, merged: int) -> tuple[RegionBacklog, Blocked | None]:
     """Unmerged generations up to the first that is missing from the list.
 
     Every number between the progress and ``current_generation`` was flushed (S0-036, S0-150), so a
-    number that is neither merged nor listed holds rows that somebody wrote: never step over it.
+    number that is neither merged nor listed holds rows that somebody wrote: never step over it. The
+    newest ones are missed too: a base table from a backup may be older than what was collected since.
     """
     if merged >= manifest.current_generation:
         # Branches and clones inherit the progress of a table, and none of its regions.
         region = RegionBacklog(manifest, merged, ())
         return region, Blocked(manifest.region_id, None, foreign_progress(manifest, merged))
     listed = {flushed.generation: flushed for flushed in manifest.flushed_generations}
-    top = max(listed, default=0)
+    top = max(manifest.current_generation - 1, max(listed, default=0))
     pending: list[GenerationRef] = []
     for generation in range(merged + 1, top + 1):
         flushed = listed.get(generation)
         if flushed is None:
             error = GenerationMissingError(
                 f"Generation {generation} of region {manifest.region_id} is not merged (progress is {merged}) and not "
-                f"listed in manifest version {manifest.version}, but generation {top} is."
+                f"listed in manifest version {manifest.version}, but generation {top} was flushed."
             )
             region = RegionBacklog(manifest, merged, tuple(pending))
             return region, Blocked(manifest.region_id, generation, error)

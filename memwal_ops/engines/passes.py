@@ -9,7 +9,13 @@ from memwal_ops.core.commit import CommitLostError, commit_strict
 from memwal_ops.core.generations import Generation, open_generation
 from memwal_ops.core.schema_history import SchemaHistory
 from memwal_ops.engines.api import BlockedRegionsError, MergePass
-from memwal_ops.errors import GenerationCorruptError, GenerationMissingError, MemwalOpsError, SchemaProjectionError
+from memwal_ops.errors import (
+    CommitStateUnknownError,
+    GenerationCorruptError,
+    GenerationMissingError,
+    MemwalOpsError,
+    SchemaProjectionError,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -53,12 +59,16 @@ def commit_pass(table: Table, change: Rewrite, merge_pass: MergePass, note: Comm
     """Publish what a pass wrote, with the progress of all its regions; the new version.
 
     Raises:
-        CommitLostError: another writer was first; the pass's files are removed where no version names them.
+        CommitLostError: another writer was first.
         MemwalOpsError: see :func:`memwal_ops.core.commit.commit_strict`.
+
+    Where nothing was published, the pass's files are removed: a disk that is full would be fuller with each try.
     """
     try:
         return commit_strict(table, change.operation(), merge_pass.progress, note)
-    except CommitLostError as error:
-        if error.files_are_ours:
+    except CommitStateUnknownError:
+        raise  # a version may name them
+    except MemwalOpsError as error:
+        if not isinstance(error, CommitLostError) or error.files_are_ours:
             table.store.delete_many(change.written_files())
         raise

@@ -83,10 +83,21 @@ def rewrite(
     Raises:
         BlockedRegionsError: a generation's rows cannot be read.
         InvariantViolatedError: not exactly the winners were written.
+        StorageError: the store failed; what had been written is taken away again.
     """
     target = Target(table.location, table.dataset)
     new_fragments = write_winners(target, generations, winners.upserts, superseded.row_ids, max_bytes, on_rows)
-    updated, removed = delete_superseded(target, superseded.addresses)
+    updated: list[FragmentMetadata] = []
+    removed: list[int] = []
+    try:
+        for fragment_id, remaining in _without(target, superseded.addresses):
+            if remaining is None:
+                removed.append(fragment_id)
+            else:
+                updated.append(remaining)
+    except MemwalOpsError:
+        table.store.delete_many(Rewrite(tuple(new_fragments), tuple(updated), (), ()).written_files())
+        raise
     return Rewrite(tuple(new_fragments), tuple(updated), tuple(removed), all_field_ids(table.dataset))
 
 
@@ -221,10 +232,17 @@ def delete_superseded(target: Target, addresses: npt.NDArray[np.uint64]) -> tupl
     Returns:
         The fragments with their new deletion vectors, and the ids of those that no row is left of.
     """
-    updated: list[FragmentMetadata] = []
-    removed: list[int] = []
+    found = list(_without(target, addresses))
+    return (
+        [remaining for _, remaining in found if remaining is not None],
+        [fragment_id for fragment_id, remaining in found if remaining is None],
+    )
+
+
+def _without(target: Target, addresses: npt.NDArray[np.uint64]) -> Iterator[tuple[int, FragmentMetadata | None]]:
+    """Each fragment that holds ``addresses``, with its new deletion vector; None where no row is left of it."""
     if addresses.size == 0:
-        return updated, removed
+        return
     fragment_ids = (addresses >> np.uint64(_FRAGMENT_SHIFT)).astype(np.int64)
     ids, starts = np.unique(fragment_ids, return_index=True)
     for fragment_id, rows in zip(ids.tolist(), np.split(addresses, starts[1:]), strict=True):
@@ -234,11 +252,7 @@ def delete_superseded(target: Target, addresses: npt.NDArray[np.uint64]) -> tupl
         offsets = (rows & np.uint64(0xFFFF_FFFF)).tolist()
         with lance_errors("write a deletion vector to", target.location.uri):
             remaining = fragment.delete_rows(offsets)
-        if remaining is None:
-            removed.append(fragment_id)
-        else:
-            updated.append(remaining)
-    return updated, removed
+        yield fragment_id, remaining
 
 
 def deletion_path(fragment: FragmentMetadata) -> str | None:

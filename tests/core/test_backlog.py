@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.backlog import read_backlog
 from memwal_ops.format.region_manifest import decode_region_manifest, encode_region_manifest
-from memwal_ops.jobs import inspect
+from memwal_ops.jobs import catchup, expire, gc, inspect
 from memwal_ops.jobs import merge as job
 from tests.tables import damage, wire
 from tests.tables.files import Files
@@ -61,7 +62,7 @@ def test_a_region_that_lost_its_manifests(made: Workload) -> None:
     assert read_base(made.uri) == made.expected(dict(wire.progress(Files(made.uri))))
 
 
-@pytest.mark.parametrize("missing", [1, 2])
+@pytest.mark.parametrize("missing", [1, 2, 3])
 def test_a_number_that_is_not_listed_stops_its_region(made: Workload, missing: int) -> None:
     region = uuid.UUID(made.regions[0])
     path = damage.region_manifest_path(made.uri, str(region))
@@ -77,3 +78,16 @@ def test_a_number_that_is_not_listed_stops_its_region(made: Workload, missing: i
     assert merged.get(str(region), 0) == missing - 1
     assert merged[made.regions[1]] == 3
     assert read_base(made.uri) == made.expected(merged)
+
+
+def test_what_was_merged_and_collected_since_the_table_was_opened(made: Workload) -> None:
+    """The pinned table's progress is old, the region's manifest is not: nothing is missing."""
+    pinned = open_table(made.uri)
+    job.apply(pinned, job.MergeOptions())
+    catchup.apply(open_table(made.uri), catchup.CatchupOptions())
+    expire.apply(open_table(made.uri), expire.ExpireOptions(older_than=timedelta(0)))
+    gc.apply(open_table(made.uri), gc.GcOptions(reader_grace=timedelta(0), allow_unsafe=True))
+    assert open_table(made.uri).region(uuid.UUID(made.regions[0])).latest().flushed_generations == ()
+    backlog = read_backlog(pinned)
+    assert (backlog.blocked, backlog.pending) == ((), ())
+    assert job.apply(pinned, job.MergeOptions()).decision == "nothing_to_merge"

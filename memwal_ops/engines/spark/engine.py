@@ -399,9 +399,6 @@ class _Run:
         except CommitStateUnknownError:
             self._name(change.written_files(), "the outcome of the commit is unknown")
             raise
-        except MemwalOpsError:
-            self._name(change.written_files(), "the commit was refused")
-            raise
 
     def _remove(self, paths: Sequence[str]) -> None:
         """Take back what finished stages wrote for a pass that never came to its commit."""
