@@ -60,5 +60,7 @@ def test_a_job_that_lost_its_lease_changes_nothing(tmp_path: Path, name: str) ->
         )
     assert asked
     left = {path for path in contents(uri).keys() - before.keys() if not path.startswith("_mem_wal_ops")}
+    # pylance's clean-up takes what a compaction wrote, the next merge takes the file of a transaction.
+    allowed = {"compact": ("data/", "_indices/"), "merge": ("_transactions/",), "maintain": ("_transactions/",)}
+    assert all(path.startswith(allowed.get(name, ("nothing",))) for path in left), left
     assert before.items() <= contents(uri).items(), "something is gone, or was changed"
-    assert left <= {path for path in left if name in {"compact", "maintain"}}, left
