@@ -13,7 +13,6 @@ from memwal_ops.cli.options import RegionId, Size, json_output, storage_options
 from memwal_ops.cli.progress import counting, stages
 from memwal_ops.cli.text import counted, grid, paragraph, short_ids, size_text, span_text
 from memwal_ops.core.table import open_table
-from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.jobs import merge as job
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def merge(
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
         click.echo(describe(report))
-    return RegionsBlockedError.exit_code if report.decision == "blocked" else 0
+    return report.exit_code
 
 
 def _merge(table: Table, options: job.MergeOptions, *, show: bool) -> job.MergeReport:

@@ -178,7 +178,9 @@ def _is_same_field(source: Node, target: Node, is_rename: RenameCheck) -> bool:
         raise SchemaProjectionError(
             f"Field {target.field_id} was {source.name!r} when the generation was flushed and is {target.name!r} "
             "now; the versions that would tell a rename from a drop and an add are gone.",
-            remedy="Rename the column back, merge, and rename it again.",
+            remedy=f"If it was renamed: rename {target.name!r} back to {source.name!r}, merge, and rename it again. If "
+            f"{source.name!r} was dropped, or undone by a restore: copy {target.name!r} to a new column, drop it, and "
+            "rename the copy, so that its field is another.",
         )
     return verdict
 

@@ -64,6 +64,7 @@ class Run:
     versions: list[int] = field(default_factory=list)
     on_progress: Callable[[], None] = _nothing
     on_checkpoint: Callable[[], None] = _nothing
+    on_commit: Callable[[], None] = _nothing
 
     def took(self, phase: str, seconds: float) -> None:
         """Add to the time of a phase."""
@@ -82,6 +83,15 @@ class Run:
         """
         self.on_progress()
         self.on_checkpoint()
+
+    def committing(self) -> None:
+        """Right before a commit that does not go through the table's store, but through pylance.
+
+        Raises:
+            LeaseLostError: another supervisor does this job now.
+        """
+        self.on_progress()
+        self.on_commit()
 
 
 def _success(_: Any) -> int:

@@ -31,6 +31,7 @@ from memwal_ops.errors import (
     IndexesBehindError,
     InvalidUsageError,
     InvariantViolatedError,
+    LeaseLostError,
     MemwalOpsError,
     ObjectNotFoundError,
 )
@@ -193,7 +194,7 @@ def _catch_up(run: _Run, name: str) -> _Outcome:
     error: MemwalOpsError | None = None
     try:
         decision = _update(run, name)
-    except CommitStateUnknownError:
+    except (CommitStateUnknownError, LeaseLostError):
         raise
     except MemwalOpsError as failure:
         get_logger(__name__).warning("index_failed", table=first.location.uri, index=name, error=str(failure))

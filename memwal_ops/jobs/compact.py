@@ -145,7 +145,7 @@ class _Attempt:
     options: CompactOptions
     results: list[RewriteResult] = field(default_factory=list)
 
-    def run(self, budget: int, on_task: Callable[[], None]) -> int | None:
+    def run(self, budget: int, on_task: Callable[[], None], on_commit: Callable[[], None]) -> int | None:
         """Plan, rewrite and commit; the version that landed, or None where there is nothing to do."""
         table, uri = self.table, self.table.location.uri
         with lance_errors("plan the compaction of", uri):
@@ -159,6 +159,7 @@ class _Attempt:
             with lance_errors("write compacted fragments of", uri):
                 self.results.append(task.execute(dataset))
             on_task()
+        on_commit()
         _refuse_gaps(table)
         with lance_errors("commit the compaction of", uri):
             Compaction.commit(dataset, self.results, asked)
@@ -207,7 +208,13 @@ def dry_run(table: Table, options: CompactOptions) -> CompactReport:
     )
 
 
-def apply(table: Table, options: CompactOptions, *, on_task: Callable[[], None] = lambda: None) -> CompactReport:
+def apply(
+    table: Table,
+    options: CompactOptions,
+    *,
+    on_task: Callable[[], None] = lambda: None,
+    on_commit: Callable[[], None] = lambda: None,
+) -> CompactReport:
     """Rewrite small or much-deleted fragments that stood when the call began, a bounded number per commit.
 
     Fragments that others add meanwhile are left for the next run, so that a run beside a merger ends.
@@ -217,6 +224,7 @@ def apply(table: Table, options: CompactOptions, *, on_task: Callable[[], None] 
         table: any version of the table; the newest is read after each commit and each lost race.
         options: see :class:`CompactOptions`.
         on_task: called as each group of fragments has been rewritten, for a progress bar.
+        on_commit: called right before each commit, which is pylance's own, so that no store sees it.
 
     Returns:
         The report. ``unchanged`` says why nothing was rewritten.
@@ -238,7 +246,7 @@ def apply(table: Table, options: CompactOptions, *, on_task: Callable[[], None] 
     while True:
         attempt = _Attempt(table, limit, options)
         try:
-            version = attempt.run(ROWS_PER_COMMIT >> races.lost_in_a_row, on_task)
+            version = attempt.run(ROWS_PER_COMMIT >> races.lost_in_a_row, on_task, on_commit)
         except (CommitLostError, StorageError, TableNotFoundError) as error:
             newest = table.newest()
             version = attempt.landed_as(newest)

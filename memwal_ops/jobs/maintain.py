@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import (
-    DeletesFailedError,
-    IndexesBehindError,
-    InvalidUsageError,
-    MemwalOpsError,
-    RegionsBlockedError,
-)
+from memwal_ops.errors import InvalidUsageError, LeaseLostError, MemwalOpsError
 from memwal_ops.jobs import catchup, compact, expire, gc, merge, snapshot
 
 if TYPE_CHECKING:
@@ -81,15 +75,7 @@ class StepReport:
         """What the step's own command would have exited with."""
         if self.error is not None:
             return self.error.exit_code
-        if (
-            self.decision == "blocked"
-            or getattr(self.report, "has_faults", False)
-            or getattr(self.report, "faults", None)
-        ):
-            return RegionsBlockedError.exit_code
-        if self.step == "gc" and self.decision == "incomplete":
-            return DeletesFailedError.exit_code
-        return IndexesBehindError.exit_code if self.decision == "incomplete" else 0
+        return int(getattr(self.report, "exit_code", 0))
 
     def to_json(self) -> dict[str, object]:
         """The ``steps`` entry of a report."""
@@ -142,7 +128,11 @@ class MaintainReport:
 
 
 def maintain(
-    table: Table, options: MaintainOptions, *, on_step: Callable[[str], None] = lambda _: None
+    table: Table,
+    options: MaintainOptions,
+    *,
+    on_step: Callable[[str], None] = lambda _: None,
+    on_commit: Callable[[], None] = lambda: None,
 ) -> MaintainReport:
     """Run all jobs, each on the newest version. A step that fails does not stop the ones that build.
 
@@ -154,6 +144,7 @@ def maintain(
         table: any version of it.
         options: see :class:`MaintainOptions`.
         on_step: called with the name of each step as it begins.
+        on_commit: see :func:`memwal_ops.jobs.compact.apply`.
     """
     started = time.monotonic()
     steps: list[StepReport] = []
@@ -166,7 +157,9 @@ def maintain(
         on_step(step)
         try:
             table = table.newest()
-            report = _run(step, table, options)
+            report = _run(step, table, options, on_commit)
+        except LeaseLostError:
+            raise  # another does all of it
         except MemwalOpsError as error:
             steps.append(StepReport(step, time.monotonic() - begun, error=error))
         else:
@@ -187,7 +180,9 @@ def _skipped(step: str, before: list[StepReport], options: MaintainOptions, seco
     return None
 
 
-def _run(step: str, table: Table, options: MaintainOptions) -> object:
+def _run(step: str, table: Table, options: MaintainOptions, on_commit: Callable[[], None]) -> object:
+    if step == "compact" and not options.dry_run:
+        return compact.apply(table, options.compact, on_commit=on_commit)
     builders: dict[str, tuple[Any, Any]] = {
         "merge": (merge, options.merge),
         "catchup": (catchup, options.catchup),

@@ -22,7 +22,7 @@ from memwal_ops.engines.local import LocalEngine
 from memwal_ops.engines.spark import SparkEngine
 from memwal_ops.engines.spark.environment import why_not
 from memwal_ops.engines.spark.session import session
-from memwal_ops.errors import CommitConflictError, InvalidUsageError, ObjectNotFoundError
+from memwal_ops.errors import CommitConflictError, InvalidUsageError, ObjectNotFoundError, RegionsBlockedError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.version import __version__
@@ -129,6 +129,11 @@ class MergeReport:
     lost_races: int
     seconds: float
     engine_reason: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """What the command exits with; a dry run has nothing to complain of."""
+        return RegionsBlockedError.exit_code if self.decision == "blocked" else 0
 
     def to_json(self) -> dict[str, object]:
         """The document of ``merge --json``."""

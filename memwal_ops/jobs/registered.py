@@ -8,9 +8,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import (
-    RegionsBlockedError,
-)
 from memwal_ops.jobs import catchup, compact, expire, gc, looks, maintain, merge, snapshot
 from memwal_ops.jobs.api import Job, Run
 
@@ -34,10 +31,6 @@ def _merge(table: Table, options: merge.MergeOptions, run: Run) -> merge.MergeRe
     return report
 
 
-def _merge_code(report: merge.MergeReport) -> int:
-    return RegionsBlockedError.exit_code if report.blocked else 0
-
-
 def _catchup(table: Table, options: catchup.CatchupOptions, run: Run) -> CatchupReport:
     report = catchup.apply(table, options, on_index=lambda _: run.checkpoint())
     run.figures["conflicts"] += report.lost_races
@@ -48,7 +41,7 @@ def _catchup(table: Table, options: catchup.CatchupOptions, run: Run) -> Catchup
 
 
 def _compact(table: Table, options: compact.CompactOptions, run: Run) -> compact.CompactReport:
-    report = compact.apply(table, options, on_task=run.checkpoint)
+    report = compact.apply(table, options, on_task=run.checkpoint, on_commit=run.committing)
     run.figures["conflicts"] += report.lost_races
     run.figures["bytes_compacted"] += report.bytes_written or 0
     if report.decision == "compacted":
@@ -81,7 +74,7 @@ def _gc(table: Table, options: gc.GcOptions, run: Run) -> gc.GcReport:
 
 def _maintain(table: Table, options: maintain.MaintainOptions, run: Run) -> maintain.MaintainReport:
     before = table.version
-    report = maintain.maintain(table, options, on_step=lambda _: run.checkpoint())
+    report = maintain.maintain(table, options, on_step=lambda _: run.checkpoint(), on_commit=run.committing)
     for step in report.steps:
         run.took(step.step, step.seconds)
         done: Any = step.report
@@ -117,7 +110,7 @@ MERGE = Job(
     options=merge.MergeOptions,
     plan=merge.dry_run,
     apply=_merge,
-    exit_code=_merge_code,
+    exit_code=_own_code,
     pool="merge",
     enabled=True,
     every=timedelta(minutes=10),

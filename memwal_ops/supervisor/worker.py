@@ -110,7 +110,7 @@ class Worker:
                 check_lease()
                 checked = time.monotonic()
 
-        run = Run(on_progress=self._progress, on_checkpoint=checkpoint)
+        run = Run(on_progress=self._progress, on_checkpoint=checkpoint, on_commit=check_lease)
         run.took("open", time.monotonic() - started)
         watched = replace(table, store=GuardedStore(table.store, check_lease, self._progress))
         try:

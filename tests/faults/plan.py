@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,10 +20,8 @@ from lance.optimize import Compaction, CompactionTask
 
 from memwal_ops import open_table
 from memwal_ops.errors import StoreUnavailableError
-from memwal_ops.storage import deletes, object_store
 from memwal_ops.storage.api import DeleteReport
-from memwal_ops.storage.errors import translate
-from memwal_ops.storage.local import LocalObjectStore
+from tests.crash.calm import calm
 from tests.crash.dying_store import Killed
 from tests.faults.points import store_point
 
@@ -259,21 +256,8 @@ def pylance_points() -> Iterator[None]:
         ):
             wrapped = _wrapped(inspect.getattr_static(owner, attribute), getattr(owner, attribute), name)
             stack.enter_context(mock.patch.object(owner, attribute, wrapped))
-        for module in [one for name, one in sys.modules.items() if name.startswith("memwal_ops.")]:
-            if getattr(module, "ThreadPoolExecutor", None) is ThreadPoolExecutor:
-                stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", OneAfterTheOther))
-        # Half of what a call to a local store costs: it needs no second try, and there is no link to lead out of it.
-        stack.enter_context(mock.patch.object(object_store, "call", _once))
-        stack.enter_context(mock.patch.object(deletes, "call", _once))
-        stack.enter_context(mock.patch.object(LocalObjectStore, "_is_inside", lambda *_: True))
+        stack.enter_context(calm())
         yield
-
-
-def _once(attempt: Callable[[], Any], *, path: str, action: str, policy: object) -> Any:
-    try:
-        return attempt()
-    except Exception as error:
-        raise translate(error, path=path, action=action) from error
 
 
 def _wrapped(static: object, real: Callable[..., Any], name: str) -> Any:
@@ -288,36 +272,6 @@ def _wrapped(static: object, real: Callable[..., Any], name: str) -> Any:
         static, staticmethod | classmethod
     )
     return call if is_method else staticmethod(call)
-
-
-class OneAfterTheOther:
-    """A thread pool without threads."""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __enter__(self) -> OneAfterTheOther:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def map(self, function: Callable[..., Any], *iterables: Iterable[Any]) -> Iterator[Any]:
-        """As a pool: all are begun, and an error shows where its result is asked for."""
-        outcomes: list[tuple[Any, BaseException | None]] = []
-        for arguments in zip(*iterables, strict=False):
-            try:
-                outcomes.append((function(*arguments), None))
-            except BaseException as error:
-                outcomes.append((None, error))
-
-        def results() -> Iterator[Any]:
-            for result, error in outcomes:
-                if error is not None:
-                    raise error
-                yield result
-
-        return results()
 
 
 class FaultStore:

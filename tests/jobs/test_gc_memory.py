@@ -27,7 +27,7 @@ def planned(stand: Stand) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("few", "larger", "mib_for_100_000"),
     [
-        pytest.param(Stand(entries=100_000), {"entries": 400_000}, 5, id="a log"),
+        pytest.param(Stand(entries=100_000), {"entries": 400_000}, 8, id="a log"),
         pytest.param(Stand(25, 900, 10, 10), {"regions": 75}, 1.5, id="regions"),
         pytest.param(Stand(directories=3_000, files=10), {"directories": 9_000}, 15, id="directories"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.errors import InvalidUsageError, StoreUnavailableError
+from memwal_ops.errors import DeletesFailedError, InvalidUsageError, StoreUnavailableError
 from memwal_ops.jobs import catchup, compact, gc, maintain, merge
 from memwal_ops.jobs.collectables import Verdict
 from memwal_ops.jobs.expire import ExpireOptions
@@ -159,3 +160,15 @@ def test_the_command(tmp_path: Path) -> None:
 def test_what_contradicts_itself_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidUsageError):
         MaintainOptions(**options)
+
+
+def test_a_step_exits_as_its_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deletions that failed beside a region that cannot be read: the command says 27, and so does the step."""
+    table = made(tmp_path)
+
+    def failing(*_: object) -> gc.GcReport:
+        return gc.GcReport(applied=True, limit=0, failed={"path": "why"}, faults={uuid.UUID(int=1): "gap"})
+
+    monkeypatch.setattr(gc, "apply", failing)
+    report = maintain.maintain(open_table(table.uri), now(apply=True))
+    assert report.steps[-1].exit_code == report.exit_code == DeletesFailedError.exit_code

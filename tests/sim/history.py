@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tests.crash.calm import calm
 from tests.sim.steps import WEIGHTS, Steps, make_table
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class History:
 
     def run(self) -> Counter[str]:
         """All steps, then the end; how often each had an effect."""
+        with calm():
+            return self._run()
+
+    def _run(self) -> Counter[str]:
         try:
             for _ in range(self.rng.randint(STEPS[0], self.rng.randint(*STEPS))):
                 kinds = list(WEIGHTS) if self.rng.random() < _IDLE else self.steps.possible()
@@ -44,7 +49,7 @@ class History:
             raise
         finally:
             self.steps.close()
-        return self.steps.effects
+        return self.steps.effects + self.steps.leases.effects
 
 
 def run_histories(seeds: Iterable[int], folder: str) -> Counter[str]:

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.crash.calm import calm
 from tests.sim.steps import CALLS, JOBS, MOST_WRITES, OVERTAKEN, WEIGHTS, Steps, make_table
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class TableMachine(RuleBasedStateMachine):
         assert self.steps is not None
         self.steps.rng.seed(n)
         self.steps.made.rng.seed(n)
+        self.steps.leases.rng.seed(n)
         with self.watched():
             self.steps.do(step, **arguments)
 
@@ -136,5 +138,6 @@ def run_machine(histories: int, first: int = 0) -> Counter[str]:
         report_multiple_bugs=False,
     )
     machine: Any = seed(first)(TableMachine) if first else TableMachine
-    run_state_machine_as_test(machine, settings=chosen)
+    with calm():
+        run_state_machine_as_test(machine, settings=chosen)
     return TableMachine.effects

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.sim.history import run_histories
+from tests.sim.leases import KEPT_AWAY, LOST, TWO_HOLDERS
 from tests.sim.machine import run_machine
 from tests.sim.planted import BUGS, FOUND, hunt
 from tests.sim.steps import WEIGHTS
@@ -48,6 +49,8 @@ def test_every_invariant_holds(tmp_path: Path, chunk: int) -> None:
     first = FIRST + chunk * (SEEDED // CHUNKS)
     effects = run_histories(range(first, first + SEEDED // CHUNKS), str(tmp_path))
     _assert_not_vacuous(effects, SEEDED // CHUNKS)
+    if HISTORIES >= IN_CI:
+        assert all(effects[lie] for lie in (LOST, KEPT_AWAY, TWO_HOLDERS)), effects
 
 
 @pytest.mark.long

@@ -149,7 +149,9 @@ class Stages:
         key = f"shuffle_bytes_{name}"
         for data in attempts:
             self.metrics["tasks"] += data.numCompleteTasks()
-            self.metrics["lost_attempts"] += data.numFailedTasks() + data.numKilledTasks()
+            # The stage is over: whatever still runs was overtaken by another attempt, and is about to be killed.
+            overtaken = data.numActiveTasks()
+            self.metrics["lost_attempts"] += data.numFailedTasks() + data.numKilledTasks() + overtaken
             self.metrics["shuffle_bytes"] += data.shuffleWriteBytes()
             self.metrics["spilled_bytes"] += data.diskBytesSpilled()
             self.metrics["executor_seconds"] += data.executorRunTime() / 1000
