@@ -57,6 +57,7 @@ def leaves_nothing(table: Workload, filler: Path, job: Callable[[], None], *, in
             job()
         except CommitStateUnknownError:
             failures.add("unknown")
+            before = files(table.uri)  # a version may name what it wrote
         except StorageError as error:
             failures.add(str(error).split("'", 1)[0])
             left = files(table.uri) - before
