@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import tarfile
@@ -204,7 +203,6 @@ def test_upgrade_pylance(tmp_path: Path) -> None:
         "NEW": here,
         "SOURCE": str(ROOT),
         "PYTEST_ARGS": "-p no:randomly -k the_strict_commit",
-        "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT)),
     }
     expected = {int(key): row for key, row in json.loads((tmp_path / "t.lance.json").read_text()).items()}
     with Page("upgrade-pylance.md", environment) as page:
