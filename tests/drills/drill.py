@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
+from tests.cli.run import contents
 from tests.drills.error_pages import RUNBOOKS, Page
 from tests.drills.lines import run_line
 
@@ -38,8 +40,15 @@ class Drill:
         return run_line(self._capfd, line, wrap=self.wrap)
 
     def refused(self, line: str) -> dict[str, str]:
-        """The command ends with the page's error; the error's document."""
-        return self.told(self.run(f"{line} --json"))
+        """The command ends with the page's error and changes no file of a local table; the error's document."""
+        before = self._files()
+        document = self.told(self.run(f"{line} --json"))
+        assert self._files() == before
+        return document
+
+    def _files(self) -> dict[str, tuple[int, bytes]]:
+        uri = os.environ.get("URI", "")
+        return {} if "://" in uri or not os.path.isdir(uri) else contents(uri)
 
     def told(self, outcome: Outcome) -> dict[str, str]:
         """The page's error, in its exit code, in its document, and in the page that it names; the document."""

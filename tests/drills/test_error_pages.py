@@ -35,6 +35,12 @@ def pages() -> list[Path]:
     return [path for path in sorted(RUNBOOKS.rglob("*.md")) if path != INDEX.path]
 
 
+def is_expected(path: Path) -> bool:
+    """Whether a page may be linked before it is there."""
+    alerts = RUNBOOKS / "alerts"
+    return path.stem in EXPECTED if path.parent == RUNBOOKS else path.parent == alerts and not alerts.exists()
+
+
 def names(paths: list[Path]) -> list[str]:
     return [str(path.relative_to(RUNBOOKS)) for path in paths]
 
@@ -82,7 +88,7 @@ def test_the_index_names_each_page_once() -> None:
     there = [path for path in linked if path.exists()]
     assert names(sorted(there)) == names(pages())
     assert [path for path, times in linked.items() if times > 1] == []
-    assert {path.stem for path in linked if not path.exists()} <= EXPECTED
+    assert [path for path in linked if not path.exists() and not is_expected(path)] == []
 
 
 def test_the_index_has_every_exit_code() -> None:
@@ -97,15 +103,17 @@ def test_the_index_has_a_place_for_alerts() -> None:
     assert INDEX.text.count("<!-- alerts:") == INDEX.text.count("<!-- end of alerts -->") == 1
     section = INDEX.text.partition("<!-- alerts:")[2].partition("<!-- end of alerts -->")[0]
     folder = RUNBOOKS / "alerts"
-    listed = set(re.findall(r"\]\(alerts/([\w-]+\.md)\)", section))
-    assert listed == {path.name for path in folder.glob("*.md")}
+    listed = re.findall(r"^\| \[\w+\]\(alerts/(\w+\.md)\) \| .+ \|$", section, re.MULTILINE)
+    assert listed == sorted(listed)
+    if folder.exists():
+        assert listed == sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("name", ["README.md", *names(pages())])
 def test_links_lead_somewhere(name: str) -> None:
     page = Page(RUNBOOKS / name)
     for path, heading in page.links:
-        if path.parent == RUNBOOKS and path.stem in EXPECTED and not path.exists():
+        if not path.exists() and is_expected(path):
             continue
         assert path.exists(), path
         if heading:

@@ -336,7 +336,7 @@ def test_30_commit_conflict(drill: Drill, table: Workload, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(commit, "refuse_overtaken", overtaken)
         patch.setattr(races, "_MOST_IN_A_ROW", 3)
-        drill.refused('memwal-ops snapshot "$URI"')
+        drill.told(drill.run('memwal-ops snapshot "$URI" --json'))
         _, versions, _ = drill.follow(3)
     assert len(versions.out.splitlines()) > 4
     drill.rest()
