@@ -88,12 +88,6 @@ class Drill:
         return self._at == len(self.page.commands)
 
 
-def drill_of(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> Drill:
-    """The drill of the page that a test is named for: ``test_03_table_not_found``."""
-    name = request.node.originalname.removeprefix("test_").replace("_", "-", 1)
-    return Drill(Page(ERRORS / f"{name}.md"), capfd, patch)
-
-
 def _named(page: Page) -> tuple[int, str]:
     match = re.fullmatch(r"(\d\d)-(\w+)", page.path.stem)
     assert match is not None, page.path

@@ -19,7 +19,6 @@ from memwal_ops.core.generations import Generation
 from memwal_ops.engines.local import LocalEngine
 from memwal_ops.jobs import races
 from memwal_ops.jobs.catchup import DEFAULT_MAX_SEGMENTS as SEGMENTS
-from tests.drills.drill import Drill, drill_of
 from tests.jobs.test_catchup import create, rows, write
 from tests.tables import damage, wire
 from tests.tables.files import Files
@@ -30,15 +29,11 @@ from tests.tables.workload import Workload
 
 if TYPE_CHECKING:
     from tests.cli.run import Outcome
+    from tests.drills.drill import Drill
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY_KEY)])
 ROWS = pa.table({"id": [1, 2]}, schema=SCHEMA)
 REGION = "00000000-0000-4000-8000-000000000001"
-
-
-@pytest.fixture
-def drill(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Drill:
-    return drill_of(request, capfd, monkeypatch)
 
 
 @pytest.fixture

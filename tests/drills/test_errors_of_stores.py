@@ -12,7 +12,6 @@ import pytest
 
 from memwal_ops.storage import object_store
 from memwal_ops.storage.retries import RetryPolicy
-from tests.drills.drill import Drill, drill_of
 from tests.s3_server import ACCESS_KEY, REGION, SECRET_KEY, options_for
 from tests.storage.faulty_proxy import Fault, FaultyProxy
 from tests.tables import damage
@@ -24,14 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.drills.drill import Drill
+
 FOREVER = 10**9
 METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
 LONG_AGO = 5 * 86_400
-
-
-@pytest.fixture
-def drill(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Drill:
-    return drill_of(request, capfd, monkeypatch)
 
 
 @pytest.fixture

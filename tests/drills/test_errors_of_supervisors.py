@@ -15,7 +15,6 @@ from memwal_ops.core.leases import break_lease
 from memwal_ops.jobs.registry import load_jobs
 from memwal_ops.supervisor.history import History
 from memwal_ops.supervisor.state_dir import StateDir
-from tests.drills.drill import Drill, drill_of
 from tests.s3_server import ACCESS_KEY, REGION, SECRET_KEY
 from tests.storage.faulty_proxy import Fault, FaultyProxy
 from tests.supervisor.plugin_packages import install
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.cli.run import Outcome
+    from tests.drills.drill import Drill
 
 GENERATION_DATA = re.compile(r"_gen_\d+/data/")
 ONLY_MERGE = "catchup: {enabled: false}, compact: {enabled: false}, snapshot: {enabled: false}"
@@ -43,11 +43,6 @@ class Watcher(FaultyProxy):
         if self.on_merge is not None and method == "GET" and GENERATION_DATA.search(path):
             called, self.on_merge = self.on_merge, None
             called()
-
-
-@pytest.fixture
-def drill(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Drill:
-    return drill_of(request, capfd, monkeypatch)
 
 
 @pytest.fixture
@@ -169,7 +164,7 @@ def test_53_worker_died(drill: Drill, config: Path, table: Workload) -> None:
 @pytest.mark.s3
 def test_54_job_hung(drill: Drill, config: Path, remote: Workload, proxy: Watcher, s3_options: dict[str, str]) -> None:
     merging(config, remote.uri, job=", hung_after: 1s")
-    proxy.faults = [Fault("GET", GENERATION_DATA.pattern, "late", times=10**9, stall=2.5)]
+    proxy.faults = [Fault("GET", GENERATION_DATA.pattern, "late", times=10**9, stall=20)]
     ran(drill, drill.run('memwal-ops run --once --config "$CONFIG" --json'))
     proxy.faults.clear()
     failed, limits, _ = drill.rest()

@@ -8,7 +8,6 @@ import pytest
 
 from memwal_ops.engines.spark import tasks
 from tests.crash.spark_driver import faulty
-from tests.drills.drill import Drill, drill_of
 from tests.tables.model import assert_same
 from tests.tables.reading import read_base
 from tests.tables.workload import Workload
@@ -18,10 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-
-@pytest.fixture
-def drill(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Drill:
-    return drill_of(request, capfd, monkeypatch)
+    from tests.drills.drill import Drill
 
 
 def test_46_spark_job_failed(
