@@ -168,6 +168,7 @@ class Conductor:
                     entry.table, entry.settings = table, settings
                 else:
                     state.entries[job] = self._entry(table, settings, now)
+            self.metrics.know(name, state.entries)
 
     def due(self, table: str, job: str, why: str) -> None:
         """A job is to be run as soon as it may; nothing where it waits or runs already."""
