@@ -39,6 +39,7 @@ _BACKLOG = {
 _LEASE_STATES = ("free", "held", "elsewhere")
 _BOTH = ("succeeded", "failed")
 _ENDINGS = ("succeeded", "partial", *FAILURES)
+_SKIPS = ("held", "shared")
 _PUT_OFF = ("window", "budget")
 
 
@@ -121,6 +122,8 @@ class Metrics:
             of.labels(table)
         for job in jobs:
             self.conflicts.labels(table, job)
+            for why in _SKIPS:
+                self.skipped.labels(table, job, why)
             for outcome in _ENDINGS:
                 self.runs.labels(table, job, outcome)
 
