@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from memwal_ops import errors, open_table
 from memwal_ops.core.leases import Holder, acquire
 from memwal_ops.jobs import merge
 from memwal_ops.jobs.registry import load_jobs
+from tests.cli.run import run_here
 from tests.deploy.promql import metrics
 from tests.drills.pages import follow, steps
 from tests.supervisor.plugin_packages import install
@@ -40,11 +42,18 @@ STORIES = {
     "gc-frees-nothing", "disk-full", "clock-skew", "restore-a-table", "move-a-table", "upgrade-pylance", "index-behind",
 }  # fmt: skip
 
-# A clock that is an hour fast, for the service alone: what it writes has the store's time.
+# A store whose clock is an hour slow, as the service sees it; its workers go by other files' times.
 CLOCK = """
-from datetime import UTC, datetime, timedelta
-from memwal_ops.supervisor.clock import Clock
-Clock.now = lambda self: datetime.now(UTC) + timedelta(hours=1)
+import sys
+from dataclasses import replace
+from datetime import timedelta
+if "run" in sys.orig_argv:
+    from memwal_ops.storage import paging
+    meta_of = paging.to_meta
+    def slow(found):
+        meta = meta_of(found)
+        return replace(meta, last_modified=meta.last_modified - timedelta(hours=1))
+    paging.to_meta = slow
 """
 # Two jobs that nobody should install: one that lives and does not end, and one whose figure is no number.
 JOBS = """
@@ -83,15 +92,20 @@ state_dir: {root}/state-config
 http: {{port: {port}}}
 backoff: {{failures: 1, first: 1h}}
 leases: {{ttl: 3s}}
-discover: 1s
 defaults:
   poll: 2s
-  jobs: {{merge: {{enabled: false}}, catchup: {{enabled: false}}, compact: {{enabled: false}}, snapshot: {{enabled: false}}}}
+  jobs:
+    merge: {{enabled: false}}
+    catchup: {{enabled: false}}
+    compact: {{enabled: false}}
+    snapshot: {{enabled: false}}
 tables:
   - {{uri: {root}/blocked.lance, jobs: {{merge: {{enabled: true, schedule: 1h, when: null}}}}}}
   - {{uri: {root}/broken.lance, jobs: {{merge: {{enabled: true, schedule: 1h, when: null}}}}}}
   - {{uri: {root}/held.lance, jobs: {{merge: {{enabled: true, schedule: 1h, when: null}}}}}}
-  - {{uri: {root}/races.lance, jobs: {{merge: {{enabled: true, schedule: null, when: generations > 2, options: {{max_generations: 1}}}}}}}}
+  - uri: {root}/races.lance
+    jobs:
+      merge: {{enabled: true, schedule: null, when: generations > 2, options: {{max_generations: 1}}}}
   - {{uri: {root}/dies.lance, jobs: {{moody: {{options: {{mood: dies}}}}}}}}
   - {{uri: {root}/hangs.lance, jobs: {{moody: {{hung_after: 1s, options: {{mood: hangs}}}}}}}}
   - {{uri: {root}/late.lance, jobs: {{audit: {{options: {{min_rows: 1000}}}}}}}}
@@ -122,7 +136,7 @@ class Drill:
 
     def shows(self, alert: str, series: str, holds: Callable[[float], bool]) -> None:
         """Wait until a series that the alert looks at says that it is the case."""
-        assert series.split("{")[0] in metrics(promql.parse(ALERTS[alert]["expr"])), alert
+        assert series.partition("{")[0] in metrics(promql.parse(ALERTS[alert]["expr"])), alert
         until(lambda: series in (found := self.series()) and holds(found[series]))
 
     def follow(self, alert: str, table: str = "", job: str = "", ends: dict[int, int] | None = None) -> list[str]:
@@ -169,7 +183,9 @@ def make_tables(root: Path) -> tuple[Workload, Path]:
         os.symlink(table.uri, root / f"{name}.lance")
     for name in ("fleet/a", "fleet/b"):
         damage.copy_table(table.uri, str(root / f"{name}.lance"))
-    shutil.move(damage.generation_path(str(root / "blocked.lance"), table.regions[0], 2), kept / "generation")
+    # Damaged, and not gone: a look, which only lists, cannot see it.
+    shutil.copytree(damage.generation_path(str(root / "blocked.lance"), table.regions[0], 2), kept / "generation")
+    damage.truncate_generation_manifest(str(root / "blocked.lance"), table.regions[0], 2)
     shutil.move(root / "broken.lance/_versions", kept / "versions")
     shutil.copytree(kept / "versions", root / "broken.lance/_versions")
     for manifest in (root / "broken.lance/_versions").glob("*.manifest"):
@@ -219,6 +235,7 @@ def jobs_hang_die_and_wait(drill: Drill) -> None:
     assert '"pid":' in pids
 
     drill.shows("MemwalOpsWorkersDie", 'memwal_ops_worker_deaths_total{pool="build"}', bool)
+    until(lambda: [one for one in drill.running.runs(failed=True) if one["outcome"] == "died"])
     first, deaths = drill.follow("MemwalOpsWorkersDie")
     assert "died" in first
     assert "exit code 7" in first
@@ -297,12 +314,15 @@ def tables_are_behind(drill: Drill, table: Workload) -> None:
 def tables_are_damaged(drill: Drill, table: Workload, kept: Path) -> None:
     series = 'memwal_ops_blocked_regions{table="blocked"}'
     drill.shows("MemwalOpsMergeBlocked", series, lambda many: many == 1)
-    first, merged, history = drill.follow("MemwalOpsMergeBlocked", "blocked", ends={1: 10})
-    assert "generation_missing" in first
-    assert "generation_missing" in merged
+    first, regions, merged, history = drill.follow("MemwalOpsMergeBlocked", "blocked", ends={2: 10})
+    assert '"reason": "generation_corrupt"' in first
+    assert table.regions[0] in regions
+    assert '"reason": "generation_corrupt"' in merged
     assert "partial" in history
     folder = damage.generation_path(drill.uri("blocked"), table.regions[0], 2)
+    shutil.rmtree(folder)
     shutil.move(kept / "generation", folder)
+    assert run_here(drill.capfd, "merge", drill.uri("blocked")).code == 0
     drill.shows("MemwalOpsMergeBlocked", series, lambda many: many == 0)
 
     failing = 'memwal_ops_consecutive_failures{job="merge",table="broken"}'
@@ -331,7 +351,7 @@ def the_file_is_bad(drill: Drill, good: str) -> None:
     drill.shows("MemwalOpsPatternFails", "memwal_ops_pattern_faults", lambda many: many == 0)
 
     config.write_text(good + "htp: {}\n")
-    os.kill(drill.running.process.pid, 1)
+    os.kill(drill.running.process.pid, signal.SIGHUP)
     drill.shows("MemwalOpsConfigBad", "memwal_ops_config_ok", lambda fine: fine == 0)
     first, said, _ = drill.follow("MemwalOpsConfigBad", ends={0: 50})
     assert re.search(r"config\.yaml:\d+: error: .*htp", first)
