@@ -15,6 +15,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
+from tests.cli.test_runbook import commands, shell
 from tests.deploy.promql import JOB_NAME, Scrape, metrics, selectors
 from tests.supervisor.test_service import service, until
 from tests.tables.workload import Workload
@@ -231,6 +232,37 @@ def test_the_scrape_keeps_our_label_job() -> None:
 def test_promtool(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(["promtool", *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def steps() -> list[str]:
+    """What docs/supervisor.md has an operator type to watch the service."""
+    text = (ROOT / "docs/supervisor.md").read_text().partition("\n## Watching it\n")[2].partition("\n## ")[0]
+    for path in re.findall(r"\]\(\.\./([^)]+)\)", text):
+        assert (ROOT / path).exists(), path
+    return commands(text)
+
+
+def test_the_steps_of_the_docs_install_what_is_here(tmp_path: Path) -> None:
+    """All but those that need the servers themselves."""
+    done = 0
+    for line in steps():
+        if line.startswith(("sudo cp ", "sudo sed ", "echo ")):
+            here = line.removeprefix("sudo ").replace("/etc/prometheus/", f"{tmp_path}/")
+            here = here.replace("> dashboard.json", f"> {tmp_path}/dashboard.json")
+            assert shell(f"cd {ROOT} && {here}") == (0, ""), line
+            done += 1
+    assert done == 4
+    assert json.loads((tmp_path / "dashboard.json").read_text())["dashboard"] == DASHBOARD
+    installed = yaml.safe_load((tmp_path / RULES.name).read_text())
+    urls = [rule["annotations"]["runbook_url"] for group in installed["groups"] for rule in group["rules"]]
+    assert all(re.fullmatch(r"https://[^ ]+/runbooks/alerts/\w+\.md", url) for url in urls)
+    for line in steps():
+        if line.startswith("promtool query"):
+            promql.parse(re.findall(r"'(.+)'$", line)[0])
+    if shutil.which("promtool") is not None:
+        (check,) = [line for line in steps() if line.startswith("promtool check")]
+        code, said = shell(check.replace("/etc/prometheus/", f"{tmp_path}/"))
+        assert (code, said.count("SUCCESS")) == (0, 3), said
 
 
 @needs_promtool
