@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import lance
 import promql_parser as promql
-import pyarrow as pa
 import pytest
 import yaml
 
@@ -105,7 +104,7 @@ tables:
   - {{uri: {root}/held.lance, jobs: {{merge: {{enabled: true, schedule: 1h, when: null}}}}}}
   - uri: {root}/races.lance
     jobs:
-      merge: {{enabled: true, schedule: null, when: generations > 2, options: {{max_generations: 1}}}}
+      merge: {{enabled: true, schedule: null, when: generations > 0, options: {{max_generations: 1}}}}
   - {{uri: {root}/dies.lance, jobs: {{moody: {{options: {{mood: dies}}}}}}}}
   - {{uri: {root}/hangs.lance, jobs: {{moody: {{hung_after: 1s, options: {{mood: hangs}}}}}}}}
   - {{uri: {root}/late.lance, jobs: {{audit: {{options: {{min_rows: 1000}}}}}}}}
@@ -129,6 +128,10 @@ class Drill:
 
     def uri(self, table: str) -> str:
         return str(self.root / f"{table}.lance")
+
+    def told(self, event: str, table: str, times: int) -> None:
+        """Wait until the log has told something of a table so many times."""
+        until(lambda: sum(one["table"] == table for one in self.running.events(event)) >= times)
 
     def series(self) -> dict[str, float]:
         lines = self.running.get("/metrics").splitlines()
@@ -199,16 +202,23 @@ def make_tables(root: Path) -> tuple[Workload, Path]:
     return table, kept
 
 
-def append_for_a_second(uri: str) -> None:
-    """Another writer, which commits to the base table as fast as it can."""
-    ends = time.monotonic() + 1
-    schema = lance.dataset(uri).schema
-    row = pa.Table.from_pylist([dict.fromkeys(schema.names) | {"id": 9}], schema=schema)
-    while time.monotonic() < ends:
-        lance.write_dataset(row, uri, mode="append")
+def race(drill: Drill, region: str) -> None:
+    """Another writer commits to the base table as fast as it can while merges run, until one of them has lost."""
+    uri, row = drill.uri("races"), lance.dataset(drill.uri("races")).take([0])
+    for turn in range(1, 20):
+        drill.told("run_started", "races", turn)
+        ends = time.monotonic() + 1
+        while time.monotonic() < ends:
+            lance.write_dataset(row, uri, mode="append")
+        drill.told("run_finished", "races", turn)
+        if drill.series()['memwal_ops_conflicts_total{job="merge",table="races"}']:
+            return
+        with lance.dataset(uri).mem_wal_writer(region) as writer:
+            writer.put(row)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
     table, kept = make_tables(tmp_path)
     config = tmp_path / "config.yaml"
@@ -216,8 +226,7 @@ def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest
     config.write_text(good)
     with service(config, environ) as running:
         drill = Drill(tmp_path, capfd, running)
-        until(lambda: [one for one in running.events("run_started") if one["table"] == "races"])
-        append_for_a_second(drill.uri("races"))
+        race(drill, table.regions[0])
         jobs_hang_die_and_wait(drill)
         tables_are_behind(drill, table)
         tables_are_damaged(drill, table, kept)
