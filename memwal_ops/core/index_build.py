@@ -22,8 +22,9 @@ from memwal_ops.core.lance_errors import is_commit_conflict, is_panic, lance_err
 from memwal_ops.core.publication import lost
 from memwal_ops.core.snapshots import INDICES_FOLDER
 from memwal_ops.core.versions import TRANSACTIONS_FOLDER
-from memwal_ops.errors import ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, StorageError, UnsupportedFeatureError
 from memwal_ops.format._pb import table_pb2
+from memwal_ops.format.version_manifest import NO_TRANSACTION_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -152,9 +153,7 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
         if asked and asked[-1] is not None:
             raise asked[-1] from error
         if asked and not found:
-            raise UnsupportedFeatureError(
-                f"{table.location.uri} is committed to without transaction files, from which a built index is read."
-            ) from error
+            raise _no_transaction_file(table, name) from error
         if not found and is_commit_conflict(error):
             # It saw before the lock that others had changed the index; its files stay for its own clean-up.
             raise lost(table, table.version + 1, files_are_ours=False) from error
@@ -169,6 +168,19 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
     operation = found[0]
     return IndexBuild(
         tuple(operation.new_indices), frozenset(UUID(bytes=entry.uuid.uuid) for entry in operation.removed_indices)
+    )
+
+
+def _no_transaction_file(table: Table, name: str) -> MemwalOpsError:
+    """Why nobody can tell what was built. pylance commits without the file where it could not write it."""
+    uri = table.location.uri
+    if table.manifest.manifest.writer_feature_flags & NO_TRANSACTION_FILES:
+        return UnsupportedFeatureError(
+            f"{uri} is committed to without transaction files, from which a built index is read."
+        )
+    return StorageError(
+        f"Index {name} of {uri} was built, but the transaction file that names what was built could not be written.",
+        remedy="See whether the disk or the bucket's quota is full (runbooks/disk-full.md); nothing was published.",
     )
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import lance
 
@@ -19,6 +20,9 @@ from memwal_ops.errors import CommitStateUnknownError, StorageError
 from memwal_ops.jobs import catchup, expire, gc, merge
 from tests.drills.page import Page, age
 from tests.tables.workload import Workload, assert_same, read_base
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _BLOCK = 4096
 _ALL_ROWS = range(1500)
@@ -40,26 +44,42 @@ def files(uri: str) -> set[str]:
     return {str(path.relative_to(uri)) for path in Path(uri).rglob("*") if path.is_file()}
 
 
-def a_failed_merge_leaves_nothing(table: Workload, filler: Path) -> None:
-    """Wherever in its course the space ends."""
+def leaves_nothing(table: Workload, filler: Path, job: Callable[[], None], *, indexes: bool = False) -> None:
+    """Wherever in its course the space ends, and then it comes to its end.
+
+    pylance leaves files of an index that it could not finish, for its own clean-up: ``indexes``.
+    """
     before, failures = files(table.uri), set()
     blocks = 1
     while True:
         fill(filler, blocks)
         try:
-            merge.apply(open_table(table.uri), merge.MergeOptions())
+            job()
         except CommitStateUnknownError:
             failures.add("unknown")
+            before = files(table.uri)  # a version may name what it wrote
         except StorageError as error:
             failures.add(str(error).split("'", 1)[0])
-            assert files(table.uri) == before, f"{blocks} blocks: {error}"
+            left = files(table.uri) - before
+            assert files(table.uri) >= before
+            assert all(path.startswith("_indices/") for path in left) if indexes else not left, (blocks, error, left)
         else:
             break
         finally:
             filler.unlink()
         assert_same(table.read_spec(), table.expected())
         blocks += 2 if blocks < 16 else 6
-    assert len(failures) >= 2, failures
+    assert failures
+
+
+def merge_all(uri: str) -> None:
+    assert merge.apply(open_table(uri), merge.MergeOptions()).decision == "merged"
+
+
+def catch_up(uri: str) -> None:
+    (index,) = catchup.apply(open_table(uri), catchup.CatchupOptions()).indexes
+    if index.error is not None:
+        raise index.error
 
 
 def main() -> None:
@@ -80,7 +100,8 @@ def main() -> None:
     age(table.uri, 48)
     table.put(_ALL_ROWS)
     table.flush()
-    a_failed_merge_leaves_nothing(table, temporary / "filler")
+    leaves_nothing(table, temporary / "filler", lambda: merge_all(table.uri))
+    leaves_nothing(table, temporary / "filler", lambda: catch_up(table.uri), indexes=True)
     table.put(_ALL_ROWS)
     table.flush()
 
