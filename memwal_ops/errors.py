@@ -65,7 +65,10 @@ class NoPrimaryKeyError(MemwalOpsError):
 
     exit_code = 6
     reason = "no_primary_key"
-    remedy = "Mark the key column with the field metadata lance-schema:unenforced-primary-key = true."
+    remedy = (
+        "Mark the key column, which must not be nullable, with the field metadata "
+        "lance-schema:unenforced-primary-key = true."
+    )
 
 
 class LegacyLayoutError(MemwalOpsError):
@@ -91,7 +94,11 @@ class TableCorruptError(MemwalOpsError):
 
     exit_code = 9
     reason = "table_corrupt"
-    remedy = "Restore an older version (dataset.checkout_version(N); dataset.restore()); do not run gc before that."
+    # pylance restores no version while the newest manifest does not open.
+    remedy = (
+        "Restore the file that is named from a backup or, where the newest version still opens, an older version "
+        "(dataset.checkout_version(N); dataset.restore()); do not run gc before that."
+    )
 
 
 class RegionsBlockedError(MemwalOpsError):
@@ -338,3 +345,15 @@ class HistoryError(MemwalOpsError):
     exit_code = 56
     reason = "history"
     remedy = "Check that the state folder can be written and that its disk is not full; the tables are not affected."
+
+
+_RUNBOOKS = {
+    found.exit_code: f"runbooks/errors/{found.exit_code:02}-{found.reason}.md"
+    for found in list(globals().values())
+    if isinstance(found, type) and issubclass(found, MemwalOpsError)
+}
+
+
+def runbook(exit_code: int) -> str | None:
+    """The page about an exit code, from the project's root; None for a code that is none of these."""
+    return _RUNBOOKS.get(exit_code)

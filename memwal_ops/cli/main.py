@@ -31,7 +31,7 @@ from memwal_ops.cli.merge import merge
 from memwal_ops.cli.probe import probe
 from memwal_ops.cli.snapshot import snapshot
 from memwal_ops.cli.why import why
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, runbook
 from memwal_ops.storage.redaction import redact
 from memwal_ops.version import __version__
 
@@ -96,6 +96,7 @@ def _run(arguments: list[str]) -> int:
             # click's own text names the usage too; a script gets the sentence.
             _document(InvalidUsageError(error.format_message()))
         error.show()
+        _see(error.exit_code)
         return error.exit_code
     except MemwalOpsError as error:
         _report(error, as_json="--json" in arguments)
@@ -116,9 +117,16 @@ def _report(error: MemwalOpsError, *, as_json: bool) -> None:
         _document(error)
     click.echo(f"Error ({error.reason}, exit code {error.exit_code}): {redact(str(error))}", err=True)
     click.echo(f"  {redact(error.remedy)}", err=True)
+    _see(error.exit_code)
+
+
+def _see(exit_code: int) -> None:
+    page = runbook(exit_code)
+    if page is not None:
+        click.echo(f"  See {page}", err=True)
 
 
 def _document(error: MemwalOpsError) -> None:
     said = {"message": redact(str(error)), "remedy": redact(error.remedy)}
-    document = {"reason": error.reason, **said, "exit_code": error.exit_code}
+    document = {"reason": error.reason, **said, "exit_code": error.exit_code, "runbook": runbook(error.exit_code)}
     click.echo(json.dumps({"error": document}, indent=2))

@@ -220,7 +220,8 @@ class RegionManifestStore:
             if attempt == _LISTINGS - 1:
                 missing = _first_missing(versions, newest)
                 raise RegionManifestGapError(
-                    f"Region {self.region_id}: manifest version {missing} is missing, although version "
+                    f"Region {self.region_id}: manifest version {missing} is missing (file "
+                    f"{region_manifest_name(missing)}), although version "
                     f"{newest} {'stands' if newest == versions[-1] else 'is named by ' + HINT}."
                 )
         raise AssertionError  # pragma: no cover - the loop returns or raises

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.versions import read_version_manifest
-from memwal_ops.errors import ObjectNotFoundError
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -89,6 +89,13 @@ class SchemaHistory:
                 self._read[version] = found
             except ObjectNotFoundError:
                 self._read[version] = None
+            except InvalidFormatError as error:
+                # The regions whose generations are older than the change wait for it; all others go on.
+                raise SchemaProjectionError(
+                    f"A version that would tell what the generation's columns are called today is damaged: {error}",
+                    remedy="Restore that file from a backup; or give the columns their old names back, merge, and "
+                    "rename them again.",
+                ) from error
         return self._read[version]
 
 

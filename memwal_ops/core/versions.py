@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import ObjectNotFoundError
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.format.names import NamingScheme, version_manifest_name
 from memwal_ops.format.version_manifest import VersionManifest, decode_version_manifest
 
@@ -26,11 +26,15 @@ def read_version_manifest(
     """Read one version's manifest; without ``naming`` both schemes are tried, the common one first.
 
     Raises:
-        InvalidFormatError: it does not decode.
+        InvalidFormatError: it does not decode; says which file.
         ObjectNotFoundError: there is none.
     """
     if naming is not None:
-        return decode_version_manifest(store.get(version_path(version, naming, folder=folder)))
+        path = version_path(version, naming, folder=folder)
+        try:
+            return decode_version_manifest(store.get(path))
+        except InvalidFormatError as error:
+            raise InvalidFormatError(f"{path} is no version manifest: {error}") from error
     try:
         return read_version_manifest(store, version, NamingScheme.V2, folder=folder)
     except ObjectNotFoundError:

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from memwal_ops.errors import RegionManifestCorruptError
 from memwal_ops.format._pb import memwal_pb2 as pb
-from memwal_ops.format.names import U64_MAX
+from memwal_ops.format.names import U64_MAX, region_manifest_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -200,4 +200,5 @@ def _set_optional(message: pb.RegionManifest | pb.FlushedGeneration, name: str, 
 
 
 def _corrupt(region_id: UUID, version: int, what: str) -> RegionManifestCorruptError:
-    return RegionManifestCorruptError(f"Region {region_id}: manifest version {version} {what}.")
+    name = region_manifest_name(version)
+    return RegionManifestCorruptError(f"Region {region_id}: manifest version {version} {what} (file {name}).")

@@ -54,7 +54,8 @@ class Run:
 
     Attributes:
         figures: sums that become metrics: ``bytes_merged``, ``rows_merged``, ``bytes_collected``,
-            ``objects_collected``, ``conflicts``; any other goes to the history only.
+            ``objects_collected``, ``conflicts``, ``regions_blocked`` (no sum: the table's, now); any other goes to
+            the history only.
         phases: seconds per phase of the work.
         versions: base versions that it published.
     """

@@ -37,13 +37,15 @@ def merge(table: Table) -> Mapping[str, float]:
     backlog = read_backlog(table)
     sizes = backlog.to_json()
     firsts = [region.pending[0] for region in backlog.regions.values() if region.pending]
+    ages = {ref.region_id: _age(table, ref) for ref in firsts}
+    gone = {region_id for region_id, age in ages.items() if age is None}
     return {
         "generations": sizes["generations"],
         "rows": sizes["rows"],
         "bytes": sizes["bytes"],
-        "oldest_age": max((_age(table, ref) for ref in firsts), default=0.0),
+        "oldest_age": max((age for age in ages.values() if age is not None), default=0.0),
         "regions_behind": sizes["regions"],
-        "blocked_regions": len({fault.region_id for fault in backlog.blocked}),
+        "blocked_regions": len({fault.region_id for fault in backlog.blocked} | gone),
     }
 
 
@@ -85,7 +87,7 @@ def gc(table: Table) -> Mapping[str, float]:
     }
 
 
-def _age(table: Table, ref: GenerationRef) -> float:
-    """Seconds since a generation was flushed, by its oldest file; 0 where it has none."""
+def _age(table: Table, ref: GenerationRef) -> float | None:
+    """Seconds since a generation was flushed, by its oldest file; None where it has none: it is gone."""
     written = [meta.last_modified for meta in table.store.list(ref.folder)]
-    return max(0.0, (datetime.now(UTC) - min(written)).total_seconds()) if written else 0.0
+    return max(0.0, (datetime.now(UTC) - min(written)).total_seconds()) if written else None

@@ -28,6 +28,7 @@ def _merge(table: Table, options: merge.MergeOptions, run: Run) -> merge.MergeRe
 
     report = merge.apply(table, options, on_rows=lambda _: run.progress(), on_pass=landed)
     run.figures["conflicts"] += report.lost_races
+    run.figures["regions_blocked"] = len({fault.region_id for fault in report.blocked})
     return report
 
 
@@ -85,6 +86,7 @@ def _maintain(table: Table, options: maintain.MaintainOptions, run: Run) -> main
             landed = [one.result for one in done.passes if one.result is not None]
             run.figures["bytes_merged"] += sum(result.bytes_read for result in landed)
             run.figures["rows_merged"] += sum(result.rows_read for result in landed)
+            run.figures["regions_blocked"] = len({fault.region_id for fault in done.blocked})
         elif step.step == "gc":
             run.figures["bytes_collected"] += done.deleted_bytes
             run.figures["objects_collected"] += done.deleted_objects

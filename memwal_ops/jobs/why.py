@@ -96,7 +96,7 @@ def explain(table: Table, target: str, options: GcOptions) -> Explanation:
 def _refuse_missing(table: Table, region_id: UUID, path: str) -> None:
     """Say so where a generation is listed, and gone: that is the one absence that loses rows."""
     name = path.rsplit("/", 1)[-1]
-    for listed in table.region(region_id).latest().flushed_generations:
+    for listed in table.region(region_id).latest(checked=True).flushed_generations:
         if name in {str(listed.generation), listed.path}:
             raise GenerationMissingError(
                 f"Generation {listed.generation} of region {region_id} is listed by the region manifest, but its "

@@ -170,6 +170,7 @@ class Conductor:
                     entry.table, entry.settings = table, settings
                 else:
                     state.entries[job] = self._entry(table, settings, now)
+            self.metrics.know(name, state.entries)
 
     def due(self, table: str, job: str, why: str) -> None:
         """A job is to be run as soon as it may; nothing where it waits or runs already."""
@@ -425,6 +426,7 @@ class Conductor:
             lease, entry.lease = entry.lease, None
             if outcome != "lost":
                 self._release(entry, lease, outcome if outcome in {*_PARTLY, *FAILURES} else None)
+        self._note_blocked(entry, details.get("figures") or {})
         published = bool(details.get("versions"))
         self._settle(entry, outcome, now, run.started, details.get("exit_code") or 0, published=published)
         self._log.log(
@@ -515,7 +517,10 @@ class Conductor:
         before, state.error = state.error, None if good else str(answer["message"])
         state.error_code = int(answer["exit_code"])
         if good:
-            state.figures, state.version, state.looked = answer["figures"], answer["version"], self.clock.now()
+            state.figures, state.version, state.looked = dict(answer["figures"]), answer["version"], self.clock.now()
+            # Somebody may have merged by hand: a blocked region is behind, or the look sees for itself what is wrong.
+            state.blocked = min(state.blocked, state.figures.get("regions_behind", state.blocked))
+            _raise_to(state.figures, state.blocked)
             for entry in state.entries.values():
                 when = entry.settings.when
                 if when is not None and when.holds(state.figures) and not self._is_fruitless(entry, state):
@@ -524,6 +529,13 @@ class Conductor:
             self._log.warning("look_failed", table=state.table.name, error=state.error)
         if state.look_again and not self._once:
             self.look(state.table.name)
+
+    def _note_blocked(self, entry: Entry, figures: Mapping[str, float]) -> None:
+        """A merge opens what a look only lists: a generation that is damaged is known by the merge alone."""
+        state = self.tables.get(entry.table.name)
+        if state is not None and not entry.removed and "regions_blocked" in figures:
+            state.blocked = figures["regions_blocked"]
+            _raise_to(state.figures, state.blocked)
 
     def _is_fruitless(self, entry: Entry, state: TableState) -> bool:
         """Whether the last run published nothing, a moment ago, with the same backlog."""
@@ -554,6 +566,11 @@ class Conductor:
     def _find(self, table: str, job: str) -> Entry | None:
         state = self.tables.get(table)
         return None if state is None else state.entries.get(job)
+
+
+def _raise_to(figures: dict[str, float], blocked: float) -> None:
+    if "blocked_regions" in figures:
+        figures["blocked_regions"] = max(figures["blocked_regions"], blocked)
 
 
 def _amounts(entry: Entry, state: TableState) -> dict[str, float]:

@@ -46,11 +46,15 @@ _FIXES = {
 }
 
 
+def _place_of(problem: Problem) -> tuple[int, str]:
+    return problem.line or 0, place_text(problem.place) if problem.place else ""
+
+
 class ConfigProblemsError(InvalidConfigError):
     """A file that cannot be used, with everything that is wrong with it."""
 
     def __init__(self, path: str, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(sorted(problems, key=lambda one: (one.line or 0, one.place and place_text(one.place))))
+        self.problems = tuple(sorted(problems, key=_place_of))
         first = self.problems[0]
         line = "" if first.line is None else f":{first.line}"
         more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""

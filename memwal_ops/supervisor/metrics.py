@@ -13,10 +13,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from memwal_ops.jobs.api import POOLS
+from memwal_ops.supervisor.history import FAILURES
+from memwal_ops.supervisor.state import WATCH
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 PREFIX = "memwal_ops"
 _BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
@@ -34,6 +37,10 @@ _BACKLOG = {
     "snapshot_age": ("snapshot_age_seconds", "Age of the snapshot of the regions."),
 }
 _LEASE_STATES = ("free", "held", "elsewhere")
+_BOTH = ("succeeded", "failed")
+_ENDINGS = ("succeeded", "partial", *FAILURES)
+_SKIPS = ("held", "shared")
+_PUT_OFF = ("window", "budget")
 
 
 class Metrics:
@@ -69,6 +76,13 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        # A counter that comes into being at 1 has not risen, as Prometheus sees it: what alerts ask for begins at 0.
+        for of in (self.heartbeats, self.reloads):
+            for outcome in _BOTH:
+                of.labels(outcome)
+        for pool in (*POOLS, WATCH):
+            self.worker_starts.labels(pool)
+            self.worker_deaths.labels(pool)
         info = Gauge(f"{PREFIX}_build_info", "The release that runs.", ("version",), registry=self.registry)
         info.labels(__version__).set(1)
         self._phases: set[tuple[str, str]] = set()
@@ -100,6 +114,19 @@ class Metrics:
             if figures.get(name, 0) > 0:
                 counter.labels(table).inc(figures[name])
 
+    def know(self, table: str, jobs: Iterable[str]) -> None:
+        """Begin the counters of a table and its jobs at 0."""
+        for outcome in _BOTH:
+            self.looks.labels(table, outcome)
+        for of in (self.merged_bytes, self.merged_rows, self.collected_bytes, self.collected_objects):
+            of.labels(table)
+        for job in jobs:
+            self.conflicts.labels(table, job)
+            for why in _SKIPS:
+                self.skipped.labels(table, job, why)
+            for outcome in _ENDINGS:
+                self.runs.labels(table, job, outcome)
+
     def forget_table(self, table: str) -> None:
         """Drop all series of a table."""
         for counter in (
@@ -129,6 +156,8 @@ class _StatusCollector(Collector):
         assert isinstance(pools, dict)  # noqa: S101 - for the type checker
         yield self._one("ready", "Whether the service is ready.", [((), float(service["ready"]))])
         yield self._one("tables", "Tables that are maintained.", [((), float(len(tables)))])
+        faults = [((), float(len(service["discovery_faults"])))]
+        yield self._one("pattern_faults", "Patterns that could not be looked at, or find too many tables.", faults)
         good = 0.0 if service["config"]["error"] else 1.0
         yield self._one("config_ok", "1 where the configuration file was good when it was read last.", [((), good)])
         for name in ("workers", "busy", "queued"):
@@ -151,6 +180,13 @@ class _StatusCollector(Collector):
         ):
             values = [((one["name"], job), float(of[name])) for one in tables for job, of in one["jobs"].items()]
             yield self._one(name, text, values, "table", "job")
+        off = [
+            ((one["name"], job), float(of["waiting_for"] in _PUT_OFF))
+            for one in tables
+            for job, of in one["jobs"].items()
+        ]
+        text = "1 where it is due, and a closed window or a spent budget puts it off."
+        yield self._one("put_off", text, off, "table", "job")
         states = [
             ((one["name"], job, state), float(of["lease"]["state"] == state))
             for one in tables

@@ -79,7 +79,11 @@ class Service:
         self._discovering = False
         self._notifier = Notifier(self._environ)
         self._state = StateDir(state_dir(settings.config, self._environ))
-        self._history = History.open(history_path(settings.config, self._environ))
+        try:
+            self._history = History.open(history_path(settings.config, self._environ))
+        except MemwalOpsError:
+            self._state.close()
+            raise
         killed = self._history.mark_killed(self._started)
         if killed:
             self._log.warning("runs_were_killed", runs=killed)

@@ -90,7 +90,10 @@ class Entry:
 
 @dataclass(slots=True)
 class TableState:
-    """One table: its backlog at the last look, and its jobs."""
+    """One table: its backlog at the last look, and its jobs.
+
+    ``blocked``: regions that the last merge could not merge to their end; a look sees only some of the reasons.
+    """
 
     table: FoundTable
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -100,5 +103,6 @@ class TableState:
     look_due: datetime | None = None
     looking: bool = False
     look_again: bool = False
+    blocked: float = 0.0
     error: str | None = None
     error_code: int = 0

@@ -129,8 +129,9 @@ def test_a_table_that_cannot_be_opened(
     with_json = run_here(capfd, command, uri, "--json")
     assert with_json.code == code
     error = with_json.document["error"]
-    assert set(error) == {"reason", "message", "remedy", "exit_code"}
+    assert set(error) == {"reason", "message", "remedy", "exit_code", "runbook"}
     assert error["exit_code"] == code
+    assert f"See {error['runbook']}\n" in outcome.err
     assert error["remedy"]
     assert contents(str(tmp_path)) == before
 

@@ -145,6 +145,23 @@ def test_a_rename_that_no_version_explains_any_more_is_refused(uri: str, engine:
     assert rows_of(uri) == expected()
 
 
+def test_a_damaged_version_stops_the_regions_that_need_it(uri: str) -> None:
+    lance.dataset(uri).alter_columns({"path": "a", "name": "text"})
+    rows = pa.Table.from_pylist([{"id": 20, "text": "t", "b": 1, "who": None}], schema=lance.dataset(uri).schema)
+    with lance.dataset(uri).mem_wal_writer(str(uuid.uuid4())) as writer:
+        writer.put(rows)
+    store = open_table(uri).store
+    damaged = sorted(meta.path for meta in store.list("_versions") if meta.path.endswith(".manifest"))[1]
+    data = store.get(damaged)
+    store.put(damaged, data[:100])
+    report = merge(uri, None)
+    assert [str(fault.error.reason) for fault in report.blocked] == ["schema_projection"]
+    assert damaged in str(report.blocked[0].error)
+    assert lance.dataset(uri).count_rows("id = 20") == 1, "the region that was written since goes on"
+    store.put(damaged, data)
+    assert merge(uri, None).decision == "merged"
+
+
 def test_old_and_new_generations_in_one_pass(uri: str, engine: Engine | None) -> None:
     lance.dataset(uri).alter_columns({"path": "a", "name": "text"})
     lance.dataset(uri).add_columns(pa.field("extra", pa.int64()))

@@ -267,6 +267,38 @@ def test_a_trigger_does_not_hammer_on_what_is_blocked(stage: Stage) -> None:
     assert stage.in_hand == [("a", "merge")], "it did something"
 
 
+def test_what_only_a_merge_finds_blocked_is_shown(tmp_path: Path) -> None:
+    """A look lists generations and does not open them; what is damaged is known by the last merge."""
+    stage = Stage(tmp_path, "defaults: {jobs: {merge: {schedule: 1h, when: generations >= 1}}}\n" + TABLES)
+
+    def shown() -> float:
+        return stage.conductor.tables["a"].figures["blocked_regions"]
+
+    backlog = {"generations": 3, "rows": 9, "bytes": 9, "oldest_age": 1, "regions_behind": 2, "blocked_regions": 0}
+    stage.see("a", **backlog)
+    assert shown() == 0
+    stage.answer("a", outcome="partial", exit_code=10, figures={"regions_blocked": 1})
+    assert shown() == 1
+    stage.see("a", **backlog)
+    assert shown() == 1, "the look knows less"
+    assert stage.in_hand == [], "nothing has changed, so the trigger does not fire again"
+    stage.see("a", **{**backlog, "blocked_regions": 2})
+    assert shown() == 2, "or more"
+    stage.turn(3600)
+    stage.due("a")
+    stage.turn()
+    stage.answer("a", figures={"regions_blocked": 0})
+    assert shown() == 2
+    stage.see("a", **backlog)
+    assert shown() == 0, "the last merge found it mended"
+    stage.turn(3600)
+    stage.due("a")
+    stage.turn()
+    stage.answer("a", outcome="partial", exit_code=10, figures={"regions_blocked": 1})
+    stage.see("a", **{**backlog, "generations": 0, "regions_behind": 0})
+    assert shown() == 0, "somebody mended it, and merged by hand"
+
+
 def test_windows_and_budgets(tmp_path: Path) -> None:
     text = "defaults: {jobs: {merge: {windows: ['13:00-14:00'], budget: {time: 10m, per: 1h}}}}\n"
     stage = Stage(tmp_path, text + TABLES)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memwal_ops.supervisor.config import ConfigProblemsError, load_settings
@@ -242,6 +242,7 @@ _VALUES = st.recursive(
 
 @hypothesis.settings(deadline=None)  # what the machine does beside this is none of its business
 @given(_VALUES)
+@example(["${"])  # two problems on one line: one of the whole document, one of a place in it
 def test_any_document_is_settings_or_problems(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     file = tmp_path_factory.getbasetemp() / "any.yaml"
     file.write_text(yaml.safe_dump(document))

@@ -40,7 +40,8 @@ def fetch(url: str) -> tuple[int, str]:
 
 def document(stage: Stage) -> dict[str, Any]:
     tables, pools = status_of(stage.conductor)
-    return {"service": {"ready": True, "config": {"error": None}}, "pools": pools, "tables": tables}
+    service = {"ready": True, "config": {"error": None}, "discovery_faults": []}
+    return {"service": service, "pools": pools, "tables": tables}
 
 
 @pytest.fixture
@@ -121,6 +122,32 @@ def test_what_prometheus_is_told(stage: Stage) -> None:
     assert found["memwal_ops_tables"] == 2
     stage.conductor.set_tables([stage.conductor.tables["a"].table])
     assert not [name for name in values(stage) if 'table="b"' in name], "a table that is gone takes its series along"
+
+
+def test_what_alerts_count_begins_at_zero(stage: Stage) -> None:
+    """A counter that appears with its first event has not risen, as Prometheus sees it."""
+    stage.conductor.set_tables([state.table for state in stage.conductor.tables.values()])
+    for series in (
+        'memwal_ops_looks_total{outcome="failed",table="b"}',
+        'memwal_ops_conflicts_total{job="merge",table="b"}',
+        'memwal_ops_runs_total{job="merge",outcome="hung",table="b"}',
+        'memwal_ops_worker_deaths_total{pool="watch"}',
+        'memwal_ops_config_reloads_total{outcome="failed"}',
+    ):
+        assert values(stage)[series] == 0
+
+
+def test_a_job_that_is_put_off_is_said(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "defaults: {jobs: {merge: {windows: ['13:00-14:00']}}}\n" + TABLES)
+    stage.metrics = Metrics(lambda: document(stage))
+    series = 'memwal_ops_put_off{job="merge",table="a"}'
+    assert values(stage)[series] == 0
+    stage.due("a")
+    stage.turn()
+    assert values(stage)[series] == 1, "the window opens in an hour"
+    assert values(stage)['memwal_ops_waiting_seconds{job="merge",table="a"}'] == 0
+    stage.turn(3600)
+    assert values(stage)[series] == 0
 
 
 def test_labels_are_bounded(stage: Stage) -> None:
