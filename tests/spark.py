@@ -59,6 +59,8 @@ def group_of(nodeid: str) -> str:
     """What has to run in one process; a test of no group is one of its own."""
     if "test_spark_crashes.py" in nodeid:
         return "spark cluster"
+    if "tests/releases/" in nodeid:  # another release of pylance is installed once
+        return "releases"
     return "spark" if "/test_spark_" in nodeid or "[spark" in nodeid else nodeid
 
 
