@@ -92,7 +92,7 @@ def leave_a_lease(table: Workload, config: str) -> None:
 
 def test_stuck_lease(tmp_path: Path) -> None:
     table = small(tmp_path)
-    leave_a_lease(table, configure(tmp_path, table, "merge: {schedule: 1h}", "killed"))
+    leave_a_lease(table, configure(tmp_path, table, "merge: {schedule: 1h, when: generations >= 1}", "killed"))
     write(table, [3, 300])
     config = configure(tmp_path, table, "merge: {schedule: 1h}")
     with Page("stuck-lease.md", {"URI": table.uri, "JOB": "merge", "CONFIG": config}) as page:
