@@ -7,17 +7,20 @@ A plugin: ``pytest_plugins = ["tests.s3_server"]`` gives the fixtures ``s3_endpo
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import threading
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
@@ -35,12 +38,35 @@ def options_for(endpoint: str) -> dict[str, str]:
     }
 
 
+def start_server() -> ThreadedMotoServer:
+    """A server in threads of this process, on a free port.
+
+    moto looks whether an object exists and puts it then; of two requests at once both may find nothing, which
+    S3 rules out. So one is carried out after the other.
+    """
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    if not hasattr(S3Response.put_object, "__wrapped__"):
+        S3Response.put_object = _one_at_a_time(S3Response.put_object)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    return server
+
+
+def _one_at_a_time(put_object: Callable[..., Any]) -> Callable[..., Any]:
+    lock = threading.Lock()
+
+    @functools.wraps(put_object)
+    def put(*arguments: Any) -> Any:
+        with lock:
+            return put_object(*arguments)
+
+    return put
+
+
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """The server's URL."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    server = start_server()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     server.stop()

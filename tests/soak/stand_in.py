@@ -7,7 +7,6 @@ listen into the folder, the proxy also what it did.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 import signal
@@ -17,8 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moto.server import ThreadedMotoServer
-
+from tests.s3_server import start_server
 from tests.storage.faulty_proxy import Fault, FaultyProxy
 
 _EVERY = 0.2
@@ -84,10 +82,8 @@ def _wait(parent: int) -> None:
 
 def server(folder: str) -> None:
     """Moto's S3."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     parent = os.getppid()
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
+    running = start_server()
     host, port = running.get_host_and_port()
     _write(Path(folder) / "server.json", json.dumps({"endpoint": f"http://{host}:{port}"}))
     _wait(parent)

@@ -145,9 +145,11 @@ class RegionLayout(LsmTable):
         """Flush also when nothing is pending: a generation without rows. Its path below the table."""
         state = self._states[region]
         number = state.current_generation
-        name = f"{self.rng.getrandbits(32):08x}_gen_{number}"
         folder = f"_mem_wal/{region}"
         files = Files(self._root, self.storage_options)
+        # Whoever repeats its numbers (Hypothesis) must not come upon what an earlier writer died in.
+        while files.listing(f"{folder}/{(name := f'{self.rng.getrandbits(32):08x}_gen_{number}')}"):
+            pass
         fragments = []
         for at, (entry, rows) in enumerate(state.pending):
             stem = f"{wire.bit_reversed(entry)}.lance"
