@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.versions import VERSIONS_FOLDER, read_version_manifest, version_path
-from memwal_ops.errors import CommitStateUnknownError, MemwalOpsError, ObjectNotFoundError, StorageError
+from memwal_ops.errors import (
+    CommitStateUnknownError,
+    InvalidFormatError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from memwal_ops.format.names import parse_version_manifest_name
 
 if TYPE_CHECKING:
@@ -62,6 +68,21 @@ def refuse_overtaken(table: Table, version: int) -> None:
     with lance_errors("find the newest version of", table.location.uri):
         newest = table.dataset.latest_version
     if newest != table.version:
+        raise lost(table, version)
+    refuse_replaced(table, version)
+
+
+def refuse_replaced(table: Table, version: int) -> None:
+    """Give up where another table stands at this place by now, by chance at the same version.
+
+    Timeline: a merger reads version 3; the table is removed and made anew by the same steps, so that it
+    is at version 3, too. A version 4 made from what was read would name files that went with the old one.
+    """
+    try:
+        standing = read_version_manifest(table.store, table.version, table.naming)
+    except (ObjectNotFoundError, InvalidFormatError) as error:
+        raise lost(table, version) from error
+    if standing != table.manifest:
         raise lost(table, version)
 
 

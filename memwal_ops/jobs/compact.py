@@ -22,7 +22,7 @@ from memwal_ops.core.base_indexes import base_indexes, coverage
 from memwal_ops.core.commit import CommitNote, IndexChange, check_rewritable
 from memwal_ops.core.datasets import open_dataset
 from memwal_ops.core.lance_errors import is_commit_conflict, lance_errors
-from memwal_ops.core.publication import CommitLostError, is_taken, lost
+from memwal_ops.core.publication import CommitLostError, is_taken, lost, refuse_replaced
 from memwal_ops.core.snapshots import is_external, snapshot_path
 from memwal_ops.core.versions import read_version_manifest
 from memwal_ops.errors import (
@@ -330,6 +330,7 @@ def _refuse_gaps(table: Table) -> None:
         newest = table.dataset.latest_version
     if not all(is_taken(table, version) for version in range(table.version + 1, newest + 1)):
         raise lost(table, newest)
+    refuse_replaced(table, table.version + 1)
 
 
 def _lose(races: Races, table: Table, newest: Table, error: MemwalOpsError) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import pytest
 from lance.mem_wal import CompactedSsTable
 
 from memwal_ops import open_table
-from memwal_ops.core.commit import CommitLostError, CommitNote, commit_strict
+from memwal_ops.core.commit import CommitLostError, CommitNote, IndexChange, commit_indexes, commit_strict
 from memwal_ops.core.datasets import lance_options
 from memwal_ops.errors import (
     CommitStateUnknownError,
@@ -137,6 +138,22 @@ def test_a_native_merger_that_is_late_is_refused(made: Workload) -> None:
     with pytest.raises(OSError, match="Stale"):
         upsert.execute(stale.to_table(limit=1))
     assert read_base(made.uri) == made.expected(dict(wire.progress(Files(made.uri))))
+
+
+def test_another_table_in_the_same_place(made: Workload, tmp_path: Path) -> None:
+    other = Workload(2, regions=2, base_rows=40).create(str(tmp_path / "other.lance"))
+    table = open_table(made.uri)
+    operation, (region, generation) = append(table), region_and_next(table)
+    assert lance.dataset(other.uri).version == table.version
+    shutil.rmtree(made.uri)
+    shutil.copytree(other.uri, made.uri)
+    with pytest.raises(CommitLostError):
+        commit_strict(table, operation, {region: generation}, NOTE)
+    with pytest.raises(CommitLostError):
+        commit_indexes(table, IndexChange(table.index.details), NOTE)
+    assert lance.dataset(made.uri).version == table.version
+    assert read_base(made.uri) == read_base(other.uri)
+    assert detached(made.uri) == []
 
 
 @pytest.mark.req("S0-163")

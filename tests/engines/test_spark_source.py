@@ -11,7 +11,6 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.commit import CommitLostError
 from memwal_ops.engines.spark import bulk_load, load, register
-from memwal_ops.engines.spark.filters import sql_filter
 from memwal_ops.engines.spark.types import spark_schema
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
 from memwal_ops.jobs import merge as job
@@ -44,7 +43,7 @@ def with_source(spark: SparkSession, *, push: bool = False) -> SparkSession:
 
 @pytest.fixture(params=[False, True], ids=["plain", "pushing"])
 def reading(request: pytest.FixtureRequest, spark: SparkSession) -> SparkSession:
-    """The source, with and without filters pushed down."""
+    """The source, with and without Spark's offer to push filters down."""
     return with_source(spark, push=request.param)
 
 
@@ -88,14 +87,22 @@ def test_filters_and_columns(tmp_path: Path, reading: SparkSession) -> None:
         assert_same(collected(frame.filter(condition), ["id"]), wanted, seed=made.seed)
 
 
-def test_what_is_sure_to_be_decided_alike() -> None:
-    ds = pytest.importorskip("pyspark.sql.datasource", reason="PySpark is not installed", exc_type=ImportError)
-
-    schema = pa.schema([("i", pa.int32()), ("u", pa.uint8()), ("f", pa.float64()), ("s", pa.string())])
-    taken = [ds.GreaterThan(("i",), 3), ds.EqualTo(("s",), "it's"), ds.In(("i",), (1, 2)), ds.IsNotNull(("f",))]
-    left = [ds.GreaterThan(("f",), 1.0), ds.LessThan(("u",), -1), ds.EqualTo(("i", "x"), 3), ds.In(("i",), (1, None))]
-    assert sql_filter([*taken, *left], schema) == "`i` > 3 AND `s` = 'it''s' AND `i` IN (1, 2) AND `f` IS NOT NULL"
-    assert sql_filter(left, schema) is None
+def test_one_frame_in_several_queries(tmp_path: Path, reading: SparkSession) -> None:
+    made = table(tmp_path, Workload)
+    expected = made.model.expected()
+    frame = reading.read.format("memwal").load(made.uri)
+    nulls = sum(row["txt"] is None for row in expected.values())
+    assert 0 < nulls < len(expected)
+    assert frame.filter("txt is null").count() == nulls
+    assert_same(collected(frame, ["id"]), expected, seed=made.seed)
+    assert frame.filter("id > 50 or txt is null").count() == sum(
+        row["id"] > 50 or row["txt"] is None for row in expected.values()
+    )
+    both = frame.alias("all").join(frame.filter("txt is null").alias("few"), "id", "left").select("few.txt", "id")
+    assert both.count() == len(expected)
+    frame.createOrReplaceTempView("rows_of_it")
+    query = "select (select count(*) from rows_of_it where txt is null), (select count(*) from rows_of_it)"
+    assert [*reading.sql(query).collect()[0]] == [nulls, len(expected)]
 
 
 def test_a_damaged_generation_is_no_answer(tmp_path: Path, spark: SparkSession) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -381,6 +382,24 @@ def test_a_version_that_is_gone_is_never_passed_over(tmp_path: Path, monkeypatch
     report = job.apply(open_table(made.uri), CompactOptions())
     assert (report.decision, report.lost_races) == ("compacted", 1)
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
+
+
+def test_another_table_in_the_same_place(tmp_path: Path) -> None:
+    """Removed and made anew by the same steps while files were rewritten: at the same version, with other files."""
+    made = make(tmp_path)
+    other = make(tmp_path / "other")
+    seen = []
+
+    def replace() -> None:
+        if not seen:
+            shutil.rmtree(made.uri)
+            shutil.copytree(other.uri, made.uri)
+        seen.append(1)
+
+    table = open_table(made.uri)
+    assert open_table(other.uri).version == table.version
+    assert job.apply(table, CompactOptions(), on_commit=replace).lost_races == 1
+    assert_same(read_base(made.uri), other.expected(), seed=made.seed)
 
 
 def test_one_commit_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_small_kinds_of_keys(tmp_path: Path, kind: pa.DataType, values: list[Any
     merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps, engine)
 
 
-@pytest.mark.parametrize("name", ["Id", "my id", "select", "_rowid2", "_distance"])
+@pytest.mark.parametrize("name", ["Id", "my id", "select", "_rowid2", "_distance", "key", "locator"])
 def test_odd_names(tmp_path: Path, name: str, engine: Engine | None) -> None:
     schema = pa.schema([pa.field("V w", pa.int64()), pa.field("group", pa.string()), key(pa.int64(), name)])
     base = [{name: number, "V w": 0, "group": "a"} for number in range(MANY)]

@@ -58,8 +58,7 @@ def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None =
     """Let this session ``read.format("memwal")``.
 
     Gives base and unmerged generations as one table, last write wins; vectors as ``array<float>``.
-    ``.option("columns", "id,text")`` reads these columns only. Where the session has
-    ``spark.sql.python.filterPushdown.enabled``, Lance leaves out base rows that a filter excludes.
+    ``.option("columns", "id,text")`` reads these columns only.
 
     Args:
         spark: the session.
@@ -69,5 +68,4 @@ def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None =
     # Needs PySpark to be imported at all.
     from memwal_ops.engines.spark.source import data_source  # noqa: PLC0415
 
-    push = spark.conf.get("spark.sql.python.filterPushdown.enabled", "false") == "true"
-    spark.dataSource.register(data_source(dict(storage_options or {}), push_filters=push))
+    spark.dataSource.register(data_source(dict(storage_options or {})))

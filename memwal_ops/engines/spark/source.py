@@ -25,13 +25,12 @@ from memwal_ops.engines.collapse import collapse
 from memwal_ops.engines.locate import locate
 from memwal_ops.engines.passes import open_generations
 from memwal_ops.engines.spark.faults import reported
-from memwal_ops.engines.spark.filters import sql_filter
 from memwal_ops.engines.spark.tasks import TASK_BYTES
 from memwal_ops.engines.spark.types import spark_schema, to_spark
 from memwal_ops.errors import InvalidUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -63,7 +62,6 @@ class _Scan:
     location: Location
     version: int
     columns: pa.Schema
-    filter: str | None = None
 
     def read(self, part: _FragmentPart | _GenerationPart) -> Iterator[pa.RecordBatch]:
         batches = self._fragment(part) if isinstance(part, _FragmentPart) else self._generation(part)
@@ -78,7 +76,6 @@ class _Scan:
             assert fragment is not None  # noqa: S101 - the plan saw it in the same version
             scanner = base.scanner(
                 columns=self.columns.names,
-                filter=self.filter,
                 fragments=[fragment],
                 with_row_address=True,
                 io_buffer_size=TASK_BYTES // 8,
@@ -102,13 +99,16 @@ class _Scan:
 
 
 class MemwalReader(DataSourceReader):  # type: ignore[misc]  # pyspark is an extra
-    """Plans a scan where Spark plans, reads a part of it where Spark reads."""
+    """Plans a scan where Spark plans, reads a part of it where Spark reads.
+
+    Takes no filters (``pushFilters``): Spark keeps one plan for all scans of a DataFrame, the last that was
+    made with filters. A later scan without any would get what is left by theirs, and so would its neighbours in a join.
+    """
 
     def __init__(self, uri: str, storage_options: Mapping[str, str], columns: Sequence[str]) -> None:
         self._uri = uri
         self._options = storage_options
         self._columns = list(columns)
-        self._filter: str | None = None
 
     def partitions(self) -> list[InputPartition]:
         """One for each base fragment and each generation that still has rows to give.
@@ -120,7 +120,7 @@ class MemwalReader(DataSourceReader):  # type: ignore[misc]  # pyspark is an ext
             table = open_table(self._uri, self._options)
             columns = spark_schema(pa.schema([table.dataset.schema.field(name) for name in self._columns]))
             # With each part, as Spark ships the reader as it was before it planned.
-            scan = _Scan(table.location, table.version, columns, self._filter)
+            scan = _Scan(table.location, table.version, columns)
             return [InputPartition((scan, part)) for part in _parts(table)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -128,17 +128,6 @@ class MemwalReader(DataSourceReader):  # type: ignore[misc]  # pyspark is an ext
         scan, part = partition.value
         with reported():
             yield from scan.read(part)
-
-
-class PushingReader(MemwalReader):
-    """The same, which also lets Lance leave out base rows; Spark looks at all that comes again."""
-
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
-        """Take what Lance can decide alike, and give everything back to be checked."""
-        with reported():
-            schema = open_table(self._uri, self._options).dataset.schema
-            self._filter = sql_filter(filters, schema)
-        return filters
 
 
 def _parts(table: Table) -> list[_FragmentPart | _GenerationPart]:
@@ -164,7 +153,7 @@ def _parts(table: Table) -> list[_FragmentPart | _GenerationPart]:
     return parts
 
 
-def data_source(storage_options: Mapping[str, str], *, push_filters: bool) -> type[DataSource]:
+def data_source(storage_options: Mapping[str, str]) -> type[DataSource]:
     """The class to register; the options travel inside it, and not among the options of a read."""
 
     class MemwalDataSource(DataSource):  # type: ignore[misc]  # pyspark is an extra
@@ -181,8 +170,7 @@ def data_source(storage_options: Mapping[str, str], *, push_filters: bool) -> ty
                 return from_arrow_schema(spark_schema(wanted))
 
         def reader(self, schema: Any) -> MemwalReader:
-            reader = PushingReader if push_filters else MemwalReader
-            return reader(self._uri(), storage_options, schema.names)
+            return MemwalReader(self._uri(), storage_options, schema.names)
 
         def _uri(self) -> str:
             uri = self.options.get("path")

@@ -166,7 +166,9 @@ def index_reader(work: Pass, kind: pa.DataType) -> Task:
                     continue
                 found = pa.Table.from_batches(batches_found)
                 codes = work.code.encode(found.select([name]))
-                hits = found.append_column("key", codes).join(chunk, "key", join_type="inner").combine_chunks()
+                # Without the key's own column, whose name is the user's: it may be one of ours.
+                places = found.drop_columns([name]).append_column("key", codes)
+                hits = places.join(chunk, "key", join_type="inner").combine_chunks()
                 yield from (
                     _located(batch.column("locator"), pa.Table.from_batches([batch]), work, "locator")
                     for batch in hits.to_batches()
