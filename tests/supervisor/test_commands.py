@@ -85,7 +85,7 @@ def test_check_of_a_table(table: Workload, capfd: pytest.CaptureFixture[str]) ->
     assert line(table.uri, "--crit-age", "0s")[0] == 2
     damage.remove_generation(table.uri, table.regions[0], 1)
     code, said = line(table.uri)
-    assert (code, said.split(" |")[0]) == (2, "MEMWAL CRITICAL - 1 regions blocked")
+    assert (code, said.split(" |")[0]) == (2, "MEMWAL CRITICAL - 1 region blocked")
     assert line(str(Path(table.uri).parent / "none.lance"))[0] == 3
     assert run_here(capfd, "check", table.uri).code == 2
 
