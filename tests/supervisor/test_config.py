@@ -153,7 +153,7 @@ def test_the_nearest_layer_wins_and_is_named(tmp_path: Path) -> None:
     assert found[f"{merge}.when"] == ("generations >= 2", "table, line 15")
     assert found[f"{merge}.hung_after"] == ("30m", "default")
     assert found["tables.one.storage_options.aws_secret_access_key"] == ("***", "env KEY, line 11")
-    assert found["tables.one.storage_options.aws_region"] == ("***", "env REGION, line 12")
+    assert found["tables.one.storage_options.aws_region"] == ("elsewhere", "table, line 12")
     assert found["tables.one.storage_options.aws_profile"] == ("fleet", "fleet, line 3")
     assert found["tables.one.poll"] == ("7s", "fleet, line 2")
     assert found["tables.one.jobs.compact.enabled"] == (False, "table, line 17")
