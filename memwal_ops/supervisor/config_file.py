@@ -79,7 +79,12 @@ def read_document(path: str, environ: Mapping[str, str] | None = None) -> Docume
             raw = file.read(_LARGEST + 1)
     except OSError as error:
         document.problems.append(
-            Problem((), None, f"The file cannot be read: {error.strerror}.", "Check its name and its permissions.")
+            Problem(
+                (),
+                None,
+                f"The file cannot be read: {error.strerror}.",
+                "Check its name (--config FILE, or $MEMWAL_OPS_CONFIG) and its permissions.",
+            )
         )
         return document
     if len(raw) > _LARGEST:
