@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwal_ops.cli.options import Duration, storage_options
+from memwal_ops.cli.text import counted
 from memwal_ops.core.table import open_table
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.jobs import looks
@@ -40,18 +41,20 @@ class Finding:
         self.level = max(self.level, level)
         self.texts.append(text)
 
-    def compare(self, name: str, value: float, warning: float, critical: float, unit: str = "") -> None:
-        """Compare a figure with its limits."""
+    def compare(self, name: str, value: float, limits: tuple[float, float], unit: str = "", said: str = "") -> None:
+        """Compare a figure with its two limits; in words it is called ``said``, or by its name."""
+        warning, critical = limits
         level = CRITICAL if value >= critical else WARNING if value >= warning else OK
         if level:
-            self.add(level, f"{name} {value:g}{unit}")
+            self.add(level, f"{said or name} {value:g}{unit}")
         self.figures.append(f"{name}={value:g}{unit};{warning:g};{critical:g}")
 
     def line(self, summary: str) -> str:
         """The one line."""
         text = "; ".join(self.texts) or summary
         text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
-        return redact(f"MEMWAL {_WORDS[self.level]} - {text} | {' '.join(self.figures)}".replace("\n", " "))
+        figures = f" | {' '.join(self.figures)}" if self.figures else ""
+        return redact(f"MEMWAL {_WORDS[self.level]} - {text}{figures}".replace("\n", " "))
 
 
 @click.command(short_help="One line and an exit code from 0 to 3, for Nagios and its kin.")
@@ -103,15 +106,11 @@ _Limits = tuple[int, int, float, float]
 def _table(uri: str, options: dict[str, str], limits: _Limits) -> tuple[Finding, str]:
     figures = looks.merge(open_table(uri, options))
     found = Finding()
-    _backlog(found, "", figures, limits)
-    return found, f"{figures['generations']:g} generations waiting"
-
-
-def _backlog(found: Finding, prefix: str, figures: Any, limits: _Limits) -> None:
-    found.compare(f"{prefix}generations", figures.get("generations", 0), limits[0], limits[1])
-    found.compare(f"{prefix}oldest", round(figures.get("oldest_age", 0)), limits[2], limits[3], "s")
+    found.compare("generations", figures["generations"], limits[:2])
+    found.compare("oldest", round(figures.get("oldest_age", 0)), limits[2:], "s")
     if figures.get("blocked_regions"):
-        found.add(CRITICAL, f"{prefix}{figures['blocked_regions']:g} regions blocked")
+        found.add(CRITICAL, f"{counted(int(figures['blocked_regions']), 'region')} blocked")
+    return found, f"{counted(int(figures['generations']), 'generation')} waiting"
 
 
 def _service(file: str, limits: _Limits) -> tuple[Finding, str]:
@@ -124,29 +123,42 @@ def _service(file: str, limits: _Limits) -> tuple[Finding, str]:
         with urllib.request.urlopen(f"http://{host}:{http.port}/api/v1/status", timeout=10) as answer:
             status = json.load(answer)
     except (OSError, ValueError, urllib.error.URLError) as error:
-        found.add(CRITICAL, f"the service does not answer on {host}:{http.port} ({error})")
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        found.add(CRITICAL, f"the service does not answer on {host}:{http.port} ({why})")
         return found, ""
     if not status["service"]["ready"]:
         found.add(WARNING, "the service is not ready")
-    if status["service"]["config"]["error"]:
-        found.add(WARNING, "the configuration file is bad, the one from before holds")
-    worst = {"generations": 0.0, "oldest_age": 0.0, "blocked_regions": 0.0}
-    for table in status["tables"]:
-        worst = {name: max(value, table["backlog"].get(name, 0.0)) for name, value in worst.items()}
+    refused = status["service"]["config"]["error"]
+    if refused:
+        found.add(WARNING, f"the configuration file was not taken up, or not all of it: {refused}")
+    tables = status["tables"]
+    for table in tables:
+        blocked = int(table["backlog"].get("blocked_regions", 0))
+        if blocked:
+            found.add(CRITICAL, f"{table['name']}: {counted(blocked, 'region')} blocked")
         if table["look_error"]:
             found.add(WARNING, f"{table['name']} cannot be read: {table['look_error']}")
         for job, state in table["jobs"].items():
             _job(found, f"{table['name']}/{job}", state)
-    _backlog(found, "worst_", worst, limits)
-    found.figures.append(f"tables={len(status['tables'])}")
-    return found, f"{len(status['tables'])} tables, at most {worst['generations']:g} generations waiting in one"
+    most, where = _worst(tables, "generations")
+    found.compare("worst_generations", most, limits[:2], said=f"{where}: generations")
+    oldest, which = _worst(tables, "oldest_age")
+    found.compare("worst_oldest", round(oldest), limits[2:], "s", said=f"{which}: oldest")
+    found.figures.append(f"tables={len(tables)}")
+    behind = f", at most {counted(int(most), 'generation')} waiting in one"
+    return found, f"{counted(len(tables), 'table')}{behind}{f' ({where})' if most else ''}"
+
+
+def _worst(tables: list[dict[str, Any]], figure: str) -> tuple[float, str]:
+    """The highest value of a figure, and the table that has it."""
+    return max(((table["backlog"].get(figure, 0.0), table["name"]) for table in tables), default=(0.0, ""))
 
 
 def _job(found: Finding, name: str, state: dict[str, Any]) -> None:
     failures = state["consecutive_failures"]
     if failures:
         level = CRITICAL if failures >= _FAILURES_CRITICAL else WARNING
-        found.add(level, f"{name} failed {failures} times in a row")
+        found.add(level, f"{name} failed {counted(failures, 'time')} in a row")
     every, since = state["schedule_seconds"], state["seconds_since_success"]
     # A run that another supervisor does, or that a window puts off, is none of ours that is late.
     late = since / every if every and state["waiting_for"] not in {"window", "budget"} else 0.0

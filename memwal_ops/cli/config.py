@@ -13,6 +13,7 @@ from memwal_ops.errors import InvalidConfigError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config import ConfigProblemsError, default_config_path, load_settings
 from memwal_ops.supervisor.config_file import Problem, place_text
+from memwal_ops.supervisor.settings import DEFAULT
 
 if TYPE_CHECKING:
     from memwal_ops.supervisor.settings import Settings
@@ -28,6 +29,8 @@ def config() -> None:
 @json_output
 def check(file: str, as_json: bool) -> int:
     """Check FILE: explain every error with its line and a fix, or print every value that holds with its source.
+
+    What is neither given nor has a default is left out, but with --json.
 
     Sources: default (the job's own), fleet (defaults and the keys beside it), table (its own entry), env (made
     from an environment variable). Secrets are masked. No store is asked.
@@ -76,11 +79,18 @@ def describe_problems(file: str, problems: tuple[Problem, ...], *, mark: str = "
 
 
 def describe(settings: Settings) -> str:
-    """What holds, one value a line, with its source behind it."""
-    lines = [f"{key}: {_value(value)}  # {source}" for key, value, source in settings.effective()]
+    """What holds, one value a line, with its source behind it; without defaults that are empty."""
+    values = settings.effective()
+    lines = [
+        f"{key}: {_value(value)}  # {source}"
+        for key, value, source in values
+        if source is not DEFAULT or value not in (None, [])
+    ]
+    hidden = len(values) - len(lines)
     if settings.warnings:
         lines.append(describe_problems(settings.path, settings.warnings, mark="warning"))
-    lines.append(f"valid: {counted(len(settings.tables), 'entry', 'entries')} in tables.")
+    entries = counted(len(settings.tables), "entry", "entries")
+    lines.append(f"valid: {entries} in tables. {hidden} keys are not given and have no default (--json shows them).")
     return "\n".join(lines)
 
 

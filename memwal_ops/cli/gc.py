@@ -34,7 +34,10 @@ _SHOWN = 8
 _MOST_REASONS = 1000
 # They are shown indented by others, too.
 _NARROW = 104
-_NUMEROUS = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
+_NUMEROUS = {
+    Kind.WAL_ENTRY: ("WAL entry", "WAL entries"),
+    Kind.REGION_MANIFEST: ("region manifest version", "region manifest versions"),
+}
 _NUMBERS = re.compile(r"\d+( (d|h|min|s)\b)?")
 
 
@@ -205,28 +208,26 @@ class Reasons:
 
     def __init__(self) -> None:
         """None yet."""
-        self.found: dict[Verdict, dict[str, tuple[Item, int, int]]] = {verdict: {} for verdict in Verdict}
+        self.found: dict[Verdict, dict[str, tuple[Item, int, int, str]]] = {verdict: {} for verdict in Verdict}
 
     def take(self, item: Item) -> None:
         """Count an item."""
         alike = self.found[item.verdict]
         if item.verdict is Verdict.DELETE:
             return
-        why = item.why
-        if item.kind in _NUMEROUS:
-            # Their reasons differ in numbers and ages alone; one of each is enough, and would else hide the others.
-            why = _NUMBERS.sub("...", why)
-        if why in alike or len(alike) < _MOST_REASONS:
-            first, count, size = alike.get(why, (item, 0, 0))
-            alike[why] = (first, count + 1, size + item.bytes)
+        # Those of many things differ in numbers and ages alone; one of each is enough, and would else hide the others.
+        key = _NUMBERS.sub("...", item.why) if item.kind in _NUMEROUS else item.why
+        if key in alike or len(alike) < _MOST_REASONS:
+            first, count, size, why = alike.get(key, (item, 0, 0, item.why))
+            alike[key] = (first, count + 1, size + item.bytes, why if why == item.why else key)
 
     def describe(self, verdict: Verdict) -> str:
         """A paragraph for each of the first."""
         lines = ["Held:" if verdict is Verdict.HELD else "Unknown, and kept:"]
         alike = list(self.found[verdict].items())
-        for why, (first, count, size) in alike[:_SHOWN]:
+        for _, (first, count, size, why) in alike[:_SHOWN]:
             more = "" if count == 1 else f" and {count - 1:,} more"
-            named = f"{count:,} {_KINDS[first.kind]}" if first.kind in _NUMEROUS else f"{first.path}{more}"
+            named = counted(count, *_NUMEROUS[first.kind]) if first.kind in _NUMEROUS else f"{first.path}{more}"
             text = f"{named} ({size_text(size)}): {why}"
             lines.append(paragraph(text, indent="  ", hanging="  ", width=_NARROW))
         if len(alike) > _SHOWN:

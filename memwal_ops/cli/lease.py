@@ -94,7 +94,7 @@ def describe(found: list[Lease], now: datetime) -> str:
             one.holder.name,
             str(one.token),
             f"{one.acquired:%Y-%m-%d %H:%M:%S}",
-            f"{one.expires:%Y-%m-%d %H:%M:%S}",
+            f"{one.expires:%Y-%m-%d %H:%M:%S}" if one.ended is None else "",
         )
         for one in found
     ]

@@ -96,7 +96,9 @@ def _run(arguments: list[str]) -> int:
             # click's own text names the usage too; a script gets the sentence.
             _document(InvalidUsageError(error.format_message()))
         error.show()
-        _see(error.exit_code)
+        # Without any argument a group shows its help: there is nothing to mend.
+        if not isinstance(error, click.exceptions.NoArgsIsHelpError):
+            _see(error.exit_code)
         return error.exit_code
     except MemwalOpsError as error:
         _report(error, as_json="--json" in arguments)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from memwal_ops.cli.inspect import problem
-from memwal_ops.cli.options import RegionId, Size, json_output, storage_options
+from memwal_ops.cli.options import RegionId, Size, json_output, region_of, storage_options
 from memwal_ops.cli.progress import counting, stages
 from memwal_ops.cli.text import counted, grid, paragraph, short_ids, size_text, span_text
 from memwal_ops.core.table import open_table
 from memwal_ops.jobs import merge as job
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from memwal_ops.core.table import Table
     from memwal_ops.engines.api import PassResult
 
@@ -54,7 +53,7 @@ _DONE = ("rows read", "size", "rows written", "rows deleted", "seconds", "versio
 @json_output
 def merge(
     uri: str,
-    regions: tuple[UUID, ...],
+    regions: tuple[str, ...],
     engine: str,
     master: str | None,
     spark_above: int,
@@ -72,8 +71,9 @@ def merge(
     Exit codes: 0 merged, nothing_to_merge, superseded or dry_run; 10 a region is blocked (the others
     are merged); any other code: see the README.
     """
-    options = job.MergeOptions(regions, engine, max_bytes, max_generations, master, spark_above)
+    options = job.MergeOptions((), engine, max_bytes, max_generations, master, spark_above)
     table = open_table(uri, storage_options)
+    options = replace(options, regions=tuple(region_of(table, region) for region in regions))
     report = job.dry_run(table, options) if dry_run else _merge(table, options, show=sys.stderr.isatty())
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
@@ -164,5 +164,7 @@ def _headline(report: job.MergeReport) -> str:
             return "superseded: another merger landed everything that waited when this one began."
         case "dry_run":
             return f"dry_run: would merge {counted(generations, 'generation')} in {passes}; nothing was changed."
+        case _ if not generations:
+            return "blocked: nothing was merged, see below."
         case _:
             return f"blocked: {counted(generations, 'generation')} merged in {passes}, but see below."

@@ -8,11 +8,15 @@ from uuid import UUID
 
 import click
 
+from memwal_ops.core.regions import is_beginning
+from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.options import parse_options
 from memwal_ops.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from memwal_ops.core.table import Table
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
@@ -46,18 +50,39 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # see Size
 
 
 class RegionId(click.ParamType):  # type: ignore[type-arg]  # see Size
-    """A region's UUID."""
+    """A region's UUID, or the beginning of one; :func:`region_of` says which region it is."""
 
     name = "ID"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> UUID:
-        """The UUID; fails with a usage error."""
-        if isinstance(value, UUID):
-            return value
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The same text in lower case; fails with a usage error."""
         try:
-            return UUID(str(value))
+            return str(UUID(str(value)))
         except ValueError:
-            self.fail(f"{value!r} is no region id (a UUID); memwal-ops inspect URI lists them.", param, ctx)
+            if is_beginning(str(value).lower()):
+                return str(value).lower()
+            form = "a UUID, or its first 8 characters or more"
+            self.fail(f"{value!r} is no region id ({form}); memwal-ops inspect URI lists them.", param, ctx)
+
+
+def region_of(table: Table, text: str) -> UUID:
+    """The region of what :class:`RegionId` lets pass.
+
+    Raises:
+        InvalidUsageError: no region begins so, or several do.
+    """
+    if not is_beginning(text):
+        return UUID(text)
+    found = table.regions.beginning(text)
+    if not found:
+        raise InvalidUsageError(
+            f"No region of {table.location.uri} begins with {text}.", remedy="memwal-ops inspect URI lists them."
+        )
+    if len(found) > 1:
+        raise InvalidUsageError(
+            f"{len(found)} regions begin with {text}: {', '.join(map(str, found))}.", remedy="Write more of the id."
+        )
+    return found[0]
 
 
 def _storage_options(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

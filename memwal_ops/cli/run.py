@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from memwal_ops import log as logging_setup
+from memwal_ops.cli.text import counted
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config import default_config_path, load_settings
 from memwal_ops.supervisor.service import Service
@@ -49,8 +51,22 @@ def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
         for one in service.left:
             until = "" if one["expires"] is None else f", whose lease ends at {one['expires']}"
             click.echo(f"{one['table']} {one['job']}: left to {one['holder'] or 'another supervisor'}{until}")
-        click.echo(f"done: {len(done)} runs, exit code {code}.")
+        if not done and not service.left:
+            click.echo(_idle(service.status()["tables"]))
+        click.echo(f"done: {counted(len(done), 'run')}, exit code {code}.")
     return code
+
+
+def _idle(tables: list[dict[str, Any]]) -> str:
+    """Why nothing ran: what is put off, or what comes next."""
+    jobs = [(f"{table['name']} {name}", job) for table in tables for name, job in table["jobs"].items()]
+    put_off = [f"{name} is due, and waits for: {job['waiting_for']}." for name, job in jobs if job["waiting_for"]]
+    if put_off:
+        return "\n".join(put_off)
+    coming = min(((job["next_due"], name) for name, job in jobs if job["next_due"]), default=None)
+    if coming is None:
+        return "Nothing was due: no trigger fires."
+    return f"Nothing was due: no trigger fires; by schedule {coming[1]} comes next, at {coming[0]}."
 
 
 def _configure_log(context: click.Context, level: str) -> None:

@@ -8,6 +8,7 @@ region therefore asks for ``checked=True``, which lists the folder once and refu
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta, Store
 
 HINT = "version_hint.json"
+_BEGINNING = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,27}")
 _LISTINGS = 3
 # What every store gives in one request.
 _PAGE = 1000
@@ -51,6 +53,17 @@ class RegionListing:
     region_ids: tuple[UUID, ...]
     strays: tuple[str, ...]
     empty: tuple[str, ...] = ()
+
+    def beginning(self, text: str) -> tuple[UUID, ...]:
+        """The regions whose ids begin so; none for a text that :func:`is_beginning` does not know."""
+        if not is_beginning(text):
+            return ()
+        return tuple(region_id for region_id in self.region_ids if str(region_id).startswith(text))
+
+
+def is_beginning(text: str) -> bool:
+    """Whether it is a part of a region's id as reports shorten it: the first 8 characters or more, not all."""
+    return _BEGINNING.fullmatch(text) is not None
 
 
 def list_regions(store: Store) -> RegionListing:

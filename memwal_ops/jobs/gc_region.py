@@ -29,6 +29,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.format.names import is_staged_name, parse_generation_dir, parse_wal_entry_name
 from memwal_ops.jobs.collectables import Gate, Item, Kind, Verdict, unknown
+from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -265,7 +266,7 @@ class RegionView:
             for at in range(candidates):
                 yield self._entry(at, (held,))
         replayed = Gate(met=False, text=f"not flushed: a writer replays from {flushed + 1} on")
-        young = Gate(met=False, text=f"flushed less than --reader-grace ago; until then entries up to {settled} may go")
+        young = Gate(met=False, text=f"flushed less than --reader-grace ({self._grace}) ago")
         for at in range(candidates, len(ids)):
             yield self._entry(at, (replayed if ids[at] > flushed else young,))
 
@@ -321,6 +322,10 @@ class RegionView:
     @staticmethod
     def _replayed(manifest: RegionManifest) -> int:
         return manifest.replay_after_wal_id or 0
+
+    @property
+    def _grace(self) -> str:
+        return duration_text(self.rules.options.reader_grace)
 
     def _settled_entry(self) -> int:
         """Up to where no reader replays the log any more."""
@@ -425,7 +430,8 @@ class RegionView:
             else:
                 gates = [Gate(met=True, text=f"{newer} newer versions stand, {keep} are kept")]
             if version >= settled:
-                gates.append(Gate(met=False, text="a reader that began less than --reader-grace ago may follow it"))
+                text = f"a reader that began less than --reader-grace ({self._grace}) ago may follow it"
+                gates.append(Gate(met=False, text=text))
             else:
                 gates.append(Gate(met=True, text="version_hint.json points past it, or is made to first"))
             path = self.rules.table.region(self.region_id).path(version)

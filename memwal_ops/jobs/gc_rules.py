@@ -134,7 +134,8 @@ class Rules:
         if needed is None:
             gates.append(Gate(met=True, text="merged in every version, tag, branch and hold that may be opened"))
         else:
-            gates.append(Gate(met=False, text=f"needed by {needed}: not merged there, or its search indexes lack it"))
+            text = f"needed by {needed}: not merged there, or its search indexes lack it"
+            gates.append(Gate(met=False, text=f"{text} (memwal-ops expire)" if needed.startswith("version") else text))
         return tuple(gates)
 
     @property

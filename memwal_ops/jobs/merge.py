@@ -354,8 +354,8 @@ def choose_engine(options: MergeOptions, backlog: Backlog) -> EngineChoice:
         return EngineChoice(options.engine, "asked for")
     size = sum(ref.bytes or 0 for ref in backlog.pending)
     if size <= options.spark_above:
-        return EngineChoice("local", f"a backlog of {size} bytes is not above {options.spark_above}")
-    above = f"a backlog of {size} bytes is above {options.spark_above}"
+        return EngineChoice("local", f"a backlog of {size:,} bytes is not above {options.spark_above:,}")
+    above = f"a backlog of {size:,} bytes is above {options.spark_above:,}"
     missing = why_not()
     if missing is not None:
         return EngineChoice("local", f"{above}, but Spark cannot run here: {missing}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.core.layout import MEM_WAL_FOLDER, region_folder
+from memwal_ops.core.regions import is_beginning
 from memwal_ops.core.versions import VERSIONS_FOLDER
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.format.names import parse_version_manifest_name
@@ -60,14 +61,15 @@ def explain(table: Table, target: str, options: GcOptions) -> Explanation:
 
     Args:
         table: the newest version of it.
-        target: a region id; ``region/generation``; a path below the table, or its whole URI.
+        target: a region id, or the beginning of one (8 characters or more); ``region/generation``; a path below
+            the table, or its whole URI.
         options: as for gc; they decide what is old enough.
 
     Raises:
         InvalidUsageError: the target is none of this.
         ObjectNotFoundError: nothing stands there.
     """
-    path = target.removeprefix(table.location.uri).strip("/")
+    path = _whole(table, target.removeprefix(table.location.uri).strip("/"))
     region_id, wanted = _wanted(path)
     if path.startswith(f"{VERSIONS_FOLDER}/"):
         found = _version(table, path, options)
@@ -89,8 +91,20 @@ def explain(table: Table, target: str, options: GcOptions) -> Explanation:
                 remedy="Give a region id (memwal-ops inspect lists them), REGION/GENERATION, or a path in it.",
             )
         found = [_of_the_base(table, path)]
-    whole = region_id is not None and path.removeprefix(f"{MEM_WAL_FOLDER}/") == str(region_id)
+    # A folder of a region was asked for to see what stands in it, one by one.
+    whole = region_id is None or path.removeprefix(f"{MEM_WAL_FOLDER}/") == str(region_id)
     return Explanation(target, _grouped(found, group=whole))
+
+
+def _whole(table: Table, path: str) -> str:
+    """The path, with the whole id of a region where it begins with a part of one."""
+    first, slash, rest = path.partition("/")
+    found = table.regions.beginning(first.lower()) if is_beginning(first.lower()) else ()
+    if len(found) > 1:
+        raise InvalidUsageError(
+            f"{len(found)} regions begin with {first}: {', '.join(map(str, found))}.", remedy="Write more of the id."
+        )
+    return f"{found[0]}{slash}{rest}" if found else path
 
 
 def _refuse_missing(table: Table, region_id: UUID, path: str) -> None:
@@ -152,12 +166,14 @@ def _of_the_base(table: Table, path: str) -> Item:
 
 
 def _grouped(items: list[Item], *, group: bool) -> tuple[Reason, ...]:
-    """Log entries and manifests of a whole region, told by their reasons and not one by one."""
+    """Log entries and manifests of whole regions, told by their reasons and not one by one; generations ascend."""
+    kinds = list(dict.fromkeys(item.kind for item in items))
+    items.sort(key=lambda item: (str(item.region_id or ""), kinds.index(item.kind), item.generation or 0))
     found: dict[object, list[Item]] = {}
     for at, item in enumerate(items):
         key: object = at
         if group and item.kind in _GROUPED:
-            key = (item.kind, item.verdict, tuple(gate.met for gate in item.gates), _plain(item))
+            key = (item.kind, item.region_id, item.verdict, tuple(gate.met for gate in item.gates), _plain(item))
         found.setdefault(key, []).append(item)
     return tuple(Reason(same[0], len(same), sum(one.bytes for one in same)) for same in found.values())
 

@@ -79,7 +79,12 @@ def read_document(path: str, environ: Mapping[str, str] | None = None) -> Docume
             raw = file.read(_LARGEST + 1)
     except OSError as error:
         document.problems.append(
-            Problem((), None, f"The file cannot be read: {error.strerror}.", "Check its name and its permissions.")
+            Problem(
+                (),
+                None,
+                f"The file cannot be read: {error.strerror}.",
+                "Check its name (--config FILE, or $MEMWAL_OPS_CONFIG) and its permissions.",
+            )
         )
         return document
     if len(raw) > _LARGEST:
@@ -157,6 +162,7 @@ class _Builder:
         return self._filled(value, place) if isinstance(value, str) else value
 
     def _filled(self, text: str, place: Place) -> str:
+        # A default that stands in the file is no value from the environment: it may be shown.
         used: list[str] = []
 
         def fill(match: re.Match[str]) -> str:
@@ -166,9 +172,9 @@ class _Builder:
             if name is None:
                 self._document.add(place, f"{match[0]!r} names no variable.", "Write ${NAME} or ${NAME:-default}.")
                 return ""
+            if match["default"] is not None and not self._environ.get(name):
+                return match["default"]
             used.append(name)
-            if match["default"] is not None:
-                return self._environ.get(name) or match["default"]
             if name not in self._environ:
                 self._document.add(
                     place,

@@ -15,6 +15,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.leases import Holder
@@ -48,6 +49,8 @@ _MOST_DONE = 10_000
 _LAST_SECONDS = 5.0
 _PRUNE = timedelta(hours=1)
 _TERMINATED = 128 + signal.SIGTERM
+# What a restart alone takes up.
+_FIXED = ("state_dir", "history.path", "leases.enabled", "http", "misfire_grace")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -65,6 +68,8 @@ class Service:
         self._environ = os.environ if environ is None else environ
         self._log = get_logger(__name__)
         self._once = once
+        # What only a start takes up is as it was then, however often the file is read again.
+        self._at_start = settings.config
         self._signals: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
         self._started = datetime.now(UTC)
         self._loaded = self._started
@@ -202,7 +207,7 @@ class Service:
                 "leases": self.conductor.desk is not None,
                 "state_dir": self._state.path,
                 "config": {
-                    "file": settings.path,
+                    "file": os.path.abspath(settings.path),
                     "loaded": self._loaded.isoformat(timespec="milliseconds"),
                     "error": self._config_error,
                 },
@@ -256,20 +261,9 @@ class Service:
             return
         self._notifier.reloading()
         path = self.conductor.settings.path
-        old = self.conductor.settings.config
         try:
             settings = load_settings(path, self._environ)
-            fixed = [
-                name
-                for name, before, after in (
-                    ("state_dir", old.state_dir, settings.config.state_dir),
-                    ("history.path", old.history.path, settings.config.history.path),
-                    ("leases.enabled", old.leases.enabled, settings.config.leases.enabled),
-                    ("http", old.http, settings.config.http),
-                    ("misfire_grace", old.misfire_grace, settings.config.misfire_grace),
-                )
-                if before != after
-            ]
+            fixed = [name for name in _FIXED if (get := attrgetter(name))(self._at_start) != get(settings.config)]
         except MemwalOpsError as error:
             self._config_error = redact(str(error))
             self._metrics.reloads.labels("failed").inc()
@@ -279,7 +273,7 @@ class Service:
         self._config_error = None
         if fixed:
             self._config_error = f"{', '.join(fixed)}: taken up by a restart only; the rest holds"
-            self._log.warning("config_needs_restart", keys=fixed)
+            self._log.warning("config_needs_restart", keys=", ".join(fixed))
         self._loaded = datetime.now(UTC)
         self._metrics.reloads.labels("succeeded").inc()
         with self.conductor.lock:

@@ -249,6 +249,7 @@ def test_one_key_in_two_regions(tmp_path: Path, capfd: pytest.CaptureFixture[str
     [
         (["--region", "no-uuid"], "region id"),
         (["--region", "00000000-0000-4000-8000-00000000abcd"], "has no region"),
+        (["--region", "00000000-0000-4000-8000-00000000"], "begins with"),
         (["--max-bytes", "many"], "64MiB"),
         (["--max-bytes", "0"], "--max-bytes"),
         (["--max-generations", "0"], "--max-generations"),

@@ -354,7 +354,7 @@ def test_why_a_generation(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> 
     folder = str(reason["path"])
     assert contents(made.uri) == before
     free(made)
-    for target in (f"{region}/2", folder, f"{folder}/", f"{made.uri}/{folder}", f"{folder}/data"):
+    for target in (f"{region}/2", f"{region[:8]}/2", folder, f"{folder}/", f"{made.uri}/{folder}", f"{folder}/data"):
         (reason,) = why(capfd, made, target)
         assert reason["path"] == folder
         assert "listed by region manifest version" in str(reason["because"])
@@ -382,6 +382,8 @@ def test_why_a_region(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None
     assert "more like it" in run_here(capfd, "why", made.uri, region).out
     (manifest,) = why(capfd, made, f"_mem_wal/{region}/manifest/{bit_reversed(1)}.binpb")
     assert manifest["kind"] == "region_manifest"
+    everything = why(capfd, made, "_mem_wal")
+    assert [reason for reason in everything if reason["region_id"] == region] == whole
     (stray,) = why(capfd, made, f"{region}/note")
     assert stray["verdict"] == "unknown"
     assert "is unknown, and kept" in run_here(capfd, "why", made.uri, f"{region}/note").out

@@ -111,9 +111,9 @@ def test_auto_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str
     installed(monkeypatch, **GOOD)
     monkeypatch.setenv("JAVA_HOME", java_that_says(tmp_path, 'openjdk version "17.0.1"'))
     small = job.choose_engine(job.MergeOptions(spark_above=size), backlog)
-    assert small == job.EngineChoice("local", f"a backlog of {size} bytes is not above {size}")
+    assert small == job.EngineChoice("local", f"a backlog of {size:,} bytes is not above {size:,}")
     large = job.choose_engine(job.MergeOptions(spark_above=size - 1), backlog)
-    assert large == job.EngineChoice("spark", f"a backlog of {size} bytes is above {size - 1}")
+    assert large == job.EngineChoice("spark", f"a backlog of {size:,} bytes is above {size - 1:,}")
     installed(monkeypatch, **{**GOOD, "pyspark": None})
     without = job.choose_engine(job.MergeOptions(spark_above=size - 1), backlog)
     assert without.name == "local"

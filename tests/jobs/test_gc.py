@@ -456,7 +456,7 @@ def test_log_entries_wait_for_readers_of_older_manifests(tmp_path: Path, kind: t
     held = reasons(planned(made, GcOptions()), Kind.WAL_ENTRY)
     log = entries(made, region)
     young = {path for number, path in log.items() if settled < number <= newest}
-    assert young == {path for path, why in held.items() if "flushed less than --reader-grace ago" in why}
+    assert young == {path for path, why in held.items() if "flushed less than --reader-grace (15m) ago" in why}
     made.put([0])
     unflushed = {path for number, path in entries(made, region).items() if number > newest}
     held = reasons(planned(made), Kind.WAL_ENTRY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -85,7 +86,7 @@ def test_check_of_a_table(table: Workload, capfd: pytest.CaptureFixture[str]) ->
     assert line(table.uri, "--crit-age", "0s")[0] == 2
     damage.remove_generation(table.uri, table.regions[0], 1)
     code, said = line(table.uri)
-    assert (code, said.split(" |")[0]) == (2, "MEMWAL CRITICAL - 1 regions blocked")
+    assert (code, said.split(" |")[0]) == (2, "MEMWAL CRITICAL - 1 region blocked")
     assert line(str(Path(table.uri).parent / "none.lance"))[0] == 3
     assert run_here(capfd, "check", table.uri).code == 2
 
@@ -100,6 +101,30 @@ def test_check_of_a_service_that_is_not_there(tmp_path: Path, capfd: pytest.Capt
     )
     file.write_text("htp: {}\n")
     assert run_here(capfd, "check", "--nagios", "--config", str(file)).code == 3
+
+
+def test_check_names_the_table_that_is_behind(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("tables: [{uri: /a}, {uri: /b}]\n")
+    config: dict[str, str | None] = {"error": None}
+    tables = [
+        {"name": name, "backlog": backlog, "look_error": None, "jobs": {}}
+        for name, backlog in (("a", {"generations": 3.0}), ("b", {"generations": 40.0, "oldest_age": 9.0}))
+    ]
+    status = {"service": {"ready": True, "config": config}, "tables": tables}
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO(json.dumps(status).encode()))
+
+    def line(*more: str) -> str:
+        return run_here(capfd, "check", "--nagios", "--config", str(file), *more).out.split(" | ")[0]
+
+    assert line() == "MEMWAL WARNING - b: generations 40"
+    enough = ("--warn-generations", "50")
+    assert line(*enough) == "MEMWAL OK - 2 tables, at most 40 generations waiting in one (b)"
+    assert line(*enough, "--crit-age", "5s", "--warn-age", "5s") == "MEMWAL CRITICAL - b: oldest 9s"
+    config["error"] = "http: taken up by a restart only; the rest holds"
+    assert line(*enough).endswith("not taken up, or not all of it: http: taken up by a restart only; the rest holds")
 
 
 JOBS: list[tuple[str, Callable[[Table], Any]]] = [

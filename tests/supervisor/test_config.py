@@ -45,6 +45,7 @@ WRONG = [
     (TABLE + "http:\n  port: 70000\n", 4, "http.port", "65535"),
     (TABLE + "pools:\n  merge: {workers: 0}\n", 4, "pools.merge.workers", "greater than or equal to 1"),
     (TABLE + "stop_grace: 60\n", 3, "stop_grace", "no unit"),
+    (TABLE + "    jobs: {merge: {schedule: 5}}\n", 3, "tables[0].jobs.merge.schedule", "for example 5m"),
     (TABLE + "log_level: loud\n", 3, "log_level", "'debug', 'info'"),
     (TABLE + "leases: {ttl: 1s}\n", 3, "leases.ttl", "greater"),
     (TABLE + "leases: {enabled: perhaps}\n", 3, "leases.enabled", "true or false"),
@@ -153,7 +154,7 @@ def test_the_nearest_layer_wins_and_is_named(tmp_path: Path) -> None:
     assert found[f"{merge}.when"] == ("generations >= 2", "table, line 15")
     assert found[f"{merge}.hung_after"] == ("30m", "default")
     assert found["tables.one.storage_options.aws_secret_access_key"] == ("***", "env KEY, line 11")
-    assert found["tables.one.storage_options.aws_region"] == ("***", "env REGION, line 12")
+    assert found["tables.one.storage_options.aws_region"] == ("elsewhere", "table, line 12")
     assert found["tables.one.storage_options.aws_profile"] == ("fleet", "fleet, line 3")
     assert found["tables.one.poll"] == ("7s", "fleet, line 2")
     assert found["tables.one.jobs.compact.enabled"] == (False, "table, line 17")
@@ -211,6 +212,10 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert good.document["jobs"] == ["catchup", "compact", "merge", "snapshot"]
     text = run_here(capfd, "config", "check", str(file))
     assert "tables.t.jobs.merge.schedule: every 10m, jitter 1m  # default" in text.out
+    assert "timeout" not in text.out.replace("heartbeat.timeout", ""), "neither given, nor is there a default"
+    assert "tables.t.jobs.merge.timeout" in [one["key"] for one in good.document["effective"]]
+    file.write_text(TABLE + "    jobs: {merge: {when: null}}\n")
+    assert "tables.t.jobs.merge.when: null  # table, line 3" in run_here(capfd, "config", "check", str(file)).out
     file.write_text(TABLE + "htp: {}\n")
     bad = run_here(capfd, "config", "check", str(file), "--json")
     assert (bad.code, bad.document["decision"]) == (50, "invalid")

@@ -117,8 +117,16 @@ def _refuse_known_keys(rows: DataFrame, table: Table) -> int:
         f.sum("rows").alias("rows"), f.count_if(f.col("rows") > 1).alias("twice"), f.count("known").alias("known")
     ).collect()
     if total["twice"] or total["known"]:
+        found = [
+            f"{total[name]:,} {words}"
+            for name, words in (
+                ("twice", "stand several times in the DataFrame"),
+                ("known", "are in the table already"),
+            )
+            if total[name]
+        ]
         raise DuplicateKeysError(
-            f"{total['twice']} keys stand several times in the DataFrame, {total['known']} are in the table already.",
+            f"Of the keys, {' and '.join(found)}.",
             remedy="Load new keys only; updates go through a region's writer.",
         )
     return int(total["rows"] or 0)
