@@ -130,8 +130,14 @@ class RegionManifestStore:
             RegionManifestCorruptError: the newest version cannot be decoded, or the region has
                 no manifest at all.
         """
-        version = self._newest_listed() if checked else self._newest_by_walk()
-        return self.read(version)
+        for _ in range(_LISTINGS - 1):
+            try:
+                return self.read(self._newest_listed() if checked else self._newest_by_walk())
+            except RegionManifestCorruptError as error:
+                if not isinstance(error.__cause__, ObjectNotFoundError):
+                    raise
+                # It was the newest a moment ago: writers went on, and a collector took it.
+        return self.read(self._newest_listed())
 
     def look(self) -> ManifestFolder:
         """The newest version's number, where one request tells it, and what is no manifest.
@@ -147,10 +153,15 @@ class RegionManifestStore:
         return ManifestFolder(versions[-1] if plain else None, strays)
 
     def latest_from(self, version: int) -> RegionManifest:
-        """The newest manifest, by HEAD from a version that stands; two requests where it is the newest."""
+        """The newest manifest, by HEAD from a version that stood; two requests where it is the newest."""
         while self._store.head(self._path(version + 1)) is not None:
             version += 1
-        return self.read(version)
+        try:
+            return self.read(version)
+        except RegionManifestCorruptError as error:
+            if not isinstance(error.__cause__, ObjectNotFoundError):
+                raise
+        return self.latest()  # writers went on, and a collector took it with those behind it
 
     def write_hint(self, version: int) -> None:
         """Point ``version_hint.json`` at a version that stands."""
