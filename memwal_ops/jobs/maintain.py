@@ -11,6 +11,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import InvalidUsageError, LeaseLostError, MemwalOpsError
@@ -181,17 +182,14 @@ def _skipped(step: str, before: list[StepReport], options: MaintainOptions, seco
 
 
 def _run(step: str, table: Table, options: MaintainOptions, on_commit: Callable[[], None]) -> object:
-    if step == "compact" and not options.dry_run:
-        return compact.apply(table, options.compact, on_commit=on_commit)
-    builders: dict[str, tuple[Any, Any]] = {
-        "merge": (merge, options.merge),
-        "catchup": (catchup, options.catchup),
-        "compact": (compact, options.compact),
-        "snapshot": (snapshot, options.snapshot),
+    jobs: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
+        "merge": (merge.dry_run, merge.apply),
+        "catchup": (catchup.dry_run, catchup.apply),
+        "compact": (compact.dry_run, partial(compact.apply, on_commit=on_commit)),
+        "snapshot": (snapshot.dry_run, snapshot.apply),
+        "expire": (expire.plan, expire.apply),
+        "gc": (gc.plan, gc.apply),
     }
-    if step in builders:
-        job, wanted = builders[step]
-        return (job.dry_run if options.dry_run else job.apply)(table, wanted)
-    if step == "expire":
-        return (expire.apply if options.apply else expire.plan)(table, options.expire)
-    return (gc.apply if options.apply else gc.plan)(table, options.gc)
+    look, act = jobs[step]
+    acts = options.apply if step in _DESTRUCTIVE else not options.dry_run
+    return (act if acts else look)(table, getattr(options, step))
