@@ -74,15 +74,11 @@ def region_of(table: Table, text: str) -> UUID:
     if not is_beginning(text):
         return UUID(text)
     found = table.regions.beginning(text)
-    if not found:
+    if found is None:
         raise InvalidUsageError(
             f"No region of {table.location.uri} begins with {text}.", remedy="memwal-ops inspect URI lists them."
         )
-    if len(found) > 1:
-        raise InvalidUsageError(
-            f"{len(found)} regions begin with {text}: {', '.join(map(str, found))}.", remedy="Write more of the id."
-        )
-    return found[0]
+    return found
 
 
 def _storage_options(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from memwal_ops.core.layout import MEM_WAL_FOLDER, region_folder
 from memwal_ops.errors import (
+    InvalidUsageError,
     InvariantViolatedError,
     ObjectNotFoundError,
     RegionManifestCorruptError,
@@ -46,6 +47,10 @@ class NoRegionManifestError(RegionManifestCorruptError):
     """A region's folder without any manifest: lost, or not claimed yet (:meth:`RegionManifestStore.is_claimed`)."""
 
 
+class RegionManifestGoneError(RegionManifestCorruptError):
+    """One version is not there: lost, or collected behind newer ones since it was listed."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegionListing:
     """What stands under ``_mem_wal/``: region ids in ascending order, what is no region, and empty folders."""
@@ -54,11 +59,18 @@ class RegionListing:
     strays: tuple[str, ...]
     empty: tuple[str, ...] = ()
 
-    def beginning(self, text: str) -> tuple[UUID, ...]:
-        """The regions whose ids begin so; none for a text that :func:`is_beginning` does not know."""
-        if not is_beginning(text):
-            return ()
-        return tuple(region_id for region_id in self.region_ids if str(region_id).startswith(text))
+    def beginning(self, text: str) -> UUID | None:
+        """The region whose id begins with a text that :func:`is_beginning` knows; None where none does.
+
+        Raises:
+            InvalidUsageError: several do.
+        """
+        found = [region_id for region_id in self.region_ids if str(region_id).startswith(text)]
+        if len(found) > 1:
+            raise InvalidUsageError(
+                f"{len(found)} regions begin with {text}: {', '.join(map(str, found))}.", remedy="Write more of the id."
+            )
+        return found[0] if found else None
 
 
 def is_beginning(text: str) -> bool:
@@ -133,10 +145,8 @@ class RegionManifestStore:
         for _ in range(_LISTINGS - 1):
             try:
                 return self.read(self._newest_listed() if checked else self._newest_by_walk())
-            except RegionManifestCorruptError as error:
-                if not isinstance(error.__cause__, ObjectNotFoundError):
-                    raise
-                # It was the newest a moment ago: writers went on, and a collector took it.
+            except RegionManifestGoneError:
+                continue  # it was the newest a moment ago: writers went on, and a collector took it
         return self.read(self._newest_listed())
 
     def look(self) -> ManifestFolder:
@@ -158,10 +168,8 @@ class RegionManifestStore:
             version += 1
         try:
             return self.read(version)
-        except RegionManifestCorruptError as error:
-            if not isinstance(error.__cause__, ObjectNotFoundError):
-                raise
-        return self.latest()  # writers went on, and a collector took it with those behind it
+        except RegionManifestGoneError:
+            return self.latest()  # writers went on, and a collector took it with those behind it
 
     def write_hint(self, version: int) -> None:
         """Point ``version_hint.json`` at a version that stands."""
@@ -176,12 +184,12 @@ class RegionManifestStore:
         return self._path(version)
 
     def read(self, version: int) -> RegionManifest:
-        """One manifest version. Raises ``RegionManifestCorruptError`` where it does not decode or is gone."""
+        """One manifest version. Raises ``RegionManifestCorruptError`` where it does not decode, or is gone."""
         path = self._path(version)
         try:
             data = self._store.get(path)
         except ObjectNotFoundError as error:
-            raise RegionManifestCorruptError(
+            raise RegionManifestGoneError(
                 f"Region {self.region_id}: manifest version {version} ({path}) is not there."
             ) from error
         return decode_region_manifest(data, region_id=self.region_id, version=version)

@@ -18,7 +18,7 @@ from memwal_ops.core.backlog import foreign_progress
 from memwal_ops.core.fence_posts import Claim, EpochRun, FencePosts, epoch_runs, unsettled_epochs
 from memwal_ops.core.layout import Layout, region_folder
 from memwal_ops.core.region_contents import RegionContents, read_region_contents
-from memwal_ops.core.regions import NoRegionManifestError
+from memwal_ops.core.regions import NoRegionManifestError, RegionManifestGoneError
 from memwal_ops.core.wal import read_writer_epoch, wal_entry_path
 from memwal_ops.core.wal_references import wal_references
 from memwal_ops.errors import (
@@ -445,11 +445,10 @@ class RegionView:
             for version in sorted(self.contents.manifests):
                 try:
                     manifest = self.newest if version == self.newest.version else manifests.read(version)
-                except RegionManifestCorruptError as error:
-                    if not isinstance(
-                        error.__cause__, ObjectNotFoundError
-                    ):  # else collected by somebody else meanwhile
-                        found.broken = version
+                except RegionManifestGoneError:
+                    continue  # collected by somebody else meanwhile
+                except RegionManifestCorruptError:
+                    found.broken = version
                     continue
                 if manifest.writer_epoch not in found.claims:  # kept for long, and its list is not asked for
                     found.claims[manifest.writer_epoch] = replace(manifest, flushed_generations=(), source=b"")
@@ -470,10 +469,9 @@ def look_at_region(rules: Rules, region_id: UUID) -> RegionView:
     for attempt in range(_LOOKS):
         try:
             return _look(rules, region_id)
-        except (RegionManifestGapError, RegionManifestCorruptError) as error:
+        except (RegionManifestGapError, RegionManifestGoneError):
             # A listing is no snapshot: other collectors delete the oldest versions while it runs.
-            racing = isinstance(error, RegionManifestGapError) or isinstance(error.__cause__, ObjectNotFoundError)
-            if not racing or attempt == _LOOKS - 1:
+            if attempt == _LOOKS - 1:
                 raise
     raise AssertionError  # pragma: no cover - the loop returns or raises
 

@@ -99,12 +99,8 @@ def explain(table: Table, target: str, options: GcOptions) -> Explanation:
 def _whole(table: Table, path: str) -> str:
     """The path, with the whole id of a region where it begins with a part of one."""
     first, slash, rest = path.partition("/")
-    found = table.regions.beginning(first.lower()) if is_beginning(first.lower()) else ()
-    if len(found) > 1:
-        raise InvalidUsageError(
-            f"{len(found)} regions begin with {first}: {', '.join(map(str, found))}.", remedy="Write more of the id."
-        )
-    return f"{found[0]}{slash}{rest}" if found else path
+    found = table.regions.beginning(first.lower()) if is_beginning(first.lower()) else None
+    return path if found is None else f"{found}{slash}{rest}"
 
 
 def _refuse_missing(table: Table, region_id: UUID, path: str) -> None:
