@@ -6,7 +6,6 @@ What a command imports, every command would wait for: a merge by hand needs no s
 from __future__ import annotations
 
 import importlib
-from functools import cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every name, in order."""
-        theirs = [name for name in self._of_packages if self.get_command(ctx, name) is not None]
+        theirs = [name for name in self._of_packages() if self.get_command(ctx, name) is not None]
         return sorted({*super().list_commands(ctx), *_LATE, *theirs})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -45,10 +44,9 @@ class Commands(click.Group):
             found = getattr(importlib.import_module(module), name)
             assert isinstance(found, click.Command)  # noqa: S101 - ours
             return found
-        entry = self._of_packages.get(cmd_name)
+        entry = self._of_packages().get(cmd_name)
         return None if entry is None else _of_job(entry)
 
-    @cached_property
     def _of_packages(self) -> Mapping[str, EntryPoint]:
         entries = (entry for entry in entry_points(group=GROUP) if not is_ours(entry))
         return {entry.name: entry for entry in entries if entry.name not in {*self.commands, *_LATE}}

@@ -42,6 +42,7 @@ def _text(value: Any) -> Any:
 def _schedule(value: Any) -> Any:
     """A text alone: an interval, or a cron line."""
     if isinstance(value, bool | int | float):
+        # pydantic makes a problem with its line of a ValueError, and lets a TypeError through.
         raise ValueError("expected for example 5m, or a cron line such as '*/15 * * * *'")  # noqa: TRY004
     if isinstance(value, str):
         return {"cron": value} if len(value.split()) > 2 else {"every": value}  # noqa: PLR2004 - "10 m" is a span

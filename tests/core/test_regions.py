@@ -87,18 +87,19 @@ def test_collected_oldest_versions_are_no_gap(five: RegionManifestStore, store: 
 
 
 @pytest.mark.parametrize("ask", ["latest", "checked", "latest_from"])
-def test_a_newest_that_is_collected_while_it_is_asked_for(five: RegionManifestStore, store: Store, ask: str) -> None:
+def test_a_newest_that_is_collected_while_it_is_asked_for(
+    five: RegionManifestStore, store: Store, ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever is stalled between finding it and reading it finds newer ones in its place, and no damage."""
-    read = five.read
 
     def stalled(version: int) -> RegionManifest:
-        five.read = read  # type: ignore[method-assign]
+        monkeypatch.undo()
         for newer in range(6, 9):
             assert five.commit(manifest(newer))
         store.delete_many([path(version) for version in range(1, 7)])
         return five.read(version)
 
-    five.read = stalled  # type: ignore[method-assign]
+    monkeypatch.setattr(five, "read", stalled)
     found = five.latest_from(4) if ask == "latest_from" else five.latest(checked=ask == "checked")
     assert found == manifest(8)
 

@@ -1,4 +1,4 @@
-"""The drill of the page that a test is named for."""
+"""The drill of the page that a test is named for, and a table on S3 behind a proxy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import pytest
 
 from tests.drills.drill import ERRORS, Drill
 from tests.drills.error_pages import Page
+from tests.drills.tables import with_generations
+from tests.s3_server import ACCESS_KEY, REGION, SECRET_KEY
+from tests.storage.faulty_proxy import FaultyProxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.tables.workload import Workload
 
 
 @pytest.fixture
@@ -22,3 +27,20 @@ def drill(
     made = Drill(Page(ERRORS / f"{name}.md"), capfd, monkeypatch)
     yield made
     assert made.followed, "commands of the page were left out"
+
+
+@pytest.fixture
+def proxy(s3_endpoint: str) -> Iterator[FaultyProxy]:
+    with FaultyProxy(s3_endpoint) as running:
+        yield running
+
+
+@pytest.fixture
+def remote(
+    drill: Drill, proxy: FaultyProxy, s3_bucket: str, s3_options: dict[str, str], no_aws_environment: None
+) -> Workload:
+    """A table with two generations, nothing merged; the environment, which workers inherit, leads through the proxy."""
+    made = with_generations(f"s3://{s3_bucket}/t.lance", s3_options)
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": REGION}
+    drill.given(URI=made.uri, REGION=made.regions[0], AWS_ENDPOINT_URL=proxy.endpoint, **keys)
+    return made

@@ -53,11 +53,11 @@ class Drill:
     def told(self, outcome: Outcome) -> dict[str, str]:
         """The page's error, in its exit code, in its document, and in the page that it names; the document."""
         assert outcome.code == self.code, outcome
-        error = outcome.document["error"]
+        error: dict[str, str] = outcome.document["error"]
         assert (error["reason"], error["exit_code"]) == (self.reason, self.code)
         assert error["runbook"] == self.page.name
         assert outcome.err.endswith(f"See {self.page.name}\n")
-        return error  # type: ignore[no-any-return]
+        return error
 
     def follow(self, number: int = 1) -> list[Outcome]:
         """Run the page's next commands; each exits as the page says."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
-from string import Template
 from typing import TYPE_CHECKING
+from unittest import mock
 
-from tests.cli.run import run_here
-from tests.cli.test_runbook import commands, shell
+from tests.cli.test_runbook import commands
+from tests.drills.lines import run_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,21 +27,14 @@ def follow(
 ) -> list[str]:
     """Run all commands of a page; what each of them showed.
 
-    Our own are run in this process, which is quicker and the same. ``ends``: exit codes by the number of the
-    command, where they are not 0.
+    ``ends``: exit codes by the number of the command, where they are not 0.
     """
-    text = page.read_text()
-    named = set(re.findall(r"^export (\w+)=", text, re.MULTILINE))
+    named = set(re.findall(r"^export (\w+)=", page.read_text(), re.MULTILINE))
     assert named <= variables.keys()
-    given = {name: variables[name] for name in named}
     shown = []
-    for number, line in enumerate(steps(page)):
-        if line.startswith("memwal-ops ") and not re.search(r"[|<>;&]", line.split("#")[0]):
-            words = [Template(word).substitute(given) for word in shlex.split(line, comments=True)]
-            outcome = run_here(capfd, *words[1:])
-            code, said = outcome.code, outcome.out + outcome.err
-        else:
-            code, said = shell(line, **given)
-        assert code == (ends or {}).get(number, 0), f"{page.name}: {line}\n{said}"
-        shown.append(said)
+    with mock.patch.dict(os.environ, {name: variables[name] for name in named}):
+        for number, line in enumerate(steps(page)):
+            outcome = run_line(capfd, line)
+            assert outcome.code == (ends or {}).get(number, 0), f"{page.name}: {line}\n{outcome}"
+            shown.append(outcome.out + outcome.err)
     return shown

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cli.test_runbook import shell
+from tests.drills.error_pages import RUNBOOKS, Command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
     from typing import Self
 
-RUNBOOKS = Path(__file__).parents[2] / "runbooks"
 # Without what only the tests' environment has, and what each command would spend a quarter of its time on.
 _AS_INSTALLED = Path(__file__).parent / "as_installed"
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r"# exits with (\d+)")
 _EXPORT = re.compile(r"export ([A-Z_]+)=")
 
 
@@ -46,9 +45,8 @@ class Page:
         if told is not None:
             assert told[1] in self.environment, command
             return None
-        code = _CODE.search(command)
         got, said = shell(command, **{**self.environment, **instead})
-        assert got == int(code[1] if code else 0), f"{command}\nended with {got}:\n{said}"
+        assert got == Command.of(command).exits_with, f"{command}\nended with {got}:\n{said}"
         return said
 
     def __enter__(self) -> Self:

@@ -12,7 +12,8 @@ import pytest
 
 from memwal_ops.storage import object_store
 from memwal_ops.storage.retries import RetryPolicy
-from tests.s3_server import ACCESS_KEY, REGION, SECRET_KEY, options_for
+from tests.drills.tables import with_generations
+from tests.s3_server import options_for
 from tests.storage.faulty_proxy import Fault, FaultyProxy
 from tests.tables import damage
 from tests.tables.model import assert_same
@@ -31,23 +32,6 @@ LONG_AGO = 5 * 86_400
 
 
 @pytest.fixture
-def proxy(s3_endpoint: str) -> Iterator[FaultyProxy]:
-    with FaultyProxy(s3_endpoint) as running:
-        yield running
-
-
-@pytest.fixture
-def remote(
-    drill: Drill, proxy: FaultyProxy, s3_bucket: str, s3_options: dict[str, str], no_aws_environment: None
-) -> Workload:
-    """A table with two generations, nothing merged; the environment leads to it through the proxy."""
-    made = with_generations(f"s3://{s3_bucket}/t.lance", s3_options)
-    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": REGION}
-    drill.given(URI=made.uri, REGION=made.regions[0], AWS_ENDPOINT_URL=proxy.endpoint, **keys)
-    return made
-
-
-@pytest.fixture
 def local(drill: Drill, tmp_path: Path) -> Iterator[Workload]:
     """The same on local files; commands are run as somebody whom permissions hold."""
     made = with_generations(str(tmp_path / "t.lance"))
@@ -55,14 +39,6 @@ def local(drill: Drill, tmp_path: Path) -> Iterator[Workload]:
     drill.wrap = damage.held_by_permissions
     yield made
     damage.make_writable(made.uri)
-
-
-def with_generations(uri: str, options: dict[str, str] | None = None) -> Workload:
-    made = Workload(4, regions=1, base_rows=30).create(uri, options)
-    for _ in range(2):
-        made.put([1, 2, 50])
-        made.flush()
-    return made
 
 
 def failing(status: int, code: str, methods: tuple[str, ...] = METHODS) -> list[Fault]:

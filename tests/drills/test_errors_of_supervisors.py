@@ -15,7 +15,7 @@ from memwal_ops.core.leases import break_lease
 from memwal_ops.jobs.registry import load_jobs
 from memwal_ops.supervisor.history import History
 from memwal_ops.supervisor.state_dir import StateDir
-from tests.s3_server import ACCESS_KEY, REGION, SECRET_KEY
+from tests.drills.tables import with_generations
 from tests.storage.faulty_proxy import Fault, FaultyProxy
 from tests.supervisor.plugin_packages import install
 from tests.tables.model import assert_same
@@ -67,25 +67,6 @@ def table(drill: Drill, tmp_path: Path) -> Workload:
 def proxy(s3_endpoint: str) -> Iterator[Watcher]:
     with Watcher(s3_endpoint) as running:
         yield running
-
-
-@pytest.fixture
-def remote(
-    drill: Drill, proxy: Watcher, s3_bucket: str, s3_options: dict[str, str], no_aws_environment: None
-) -> Workload:
-    """A table on S3; the environment, which workers inherit, leads to it through the proxy."""
-    made = with_generations(f"s3://{s3_bucket}/t.lance", s3_options)
-    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": REGION}
-    drill.given(URI=made.uri, AWS_ENDPOINT_URL=proxy.endpoint, **keys)
-    return made
-
-
-def with_generations(uri: str, options: dict[str, str] | None = None) -> Workload:
-    made = Workload(4, regions=1, base_rows=30).create(uri, options)
-    for _ in range(2):
-        made.put([1, 2, 50])
-        made.flush()
-    return made
 
 
 def merging(config: Path, uri: str, job: str = "", more: str = "") -> None:

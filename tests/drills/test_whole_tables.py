@@ -8,6 +8,7 @@ import sys
 import tarfile
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import lance
 import pytest
@@ -22,12 +23,15 @@ from tests.tables.region_layout import RegionLayout
 from tests.tables.schemas import key_of
 from tests.tables.workload import Workload, assert_same, read_base
 
+if TYPE_CHECKING:
+    from tests.tables.lsm_table import LsmTable
+
 ROOT = Path(__file__).parents[2]
 ZERO = timedelta(0)
 AT_ONCE = gc.GcOptions(reader_grace=ZERO, orphan_min_age=ZERO, manifest_retention=2, allow_unsafe=True)
 
 
-def write(table: Workload, *numbers: int) -> None:
+def write(table: LsmTable, *numbers: int) -> None:
     """A generation in each region, with these keys changed and the next keys new."""
     for at in range(len(table.regions)):
         table.put([number * len(table.regions) + at for number in numbers])
@@ -180,7 +184,7 @@ def test_move_a_table(tmp_path: Path) -> None:
 def test_a_moved_table_in_the_region_layout_needs_nothing_of_the_old_place(tmp_path: Path) -> None:
     table = RegionLayout(5, regions=2, base_rows=60).create(str(tmp_path / "t.lance"))
     for number in range(3):
-        write(table, number, 30 + number)  # type: ignore[arg-type]
+        write(table, number, 30 + number)
     merged(table.uri)
     new = tmp_path / "new.lance"
     shutil.copytree(table.uri, new)

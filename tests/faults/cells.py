@@ -12,7 +12,6 @@ from memwal_ops import open_table
 from memwal_ops.core.base_indexes import base_indexes, coverage
 from memwal_ops.core.holds import holds
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.storage import probe
 from tests.crash.dying_store import Killed
 from tests.faults.jobs import JOBS, OTHERS
 from tests.faults.plan import Fault, Plan, Point, described
@@ -91,7 +90,6 @@ class Matrix:
             prepared = self.prepared(job, layout)
             witness = prepared.restore()
             plan = Plan(scan=lambda: scan(prepared.uri))
-            probe._proven.add(prepared.uri)  # whatever ran before: to prove the store is a job of its own
             plan.run(job.run, prepared.uri)
             witness.look(job.takes)
             job.finish(prepared)
@@ -186,7 +184,6 @@ class _Run:
         self.witness = prepared.restore()
         self.takes |= self.job.takes
         plan = Plan(cell.point, cell.fault, self._others)
-        probe._proven.add(prepared.uri)
         try:
             report = plan.run(self.job.run, prepared.uri)
             plan.outcome = getattr(report, "decision", "done")

@@ -16,6 +16,7 @@ import lance
 from memwal_ops import open_table
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
 from memwal_ops.jobs import catchup, expire, gc, merge, snapshot
+from memwal_ops.storage import probe
 from tests.crash.dying_store import DyingStore, Killed
 from tests.sim.steps import IMMEDIATE
 from tests.sim.witness import Witness
@@ -73,7 +74,11 @@ class Prepared:
         return moment
 
     def restore(self, name: str = START) -> Witness:
-        """Put the table right, files and model; a witness that knows it."""
+        """Put the table right, files and model; a witness that knows it.
+
+        Its store is proven, whatever ran before: to prove it is a job of its own.
+        """
+        probe._proven.add(self.uri)
         moment, now = self.moments[name], scan(self.uri)
         for path in now.keys() - moment.files.keys():
             os.unlink(f"{self.uri}/{path}")

@@ -239,6 +239,17 @@ def test_a_broken_package_is_named_and_harms_nobody_else(table: Workload, tmp_pa
     assert "no_such_module" in called.err
 
 
+def test_a_package_is_found_however_early_this_process_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(capfd, "broken").code == 2
+    environ = install(["moody"], tmp_path)
+    (next(tmp_path.glob("*.dist-info")) / "entry_points.txt").write_text("[memwal_ops.jobs]\nbroken = no_such:JOB\n")
+    for path in environ["PYTHONPATH"].split(os.pathsep)[:2]:
+        monkeypatch.syspath_prepend(path)
+    assert run_here(capfd, "broken").code == 51
+
+
 class _Entry:
     name, value = "odd", "odd:ODD"
 

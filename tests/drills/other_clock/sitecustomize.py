@@ -27,7 +27,7 @@ class _Kind(type):
 class _Shifted(_real, metaclass=_Kind):
     __slots__ = ()
 
-    @classmethod
+    @classmethod  # gives real ones, so that whatever is made of them is as ever
     def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
         return _real.now(tz) + _shift
 
@@ -35,8 +35,10 @@ class _Shifted(_real, metaclass=_Kind):
 def _execute_shifted(loader: SourceFileLoader, module: ModuleType) -> None:
     _execute(loader, module)
     if module.__name__.startswith("memwal_ops") and getattr(module, "datetime", None) is _real:
+        # Any module may be met here, and mypy knows of none that it has the name.
         module.datetime = _Shifted  # type: ignore[attr-defined]
 
 
 if _shift:
+    # The one place that every import of ours passes, before anything of it runs.
     SourceFileLoader.exec_module = _execute_shifted  # type: ignore[assignment,method-assign]
