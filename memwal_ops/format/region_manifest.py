@@ -170,10 +170,14 @@ def decode_version_hint(data: bytes) -> int | None:
 
 
 def _generations(message: pb.RegionManifest, region_id: UUID, version: int) -> tuple[FlushedGeneration, ...]:
+    """In order. A writer whose store lost the answer to a manifest's put lists the same entry twice: it is one."""
+    seen: dict[int, pb.FlushedGeneration] = {}
     flushed: dict[int, FlushedGeneration] = {}
     for entry in message.flushed_generations:
+        if seen.setdefault(entry.generation, entry) != entry:
+            raise _corrupt(region_id, version, f"lists generation {entry.generation} twice, and not alike")
         if entry.generation in flushed:
-            raise _corrupt(region_id, version, f"lists generation {entry.generation} twice")
+            continue
         if not 0 < entry.generation < message.current_generation:
             raise _corrupt(
                 region_id,

@@ -9,9 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from memwal_ops import open_table
+from memwal_ops.jobs import merge
 from tests.s3_server import options_for
 from tests.storage.faulty_proxy import Fault, FaultyProxy
-from tests.tables.reading import read_lsm
+from tests.tables import wire
+from tests.tables.files import Files
+from tests.tables.reading import read_base, read_lsm
 from tests.tables.schemas import PRIMARY_KEY
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY_KEY), pa.field("val", pa.int64())])
@@ -21,6 +25,11 @@ ROOM = 100
 def rows(first: int, end: int) -> pa.Table:
     numbers = np.arange(first, end)
     return pa.table({"id": numbers, "val": numbers}, schema=SCHEMA)
+
+
+def writer(uri: str, region: str, options: dict[str, str], room: int = ROOM) -> lance.mem_wal.ShardWriter:
+    dataset = lance.dataset(uri, storage_options=options)
+    return dataset.mem_wal_writer(region, max_memtable_rows=room, max_wal_flush_interval_ms=1)
 
 
 @pytest.mark.s3
@@ -36,21 +45,44 @@ def test_an_unanswered_put_stands_twice_in_the_log_and_the_region_needs_more_roo
         options = options_for(proxy.endpoint)
         uri, region = f"s3://{s3_bucket}/t.lance", str(uuid.uuid4())
         lance.write_dataset(rows(0, 1), uri, storage_options=options).initialize_mem_wal()
-
-        def writer(room: int) -> lance.mem_wal.ShardWriter:
-            dataset = lance.dataset(uri, storage_options=options)
-            return dataset.mem_wal_writer(region, max_memtable_rows=room, max_wal_flush_interval_ms=1)
-
-        first = writer(ROOM)
+        first = writer(uri, region, options)
         proxy.faults = [Fault("PUT", "/wal/", "after")]
         with pytest.raises(OSError, match="was taken after a failed PUT"):
             first.put(rows(10, 70))
         with pytest.raises(OSError, match="fenced"):
             first.put(rows(70, 80))
         with pytest.raises(OSError, match="past what the memtable replaying it can hold"):
-            writer(ROOM)
-        second = writer(2 * ROOM)
+            writer(uri, region, options)
+        second = writer(uri, region, options, 2 * ROOM)
         assert second.memtable_stats()["row_count"] == 120
         second.close()
         found = read_lsm(uri, options)
         assert sorted(key for (key,) in found) == [0, *range(10, 70)]
+
+
+@pytest.mark.s3
+@pytest.mark.req("S0-049")
+def test_an_unanswered_region_manifest_lists_its_generation_twice(s3_endpoint: str, s3_bucket: str) -> None:
+    """The put is sent again and finds its own file, which counts as another's: the entry is put behind itself.
+
+    Every later manifest keeps both. They are one generation: it is merged, and gc writes it down once at most.
+    """
+    with FaultyProxy(s3_endpoint) as proxy:
+        options = options_for(proxy.endpoint)
+        uri, region = f"s3://{s3_bucket}/t.lance", str(uuid.uuid4())
+        lance.write_dataset(rows(0, 1), uri, storage_options=options).initialize_mem_wal()
+        first = writer(uri, region, options)
+        first.put(rows(10, 70))
+        proxy.faults = [Fault("PUT", "/manifest/.*binpb", "after", 500, "InternalError")]
+        first.close()
+        second = writer(uri, region, options)
+        second.put(rows(60, 80))
+        second.close()
+        listed = [*wire.sub(wire.region_manifest(Files(uri, options), region).fields, 8)]
+        assert [wire.get(entry, 1) for entry in listed] == [1, 1, 2]
+        assert listed[0] == listed[1]
+        wanted = [0, *range(10, 80)]
+        assert sorted(key for (key,) in read_lsm(uri, options)) == wanted
+        report = merge.apply(open_table(uri, options), merge.MergeOptions())
+        assert (report.decision, report.to_json()["passes"][0]["regions"]) == ("merged", {region: [1, 2]})
+        assert sorted(key for (key,) in read_base(uri, options)) == wanted

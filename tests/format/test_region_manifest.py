@@ -78,6 +78,14 @@ def test_generations_that_must_not_be_listed() -> None:
             decode(made)
 
 
+def test_the_same_entry_twice_is_one() -> None:
+    made = message()
+    made.flushed_generations.append(made.flushed_generations[0])
+    found = decode(made)
+    assert [one.generation for one in found.flushed_generations] == [7, 8]
+    assert decode(manifests.encode_region_manifest(found)) == replace(found, source=made.SerializeToString())
+
+
 def test_of_another_region() -> None:
     made = message()
     made.region_id.uuid = UUID(int=1).bytes
