@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from memwal_ops.storage.locations import Location, resolve
 from memwal_ops.storage.objects import ObjectStore, open_store
 from memwal_ops.storage.retries import RetryPolicy
-from tests.s3_server import options_for
+from tests.s3_server import options_for, put_many
 from tests.storage.faulty_proxy import FaultyProxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 IMPATIENT = RetryPolicy(deadline=2.0, first_wait=0.01, longest_wait=0.05)
@@ -35,6 +36,22 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
 def store(location: Location) -> ObjectStore:
     """The store there."""
     return open_store(location)
+
+
+@pytest.fixture
+def fill(location: Location, store: ObjectStore) -> Callable[[Iterable[str]], None]:
+    """Puts objects of one byte under many names."""
+
+    def put(names: Iterable[str]) -> None:
+        scheme, _, place = location.uri.partition("://")
+        if scheme == "s3":
+            bucket, _, prefix = place.partition("/")
+            put_many(bucket, (f"{prefix}/{name}" for name in names))
+        else:
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda name: store.put(name, b"x"), names))
+
+    return put
 
 
 @pytest.fixture

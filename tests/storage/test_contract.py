@@ -28,6 +28,7 @@ from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from memwal_ops.storage.api import Store
@@ -144,10 +145,9 @@ def test_deleting_what_is_absent(store: ObjectStore) -> None:
     assert store.delete_many([]).deleted == 0
 
 
-def test_three_thousand_objects(store: ObjectStore) -> None:
+def test_three_thousand_objects(store: ObjectStore, fill: Callable[[Iterable[str]], None]) -> None:
     names = {f"many/{number % 7}/{number:05d}" for number in range(3000)}
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: store.put(name, b"x"), names))
+    fill(names)
     listed = [meta.path for meta in store.list("many")]
     assert len(listed) == len(names)
     assert set(listed) == names
@@ -357,10 +357,9 @@ def test_all_ways_of_looking_say_the_same(store: ObjectStore) -> None:
     assert second.e_tag != first.e_tag
 
 
-def test_pages_of_a_listing_after_a_path(store: ObjectStore) -> None:
+def test_pages_of_a_listing_after_a_path(store: ObjectStore, fill: Callable[[Iterable[str]], None]) -> None:
     names = [f"p/{number:04d} +%ü" for number in range(2100)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: store.put(name, b""), names))
+    fill(names)
     assert {meta.path for meta in store.list("p", after=names[49])} == set(names[50:])
     assert {meta.path for meta in store.list("p", after="p/2099")} == {names[2099]}
     assert {meta.path for meta in store.list("p", after=names[-1])} == set()

@@ -19,7 +19,7 @@ from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.storage.retries import RetryPolicy, conditional_write
-from tests.s3_server import options_for, s3_client
+from tests.s3_server import options_for, put_many, s3_client
 from tests.storage.faulty_proxy import Fault, FaultyProxy
 
 if TYPE_CHECKING:
@@ -168,10 +168,9 @@ def test_a_definite_error_is_not_repeated(behind: ObjectStore, proxy: FaultyProx
         assert proxy.count("POST") <= 2, code
 
 
-def test_a_listing_goes_on_where_a_page_failed(behind: ObjectStore, direct: ObjectStore, proxy: FaultyProxy) -> None:
+def test_a_listing_goes_on_where_a_page_failed(behind: ObjectStore, s3_bucket: str, proxy: FaultyProxy) -> None:
     names = {f"p/ä +%/{number:05d}" for number in range(2300)}
-    for name in names:
-        direct.put(name, b"")
+    put_many(s3_bucket, (f"t.lance/{name}" for name in names))
     proxy.faults = [
         Fault("GET", "continuation-token|start-after", "before", 503, "SlowDown", times=2),
         Fault("GET", "start-after", "after", None, times=1),
