@@ -78,7 +78,14 @@ class Clockwork:
                 if schedule is None:
                     continue
                 wanted.add(f"run {name} {job}")
-                due = max(schedule.due_after(entry.started, entry.first_seen), self._soon(now, schedule.jitter))
+                if self._known.get(f"run {name} {job}") == schedule:
+                    continue
+                due = schedule.due_after(entry.started, entry.first_seen)
+                if entry.started is None and due <= now:
+                    # All first runs of a table are known to be due before the first of them begins: they have an order.
+                    self._conductor.due(name, job, "schedule")
+                    due = schedule.due_after(now, now)
+                due = max(due, self._soon(now, schedule.jitter))
                 self._add(f"run {name} {job}", schedule, schedule.trigger(due), due, self._runner(name, job))
         for known in [one for one in self._known if not one.startswith("chore ") and one not in wanted]:
             self._scheduler.remove_job(known)

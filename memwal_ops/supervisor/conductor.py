@@ -18,10 +18,10 @@ from memwal_ops.errors import HistoryError, WorkerDiedError
 from memwal_ops.jobs.api import POOLS
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.backoff import wait_after
-from memwal_ops.supervisor.choosing import choose
+from memwal_ops.supervisor.choosing import choose, goes_before
 from memwal_ops.supervisor.clock import Clock
 from memwal_ops.supervisor.endings import LEVELS, STOPPED, ending, of_answer, of_death, told
-from memwal_ops.supervisor.history import FAILURES
+from memwal_ops.supervisor.history import FAILURES, LastRuns
 from memwal_ops.supervisor.requests import LookRequest, RunRequest, lease_document
 from memwal_ops.supervisor.state import IDLE, LEASING, QUEUED, RUNNING, WATCH, Entry, RunState, TableState
 from memwal_ops.supervisor.watching import Watch
@@ -211,7 +211,7 @@ class Conductor:
     def waits(self) -> bool:
         """Whether anything is under way, or waits for nothing but a worker."""
         looks = any(state.looking or state.look_due is not None for state in self.tables.values())
-        queued = any(entry.state == QUEUED and entry.waiting == "worker" for entry in self.entries())
+        queued = any(entry.state == QUEUED and entry.waiting in {"worker", "earlier"} for entry in self.entries())
         return bool(self.in_hand or looks or queued)
 
     def stop(self) -> None:
@@ -237,7 +237,7 @@ class Conductor:
             mine = [entry for entry in self.entries() if entry.settings.job.pool == pool]
             reserved = sum(entry.state == LEASING for entry in mine)
             # Asked also where there is no room: what the others wait for is shown.
-            while (entry := choose(mine, now, self._over_budget)) is not None and self.pools.free(pool) > reserved:
+            while (entry := self._chosen(mine, now)) is not None and self.pools.free(pool) > reserved:
                 self._begin(entry)
                 reserved += entry.state == LEASING
         while self.pools.free(WATCH):
@@ -362,6 +362,14 @@ class Conductor:
             self.metrics.worker_starts.labels(pool).inc()
         return worker
 
+    def _chosen(self, entries: list[Entry], now: datetime) -> Entry | None:
+        return choose(entries, now, self._over_budget, self._held_back)
+
+    def _held_back(self, entry: Entry) -> bool:
+        """Whether an earlier job on its table comes first."""
+        others = self.tables[entry.table.name].entries.values()
+        return any(goes_before(other, entry, always=self._once) for other in others)
+
     def _over_budget(self, entry: Entry) -> bool:
         budget = entry.settings.budget
         if budget is None:
@@ -370,7 +378,10 @@ class Conductor:
         checked, over = self._spent.get(entry.key, (-_BUDGET_SECONDS, False))
         if mono - checked >= _BUDGET_SECONDS or entry.finished is None:
             since = self.clock.now() - budget.per
-            over = self.history.seconds_since(*entry.key, since) >= budget.time.total_seconds()
+            try:
+                over = self.history.seconds_since(*entry.key, since) >= budget.time.total_seconds()
+            except HistoryError as error:
+                self._log.error("history_not_read", error=str(error))
             self._spent[entry.key] = (mono, over)
         return over
 
@@ -451,7 +462,8 @@ class Conductor:
         """What a run's end means for the next one."""
         entry.outcome, entry.finished = outcome, now
         entry.state, entry.due, entry.waiting = IDLE, None, None
-        self.codes.append(code)
+        if self._once:
+            self.codes.append(code)
         if outcome in {*_PARTLY, *FAILURES}:
             entry.started = started
             state = self.tables.get(entry.table.name)
@@ -546,8 +558,12 @@ class Conductor:
     # -- the tables
 
     def _entry(self, table: FoundTable, settings: JobSettings, now: datetime) -> Entry:
-        self.history.see(table.name, settings.name, now)
-        last = self.history.last(table.name, settings.name, now)
+        adopted = next((one for one in self._runs.values() if one.is_of(table.uri, table.name, settings.name)), None)
+        if adopted is not None and adopted.removed:
+            # It was taken out while it ran, and is back: the run in hand is its own.
+            adopted.removed, adopted.table, adopted.settings = False, table, settings
+            return adopted
+        last = self._last(table.name, settings.name, now)
         entry = Entry(
             table,
             settings,
@@ -562,6 +578,18 @@ class Conductor:
         if wait and last.finished is not None:
             entry.not_before = last.finished + wait
         return entry
+
+    def _last(self, table: str, job: str, now: datetime) -> LastRuns:
+        """What the history knows. Where it cannot be asked, the table comes first: nothing is known."""
+        try:
+            self.history.see(table, job, now)
+        except HistoryError as error:
+            self._log.error("history_not_written", error=str(error))
+        try:
+            return self.history.last(table, job, now).by(now)
+        except HistoryError as error:
+            self._log.error("history_not_read", error=str(error))
+            return LastRuns(now, None, None, None, None, 0)
 
     def _find(self, table: str, job: str) -> Entry | None:
         state = self.tables.get(table)

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -55,6 +55,11 @@ class LastRuns:
     succeeded: datetime | None
     outcome: str | None
     failures: int
+
+    def by(self, now: datetime) -> LastRuns:
+        """The same, with nothing later than now: what was written with a clock that was wrong keeps no job away."""
+        times = {name: _not_after(getattr(self, name), now) for name in ("started", "finished", "succeeded")}
+        return replace(self, first_seen=min(self.first_seen, now), **times)
 
 
 class History:
@@ -123,7 +128,9 @@ class History:
 
     def see(self, table: str, job: str, now: datetime) -> None:
         """Remember since when a job is known."""
-        self._write('INSERT OR IGNORE INTO seen ("table", job, first) VALUES (?, ?, ?)', (table, job, now.timestamp()))
+        if not self._read('SELECT 1 FROM seen WHERE "table"=? AND job=?', (table, job)):
+            values = (table, job, now.timestamp())
+            self._write('INSERT OR IGNORE INTO seen ("table", job, first) VALUES (?, ?, ?)', values)
 
     def begin(
         self, *, table: str, uri: str, job: str, supervisor: str, why: str, plan: Mapping[str, Any], now: datetime
@@ -255,6 +262,10 @@ def _document(row: Any) -> dict[str, Any]:
     for name in ("plan", "figures", "phases", "versions", "report"):
         document[name] = None if row[name] is None else json.loads(row[name])
     return document
+
+
+def _not_after(when: datetime | None, now: datetime) -> datetime | None:
+    return None if when is None else min(when, now)
 
 
 def _when(seconds: float | None) -> datetime | None:

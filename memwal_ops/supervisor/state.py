@@ -87,6 +87,10 @@ class Entry:
         """Table and job."""
         return self.table.name, self.settings.name
 
+    def is_of(self, uri: str, name: str, job: str) -> bool:
+        """Whether it is that job on that table."""
+        return (self.table.uri, self.table.name, self.settings.name) == (uri, name, job)
+
 
 @dataclass(slots=True)
 class TableState:
