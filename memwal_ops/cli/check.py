@@ -26,6 +26,7 @@ _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _LATE_WARNING, _LATE_CRITICAL = 3, 10
 _FAILURES_CRITICAL = 3
 _LONGEST = 300
+_PUT_OFF = frozenset({"window", "budget", "lease", "earlier"})
 
 
 @dataclass(slots=True)
@@ -126,12 +127,19 @@ def _service(file: str, limits: _Limits) -> tuple[Finding, str]:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         found.add(CRITICAL, f"the service does not answer on {host}:{http.port} ({why})")
         return found, ""
+    if not isinstance(status, dict) or not {"service", "tables"} <= status.keys():
+        found.add(CRITICAL, f"what answers on {host}:{http.port} is no memwal-ops")
+        return found, ""
     if not status["service"]["ready"]:
         found.add(WARNING, "the service is not ready")
     refused = status["service"]["config"]["error"]
     if refused:
         found.add(WARNING, f"the configuration file was not taken up, or not all of it: {refused}")
+    for fault in status["service"].get("discovery_faults", ()):
+        found.add(WARNING, f"{fault['pattern']}: {fault['error']}")
     tables = status["tables"]
+    if not tables:
+        found.add(WARNING, "no table is maintained: no pattern finds any")
     for table in tables:
         blocked = int(table["backlog"].get("blocked_regions", 0))
         if blocked:
@@ -161,6 +169,6 @@ def _job(found: Finding, name: str, state: dict[str, Any]) -> None:
         found.add(level, f"{name} failed {counted(failures, 'time')} in a row")
     every, since = state["schedule_seconds"], state["seconds_since_success"]
     # A run that another supervisor does, or that a window puts off, is none of ours that is late.
-    late = since / every if every and state["waiting_for"] not in {"window", "budget"} else 0.0
+    late = since / every if every and state["waiting_for"] not in _PUT_OFF else 0.0
     if late >= _LATE_WARNING and state["state"] != "running":
         found.add(CRITICAL if late >= _LATE_CRITICAL else WARNING, f"{name} did not succeed for {since:.0f} s")

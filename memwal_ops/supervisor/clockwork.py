@@ -16,6 +16,8 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from memwal_ops.log import get_logger
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _UTC = ZoneInfo("UTC")
 _SPREAD = 5.0
+_BACK_SECONDS = 5.0
 
 
 class Clockwork:
@@ -32,7 +35,9 @@ class Clockwork:
         """Nothing fires before :meth:`start`."""
         self._conductor = conductor
         self._random = random.Random()  # noqa: S311 - jitter
+        self._log = get_logger(__name__)
         self._known: dict[str, Any] = {}
+        self._ahead = self._offset()
         self._scheduler = BackgroundScheduler(
             jobstores={"default": MemoryJobStore()},
             executors={"default": ThreadPoolExecutor(2)},
@@ -47,6 +52,28 @@ class Clockwork:
     def start(self) -> None:
         """From now on things fire."""
         self._scheduler.start()
+
+    def check_clock(self) -> None:
+        """Where the clock was put back, what was to fire by it would wait for that long: begin anew from now."""
+        offset = self._offset()
+        back = self._ahead - offset
+        if back < _BACK_SECONDS:
+            self._ahead = max(self._ahead, offset)
+            return
+        self._ahead = offset
+        self._log.warning("clock_was_put_back", seconds=round(back, 1))
+        self._conductor.put_back(timedelta(seconds=back))
+        chores = {name: what for name, what in self._known.items() if name.startswith("chore ")}
+        self._known = dict.fromkeys(self._known)
+        for name, interval in chores.items():
+            self._known[name] = interval
+            self._scheduler.reschedule_job(
+                name, trigger=IntervalTrigger(seconds=interval.total_seconds(), timezone=_UTC)
+            )
+        self.sync()
+
+    def _offset(self) -> float:
+        return self._conductor.clock.now().timestamp() - self._conductor.clock.monotonic()
 
     def stop(self) -> None:
         """Nothing fires any more."""

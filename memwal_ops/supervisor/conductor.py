@@ -43,6 +43,8 @@ _BUDGET_SECONDS = 30.0
 _RETRY = timedelta(minutes=1)
 _FRUITLESS = timedelta(minutes=10)
 _SHARED = 0.9
+# A store that does not answer must not keep the only watcher from the other tables.
+_FAILED_LOOK, _LONGEST_PAUSE = 10.0, 300.0
 _PARTLY = ("succeeded", "partial")
 
 
@@ -188,10 +190,18 @@ class Conductor:
             if schedule is not None and schedule.is_due(now, entry.started, entry.first_seen):
                 self.due(*entry.key, "schedule")
 
+    def put_back(self, by: timedelta) -> None:
+        """The clock was put back by that much: what was noted by it lies as much ahead."""
+        now = self.clock.now()
+        for state in self.tables.values():
+            state.put_back(by, now)
+            for entry in state.entries.values():
+                entry.put_back(by, now)
+
     def look(self, table: str) -> None:
         """Read a table's backlog soon."""
         state = self.tables.get(table)
-        if state is None or self.stopping:
+        if state is None or self.stopping or self.clock.monotonic() < state.look_not_before:
             return
         if state.looking:
             state.look_again = True
@@ -402,7 +412,8 @@ class Conductor:
         elif message["say"] == "done":
             self.pools.take_back(worker)
             if message["id"] in self._looks:
-                self._looked(self._looks.pop(message["id"])[0], message)
+                state, _, began = self._looks.pop(message["id"])
+                self._looked(state, message, began)
             elif message["id"] in self._runs:
                 entry = self._runs[message["id"]]
                 self._finish(entry, *of_answer(entry, message))
@@ -411,9 +422,9 @@ class Conductor:
         request, worker.request = worker.request, None
         self.metrics.worker_deaths.labels(worker.pool).inc()
         if request in self._looks:
-            state, _, _ = self._looks.pop(request)
+            state, _, began = self._looks.pop(request)
             error = WorkerDiedError(f"The process that looked at the table ended ({ending(worker.exit_status)}).")
-            self._looked(state, {"outcome": "failed", "message": str(error), "exit_code": error.exit_code})
+            self._looked(state, {"outcome": "failed", "message": str(error), "exit_code": error.exit_code}, began)
             return
         entry = self._runs.get(request or 0)
         if entry is not None:
@@ -520,7 +531,7 @@ class Conductor:
         if self.desk is not None:
             self.desk.release(entry.table, lease, outcome)
 
-    def _looked(self, state: TableState, answer: Mapping[str, Any]) -> None:
+    def _looked(self, state: TableState, answer: Mapping[str, Any], began: float) -> None:
         state.looking = False
         if self.tables.get(state.table.name) is not state:
             return
@@ -528,8 +539,12 @@ class Conductor:
         self.metrics.looks.labels(state.table.name, answer["outcome"]).inc()
         before, state.error = state.error, None if good else str(answer["message"])
         state.error_code = int(answer["exit_code"])
-        if good:
-            state.figures, state.version, state.looked = dict(answer["figures"]), answer["version"], self.clock.now()
+        took = self.clock.monotonic() - began
+        state.look_not_before = 0.0 if good else self.clock.monotonic() + min(took * _FAILED_LOOK, _LONGEST_PAUSE)
+        if good or answer.get("figures"):
+            # One job's figures may be missing; the backlog was read where that of merge is there.
+            state.figures, state.version = dict(answer["figures"]), answer["version"]
+            state.looked = self.clock.now() if good or "generations" in state.figures else state.looked
             # Somebody may have merged by hand: a blocked region is behind, or the look sees for itself what is wrong.
             state.blocked = min(state.blocked, state.figures.get("regions_behind", state.blocked))
             _raise_to(state.figures, state.blocked)
@@ -537,7 +552,7 @@ class Conductor:
                 when = entry.settings.when
                 if when is not None and when.holds(state.figures) and not self._is_fruitless(entry, state):
                     self.due(*entry.key, f"when: {when.text}")
-        elif state.error != before:
+        if not good and state.error != before:
             self._log.warning("look_failed", table=state.table.name, error=state.error)
         if state.look_again and not self._once:
             self.look(state.table.name)

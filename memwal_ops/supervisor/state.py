@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from memwal_ops.core.leases import Lease
     from memwal_ops.supervisor.discovery import FoundTable
@@ -87,6 +87,15 @@ class Entry:
         """Table and job."""
         return self.table.name, self.settings.name
 
+    def put_back(self, by: timedelta, now: datetime) -> None:
+        """See the conductor: nothing that has been lies ahead, and nothing is put off for longer than it was."""
+        if self.not_before is not None:
+            self.not_before -= by
+        self.first_seen = min(self.first_seen, now)
+        for name in ("due", "started", "finished", "succeeded", "other_since"):
+            when = getattr(self, name)
+            setattr(self, name, None if when is None else min(when, now))
+
     def is_of(self, uri: str, name: str, job: str) -> bool:
         """Whether it is that job on that table."""
         return (self.table.uri, self.table.name, self.settings.name) == (uri, name, job)
@@ -110,3 +119,11 @@ class TableState:
     blocked: float = 0.0
     error: str | None = None
     error_code: int = 0
+    look_not_before: float = 0.0
+
+    def put_back(self, by: timedelta, now: datetime) -> None:
+        """See the conductor."""
+        if self.looked is not None:
+            self.looked -= by
+        if self.look_due is not None:
+            self.look_due = now

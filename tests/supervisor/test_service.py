@@ -287,7 +287,7 @@ MOODS = {
     "dies": ("died", 53),
     "leaks": ("died", 53),
     "fails": ("failed", 24),
-    "breaks": ("failed", 1),
+    "breaks": ("failed", 51),
 }
 
 
