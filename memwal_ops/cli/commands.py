@@ -22,6 +22,7 @@ _LATE = {
     "check": "memwal_ops.cli.check:check",
     "config": "memwal_ops.cli.config:config",
     "history": "memwal_ops.cli.history:history",
+    "status": "memwal_ops.cli.status:status",
     "run": "memwal_ops.cli.run:run",
 }
 

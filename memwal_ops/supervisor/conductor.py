@@ -579,16 +579,7 @@ class Conductor:
             adopted.removed, adopted.table, adopted.settings = False, table, settings
             return adopted
         last = self._last(table.name, settings.name, now)
-        entry = Entry(
-            table,
-            settings,
-            last.first_seen,
-            started=last.started,
-            finished=last.finished,
-            succeeded=last.succeeded,
-            outcome=last.outcome,
-            failures=last.failures,
-        )
+        entry = Entry.after(last, table, settings)
         wait = wait_after(last.failures, self.settings.config.backoff, self._random)
         if wait and last.finished is not None:
             entry.not_before = last.finished + wait

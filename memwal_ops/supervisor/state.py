@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.leases import Lease
     from memwal_ops.supervisor.discovery import FoundTable
+    from memwal_ops.supervisor.history import LastRuns
     from memwal_ops.supervisor.pools import WorkerProcess
     from memwal_ops.supervisor.settings import JobSettings
 
@@ -81,6 +82,20 @@ class Entry:
     failures: int = 0
     fruitless: dict[str, float] | None = None
     removed: bool = False
+
+    @classmethod
+    def after(cls, last: LastRuns, table: FoundTable, settings: JobSettings) -> Entry:
+        """One that goes on from what the history knows."""
+        return cls(
+            table,
+            settings,
+            last.first_seen,
+            started=last.started,
+            finished=last.finished,
+            succeeded=last.succeeded,
+            outcome=last.outcome,
+            failures=last.failures,
+        )
 
     @property
     def key(self) -> tuple[str, str]:

@@ -28,8 +28,9 @@ from memwal_ops.jobs.api import Run, StopRequested
 from memwal_ops.jobs.registry import load_jobs
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.guarded_store import GuardedStore
-from memwal_ops.supervisor.job_answers import amounts, checked_figures, checked_report, unexpected, whole_numbers
+from memwal_ops.supervisor.job_answers import amounts, checked_report, unexpected, whole_numbers
 from memwal_ops.supervisor.job_options import make_options
+from memwal_ops.supervisor.looking import look_at
 from memwal_ops.supervisor.requests import Answer, bounded, encode, lease_of
 
 if TYPE_CHECKING:
@@ -144,21 +145,9 @@ class Worker:
 
 
 def _look(request: Mapping[str, Any]) -> Answer:
-    """What one job cannot read keeps the figures of no other one back."""
     table = open_table(request["uri"], request["storage_options"])
     jobs = load_jobs()
-    figures: dict[str, float] = {}
-    faults: list[MemwalOpsError] = []
-    for name in request["jobs"]:
-        look = jobs[name].look
-        try:
-            if look is not None:
-                figures |= checked_figures(jobs[name], look(table))
-        except MemwalOpsError as error:
-            faults.append(error)
-        except Exception as error:  # noqa: BLE001 - a stranger's code, or a bug of ours
-            structlog.get_logger(__name__).exception("unexpected_error", job=name)
-            faults.append(unexpected(error, name))
+    figures, faults = look_at(table, [jobs[name] for name in request["jobs"]])
     if faults:
         return replace(_refused(request["id"], faults[0]), figures=figures, version=table.version)
     return Answer(request["id"], "succeeded", figures=figures, version=table.version)
