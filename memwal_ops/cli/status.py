@@ -148,18 +148,17 @@ _MERGE_BLOCKED = "runbooks/merge-blocked.md"
 
 def _of_job(table: Mapping[str, Any], name: str, job: Mapping[str, Any], asked: Survey) -> Iterator[dict[str, Any]]:
     for level, what in job_trouble(name, job):
+        error = asked.last_error(table["name"], name) if job["consecutive_failures"] else None
         if not job["consecutive_failures"]:
-            yield _finding(level, f"{what[:1].upper()}{what[1:]}.", _ask_history(table, name, ""), _JOB_LATE)
-            continue
-        error = asked.last_error(table["name"], name)
-        if error is not None and table["error"] is not None and error["reason"] == table["error"]["reason"]:
-            continue  # said of the table
-        if error is None:
+            yield _finding(level, f"{what}.", _ask_history(table, name, ""), _JOB_LATE)
+        elif error is None:
             yield _finding(level, f"{what}.", _ask_history(table, name, " --failed"), _JOB_FAILING)
-            continue
-        why = f"{what}, last with {error['reason'] or 'no reason'}: {error['message']}"
-        page = runbook(error["exit_code"] or 0) or _JOB_FAILING
-        yield _finding(level, why, error["remedy"] or _ask_history(table, name, " --failed"), page)
+        elif table["error"] is None or table["error"]["reason"] != error["reason"]:
+            why = f"{what}, last with {error['reason']}: {error['message']}"
+            page = runbook(error["exit_code"] or 0) or _JOB_FAILING
+            yield _finding(level, why, error["remedy"] or _ask_history(table, name, " --failed"), page)
+        if job["consecutive_failures"]:
+            return  # that it is late, too, is no news
 
 
 _JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alerts/MemwalOpsJobFailing.md"
@@ -245,8 +244,8 @@ def _job_rows(table: Mapping[str, Any], *, in_full: bool) -> Iterator[list[str]]
 
 def _problem(table: str, finding: Mapping[str, Any]) -> str:
     head = f"{finding['level'].upper()}{f' {table}' if table else ''}: {finding['what']}"
-    page = f" See {finding['runbook']}" if finding["runbook"] else ""
-    return "\n".join([paragraph(head, hanging="  "), paragraph(f"What to do: {finding['do']}{page}", indent="  ")])
+    lines = [paragraph(head, hanging="  "), paragraph(f"What to do: {finding['do']}", indent="  ")]
+    return "\n".join([*lines, *([f"  See {finding['runbook']}"] if finding["runbook"] else [])])
 
 
 def _summary(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
