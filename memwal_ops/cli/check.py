@@ -157,6 +157,8 @@ def _service(file: str, limits: Limits) -> tuple[Finding, str]:
     refused = status["service"]["config"]["error"]
     if refused:
         found.add(WARNING, f"the configuration file was not taken up, or not all of it: {refused}")
+    if status["service"].get("state_error"):
+        found.add(WARNING, str(status["service"]["state_error"]))
     for fault in status["service"].get("discovery_faults", ()):
         found.add(WARNING, f"{fault['pattern']}: {fault['error']}")
     tables = status["tables"]

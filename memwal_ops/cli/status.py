@@ -85,6 +85,10 @@ def survey(
     if refused:
         page = "runbooks/alerts/MemwalOpsConfigBad.md"
         found.append(_finding(WARNING, f"The service did not take up the file: {refused}", "Mend it.", page))
+    lost = None if told is None else told["service"].get("state_error")
+    if lost:
+        page = "runbooks/errors/56-history.md"
+        found.append(_finding(WARNING, f"What the service does is not written down: {lost}", "Mend the folder.", page))
     worst = max([OK, *map(_level, found), *(_level(one) for table in documents for one in table["findings"])])
     return {
         "service": None if told is None else told["service"],

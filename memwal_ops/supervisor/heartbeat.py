@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import urllib.request
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -41,9 +42,12 @@ class Heartbeat:
             self._on_result("failed")
 
     def close(self, patience: float) -> None:
-        """Let what waits be fetched, for so many seconds at most."""
+        """Let what waits be fetched, for so many seconds at most, and drop the rest."""
         with self._waiting.all_tasks_done:
             self._waiting.all_tasks_done.wait_for(lambda: not self._waiting.unfinished_tasks, patience)
+        with suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
 
     def _work(self) -> None:
         while True:

@@ -82,6 +82,8 @@ class History:
         self._lock = threading.Lock()
         self._owed: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=_MOST_OWED)
         self._locked_at = float("-inf")
+        self.fault: str | None = None
+        """Why the last thing could not be written; None where it was."""
         self.path = path
 
     @classmethod
@@ -249,10 +251,13 @@ class History:
                 while self._owed:
                     self._connection.execute(*self._owed[0])
                     self._owed.popleft()
-                return self._connection.execute(statement, values)
+                done = self._connection.execute(statement, values)
             except sqlite3.Error as error:
                 self._locked_at = time.monotonic()
-                raise HistoryError(f"The history {self.path} cannot be written: {error}.") from error
+                self.fault = f"The history {self.path} cannot be written: {error}."
+                raise HistoryError(self.fault) from error
+            self.fault = None
+            return done
 
     def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
         with self._lock:

@@ -214,6 +214,7 @@ class Service:
                 "stopping": self._stop_began is not None,
                 "leases": self.conductor.desk is not None,
                 "state_dir": self._state.path,
+                "state_error": self._state.fault() or self._history.fault,
                 "config": {
                     "file": os.path.abspath(settings.path),
                     "loaded": self._loaded.isoformat(timespec="milliseconds"),

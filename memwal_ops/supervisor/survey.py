@@ -82,9 +82,7 @@ class Survey:
 
     def last_error(self, table: str, job: str) -> Mapping[str, Any] | None:
         """Why a job failed last: reason, message, remedy and the exit code."""
-        if self._history is None:
-            return None
-        runs = self._history.runs(table=table, job=job, failed=True, limit=1)
+        runs = self._runs(table=table, job=job, failed=True, limit=1)
         return {**runs[0]["error"], "exit_code": runs[0]["exit_code"]} if runs and runs[0]["error"] else None
 
     def _document(self, table: FoundTable, seen: Seen) -> dict[str, Any]:
@@ -116,8 +114,7 @@ class Survey:
 
     def _job(self, entry: Entry, lease: Lease | None, known: Mapping[str, Any] | None, now: datetime) -> dict[str, Any]:
         """As the running service tells it, else as the history does; the lease as it stands on the table."""
-        if self._history is not None:
-            entry = Entry.after(self._history.last(*entry.key, now).by(now), entry.table, entry.settings)
+        entry = self._after(entry, now)
         if lease is not None:
             last = lease.last
             if last is not None and (entry.finished is None or last.finished > entry.finished):
@@ -134,11 +131,32 @@ class Survey:
         since = known["lease"]["elsewhere_seconds"]
         return {**known, "lease": {**told["lease"], "elsewhere_seconds": since}}
 
+    def _after(self, entry: Entry, now: datetime) -> Entry:
+        if self._history is not None:
+            try:
+                return Entry.after(self._history.last(*entry.key, now).by(now), entry.table, entry.settings)
+            except HistoryError as error:
+                self._give_up(error)
+        return entry
+
+    def _runs(self, **filters: Any) -> list[dict[str, Any]]:
+        if self._history is not None:
+            try:
+                return self._history.runs(**filters)
+            except HistoryError as error:
+                self._give_up(error)
+        return []
+
+    def _give_up(self, error: HistoryError) -> None:
+        """A history that is damaged hides no table."""
+        self.close()
+        self._history, self.history_error = None, redact(str(error))
+
     def _blocked_at_merge(self, table: FoundTable, figures: Mapping[str, float]) -> list[Mapping[str, Any]]:
         """What only a merge finds, because it opens what a look only lists: as the last one told it."""
-        if self._history is None or not figures.get("regions_behind"):
+        if not figures.get("regions_behind"):
             return []
-        runs = self._history.runs(table=table.uri, job="merge", limit=1)
+        runs = self._runs(table=table.uri, job="merge", limit=1)
         if not runs or runs[0]["exit_code"] != _BLOCKED:
             return []
         return [*((runs[0]["report"] or {}).get("blocked") or ())]

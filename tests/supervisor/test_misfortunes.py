@@ -34,6 +34,7 @@ from memwal_ops.supervisor.job_answers import amounts, checked_figures, checked_
 from memwal_ops.supervisor.leasing import LeaseDesk
 from memwal_ops.supervisor.looking import look_at
 from memwal_ops.supervisor.requests import Answer, LookRequest
+from memwal_ops.supervisor.state_dir import StateDir
 from tests.cli.run import run_here
 from tests.supervisor.fakes import START, Stage, vars_of
 from tests.supervisor.plugin_packages import install
@@ -175,13 +176,48 @@ def test_a_history_that_is_locked_is_told_afterwards(tmp_path: Path, monkeypatch
         with pytest.raises(HistoryError, match="locked"):
             history.finish(number, START, "succeeded")
     assert {one["outcome"] for one in history.runs()} == {"running"}
+    assert "locked" in str(history.fault)
     other.execute("ROLLBACK")
     history.prune(START, timedelta(days=1), 1000)
     assert [one["outcome"] for one in history.runs()] == ["succeeded", "succeeded"]
+    assert history.fault is None
     with pytest.raises(HistoryError):
         history.finish(numbers[0], START, "succeeded", decision={"no": "word"})
     history.finish(numbers[1], START, "failed")
     assert history.runs()[0]["outcome"] == "failed", "what can never be written keeps nothing else back"
+
+
+def test_a_state_folder_that_is_removed_is_said(tmp_path: Path) -> None:
+    folder = StateDir(str(tmp_path / "state"))
+    assert folder.fault() is None
+    shutil.rmtree(folder.path)
+    assert "cannot be read any more" in str(folder.fault())
+    another = StateDir(folder.path)
+    assert "was replaced" in str(folder.fault())
+    assert another.fault() is None
+    another.close()
+    folder.close()
+
+
+@pytest.mark.parametrize("broken", ["no database", "another shape"])
+def test_a_history_that_cannot_be_read_hides_no_table(
+    table: Workload, tmp_path: Path, capfd: pytest.CaptureFixture[str], broken: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"state_dir: {tmp_path}/state\nhttp: {{port: 0}}\ntables: [{{uri: {table.uri}}}]\n")
+    (tmp_path / "state").mkdir()
+    path = tmp_path / "state/history.sqlite"
+    if broken == "no database":
+        path.write_bytes(bytes(range(256)) * 40)
+    else:
+        other = sqlite3.connect(path)
+        other.execute("CREATE TABLE runs (a)")
+        other.close()
+    document = run_here(capfd, "status", "--config", str(file), "--json").document
+    assert "cannot be read" in document["history_error"]
+    assert document["tables"][0]["backlog"]["generations"] == 3
+    if broken == "no database":
+        assert run_here(capfd, "run", "--once", "--config", str(file)).code == 56
 
 
 # -- packages of others

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -325,6 +326,28 @@ def test_once_with_jobs_of_every_mood(tmp_path: Path) -> None:
     assert audited["report"]["rows"] == lance.dataset(table.uri).count_rows()
     assert audited["figures"]["rows_audited"] == 20
     assert "Traceback" not in done.err.replace("RuntimeError", "") or "unexpected_error" in done.err
+
+
+def test_a_store_that_never_answers_keeps_no_named_table_waiting(tables: list[Workload], tmp_path: Path) -> None:
+    """Nor the process from ending: what looks at the pattern is left behind."""
+    config = configure(tmp_path, "merge: {schedule: 1h}")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = {
+            "aws_endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "allow_http": "true",
+            "aws_region": "us-east-1", "aws_access_key_id": "none", "aws_secret_access_key": "none",
+        }  # fmt: skip
+        hangs = f"{{pattern: 's3://bucket/*.lance', storage_options: {json.dumps(store)}}}"
+        config.write_text(
+            config.read_text().rpartition("tables:")[0] + f"tables: [{{uri: {tables[0].uri}}}, {hangs}]\n"
+        )
+        with service(config) as running:
+            until(lambda: running.runs())
+            assert running.events("ready") == running.events("pattern_failed") == []
+            until(lambda: not read_backlog(open_table(tables[0].uri)).pending)
+            running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(PATIENCE) == 0
+            assert running.events("pattern_failed") == []
+    assert held(tables[0].uri) == []
 
 
 @pytest.mark.s3
