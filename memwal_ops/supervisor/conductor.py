@@ -377,6 +377,8 @@ class Conductor:
 
     def _held_back(self, entry: Entry) -> bool:
         """Whether an earlier job on its table comes first."""
+        if entry.started is not None and not self._once:
+            return False
         others = self.tables[entry.table.name].entries.values()
         return any(goes_before(other, entry, always=self._once) for other in others)
 
