@@ -6,6 +6,7 @@ import http.client
 import io
 import json
 import shutil
+import signal
 import socket
 import sqlite3
 import threading
@@ -480,3 +481,16 @@ def test_a_heartbeat_server_that_drips_holds_nobody(tmp_path: Path) -> None:
     enough.set()
     server.shutdown()
     server.server_close()
+
+
+def test_a_reload_that_comes_before_the_service_is_up_does_not_end_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        run_here(capfd, "config", "check", str(tmp_path / "none.yaml"))
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        assert run_here(capfd, "run", "--config", str(tmp_path / "none.yaml")).code == 50
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
