@@ -7,7 +7,7 @@ misfire grace; what was missed several times fires once. What fires is only post
 from __future__ import annotations
 
 import random
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -52,6 +52,12 @@ class Clockwork:
     def start(self) -> None:
         """From now on things fire."""
         self._scheduler.start()
+
+    def next_run(self, table: str, job: str) -> datetime | None:
+        """When a schedule fires next, jitter and all; None where nobody knows."""
+        found = self._scheduler.get_job(f"run {table} {job}")
+        fires: datetime | None = getattr(found, "next_run_time", None)
+        return None if fires is None else fires.astimezone(UTC)
 
     def check_clock(self) -> None:
         """Where the clock was put back, what was to fire by it would wait for that long: begin anew from now."""

@@ -202,6 +202,11 @@ class Service:
     def status(self) -> dict[str, Any]:
         """The document of ``/api/v1/status``."""
         tables, pools = status_of(self.conductor)
+        for table in tables:
+            for name, job in table["jobs"].items():
+                # A run by backlog moves no schedule: the clockwork knows better than the last run.
+                fires = self._clockwork.next_run(table["name"], name)
+                job["next_due"] = job["next_due"] if fires is None else fires.isoformat(timespec="milliseconds")
         settings = self.conductor.settings
         return {
             "service": {

@@ -159,6 +159,28 @@ def test_a_clock_that_is_put_back_stops_nothing(tmp_path: Path) -> None:
     scheduler.shutdown(wait=False)
 
 
+def test_a_run_by_backlog_moves_no_schedule(tmp_path: Path) -> None:
+    """What the status tells as the next run is what fires, and not an interval after the last one."""
+    stage = Stage(tmp_path, "defaults: {jobs: {merge: {schedule: {every: 10m}}}}\ntables: [{uri: /a}]\n")
+    clockwork = Clockwork(stage.conductor, timedelta(hours=1))
+    clockwork.sync()
+    stage.turn()
+    stage.answer("a")
+    clockwork._scheduler.start(paused=True)
+    fires = clockwork.next_run("a", "merge")
+    assert fires == START + timedelta(minutes=10)
+    stage.turn(540)
+    stage.due("a", why="when: generations >= 8")
+    stage.turn()
+    assert stage.job("a")["state"] == "running"
+    stage.answer("a")
+    assert stage.job("a")["last_started"] == (START + timedelta(minutes=9)).isoformat(timespec="milliseconds")
+    assert clockwork.next_run("a", "merge") == fires
+    assert clockwork.next_run("a", "nothing") is None
+    clockwork._scheduler.shutdown(wait=False)
+    assert clockwork.next_run("a", "merge") is None
+
+
 # -- the history
 
 
