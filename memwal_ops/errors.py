@@ -298,7 +298,7 @@ class InvalidConfigError(MemwalOpsError):
 
 
 class JobPluginError(MemwalOpsError):
-    """A package registers a job under the entry point memwal_ops.jobs that cannot be used."""
+    """A package registers a job under the entry point memwal_ops.jobs that cannot be used, or breaks."""
 
     exit_code = 51
     reason = "job_plugin"

@@ -6,6 +6,7 @@ What a command imports, every command would wait for: a merge by hand needs no s
 from __future__ import annotations
 
 import importlib
+import signal
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ _LATE = {
     "check": "memwal_ops.cli.check:check",
     "config": "memwal_ops.cli.config:config",
     "history": "memwal_ops.cli.history:history",
+    "status": "memwal_ops.cli.status:status",
     "run": "memwal_ops.cli.run:run",
 }
 
@@ -46,6 +48,14 @@ class Commands(click.Group):
             return found
         entry = self._of_packages().get(cmd_name)
         return None if entry is None else _of_job(entry)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The service reads its file anyway when it starts: a reload that comes too early must not end it."""
+        if args[:1] == ["run"]:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        return super().resolve_command(ctx, args)
 
     def _of_packages(self) -> Mapping[str, EntryPoint]:
         entries = (entry for entry in entry_points(group=GROUP) if not is_ours(entry))

@@ -27,6 +27,14 @@ def size_text(size: float) -> str:
     return f"{size:.1f} {_UNITS[-1]}"
 
 
+def time_text(seconds: float) -> str:
+    """A span of time in its largest unit, cut: ``45 s``, ``12 min``, ``3 h``, ``9 d``."""
+    for size, unit in ((172_800, "d"), (7200, "h"), (120, "min")):
+        if seconds >= size:
+            return f"{seconds // (size / 2 if unit != 'd' else 86_400):.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
 def counted(number: int, singular: str, plural: str | None = None) -> str:
     """A number with its noun: ``1 row``, ``20,000 rows``."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

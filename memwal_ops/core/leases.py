@@ -179,7 +179,12 @@ def renew(store: Store, lease: Lease) -> Lease:
 
 
 def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
-    """Mark it as over, and say what the run came to. Does nothing where it is another's by now."""
+    """Mark it as over, and say what the run came to.
+
+    Does nothing where it is another's by now, or is gone with its table: nothing of that must come back.
+    """
+    if _newest(store, lease.job) is None:
+        return
     document = _document(lease.token, lease.holder, lease.acquired, lease.ttl, "released", outcome or lease.last)
     number = lease.number
     for _ in range(_ATTEMPTS):

@@ -129,13 +129,18 @@ def _load(location: Location, store: Store) -> Table:
     return Table(location, store, dataset, manifest, scheme, index, primary_key)
 
 
+def is_absent(store: Store) -> bool:
+    """Whether nothing at all stands below a table's URI."""
+    return next(iter(store.list("")), None) is None
+
+
 def _naming_scheme(location: Location, store: Store) -> NamingScheme:
     entries = list(islice(store.list(VERSIONS_FOLDER), _NAMES_CHECKED))
     names = [meta.path.rsplit("/", 1)[-1] for meta in entries]
     scheme = naming_scheme(name for name in names if parse_version_manifest_name(name) is not None)
     if scheme is not None:
         return scheme
-    if next(iter(store.list("")), None) is None and not os.path.isfile(location.uri):
+    if is_absent(store) and not os.path.isfile(location.uri):
         raise TableNotFoundError(f"Nothing stands at {location.uri}.")
     raise NotALanceTableError(f"{location.uri} has no {VERSIONS_FOLDER}/*.manifest, so it is no Lance table.")
 

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.backlog import read_backlog
 from memwal_ops.core.base_indexes import base_indexes, coverage
+from memwal_ops.core.generations import generation_ref
 from memwal_ops.core.versions import VERSIONS_FOLDER
 from memwal_ops.format.names import parse_version_manifest_name
 from memwal_ops.jobs.compact import DEFAULT_TARGET_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from uuid import UUID
 
+    from memwal_ops.core.backlog import RegionBacklog
     from memwal_ops.core.generations import GenerationRef
     from memwal_ops.core.table import Table
 
@@ -29,6 +32,7 @@ CATCHUP = {"uncovered_rows": "count", "uncovered_fragments": "count"}
 COMPACT = {"fragments": "count", "small_fragments": "count"}
 SNAPSHOT = {"snapshot_age": "seconds"}
 EXPIRE = {"versions": "count"}
+_MOST_ASKED = 4
 GC = {"merged_generations": "count"}
 
 
@@ -36,14 +40,20 @@ def merge(table: Table) -> Mapping[str, float]:
     """What waits to be merged, and since when the oldest of it does."""
     backlog = read_backlog(table)
     sizes = backlog.to_json()
-    firsts = [region.pending[0] for region in backlog.regions.values() if region.pending]
-    ages = {ref.region_id: _age(table, ref) for ref in firsts}
-    gone = {region_id for region_id, age in ages.items() if age is None}
+    ages: list[float] = []
+    gone: set[UUID] = set()
+    for region_id, region in backlog.regions.items():
+        for ref in _waiting(region)[:_MOST_ASKED]:
+            age = _age(table, ref)
+            if age is not None:
+                ages.append(age)
+                break
+            gone.add(region_id)
     return {
         "generations": sizes["generations"],
         "rows": sizes["rows"],
         "bytes": sizes["bytes"],
-        "oldest_age": max((age for age in ages.values() if age is not None), default=0.0),
+        "oldest_age": max(ages, default=0.0),
         "regions_behind": sizes["regions"],
         "blocked_regions": len({fault.region_id for fault in backlog.blocked} | gone),
     }
@@ -85,6 +95,13 @@ def gc(table: Table) -> Mapping[str, float]:
             flushed.generation <= region.merged for region in regions for flushed in region.manifest.flushed_generations
         )
     }
+
+
+def _waiting(region: RegionBacklog) -> list[GenerationRef]:
+    """What a region lists above its progress, in order; what waits behind one that is missing has an age, too."""
+    listed = sorted(region.manifest.flushed_generations, key=lambda flushed: flushed.generation)
+    region_id = region.manifest.region_id
+    return [generation_ref(region_id, flushed) for flushed in listed if flushed.generation > region.merged]
 
 
 def _age(table: Table, ref: GenerationRef) -> float | None:

@@ -45,6 +45,14 @@ def is_ours(entry: EntryPoint) -> bool:
     return entry.value.startswith("memwal_ops.")
 
 
+def package_of(job: str) -> str | None:
+    """The package that registers a job, with its release; None for one of ours."""
+    for entry in entry_points(group=GROUP):
+        if entry.name == job and not is_ours(entry):
+            return entry.value if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+    return None
+
+
 def load_job(entry: EntryPoint) -> Job:
     """One job, checked.
 

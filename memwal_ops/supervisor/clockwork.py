@@ -7,7 +7,7 @@ misfire grace; what was missed several times fires once. What fires is only post
 from __future__ import annotations
 
 import random
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -16,6 +16,8 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from memwal_ops.log import get_logger
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _UTC = ZoneInfo("UTC")
 _SPREAD = 5.0
+_BACK_SECONDS = 5.0
 
 
 class Clockwork:
@@ -32,7 +35,9 @@ class Clockwork:
         """Nothing fires before :meth:`start`."""
         self._conductor = conductor
         self._random = random.Random()  # noqa: S311 - jitter
+        self._log = get_logger(__name__)
         self._known: dict[str, Any] = {}
+        self._ahead = self._offset()
         self._scheduler = BackgroundScheduler(
             jobstores={"default": MemoryJobStore()},
             executors={"default": ThreadPoolExecutor(2)},
@@ -47,6 +52,34 @@ class Clockwork:
     def start(self) -> None:
         """From now on things fire."""
         self._scheduler.start()
+
+    def next_run(self, table: str, job: str) -> datetime | None:
+        """When a schedule fires next, jitter and all; None where nobody knows."""
+        found = self._scheduler.get_job(f"run {table} {job}")
+        fires: datetime | None = getattr(found, "next_run_time", None)
+        return None if fires is None else fires.astimezone(UTC)
+
+    def check_clock(self) -> None:
+        """Where the clock was put back, what was to fire by it would wait for that long: begin anew from now."""
+        offset = self._offset()
+        back = self._ahead - offset
+        if back < _BACK_SECONDS:
+            self._ahead = max(self._ahead, offset)
+            return
+        self._ahead = offset
+        self._log.warning("clock_was_put_back", seconds=round(back, 1))
+        self._conductor.put_back(timedelta(seconds=back))
+        chores = {name: what for name, what in self._known.items() if name.startswith("chore ")}
+        self._known = dict.fromkeys(self._known)
+        for name, interval in chores.items():
+            self._known[name] = interval
+            self._scheduler.reschedule_job(
+                name, trigger=IntervalTrigger(seconds=interval.total_seconds(), timezone=_UTC)
+            )
+        self.sync()
+
+    def _offset(self) -> float:
+        return self._conductor.clock.now().timestamp() - self._conductor.clock.monotonic()
 
     def stop(self) -> None:
         """Nothing fires any more."""
@@ -78,7 +111,14 @@ class Clockwork:
                 if schedule is None:
                     continue
                 wanted.add(f"run {name} {job}")
-                due = max(schedule.due_after(entry.started, entry.first_seen), self._soon(now, schedule.jitter))
+                if self._known.get(f"run {name} {job}") == schedule:
+                    continue
+                due = schedule.due_after(entry.started, entry.first_seen)
+                if entry.started is None and due <= now:
+                    # All first runs of a table are known to be due before the first of them begins: they have an order.
+                    self._conductor.due(name, job, "schedule")
+                    due = schedule.due_after(now, now)
+                due = max(due, self._soon(now, schedule.jitter))
                 self._add(f"run {name} {job}", schedule, schedule.trigger(due), due, self._runner(name, job))
         for known in [one for one in self._known if not one.startswith("chore ") and one not in wanted]:
             self._scheduler.remove_job(known)

@@ -18,10 +18,10 @@ from memwal_ops.errors import HistoryError, WorkerDiedError
 from memwal_ops.jobs.api import POOLS
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.backoff import wait_after
-from memwal_ops.supervisor.choosing import choose
+from memwal_ops.supervisor.choosing import choose, goes_before
 from memwal_ops.supervisor.clock import Clock
 from memwal_ops.supervisor.endings import LEVELS, STOPPED, ending, of_answer, of_death, told
-from memwal_ops.supervisor.history import FAILURES
+from memwal_ops.supervisor.history import FAILURES, LastRuns
 from memwal_ops.supervisor.requests import LookRequest, RunRequest, lease_document
 from memwal_ops.supervisor.state import IDLE, LEASING, QUEUED, RUNNING, WATCH, Entry, RunState, TableState
 from memwal_ops.supervisor.watching import Watch
@@ -43,6 +43,8 @@ _BUDGET_SECONDS = 30.0
 _RETRY = timedelta(minutes=1)
 _FRUITLESS = timedelta(minutes=10)
 _SHARED = 0.9
+# A store that does not answer must not keep the only watcher from the other tables.
+_FAILED_LOOK, _LONGEST_PAUSE = 10.0, 300.0
 _PARTLY = ("succeeded", "partial")
 
 
@@ -188,10 +190,18 @@ class Conductor:
             if schedule is not None and schedule.is_due(now, entry.started, entry.first_seen):
                 self.due(*entry.key, "schedule")
 
+    def put_back(self, by: timedelta) -> None:
+        """The clock was put back by that much: what was noted by it lies as much ahead."""
+        now = self.clock.now()
+        for state in self.tables.values():
+            state.put_back(by, now)
+            for entry in state.entries.values():
+                entry.put_back(by, now)
+
     def look(self, table: str) -> None:
         """Read a table's backlog soon."""
         state = self.tables.get(table)
-        if state is None or self.stopping:
+        if state is None or self.stopping or self.clock.monotonic() < state.look_not_before:
             return
         if state.looking:
             state.look_again = True
@@ -211,7 +221,7 @@ class Conductor:
     def waits(self) -> bool:
         """Whether anything is under way, or waits for nothing but a worker."""
         looks = any(state.looking or state.look_due is not None for state in self.tables.values())
-        queued = any(entry.state == QUEUED and entry.waiting == "worker" for entry in self.entries())
+        queued = any(entry.state == QUEUED and entry.waiting in {"worker", "earlier"} for entry in self.entries())
         return bool(self.in_hand or looks or queued)
 
     def stop(self) -> None:
@@ -237,7 +247,7 @@ class Conductor:
             mine = [entry for entry in self.entries() if entry.settings.job.pool == pool]
             reserved = sum(entry.state == LEASING for entry in mine)
             # Asked also where there is no room: what the others wait for is shown.
-            while (entry := choose(mine, now, self._over_budget)) is not None and self.pools.free(pool) > reserved:
+            while (entry := self._chosen(mine, now)) is not None and self.pools.free(pool) > reserved:
                 self._begin(entry)
                 reserved += entry.state == LEASING
         while self.pools.free(WATCH):
@@ -362,6 +372,16 @@ class Conductor:
             self.metrics.worker_starts.labels(pool).inc()
         return worker
 
+    def _chosen(self, entries: list[Entry], now: datetime) -> Entry | None:
+        return choose(entries, now, self._over_budget, self._held_back)
+
+    def _held_back(self, entry: Entry) -> bool:
+        """Whether an earlier job on its table comes first."""
+        if entry.started is not None and not self._once:
+            return False
+        others = self.tables[entry.table.name].entries.values()
+        return any(goes_before(other, entry, always=self._once) for other in others)
+
     def _over_budget(self, entry: Entry) -> bool:
         budget = entry.settings.budget
         if budget is None:
@@ -370,7 +390,10 @@ class Conductor:
         checked, over = self._spent.get(entry.key, (-_BUDGET_SECONDS, False))
         if mono - checked >= _BUDGET_SECONDS or entry.finished is None:
             since = self.clock.now() - budget.per
-            over = self.history.seconds_since(*entry.key, since) >= budget.time.total_seconds()
+            try:
+                over = self.history.seconds_since(*entry.key, since) >= budget.time.total_seconds()
+            except HistoryError as error:
+                self._log.error("history_not_read", error=str(error))
             self._spent[entry.key] = (mono, over)
         return over
 
@@ -391,7 +414,8 @@ class Conductor:
         elif message["say"] == "done":
             self.pools.take_back(worker)
             if message["id"] in self._looks:
-                self._looked(self._looks.pop(message["id"])[0], message)
+                state, _, began = self._looks.pop(message["id"])
+                self._looked(state, message, began)
             elif message["id"] in self._runs:
                 entry = self._runs[message["id"]]
                 self._finish(entry, *of_answer(entry, message))
@@ -400,9 +424,9 @@ class Conductor:
         request, worker.request = worker.request, None
         self.metrics.worker_deaths.labels(worker.pool).inc()
         if request in self._looks:
-            state, _, _ = self._looks.pop(request)
+            state, _, began = self._looks.pop(request)
             error = WorkerDiedError(f"The process that looked at the table ended ({ending(worker.exit_status)}).")
-            self._looked(state, {"outcome": "failed", "message": str(error), "exit_code": error.exit_code})
+            self._looked(state, {"outcome": "failed", "message": str(error), "exit_code": error.exit_code}, began)
             return
         entry = self._runs.get(request or 0)
         if entry is not None:
@@ -451,7 +475,8 @@ class Conductor:
         """What a run's end means for the next one."""
         entry.outcome, entry.finished = outcome, now
         entry.state, entry.due, entry.waiting = IDLE, None, None
-        self.codes.append(code)
+        if self._once:
+            self.codes.append(code)
         if outcome in {*_PARTLY, *FAILURES}:
             entry.started = started
             state = self.tables.get(entry.table.name)
@@ -508,7 +533,7 @@ class Conductor:
         if self.desk is not None:
             self.desk.release(entry.table, lease, outcome)
 
-    def _looked(self, state: TableState, answer: Mapping[str, Any]) -> None:
+    def _looked(self, state: TableState, answer: Mapping[str, Any], began: float) -> None:
         state.looking = False
         if self.tables.get(state.table.name) is not state:
             return
@@ -516,8 +541,12 @@ class Conductor:
         self.metrics.looks.labels(state.table.name, answer["outcome"]).inc()
         before, state.error = state.error, None if good else str(answer["message"])
         state.error_code = int(answer["exit_code"])
-        if good:
-            state.figures, state.version, state.looked = dict(answer["figures"]), answer["version"], self.clock.now()
+        took = self.clock.monotonic() - began
+        state.look_not_before = 0.0 if good else self.clock.monotonic() + min(took * _FAILED_LOOK, _LONGEST_PAUSE)
+        if good or answer.get("figures"):
+            # One job's figures may be missing; the backlog was read where that of merge is there.
+            state.figures, state.version = dict(answer["figures"]), answer["version"]
+            state.looked = self.clock.now() if good or "generations" in state.figures else state.looked
             # Somebody may have merged by hand: a blocked region is behind, or the look sees for itself what is wrong.
             state.blocked = min(state.blocked, state.figures.get("regions_behind", state.blocked))
             _raise_to(state.figures, state.blocked)
@@ -525,7 +554,7 @@ class Conductor:
                 when = entry.settings.when
                 if when is not None and when.holds(state.figures) and not self._is_fruitless(entry, state):
                     self.due(*entry.key, f"when: {when.text}")
-        elif state.error != before:
+        if not good and state.error != before:
             self._log.warning("look_failed", table=state.table.name, error=state.error)
         if state.look_again and not self._once:
             self.look(state.table.name)
@@ -546,22 +575,29 @@ class Conductor:
     # -- the tables
 
     def _entry(self, table: FoundTable, settings: JobSettings, now: datetime) -> Entry:
-        self.history.see(table.name, settings.name, now)
-        last = self.history.last(table.name, settings.name, now)
-        entry = Entry(
-            table,
-            settings,
-            last.first_seen,
-            started=last.started,
-            finished=last.finished,
-            succeeded=last.succeeded,
-            outcome=last.outcome,
-            failures=last.failures,
-        )
+        adopted = next((one for one in self._runs.values() if one.is_of(table.uri, table.name, settings.name)), None)
+        if adopted is not None and adopted.removed:
+            # It was taken out while it ran, and is back: the run in hand is its own.
+            adopted.removed, adopted.table, adopted.settings = False, table, settings
+            return adopted
+        last = self._last(table.name, settings.name, now)
+        entry = Entry.after(last, table, settings)
         wait = wait_after(last.failures, self.settings.config.backoff, self._random)
         if wait and last.finished is not None:
             entry.not_before = last.finished + wait
         return entry
+
+    def _last(self, table: str, job: str, now: datetime) -> LastRuns:
+        """What the history knows. Where it cannot be asked, the table comes first: nothing is known."""
+        try:
+            self.history.see(table, job, now)
+        except HistoryError as error:
+            self._log.error("history_not_written", error=str(error))
+        try:
+            return self.history.last(table, job, now).by(now)
+        except HistoryError as error:
+            self._log.error("history_not_read", error=str(error))
+            return LastRuns(now, None, None, None, None, 0)
 
     def _find(self, table: str, job: str) -> Entry | None:
         state = self.tables.get(table)

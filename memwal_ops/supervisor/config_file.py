@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Place = tuple[str | int, ...]
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|\{(?P<odd>[^}]*)\}?)")
+_UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f\\ud800-\\udfff]")
 _MOST_VALUES = 100_000
 _LARGEST = 4 << 20
 
@@ -185,6 +186,9 @@ class _Builder:
             return self._environ[name]
 
         filled = _VARIABLE.sub(fill, text)
+        if _UNPRINTABLE.search(filled):
+            fix = "Remove it; no name, path or option has one."
+            self._document.add(place, "It has a character that nobody can see.", fix)
         if used:
             self._document.variables[place] = tuple(used)
             remember([self._environ.get(name) for name in used])

@@ -10,13 +10,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from memwal_ops.units import parse_duration, parse_size
 
+# Further away, there is no date for it any more.
+_LONGEST = timedelta(days=100 * 365)
+
 
 def _duration(value: Any) -> timedelta:
     if isinstance(value, timedelta):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("expected a span of time, for example 90s, 15m, 2h or 3d")  # noqa: TRY004 - pydantic's own
-    return parse_duration(str(value))
+    span = parse_duration(str(value))
+    if span > _LONGEST:
+        raise ValueError(f"expected a span of at most {_LONGEST.days // 365} years")
+    return span
 
 
 def read_size(value: Any) -> int:
@@ -73,6 +79,8 @@ class ScheduleConfig(Model):
     def _one(self) -> ScheduleConfig:
         if (self.every is None) == (self.cron is None):
             raise ValueError("give either every or cron")
+        if self.every is not None and self.jitter > self.every:
+            raise ValueError("its jitter is longer than every")
         return self
 
 

@@ -58,6 +58,7 @@ def discover(entries: Iterable[TableSettings]) -> Discovery:
     for entry in entries:
         if entry.pattern is None:
             continue
+        same: list[FoundTable] = []
         try:
             taken = 0
             for table in _matches(entry):
@@ -69,10 +70,22 @@ def discover(entries: Iterable[TableSettings]) -> Discovery:
                     break
                 taken += 1
                 uris.add(_same(table.uri))
-                found.setdefault(table.name, table)
+                if found.setdefault(table.name, table) is not table:
+                    same.append(table)
+            if same:
+                faults.append(_nameless(entry.pattern, same, found[same[0].name]))
         except MemwalOpsError as error:
             faults.append(Fault(entry.pattern, redact(f"{error} {error.remedy}"), error.exit_code))
     return Discovery(tuple(found.values()), tuple(faults))
+
+
+def _nameless(pattern: str, tables: list[FoundTable], first: FoundTable) -> Fault:
+    """Tables of one name share a history and metrics: only the first is maintained, and somebody must be told."""
+    why = (
+        f"{tables[0].uri} has the name {first.name!r} of {first.uri}, and is not maintained"
+        f"{f' ({len(tables)} such tables)' if len(tables) > 1 else ''}. Give one of the two entries a name."
+    )
+    return Fault(pattern, why, InvalidConfigError.exit_code)
 
 
 def _matches(entry: TableSettings) -> Iterator[FoundTable]:

@@ -5,8 +5,10 @@ Best effort: nothing waits for it, and a failure changes nothing.
 
 from __future__ import annotations
 
+import queue
+import threading
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -25,21 +27,34 @@ class Heartbeat:
     def __init__(self, on_result: Callable[[str], None]) -> None:
         """Nothing is fetched yet."""
         self._on_result = on_result
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="heartbeat")
-        self._waiting = 0
+        self._waiting: queue.Queue[tuple[str, float]] = queue.Queue(_MOST_WAITING)
+        self._thread: threading.Thread | None = None
 
     def beat(self, url: str, table: str, job: str, timeout: float) -> None:
         """Fetch it soon; dropped where too many wait already."""
-        if self._waiting < _MOST_WAITING:
-            self._waiting += 1
-            self._pool.submit(self._fetch, url.format(table=quote(table, safe=""), job=job), timeout)
+        if self._thread is None:
+            # Nobody waits for it at the end either: a server that sends a byte now and then is never done.
+            self._thread = threading.Thread(target=self._work, name="heartbeat", daemon=True)
+            self._thread.start()
+        try:
+            self._waiting.put_nowait((url.format(table=quote(table, safe=""), job=job), timeout))
+        except queue.Full:
+            self._on_result("failed")
 
-    def close(self) -> None:
-        """Drop what waits."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def close(self, patience: float) -> None:
+        """Let what waits be fetched, for so many seconds at most, and drop the rest."""
+        with self._waiting.all_tasks_done:
+            self._waiting.all_tasks_done.wait_for(lambda: not self._waiting.unfinished_tasks, patience)
+        with suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
+
+    def _work(self) -> None:
+        while True:
+            self._fetch(*self._waiting.get())
+            self._waiting.task_done()
 
     def _fetch(self, url: str, timeout: float) -> None:
-        self._waiting -= 1
         request = urllib.request.Request(url, headers={"User-Agent": f"memwal-ops/{__version__}"})  # noqa: S310 - the configuration allows http and https alone
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - see above

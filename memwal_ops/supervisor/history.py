@@ -10,8 +10,10 @@ import json
 import os
 import sqlite3
 import threading
+import time
+from collections import deque
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -40,6 +42,10 @@ CREATE TABLE IF NOT EXISTS seen (
 );
 """
 _VERSION = 1
+# Somebody may hold the file: a backup, a person at a prompt. The tables must not wait for them.
+_PATIENCE = 2.0
+_BETWEEN = 60.0
+_MOST_OWED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,16 @@ class LastRuns:
     outcome: str | None
     failures: int
 
+    def by(self, now: datetime) -> LastRuns:
+        """The same, with nothing later than now: what was written with a clock that was wrong keeps no job away."""
+        return replace(
+            self,
+            first_seen=min(self.first_seen, now),
+            started=_not_after(self.started, now),
+            finished=_not_after(self.finished, now),
+            succeeded=_not_after(self.succeeded, now),
+        )
+
 
 class History:
     """The file. Safe to use from several threads; one process writes it, any number read it."""
@@ -64,6 +80,10 @@ class History:
         """See :meth:`open` and :meth:`open_to_read`."""
         self._connection = connection
         self._lock = threading.Lock()
+        self._owed: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=_MOST_OWED)
+        self._locked_at = float("-inf")
+        self.fault: str | None = None
+        """Why the last thing could not be written; None where it was."""
         self.path = path
 
     @classmethod
@@ -75,7 +95,7 @@ class History:
         """
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            connection = sqlite3.connect(path, timeout=10, check_same_thread=False, isolation_level=None)
+            connection = sqlite3.connect(path, timeout=_PATIENCE, check_same_thread=False, isolation_level=None)
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -123,35 +143,37 @@ class History:
 
     def see(self, table: str, job: str, now: datetime) -> None:
         """Remember since when a job is known."""
-        self._write('INSERT OR IGNORE INTO seen ("table", job, first) VALUES (?, ?, ?)', (table, job, now.timestamp()))
+        if not self._read('SELECT 1 FROM seen WHERE "table"=? AND job=?', (table, job)):
+            values = (table, job, now.timestamp())
+            self._write('INSERT OR IGNORE INTO seen ("table", job, first) VALUES (?, ?, ?)', values)
 
     def begin(
         self, *, table: str, uri: str, job: str, supervisor: str, why: str, plan: Mapping[str, Any], now: datetime
     ) -> int:
         """A run has begun; its number."""
-        with self._lock:
-            try:
-                cursor = self._connection.execute(
-                    'INSERT INTO runs ("table", uri, job, supervisor, why, started, outcome, plan) '
-                    "VALUES (?, ?, ?, ?, ?, ?, 'running', ?)",
-                    (table, uri, job, supervisor, why, now.timestamp(), json.dumps(plan, default=str)),
-                )
-            except sqlite3.Error as error:
-                raise HistoryError(f"The history {self.path} cannot be written: {error}.") from error
-            return int(cursor.lastrowid or 0)
+        cursor = self._execute(
+            'INSERT INTO runs ("table", uri, job, supervisor, why, started, outcome, plan) '
+            "VALUES (?, ?, ?, ?, ?, ?, 'running', ?)",
+            (table, uri, job, supervisor, why, now.timestamp(), json.dumps(plan, default=str)),
+        )
+        return int(cursor.lastrowid or 0)
 
     def finish(self, number: int, now: datetime, outcome: str, **details: Any) -> None:
-        """A run has ended; ``details`` are columns."""
+        """A run has ended; ``details`` are columns. What cannot be written now is written with what comes next."""
         documents = ("figures", "phases", "versions", "report")
         values = {
             name: json.dumps(value, default=str) if name in documents and value is not None else value
             for name, value in details.items()
         }
         sets = ", ".join(f"{name}=?" for name in values)
-        self._write(
-            f"UPDATE runs SET outcome=?, finished=?{', ' if sets else ''}{sets} WHERE id=?",  # noqa: S608 - our own names
-            (outcome, now.timestamp(), *values.values(), number),
-        )
+        statement = f"UPDATE runs SET outcome=?, finished=?{', ' if sets else ''}{sets} WHERE id=?"  # noqa: S608 - our own names
+        given = (outcome, now.timestamp(), *values.values(), number)
+        try:
+            self._write(statement, given)
+        except HistoryError as error:
+            if isinstance(error.__cause__, sqlite3.OperationalError):  # what is wrong with the file, and not with us
+                self._owed.append((statement, given))
+            raise
 
     def prune(self, now: datetime, keep: timedelta, most: int) -> int:
         """Forget runs that began longer ago than that, and of the others all but the newest ``most``."""
@@ -218,11 +240,24 @@ class History:
         return [_document(row) for row in rows]
 
     def _write(self, statement: str, values: Sequence[Any]) -> int:
+        return self._execute(statement, values).rowcount
+
+    def _execute(self, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
         with self._lock:
             try:
-                return self._connection.execute(statement, values).rowcount
+                # Whoever holds it for long is waited for once in a while, and not at every statement.
+                patience = _PATIENCE if time.monotonic() - self._locked_at > _BETWEEN else 0.0
+                self._connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
+                while self._owed:
+                    self._connection.execute(*self._owed[0])
+                    self._owed.popleft()
+                done = self._connection.execute(statement, values)
             except sqlite3.Error as error:
-                raise HistoryError(f"The history {self.path} cannot be written: {error}.") from error
+                self._locked_at = time.monotonic()
+                self.fault = f"The history {self.path} cannot be written: {error}."
+                raise HistoryError(self.fault) from error
+            self.fault = None
+            return done
 
     def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
         with self._lock:
@@ -255,6 +290,10 @@ def _document(row: Any) -> dict[str, Any]:
     for name in ("plan", "figures", "phases", "versions", "report"):
         document[name] = None if row[name] is None else json.loads(row[name])
     return document
+
+
+def _not_after(when: datetime | None, now: datetime) -> datetime | None:
+    return None if when is None else min(when, now)
 
 
 def _when(seconds: float | None) -> datetime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _MOST_RUNS = 1000
+
+
+class _Server(ThreadingHTTPServer):
+    """Many may come at once, and leave when they like."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's
+        """A client that is gone before its answer is nobody's fault, and no traceback in the log."""
+        get_logger(__name__).debug("http_client_gone", client=str(client_address), error=repr(sys.exception()))
 
 
 class HttpServer:
@@ -56,25 +68,37 @@ class HttpServer:
             timeout = 30
 
             def do_GET(self) -> None:
-                code, kind, body = server.answer(self.path)
+                self._answer(*server.answer(self.path))
+
+            def do_HEAD(self) -> None:
+                self._answer(*server.answer(self.path))
+
+            def refuse(self) -> None:
+                self._answer(*_json(405, {"error": "It can only be read: GET or HEAD."}))
+
+            do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = refuse  # noqa: N815 - the base class's names
+
+            def _answer(self, code: int, kind: str, body: bytes) -> None:
                 self.send_response(code)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Cache-Control", "no-store")
+                if code == 405:  # noqa: PLR2004 - the one that has to say what is allowed
+                    self.send_header("Allow", "GET, HEAD")
                 self.end_headers()
-                self.wfile.write(body)
+                if self.command != "HEAD":
+                    self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
                 get_logger(__name__).debug("http_request", line=format % args)
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = _Server((host, port), Handler)
         except OSError as error:
             raise InvalidUsageError(
                 f"Nothing can be served on {host}:{port}: {error.strerror}.",
                 remedy="Give another http.port or http.host, or http.enabled: false.",
             ) from error
-        self._server.daemon_threads = True
         self.host, self.port = host, int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
 
@@ -85,8 +109,8 @@ class HttpServer:
 
     def answer(self, target: str) -> tuple[int, str, bytes]:  # noqa: PLR0911 - one for each path
         """Status code, content type and body for a path."""
-        parts = urlsplit(target)
         try:
+            parts = urlsplit(target)
             match parts.path:
                 case "/healthz":
                     return _state(*self._alive())
@@ -105,7 +129,7 @@ class HttpServer:
         except HistoryError as error:
             return _json(503, {"error": str(error)})
         except Exception as error:  # noqa: BLE001 - a scrape must not end in a traceback on somebody's screen
-            get_logger(__name__).exception("http_failed", path=parts.path)
+            get_logger(__name__).exception("http_failed", path=target[:200])
             return _json(500, {"error": redact(f"{type(error).__name__}: {error}")})
 
 

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import leases
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.core.table import is_absent
+from memwal_ops.errors import MemwalOpsError, TableNotFoundError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
@@ -53,7 +54,15 @@ class LeaseDesk:
         then: Callable[[tuple[Lease | None, Lease | None] | None, MemwalOpsError | None], None],
     ) -> None:
         """Take a lease; ``then`` gets what :func:`memwal_ops.core.leases.acquire` returned, or why it failed."""
-        self._submit(lambda: leases.acquire(self._store(table), job, self.holder, self.ttl), then)
+
+        def take() -> tuple[Lease | None, Lease | None]:
+            store = self._store(table)
+            if next(iter(store.list(leases.LEASES_FOLDER)), None) is None and is_absent(store):
+                # A lease would make a folder of that name, and others would take it for a table.
+                raise TableNotFoundError(f"Nothing stands at {table.uri}.")
+            return leases.acquire(store, job, self.holder, self.ttl)
+
+        self._submit(take, then)
 
     def renew(
         self, table: FoundTable, lease: Lease, then: Callable[[Lease | None, MemwalOpsError | None], None]

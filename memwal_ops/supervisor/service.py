@@ -12,14 +12,14 @@ import os
 import queue
 import signal
 import socket
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.leases import Holder
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import HistoryError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.clockwork import Clockwork
@@ -47,6 +47,8 @@ _STEP_SECONDS = 0.5
 _STALLED_SECONDS = 30.0
 _MOST_DONE = 10_000
 _LAST_SECONDS = 5.0
+# Whoever started the service waits for it to be ready; tables that are not found yet come later.
+_DISCOVERY_SECONDS = 15.0
 _PRUNE = timedelta(hours=1)
 _TERMINATED = 128 + signal.SIGTERM
 # What a restart alone takes up.
@@ -80,16 +82,15 @@ class Service:
         self._done: list[dict[str, Any]] = []
         self._stop_began: float | None = None
         self._faults: tuple[Fault, ...] = ()
-        self._discoverer = ThreadPoolExecutor(1, thread_name_prefix="discovery")
         self._discovering = False
         self._notifier = Notifier(self._environ)
         self._state = StateDir(state_dir(settings.config, self._environ))
         try:
             self._history = History.open(history_path(settings.config, self._environ))
+            killed = self._history.mark_killed(self._started)
         except MemwalOpsError:
             self._state.close()
             raise
-        killed = self._history.mark_killed(self._started)
         if killed:
             self._log.warning("runs_were_killed", runs=killed)
         self._holder = Holder(self._state.instance, f"{_user()}@{socket.gethostname()} pid {os.getpid()}")
@@ -137,7 +138,11 @@ class Service:
     def run(self) -> int:
         """Work until a signal says stop; the exit code."""
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        began = time.monotonic()
         try:
+            # What has a name needs no store: patterns may be slow to look at.
+            with self.conductor.lock:
+                self._take_up(discover(one for one in self.conductor.settings.tables if one.pattern is None))
             self._discover()
             self._clockwork.start()
             config = self.conductor.settings.config
@@ -147,6 +152,9 @@ class Service:
             while not self._stopped():
                 self.conductor.step(self._step_seconds())
                 self._tick()
+                if not self._ready and time.monotonic() - began > _DISCOVERY_SECONDS:
+                    self._log.warning("patterns_not_looked_at_yet", seconds=_DISCOVERY_SECONDS)
+                    self._become_ready()
             return 0
         finally:
             self._close()
@@ -194,6 +202,11 @@ class Service:
     def status(self) -> dict[str, Any]:
         """The document of ``/api/v1/status``."""
         tables, pools = status_of(self.conductor)
+        for table in tables:
+            for name, job in table["jobs"].items():
+                # A run by backlog moves no schedule: the clockwork knows better than the last run.
+                fires = self._clockwork.next_run(table["name"], name)
+                job["next_due"] = job["next_due"] if fires is None else fires.isoformat(timespec="milliseconds")
         settings = self.conductor.settings
         return {
             "service": {
@@ -206,6 +219,7 @@ class Service:
                 "stopping": self._stop_began is not None,
                 "leases": self.conductor.desk is not None,
                 "state_dir": self._state.path,
+                "state_error": self._state.fault() or self._history.fault,
                 "config": {
                     "file": os.path.abspath(settings.path),
                     "loaded": self._loaded.isoformat(timespec="milliseconds"),
@@ -231,6 +245,8 @@ class Service:
 
     def _tick(self) -> None:
         self._beat = time.monotonic()
+        with self.conductor.lock:
+            self._clockwork.check_clock()
         while not self._signals.empty():
             number = self._signals.get()
             if number is signal.SIGHUP:
@@ -300,19 +316,26 @@ class Service:
                 found = Discovery((), tuple(Fault(str(one.pattern or one.uri), why, 1) for one in entries))
             self.conductor.post(lambda: self._discovered(found, entries))
 
-        self._discoverer.submit(look)
+        # A store that hangs must not keep the process from ending.
+        threading.Thread(target=look, name="discovery", daemon=True).start()
 
     def _discovered(self, found: Discovery, entries: object) -> None:
         self._discovering = False
         if entries is not self.conductor.settings.tables:
             self._discover()  # another configuration meanwhile
             return
+        self._take_up(found)
+        if not self._ready:
+            self._become_ready()
+
+    def _take_up(self, found: Discovery) -> None:
         self._take(found)
         self._clockwork.sync()
-        if not self._ready:
-            self._ready = True
-            self._notifier.ready(self._status_line())
-            self._log.info("ready", tables=len(self.conductor.tables), http=self.http_port)
+
+    def _become_ready(self) -> None:
+        self._ready = True
+        self._notifier.ready(self._status_line())
+        self._log.info("ready", tables=len(self.conductor.tables), http=self.http_port)
 
     def _take(self, found: Discovery) -> None:
         self._faults = found.faults
@@ -331,8 +354,12 @@ class Service:
 
     def _prune(self) -> None:
         limits = self.conductor.settings.config.history
-        gone = self._history.prune(datetime.now(UTC), limits.keep, limits.max_runs)
-        self._log.debug("history_pruned", runs=gone)
+        try:
+            gone = self._history.prune(datetime.now(UTC), limits.keep, limits.max_runs)
+        except HistoryError as error:
+            self._log.error("history_not_written", error=str(error))
+        else:
+            self._log.debug("history_pruned", runs=gone)
 
     def _serve(self, settings: Settings) -> HttpServer | None:
         http = settings.config.http
@@ -388,8 +415,7 @@ class Service:
         self.conductor.abandon()
         if self.conductor.desk is not None:
             self.conductor.desk.close(wait=True)
-        self._discoverer.shutdown(wait=False, cancel_futures=True)
-        self._heartbeat.close()
+        self._heartbeat.close(0.0 if at_once else _LAST_SECONDS)
         if self._http is not None:
             self._http.close()
         if self._once:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from memwal_ops.core.leases import Lease
     from memwal_ops.supervisor.discovery import FoundTable
+    from memwal_ops.supervisor.history import LastRuns
     from memwal_ops.supervisor.pools import WorkerProcess
     from memwal_ops.supervisor.settings import JobSettings
 
@@ -82,10 +83,37 @@ class Entry:
     fruitless: dict[str, float] | None = None
     removed: bool = False
 
+    @classmethod
+    def after(cls, last: LastRuns, table: FoundTable, settings: JobSettings) -> Entry:
+        """One that goes on from what the history knows."""
+        return cls(
+            table,
+            settings,
+            last.first_seen,
+            started=last.started,
+            finished=last.finished,
+            succeeded=last.succeeded,
+            outcome=last.outcome,
+            failures=last.failures,
+        )
+
     @property
     def key(self) -> tuple[str, str]:
         """Table and job."""
         return self.table.name, self.settings.name
+
+    def put_back(self, by: timedelta, now: datetime) -> None:
+        """See the conductor: nothing that has been lies ahead, and nothing is put off for longer than it was."""
+        if self.not_before is not None:
+            self.not_before -= by
+        self.first_seen = min(self.first_seen, now)
+        for name in ("due", "started", "finished", "succeeded", "other_since"):
+            when = getattr(self, name)
+            setattr(self, name, None if when is None else min(when, now))
+
+    def is_of(self, uri: str, name: str, job: str) -> bool:
+        """Whether it is that job on that table."""
+        return (self.table.uri, self.table.name, self.settings.name) == (uri, name, job)
 
 
 @dataclass(slots=True)
@@ -106,3 +134,11 @@ class TableState:
     blocked: float = 0.0
     error: str | None = None
     error_code: int = 0
+    look_not_before: float = 0.0
+
+    def put_back(self, by: timedelta, now: datetime) -> None:
+        """See the conductor."""
+        if self.looked is not None:
+            self.looked -= by
+        if self.look_due is not None:
+            self.look_due = now

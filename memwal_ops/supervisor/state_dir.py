@@ -56,9 +56,23 @@ class StateDir:
         except OSError as error:
             os.close(self._lock)
             raise AlreadyRunningError(f"Another supervisor uses the state folder {path}.") from error
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, f"{os.getpid()}\n".encode())
-        self.instance = self._identity()
+        try:
+            os.ftruncate(self._lock, 0)
+            os.write(self._lock, f"{os.getpid()}\n".encode())
+            self.instance = self._identity()
+        except OSError as error:
+            os.close(self._lock)
+            raise HistoryError(f"The state folder {self.path} cannot be written: {error.strerror}.") from error
+
+    def fault(self) -> str | None:
+        """Why what is written here is lost: somebody removed the folder, or put another in its place."""
+        try:
+            there, ours = os.stat(os.path.join(self.path, "lock")), os.fstat(self._lock)
+        except OSError as error:
+            return f"The state folder {self.path} cannot be read any more: {error.strerror}. Restart the service."
+        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+            return f"The state folder {self.path} was replaced. Restart the service."
+        return None
 
     def close(self) -> None:
         """Let go of the lock."""
@@ -71,10 +85,7 @@ class StateDir:
                 return str(uuid.UUID(file.read().strip()))
         except (OSError, ValueError):
             made = str(uuid.uuid4())
-        try:
-            with open(f"{path}.new", "w", encoding="ascii") as file:
-                file.write(f"{made}\n")
-            os.replace(f"{path}.new", path)
-        except OSError as error:
-            raise HistoryError(f"The state folder {self.path} cannot be written: {error.strerror}.") from error
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write(f"{made}\n")
+        os.replace(f"{path}.new", path)
         return made

@@ -48,11 +48,12 @@ def _table(conductor: Conductor, state: TableState, now: datetime, mono: float) 
         "seconds_since_look": _since(state.looked, now),
         "look_error": state.error,
         "clock_skew_seconds": conductor.skews.get(state.table.name),
-        "jobs": {name: _job(entry, now, mono) for name, entry in sorted(state.entries.items())},
+        "jobs": {name: job_status(entry, now, mono) for name, entry in sorted(state.entries.items())},
     }
 
 
-def _job(entry: Entry, now: datetime, mono: float) -> dict[str, Any]:
+def job_status(entry: Entry, now: datetime, mono: float) -> dict[str, Any]:
+    """A job on a table, as the status shows it."""
     schedule, run = entry.settings.schedule, entry.run
     # Not in a closed window or in back-off: that is as it should be.
     waits = entry.state == LEASING or (entry.state == QUEUED and entry.waiting in {"worker", "lease"})

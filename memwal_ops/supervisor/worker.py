@@ -28,7 +28,9 @@ from memwal_ops.jobs.api import Run, StopRequested
 from memwal_ops.jobs.registry import load_jobs
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.guarded_store import GuardedStore
+from memwal_ops.supervisor.job_answers import amounts, checked_report, unexpected, whole_numbers
 from memwal_ops.supervisor.job_options import make_options
+from memwal_ops.supervisor.looking import look_at
 from memwal_ops.supervisor.requests import Answer, bounded, encode, lease_of
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class Worker:
                 answer = _refused(request["id"], error)
             except Exception as error:  # noqa: BLE001 - the service must get an answer, whatever a job does
                 structlog.get_logger(__name__).exception("unexpected_error")
-                answer = _refused(request["id"], MemwalOpsError(redact(f"Unexpected {type(error).__name__}: {error}")))
+                answer = _refused(request["id"], unexpected(error, request.get("job")))
             structlog.contextvars.clear_contextvars()
             self._current = None
             self._say(answer)
@@ -82,13 +84,15 @@ class Worker:
         self._queue.put({"do": "quit"})
 
     def _listen(self) -> None:
-        for line in self._requests:
-            message = json.loads(line)
-            if message["do"] == "stop":
-                self._stopping.add(message["id"])
-            else:
-                self._queue.put(message)
-        os._exit(0)  # the service is gone
+        try:
+            for line in self._requests:
+                message = json.loads(line)
+                if message["do"] == "stop":
+                    self._stopping.add(message["id"])
+                else:
+                    self._queue.put(message)
+        finally:
+            os._exit(0)  # the service is gone, perhaps in the middle of a line
 
     def _run(self, request: Mapping[str, Any]) -> Answer:
         job = load_jobs()[request["job"]]
@@ -121,10 +125,9 @@ class Worker:
             return replace(_refused(request["id"], error), outcome="lost", **_sums(run))
         except MemwalOpsError as error:
             return replace(_refused(request["id"], error), **_sums(run))
-        code = job.exit_code(report)
+        code, decision, told = checked_report(job, report)
         outcome = "partial" if code else "succeeded"
-        told = bounded(report.to_json())
-        return _answer(request["id"], run, outcome=outcome, exit_code=code, decision=report.decision, report=told)
+        return _answer(request["id"], run, outcome=outcome, exit_code=code, decision=decision, report=bounded(told))
 
     def _progress(self) -> None:
         now = time.monotonic()
@@ -144,16 +147,14 @@ class Worker:
 def _look(request: Mapping[str, Any]) -> Answer:
     table = open_table(request["uri"], request["storage_options"])
     jobs = load_jobs()
-    figures: dict[str, float] = {}
-    for name in request["jobs"]:
-        look = jobs[name].look
-        if look is not None:
-            figures |= look(table)
+    figures, faults = look_at(table, [jobs[name] for name in request["jobs"]])
+    if faults:
+        return replace(_refused(request["id"], faults[0]), figures=figures, version=table.version)
     return Answer(request["id"], "succeeded", figures=figures, version=table.version)
 
 
 def _sums(run: Run) -> dict[str, Any]:
-    return {"figures": dict(run.figures), "phases": dict(run.phases), "versions": tuple(run.versions)}
+    return {"figures": amounts(run.figures), "phases": amounts(run.phases), "versions": whole_numbers(run.versions)}
 
 
 def _answer(number: int, run: Run, **details: Any) -> Answer:

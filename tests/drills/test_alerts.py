@@ -49,12 +49,13 @@ if "run" in sys.orig_argv:
         return replace(meta, last_modified=meta.last_modified - timedelta(hours=1))
     paging.to_meta = slow
 """
-# Two jobs that nobody should install: one that lives and does not end, and one whose figure is no number.
+# Two jobs that nobody should install: one that lives and does not end, and one whose figure is no number; and a bug.
 JOBS = """
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 from memwal_ops.jobs.api import Job
+from memwal_ops.supervisor import conductor
 
 @dataclass(frozen=True)
 class Options:
@@ -80,6 +81,16 @@ WORDY = Job(
     name="wordy", options=Options, plan=plan, apply=lambda table, options, run: Report(), every=None,
     when="words > 5", figures={"words": "count"}, look=lambda table: {"words": "a few"},
 )
+
+# This module is imported by the service, too.
+look_soon = conductor.Conductor.look
+
+def buggy(self, table):
+    if table == "endless":
+        raise RuntimeError("a bug")
+    look_soon(self, table)
+
+conductor.Conductor.look = buggy
 """
 CONFIG = """\
 state_dir: {root}/state-config
@@ -264,7 +275,7 @@ def jobs_hang_die_and_wait(drill: Drill) -> None:
     count, _, hanging = drill.follow("MemwalOpsInternalErrors")
     assert not count.endswith(" 0.0\n")
     assert "endless" in hanging
-    assert "when.holds" in drill.running.events("internal_error")[0]["exception"]
+    assert "RuntimeError: a bug" in drill.running.events("internal_error")[0]["exception"]
 
     drill.shows("MemwalOpsConflicts", 'memwal_ops_conflicts_total{job="merge",table="races"}', bool)
     history, versions, _ = drill.follow("MemwalOpsConflicts", "races")
@@ -339,6 +350,7 @@ def tables_are_damaged(drill: Drill, table: Workload, kept: Path) -> None:
     first, said, history = drill.follow("MemwalOpsLooksFail", "broken", ends={0: 9})
     assert "table_corrupt" in first
     assert '"look_error": "' in said
+    assert "The job 'wordy' of" in said, "a figure that is no number is its package's fault"
     assert "failed" in history
     shutil.rmtree(drill.root / "broken.lance/_versions")
     shutil.move(kept / "versions", drill.root / "broken.lance/_versions")

@@ -145,11 +145,14 @@ class FakeHeartbeat:
 class Stage:
     """Everything together. ``text`` is the configuration; tables are what it names."""
 
-    def __init__(self, folder: Path, text: str, *, once: bool = False, leases: bool = True) -> None:
+    def __init__(
+        self, folder: Path, text: str, *, once: bool = False, leases: bool = True, seconds: float = 0.0
+    ) -> None:
         self.folder = folder
         self._began: set[int] = set()
         self.settings = self.load(text)
         self.clock = FakeClock()
+        self.clock.seconds = seconds
         self.pools = FakePools()
         self.pools.configure(dict(self.settings.config.pools))
         self.history = History.open(str(folder / "history.sqlite"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memwal_ops.core.leases import LastRun
-from memwal_ops.errors import LeaseLostError, StoreUnavailableError
+from memwal_ops.errors import HistoryError, LeaseLostError, StoreUnavailableError
 from tests.supervisor.fakes import START, THEM, Stage
 
 TABLES = "tables: [{uri: /a}, {uri: /b}, {uri: /c}]\n"
@@ -49,6 +49,8 @@ def test_no_overlap_on_one_table_and_job(stage: Stage) -> None:
 
 
 def test_pools_do_not_starve_each_other(stage: Stage) -> None:
+    for entry in stage.conductor.entries():
+        entry.started = START
     for job in ("merge", "catchup", "compact", "snapshot", "gc"):
         for name in "abc":
             stage.due(name, job)
@@ -57,6 +59,101 @@ def test_pools_do_not_starve_each_other(stage: Stage) -> None:
     assert len(stage.in_hand) == 3
     tables = stage.conductor.pools.limits  # type: ignore[attr-defined]
     assert tables["merge"].workers == 1
+
+
+def test_first_runs_have_an_order(stage: Stage) -> None:
+    """What catchup, compact and snapshot do before the first merge, they would do again after it."""
+    jobs = ("gc", "snapshot", "compact", "catchup", "merge")
+
+    def due(times: int) -> None:
+        for job in jobs:
+            stage.due("a", job)
+        stage.turn(times)
+
+    due(1)
+    order = []
+    while stage.in_hand:
+        order.append(sorted(job for _, job in stage.in_hand))
+        assert {stage.job("a", job)["waiting_for"] for job in jobs} <= {"earlier", "worker", None}
+        for job in order[-1]:
+            stage.answer("a", job)
+    assert order == [["merge"], ["catchup"], ["compact"], ["snapshot"], ["gc"]]
+    due(2)
+    assert {job for _, job in stage.in_hand} == {"merge", "catchup", "gc"}, "later on nobody waits for a merge"
+
+
+def test_a_first_run_that_cannot_begin_holds_nothing_back(tmp_path: Path) -> None:
+    later = "defaults: {jobs: {merge: {windows: ['01:00-02:00']}, catchup: {schedule: 10m}}}\n" + TABLES
+    stage = Stage(tmp_path, later)
+    stage.due("a", "merge")
+    stage.due("a", "catchup")
+    stage.turn()
+    assert stage.in_hand == [("a", "catchup")], "merge waits for its window"
+    failing = Stage(tmp_path, PLAIN)
+    failing.due("b", "merge")
+    failing.due("b", "catchup")
+    failing.turn()
+    failing.answer("b", outcome="failed", exit_code=24)
+    assert failing.in_hand == [("b", "catchup")], "and where it fails, the next one has its turn"
+
+
+def test_once_means_in_order_every_time(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, PLAIN, once=True)
+    for entry in stage.conductor.entries():
+        entry.started = START
+    for job in ("gc", "catchup", "merge"):
+        stage.due("a", job)
+    stage.turn()
+    for job in ("merge", "catchup", "gc"):
+        assert (stage.in_hand, stage.conductor.waits) == ([("a", job)], True)
+        stage.answer("a", job)
+    assert not stage.conductor.waits
+
+
+def test_a_table_that_is_gone_for_a_moment_keeps_its_run(stage: Stage) -> None:
+    """A pattern that finds nothing once, or a file that was half-written: the run in hand must not get a rival."""
+    stage.due("a")
+    stage.turn()
+    tables = stage.tables(stage.settings)
+    stage.conductor.set_tables([])
+    stage.turn(1)
+    stage.conductor.set_tables(tables)
+    stage.due("a")
+    stage.turn(1)
+    assert stage.in_hand == [("a", "merge")]
+    stage.answer("a", versions=(2,))
+    assert stage.in_hand == []
+    assert (stage.job("a")["last_outcome"], stage.job("a")["state"]) == ("succeeded", "idle")
+
+
+def test_what_the_history_cannot_take_stops_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full, locked, damaged: tables come and go, budgets are asked for, and jobs run."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise HistoryError("The history is locked.")
+
+    for name in ("see", "last", "begin", "finish", "seconds_since", "prune"):
+        monkeypatch.setattr(stage.history, name, refuse)
+    again = stage.load(PLAIN.replace("10m,", "10m, budget: {time: 1m},").replace("/c}]", "/c}, {uri: /d}]"))
+    stage.conductor.set_settings(again)
+    stage.conductor.set_tables(stage.tables(again))
+    stage.due("d")
+    stage.due("a")
+    stage.turn()
+    for name in ("a", "d"):
+        stage.answer(name)
+        assert stage.job(name)["last_outcome"] == "succeeded"
+
+
+def test_runs_of_a_clock_that_was_ahead_keep_no_job_away(tmp_path: Path) -> None:
+    history = Stage(tmp_path, PLAIN).history
+    ahead = START + timedelta(days=400)
+    history.see("a", "merge", ahead)
+    number = history.begin(table="a", uri="/a", job="merge", supervisor="us", why="schedule", plan={}, now=ahead)
+    history.finish(number, ahead, "succeeded")
+    stage = Stage(tmp_path, PLAIN)
+    assert stage.job("a")["next_due"] == (START + timedelta(minutes=10)).isoformat(timespec="milliseconds")
+    assert stage.job("a")["last_success"] == START.isoformat(timespec="milliseconds")
 
 
 def test_a_trigger_fires_at_a_look(stage: Stage) -> None:
@@ -108,8 +205,7 @@ def test_backoff_outlives_the_service(tmp_path: Path) -> None:
         first.turn(700)
         first.answer("a", outcome="failed", exit_code=24)
     first.history.close()
-    second = Stage(tmp_path, PLAIN)
-    second.clock.seconds = first.clock.seconds
+    second = Stage(tmp_path, PLAIN, seconds=first.clock.seconds)
     second.due("a")
     second.turn(500)
     assert second.in_hand == []

@@ -228,7 +228,7 @@ def test_a_heartbeat_is_fetched_and_its_failure_is_none_of_ours() -> None:
     heart.beat(base + "/bad", "a", "merge", 5.0)
     for _ in range(2):
         assert both.acquire(timeout=10)
-    heart.close()
+    heart.close(10.0)
     server.shutdown()
     server.server_close()
     assert asked == ["/good/a%2Fb%20c/merge", "/bad"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -287,7 +288,7 @@ MOODS = {
     "dies": ("died", 53),
     "leaks": ("died", 53),
     "fails": ("failed", 24),
-    "breaks": ("failed", 1),
+    "breaks": ("failed", 51),
 }
 
 
@@ -325,6 +326,27 @@ def test_once_with_jobs_of_every_mood(tmp_path: Path) -> None:
     assert audited["report"]["rows"] == lance.dataset(table.uri).count_rows()
     assert audited["figures"]["rows_audited"] == 20
     assert "Traceback" not in done.err.replace("RuntimeError", "") or "unexpected_error" in done.err
+
+
+def test_a_store_that_never_answers_keeps_no_named_table_waiting(tables: list[Workload], tmp_path: Path) -> None:
+    """Nor the process from ending: what looks at the pattern is left behind."""
+    config = configure(tmp_path, "merge: {schedule: 1h}")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = {
+            "aws_endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "allow_http": "true",
+            "aws_region": "us-east-1", "aws_access_key_id": "none", "aws_secret_access_key": "none",
+        }  # fmt: skip
+        hangs = f"{{pattern: 's3://bucket/*.lance', storage_options: {json.dumps(store)}}}"
+        head = config.read_text().rpartition("tables:")[0]
+        config.write_text(f"{head}tables: [{{uri: {tables[0].uri}}}, {hangs}]\n")
+        with service(config) as running:
+            until(running.runs)
+            until(lambda: not read_backlog(open_table(tables[0].uri)).pending)
+            running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(PATIENCE) == 0
+            events = [json.loads(line)["event"] for line in running.log_path.read_text().splitlines()]
+    assert "pattern_failed" not in events[: events.index("run_started")], "it did not wait for the pattern"
+    assert held(tables[0].uri) == []
 
 
 @pytest.mark.s3
