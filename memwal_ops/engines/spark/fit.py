@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -116,7 +117,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field, *, required: bool) -> pa.Arr
 
 def _aligned(array: pa.Array) -> pa.Array:
     """The values where Lance takes them: Java puts decimals at any multiple of 8 bytes, Rust wants 16 and panics."""
-    return array.take(pa.array(range(len(array)), pa.int64())) if "decimal" in str(array.type) else array
+    return array.take(pa.array(np.arange(len(array)))) if "decimal" in str(array.type) else array
 
 
 def _infinities(array: pa.Array) -> int:

@@ -93,7 +93,6 @@ class _Scan:
                     fragments=[fragment],
                     with_row_address=True,
                     io_buffer_size=TASK_BYTES // 8,
-                    blob_handling="all_binary",
                 )
                 for batch in scanner.to_batches():
                     if part.superseded.size:
