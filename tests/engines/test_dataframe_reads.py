@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -26,8 +27,6 @@ from tests.tables.schemas import PRIMARY_KEY
 from tests.tables.workload import Workload
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.tables.lsm_table import LsmTable
     from tests.tables.model import Rows
 
@@ -68,7 +67,10 @@ def backlog(path: Path, kind: type[LsmTable] = Workload, seed: int = 3, **option
 
 def merge_and_collect(uri: str) -> None:
     job.apply(open_table(uri), job.MergeOptions())
-    assert gc.apply(open_table(uri), NOW, limit=10_000).decision == "deleted"
+    lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
+    for _ in range(2):  # off the list first, then off the disk
+        gc.apply(open_table(uri), NOW, limit=10_000)
+    assert not list(Path(uri).glob("_mem_wal/*/*_gen_*/_versions/*"))
 
 
 @pytest.mark.parametrize("before", ["read_backlog", "open_generations", "collapse"])
@@ -76,7 +78,7 @@ def test_generations_that_are_merged_and_collected_while_a_read_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     """The version that was opened lacks them, and they are in no list any more: another version is taken."""
-    made = backlog(tmp_path)
+    made = backlog(tmp_path, with_btree=False)  # nobody waits for an index to cover what was merged
     real = getattr(source, before)
     calls: list[int] = []
 
