@@ -276,3 +276,32 @@ def test_a_generation_that_gives_fewer_rows_than_were_planned(tmp_path: Path, mo
     monkeypatch.setattr(Generation, "read_rows", lambda self, **options: list(rows_of(self, **options))[:-1])
     with pytest.raises(InvariantViolatedError, match="rows when it was planned and"):
         read(made.uri)
+
+
+# -- what is asked for
+
+
+@pytest.mark.parametrize("of", ["type", "name", "nullability"])
+def test_a_schema_of_the_users_own_is_the_tables_or_refused(tmp_path: Path, of: str) -> None:
+    """Spark would take our bytes for whatever the schema says."""
+    types = pytest.importorskip("pyspark.sql.types")
+    made = Workload(5, regions=1, base_rows=4).create(str(tmp_path / "t.lance"))
+    right = types.StructType(
+        [types.StructField("txt", types.StringType()), types.StructField("id", types.LongType(), nullable=False)]
+    )
+    scans = source.data_source({})({"path": made.uri})
+    assert isinstance(scans.reader(right), source.MemwalReader)
+    wrong = {
+        "type": types.StructField("id", types.IntegerType(), nullable=False),
+        "name": types.StructField("ID", types.LongType(), nullable=False),
+        "nullability": types.StructField("txt", types.StringType(), nullable=False),
+    }[of]
+    with pytest.raises(InvalidUsageError, match="schema of"), raised_again("plan"):
+        scans.reader(types.StructType([wrong]))
+
+
+@pytest.mark.parametrize("columns", ["id,id", "nope", "ID"])
+def test_columns_that_cannot_be_asked_for(tmp_path: Path, columns: str) -> None:
+    made = Workload(5, regions=1, base_rows=4).create(str(tmp_path / "t.lance"))
+    with pytest.raises(InvalidUsageError, match=r"twice|no column"), raised_again("plan"):
+        source.data_source({})({"path": made.uri, "columns": columns}).schema()

@@ -96,7 +96,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field, *, required: bool) -> pa.Arr
     given = batch.column(field.name)
     try:
         given.validate(full=True)  # Spark lets bytes pass as text, and whoever read the page after that could not
-        plain = given.cast(spark_type(field.type))
+        plain = _placed(given).cast(spark_type(field.type))
         cast = plain if plain.type.equals(field.type) else plain.cast(field.type)
     except pa.ArrowException as error:
         raise InvalidUsageError(
@@ -112,12 +112,19 @@ def _column(batch: pa.RecordBatch, field: pa.Field, *, required: bool) -> pa.Arr
         raise InvalidUsageError(
             f"Column {field.name!r} has a number that is too large for {field.type}.", remedy=_REMEDY
         )
-    return _aligned(cast)
+    return cast
 
 
-def _aligned(array: pa.Array) -> pa.Array:
-    """The values where Lance takes them: Java puts decimals at any multiple of 8 bytes, Rust wants 16 and panics."""
-    return array.take(pa.array(np.arange(len(array)))) if "decimal" in str(array.type) else array
+def _placed(array: pa.Array) -> pa.Array:
+    """The same values in memory as pyarrow and Lance need it, copied where Java gave them otherwise.
+
+    A list of nothing but nulls has values at address 0, on which pyarrow's cast to a vector ends the process;
+    decimals lie at any multiple of 8 bytes, and Lance takes multiples of 16 only.
+    """
+    wide = "decimal" in str(array.type)
+    if any(one is not None and (one.address == 0 or (wide and one.address % 16)) for one in array.buffers()):
+        return array.take(pa.array(np.arange(len(array))))
+    return array
 
 
 def _infinities(array: pa.Array) -> int:
