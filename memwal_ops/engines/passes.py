@@ -18,7 +18,10 @@ from memwal_ops.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
+
+    import lance
 
     from memwal_ops.core.commit import CommitNote
     from memwal_ops.core.generations import GenerationRef
@@ -61,14 +64,26 @@ def commit_pass(table: Table, change: Rewrite, merge_pass: MergePass, note: Comm
     Raises:
         CommitLostError: another writer was first.
         MemwalOpsError: see :func:`memwal_ops.core.commit.commit_strict`.
+    """
+    return commit_files(table, change.operation(), change.written_files(), merge_pass.progress, note)
 
-    Where nothing was published, the pass's files are removed: a disk that is full would be fuller with each try.
+
+def commit_files(
+    table: Table,
+    operation: lance.LanceOperation.BaseOperation,
+    files: Sequence[str],
+    progress: Mapping[UUID, int],
+    note: CommitNote,
+) -> int:
+    """:func:`memwal_ops.core.commit.commit_strict`; ``files`` are what was written for it.
+
+    Where nothing was published, they are removed: a disk that is full would be fuller with each try.
     """
     try:
-        return commit_strict(table, change.operation(), merge_pass.progress, note)
+        return commit_strict(table, operation, progress, note)
     except CommitStateUnknownError:
         raise  # a version may name them
     except MemwalOpsError as error:
         if not isinstance(error, CommitLostError) or error.files_are_ours:
-            table.store.delete_many(change.written_files())
+            table.store.delete_many(files)
         raise

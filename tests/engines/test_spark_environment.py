@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from memwal_ops import open_table
 from memwal_ops.core.backlog import read_backlog
 from memwal_ops.engines.spark import environment
+from memwal_ops.engines.spark import session as spark_session
 from memwal_ops.engines.spark.faults import TaskFaultError, raised_again, reported
 from memwal_ops.errors import ObjectNotFoundError, SparkJobFailedError, SparkUnavailableError
 from memwal_ops.jobs import merge as job
@@ -120,6 +122,30 @@ def test_auto_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str
     assert without.reason.endswith("Spark cannot run here: PySpark is not installed.")
     report = job.apply(open_table(uri), job.MergeOptions(spark_above=size - 1))
     assert (report.decision, report.engine, report.engine_reason) == ("merged", "local", without.reason)
+
+
+class Gone:
+    """A session whose context cannot be asked: stopped by Python, or one of Spark Connect."""
+
+    @property
+    def sparkContext(self) -> Any:
+        raise AttributeError("'NoneType' object has no attribute 'sc'")
+
+
+class StoppedByJava:
+    """A session whose application ended without Python: its context still answers."""
+
+    def __init__(self, *, stopped: bool) -> None:
+        scala = SimpleNamespace(isStopped=lambda: stopped)
+        self.sparkContext = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala), applicationId="app-1")
+
+
+def test_a_session_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_session, "_checked", {"app-1"})
+    spark_session.check_executors(cast("Any", StoppedByJava(stopped=False)))
+    for gone in (Gone(), StoppedByJava(stopped=True)):
+        with pytest.raises(SparkUnavailableError, match="session is stopped"):
+            spark_session.check_executors(cast("Any", gone))
 
 
 def test_an_error_of_a_task_is_the_same_error_on_the_driver() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.core.commit import CommitLostError
-from memwal_ops.engines.spark import bulk_load, load, register
+from memwal_ops.engines import passes
+from memwal_ops.engines.spark import bulk_load, register
 from memwal_ops.engines.spark.types import spark_schema
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
 from memwal_ops.jobs import merge as job
@@ -167,7 +168,7 @@ def test_what_bulk_load_refuses(tmp_path: Path, spark: SparkSession, monkeypatch
         raise CommitLostError("another writer was first")
 
     with monkeypatch.context() as patch:
-        patch.setattr(load, "commit_strict", late)
+        patch.setattr(passes, "commit_strict", late)
         with pytest.raises(CommitLostError):
             bulk_load(new, made.uri)
     assert lance.dataset(made.uri).version == version

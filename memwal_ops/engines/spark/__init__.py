@@ -58,7 +58,8 @@ def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None =
     """Let this session ``read.format("memwal")``.
 
     Gives base and unmerged generations as one table, last write wins; vectors as ``array<float>``.
-    ``.option("columns", "id,text")`` reads these columns only.
+    ``.option("columns", "id,text")`` reads these columns only, ``.option("filter", "id > 5")`` these rows, by an
+    expression of Lance's that is asked of the newest row of each key.
 
     Args:
         spark: the session.

@@ -16,26 +16,24 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from lance.fragment import FragmentMetadata
 
-from memwal_ops.core.commit import CommitLostError
 from memwal_ops.engines.api import BlockedRegionsError, MergePass, PassResult
 from memwal_ops.engines.locate import SCANNED_KEYS_PER_LOOKUP, has_key_index
 from memwal_ops.engines.passes import commit_pass, open_generations
-from memwal_ops.engines.rewrite import Rewrite, all_field_ids, deletion_path
+from memwal_ops.engines.rewrite import Rewrite, all_field_ids
 from memwal_ops.engines.spark import tasks
 from memwal_ops.engines.spark.keys import key_code
 from memwal_ops.engines.spark.locators import MAX_GENERATIONS, ORDINAL_SHIFT, positions
 from memwal_ops.engines.spark.session import check_executors, quiet
 from memwal_ops.engines.spark.stages import Stages
+from memwal_ops.engines.spark.strays import name_files, name_strays, named_where_they_stay
 from memwal_ops.errors import (
-    CommitStateUnknownError,
     DuplicateKeysError,
     InvariantViolatedError,
-    MemwalOpsError,
     UnsupportedFeatureError,
 )
 from memwal_ops.log import get_logger
@@ -57,8 +55,6 @@ _TASKS_PER_CORE = 3
 _BYTES_PER_WRITE = 256 << 20
 _INT64_MIN = -(2**63)
 _SHOWN_KEYS = 3
-_NAMED_FILES = 50
-_CLOCK_SKEW = timedelta(minutes=1)
 
 
 class SparkEngine:
@@ -145,7 +141,7 @@ class _Run:
             self._remove(self.files)
             if "delete" in self.stages.seconds:  # before that, no stage writes files
                 self.stages.settle()
-                self._name_strays()
+                name_strays(self.table, self.began)
             raise
         finally:
             winners.unpersist()
@@ -154,7 +150,7 @@ class _Run:
         lost = int(self.stages.metrics["lost_attempts"])
         if lost or "incomplete" in self.stages.metrics:
             get_logger(__name__).warning("task_attempts_lost", table=self.table.location.uri, attempts=lost)
-            self._name_strays()
+            name_strays(self.table, self.began)
         return PassResult(
             version=version,
             rows_read=sum(one.live_rows for one in work.generations),
@@ -389,53 +385,14 @@ class _Run:
     def _commit(self, change: Rewrite, note: CommitNote) -> int:
         # Credentials may have expired while executors worked.
         table = replace(self.table, location=self.table.location.refreshed())
-        try:
-            with self.stages.stage("commit", "commit"):
-                return commit_pass(table, change, self.merge_pass, note)
-        except CommitLostError as error:
-            if not error.files_are_ours:
-                self._name(change.written_files(), "a version may name them")
-            raise
-        except CommitStateUnknownError:
-            self._name(change.written_files(), "the outcome of the commit is unknown")
-            raise
+        with named_where_they_stay(table, change.written_files()), self.stages.stage("commit", "commit"):
+            return commit_pass(table, change, self.merge_pass, note)
 
     def _remove(self, paths: Sequence[str]) -> None:
         """Take back what finished stages wrote for a pass that never came to its commit."""
         if paths:
             failed = self.table.store.delete_many(paths).failed
-            self._name(list(failed), "they could not be removed")
-
-    def _name(self, paths: Sequence[str], because: str) -> None:
-        if paths:
-            get_logger(__name__).warning(
-                "files_left",
-                table=self.table.location.uri,
-                because=because,
-                count=len(paths),
-                files=paths[:_NAMED_FILES],
-            )
-
-    def _name_strays(self) -> None:
-        """Name the young files that no version mentions: attempts of tasks were lost.
-
-        Nothing tells them from the files of somebody's commit that is under way, so they stay, for pylance's
-        own clean-up to take when they are old enough.
-        """
-        try:
-            fragments = self.table.newest().dataset.get_fragments()
-            known = set(Rewrite(tuple(one.metadata for one in fragments), (), (), ()).written_files())
-            known |= {path for one in fragments if (path := deletion_path(one.metadata)) is not None}
-            left = [
-                meta.path
-                for folder in ("data", "_deletions")
-                for meta in self.table.store.list(folder)
-                if meta.last_modified >= self.began - _CLOCK_SKEW and meta.path not in known
-            ]
-        except MemwalOpsError as error:  # what went wrong before is what has to be said
-            get_logger(__name__).warning("files_left", table=self.table.location.uri, because=f"not known: {error}")
-            return
-        self._name(left, "no version mentions them: lost attempts of tasks, or somebody's commit under way")
+            name_files(self.table, list(failed), "they could not be removed")
 
 
 def _lookup_array(values: Sequence[int]) -> Any:

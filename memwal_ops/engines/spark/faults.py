@@ -69,7 +69,8 @@ def _encode(error: MemwalOpsError) -> str:
             for region_id, (generation, cause) in error.causes.items()
         ]
     packed = base64.b64encode(json.dumps(document).encode()).decode()
-    return f"{redact(str(error))} memwal-ops-fault<{packed}>"
+    # Also for people: a read's planning is Spark's, which shows this text and raises an error of its own.
+    return f"{error.reason}: {redact(str(error))} {redact(error.remedy)} memwal-ops-fault<{packed}>"
 
 
 def _one(error: MemwalOpsError) -> dict[str, str]:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 from lance.fragment import FragmentMetadata, write_fragments
 
 from memwal_ops.core.backlog import read_backlog
-from memwal_ops.core.commit import CommitLostError, CommitNote, check_committable, commit_strict
+from memwal_ops.core.commit import CommitNote, check_committable
 from memwal_ops.core.datasets import lance_options, open_dataset
 from memwal_ops.core.lance_errors import lance_errors
 from memwal_ops.core.table import open_table
 from memwal_ops.engines.api import MergePass
-from memwal_ops.engines.passes import open_generations
+from memwal_ops.engines.passes import commit_files, open_generations
 from memwal_ops.engines.rewrite import Rewrite
 from memwal_ops.engines.spark import tasks
 from memwal_ops.engines.spark.faults import reported
+from memwal_ops.engines.spark.fit import misfits, to_table
 from memwal_ops.engines.spark.keys import key_code
 from memwal_ops.engines.spark.session import check_executors, quiet
 from memwal_ops.engines.spark.stages import Stages
-from memwal_ops.engines.spark.types import spark_type
+from memwal_ops.engines.spark.strays import name_strays, named_where_they_stay
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.version import __version__
@@ -35,56 +39,101 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.table import Table
 
+_MARK = "__memwal_ops_mark"
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What tells whether two readings of a DataFrame gave the same keys: how many, and all their hashes in one."""
+
+    count: int
+    mark: int
+
 
 def bulk_load(df: DataFrame, uri: str, *, storage_options: Mapping[str, str] | None = None) -> int:
     """Append the rows of ``df`` to the base table at ``uri`` as one new version.
 
-    Columns go by name and are cast to the table's types: lists to its vectors, for one. Absent nullable
-    columns are null. The rows are read twice, so they are kept between; a source that gives other rows
-    the second time is refused by the check of the count.
+    Columns go by name and are carried into the table's types where that changes no value: lists to its
+    vectors, doubles to its floats. Absent nullable columns are null. The rows are read twice, so they are
+    kept between; a source that gives other keys the second time is refused.
 
     Returns:
         The new version; the present one where ``df`` has no rows.
 
     Raises:
-        InvalidUsageError: columns that the table does not have, or lacks.
+        InvalidUsageError: columns that the table does not have, or lacks; a type that has to be cast first; a
+            value that the table's column cannot hold, such as NULL in a key.
         DuplicateKeysError: a key twice in ``df``, or already in the table or an unmerged generation.
         CommitLostError: another writer was first; nothing was published, run it again.
+        SparkUnavailableError: the session is stopped, or its executors cannot run our tasks.
     """
     table = open_table(uri, storage_options)
     check_committable(table)
     probe_conditional_writes(table.store)
     with quiet():
-        spark = df.sparkSession
-        check_executors(spark)
-        stages = Stages(spark.sparkContext, table.location.uri)
-        rows = df.select(*_columns(df, table)).persist()
+        check_executors(df.sparkSession)
+        stages = Stages(df.sparkSession.sparkContext, table.location.uri)
+        columns = _columns(df, table)
+        rows = _marked(df, table).persist()
+        began = datetime.now(UTC)
         try:
             with stages.stage("check", "compare the keys that are to be loaded with those of the table"):
-                count = _refuse_known_keys(rows, table)
-            if not count:
+                keys = _refuse_known_keys(rows, columns, table)
+            if not keys.count:
                 return table.version
             with stages.stage("load", "write base fragments"):
-                fragments = _write(rows, table)
+                fragments, written = _write(rows, columns, table)
+        except BaseException:
+            if "load" in stages.seconds:  # before that, no stage writes files
+                stages.settle()
+                name_strays(table, began)
+            raise
         finally:
             rows.unpersist()
-    return _commit(table, fragments, count)
+        version = _commit(table, fragments, keys, written)
+        if stages.metrics["lost_attempts"] or "incomplete" in stages.metrics:
+            name_strays(table, began)
+    return version
 
 
 def _columns(df: DataFrame, table: Table) -> list[str]:
+    """Names of the DataFrame's columns in its order, if they are the table's."""
     schema: pa.Schema = table.dataset.schema
     unknown = sorted(set(df.columns) - set(schema.names))
-    missing = sorted(field.name for field in schema if not field.nullable and field.name not in df.columns)
+    missing = sorted(
+        field.name
+        for field in schema
+        if (not field.nullable or field.name in table.primary_key) and field.name not in df.columns
+    )
     if unknown or missing or len(set(df.columns)) != len(df.columns):
         raise InvalidUsageError(
             f"The columns of the DataFrame do not fit {table.location.uri}: not in the table {unknown}, "
-            f"required and absent {missing}, or one twice."
+            f"required and absent {missing}, or one twice.",
+            remedy="Rename, drop or add columns in Spark; their names count to the letter.",
         )
-    return [f"`{name}`" for name in schema.names if name in df.columns]
+    unlike = misfits(df.schema, schema)
+    if unlike:
+        raise InvalidUsageError(
+            f"The columns of the DataFrame do not fit {table.location.uri}: {'; '.join(unlike)}.",
+            remedy="Cast them in Spark: it knows what is meant (a time zone, for one).",
+        )
+    return list(df.columns)
 
 
-def _refuse_known_keys(rows: DataFrame, table: Table) -> int:
-    """The number of rows, where every key is new and stands once."""
+def _marked(df: DataFrame, table: Table) -> DataFrame:
+    """The rows with columns called by their places, as any name may mean something to Spark, and a hash of the key."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
+
+    placed = df.toDF(*(_place(at) for at in range(len(df.columns))))
+    return placed.withColumn(_MARK, f.xxhash64(*(_place(df.columns.index(name)) for name in table.primary_key)))
+
+
+def _place(at: int) -> str:
+    return f"c{at}"
+
+
+def _refuse_known_keys(rows: DataFrame, columns: list[str], table: Table) -> _Keys:
+    """The rows' keys, where every one is new and stands once."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
     pending = read_backlog(table)
@@ -102,8 +151,8 @@ def _refuse_known_keys(rows: DataFrame, table: Table) -> int:
     )
     session = rows.sparkSession
     keys = f"key {code.spark_type}"
-    new = rows.select(*(f"`{name}`" for name in table.primary_key)).mapInArrow(
-        _encoder(work, table.dataset.schema), keys
+    new = rows.select(*(_place(columns.index(name)) for name in table.primary_key), _MARK).mapInArrow(
+        _encoder(work, table.dataset.schema), f"{keys}, mark bigint"
     )
     fragments = [fragment.fragment_id for fragment in table.dataset.get_fragments()]
     known = session.range(len(fragments)).mapInArrow(tasks.base_reader(work, fragments), f"{keys}, address bigint")
@@ -111,10 +160,13 @@ def _refuse_known_keys(rows: DataFrame, table: Table) -> int:
     if generations:
         flushed = session.range(len(generations)).mapInArrow(tasks.key_reader(work), f"{keys}, locator bigint")
         known = known.union(flushed.select("key"))
-    counted = new.groupBy("key").agg(f.count("*").alias("rows"))
-    marked = counted.join(known.distinct().withColumn("known", f.lit(1)).hint("shuffle_hash"), "key", "left")
-    (total,) = marked.agg(
-        f.sum("rows").alias("rows"), f.count_if(f.col("rows") > 1).alias("twice"), f.count("known").alias("known")
+    counted = new.groupBy("key").agg(f.count("*").alias("rows"), f.bit_xor("mark").alias("mark"))
+    compared = counted.join(known.distinct().withColumn("known", f.lit(1)).hint("shuffle_hash"), "key", "left")
+    (total,) = compared.agg(
+        f.sum("rows").alias("rows"),
+        f.bit_xor("mark").alias("mark"),
+        f.count_if(f.col("rows") > 1).alias("twice"),
+        f.count("known").alias("known"),
     ).collect()
     if total["twice"] or total["known"]:
         found = [
@@ -129,7 +181,7 @@ def _refuse_known_keys(rows: DataFrame, table: Table) -> int:
             f"Of the keys, {' and '.join(found)}.",
             remedy="Load new keys only; updates go through a region's writer.",
         )
-    return int(total["rows"] or 0)
+    return _Keys(int(total["rows"] or 0), int(total["mark"] or 0))
 
 
 def _encoder(work: tasks.Pass, schema: pa.Schema) -> Any:
@@ -138,32 +190,41 @@ def _encoder(work: tasks.Pass, schema: pa.Schema) -> Any:
     def encode_keys(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with reported():
             for batch in batches:
+                keys = to_table(_named(batch, wanted.names), wanted, work.primary_key)
                 yield pa.RecordBatch.from_pydict(
-                    {"key": work.code.encode(pa.Table.from_batches([_cast(batch, wanted)]))}
+                    {"key": work.code.encode(pa.Table.from_batches([keys])), "mark": batch.column(_MARK)}
                 )
 
     return encode_keys
 
 
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in the table's types, in its order; absent columns null."""
-    columns = []
-    for field in schema:
-        if field.name not in batch.schema.names:
-            columns.append(pa.nulls(batch.num_rows, field.type))
-            continue
-        plain = batch.column(field.name).cast(spark_type(field.type))
-        columns.append(plain if plain.type.equals(field.type) else plain.cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def _named(batch: pa.RecordBatch, columns: list[str]) -> pa.RecordBatch:
+    """The columns but the mark, which is the last, under their own names."""
+    return pa.RecordBatch.from_arrays(batch.columns[: len(columns)], names=columns)
 
 
-def _write(rows: DataFrame, table: Table) -> tuple[FragmentMetadata, ...]:
-    location, version, schema = table.location, table.version, table.dataset.schema
+def _write(rows: DataFrame, columns: list[str], table: Table) -> tuple[tuple[FragmentMetadata, ...], _Keys]:
+    """New fragments, and the keys of the rows that were written to them."""
+    location, version, schema, primary_key = table.location, table.version, table.dataset.schema, table.primary_key
 
     def write_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with reported():
-            incoming = (_cast(batch, schema) for batch in batches if batch.num_rows)
-            first = next(incoming, None)
+            failure: list[BaseException] = []
+            marks = [0]
+
+            def incoming() -> Iterator[pa.RecordBatch]:
+                # An error inside the stream would come back as text through two language boundaries.
+                try:
+                    for batch in batches:
+                        if batch.num_rows:
+                            marks[0] ^= int(np.bitwise_xor.reduce(batch.column(_MARK).to_numpy()))
+                            yield to_table(_named(batch, columns), schema, primary_key)
+                except BaseException as error:
+                    failure.append(error)
+                    raise
+
+            stream = incoming()
+            first = next(stream, None)
             if first is None:
                 return
             with lance_errors("open", location.uri):
@@ -171,36 +232,46 @@ def _write(rows: DataFrame, table: Table) -> tuple[FragmentMetadata, ...]:
 
             def all_rows() -> Iterator[pa.RecordBatch]:
                 yield first
-                yield from incoming
+                yield from stream
 
-            with lance_errors("write to", location.uri):
-                written = write_fragments(
-                    pa.RecordBatchReader.from_batches(schema, all_rows()),
-                    base,
-                    mode="append",
-                    data_storage_version=base.data_storage_version,
-                    storage_options=lance_options(location),
-                )
+            try:
+                with lance_errors("write to", location.uri):
+                    written = write_fragments(
+                        pa.RecordBatchReader.from_batches(schema, all_rows()),
+                        base,
+                        mode="append",
+                        data_storage_version=base.data_storage_version,
+                        storage_options=lance_options(location),
+                    )
+            except Exception as error:
+                if failure:
+                    raise failure[0] from error
+                raise
             assert isinstance(written, list)  # noqa: S101 - narrows pylance's union
-            yield pa.RecordBatch.from_pydict({"result": [json.dumps(fragment.to_json()) for fragment in written]})
+            result = json.dumps({"mark": marks[0], "fragments": [fragment.to_json() for fragment in written]})
+            yield pa.RecordBatch.from_pydict({"result": [result]})
 
-    found = rows.mapInArrow(write_rows, "result string").collect()
-    return tuple(FragmentMetadata.from_json(row["result"]) for row in found)
+    found = [json.loads(row["result"]) for row in rows.mapInArrow(write_rows, "result string").collect()]
+    fragments = tuple(FragmentMetadata.from_json(json.dumps(one)) for result in found for one in result["fragments"])
+    mark = 0
+    for result in found:
+        mark ^= result["mark"]
+    return fragments, _Keys(sum(fragment.physical_rows for fragment in fragments), mark)
 
 
-def _commit(table: Table, fragments: tuple[FragmentMetadata, ...], count: int) -> int:
+def _commit(table: Table, fragments: tuple[FragmentMetadata, ...], keys: _Keys, written: _Keys) -> int:
     files = Rewrite(fragments, (), (), ()).written_files()
-    written = sum(fragment.physical_rows for fragment in fragments)
-    if written != count:
+    if written != keys:
         table.store.delete_many(files)
+        said = f"{keys.count} rows when its keys were read and {written.count} when they were written"
+        if written.count == keys.count:
+            said = "other keys when its rows were written than when its keys were read"
         raise InvalidUsageError(
-            f"The DataFrame gave {count} rows when its keys were read and {written} when they were written.",
+            f"The DataFrame gave {said}.",
             remedy="Its source gives other rows each time it is read: write it somewhere first.",
         )
     note = CommitNote(job="bulk_load", run_id=str(uuid.uuid4()), release=__version__)
-    try:
-        return commit_strict(table, lance.LanceOperation.Append(list(fragments)), {}, note)
-    except CommitLostError as error:
-        if error.files_are_ours:
-            table.store.delete_many(files)
-        raise
+    # Credentials may have expired while executors worked.
+    table = replace(table, location=table.location.refreshed())
+    with named_where_they_stay(table, files):
+        return commit_files(table, lance.LanceOperation.Append(list(fragments)), files, {}, note)

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from memwal_ops.engines.spark.environment import check_environment
@@ -101,9 +101,10 @@ def check_executors(spark: SparkSession) -> None:
     """Ask one executor for its versions, once per application.
 
     Raises:
-        SparkUnavailableError: its Python cannot run our tasks, or runs other releases of what writes files.
+        SparkUnavailableError: the session is stopped or none of this process; its Python cannot run our tasks, or
+            runs other releases of what writes files.
     """
-    application = spark.sparkContext.applicationId
+    application = _application(spark)
     if application in _checked:
         return
     where = (
@@ -122,6 +123,18 @@ def check_executors(spark: SparkSession) -> None:
                 f"Executors have {package} {theirs.get(package)}, the driver has {mine}.", remedy=where
             )
     _checked.add(application)
+
+
+def _application(spark: SparkSession) -> str:
+    """The id of a session's application, where it runs and this process is its driver."""
+    with suppress(Exception):  # Python's side of a stopped session, and Spark Connect's, fail in ways of their own
+        context = spark.sparkContext
+        if not context._jsc.sc().isStopped():  # noqa: SLF001 - no public way; Java may have stopped by itself
+            return str(context.applicationId)
+    raise SparkUnavailableError(
+        "This Spark session is stopped, or belongs to another process (Spark Connect).",
+        remedy="Give a session that runs and that was made in this process.",
+    )
 
 
 def _versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -53,7 +53,7 @@ def _flat(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_fixed_size_binary(kind):
         return pa.binary()
     if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
+        return pa.timestamp("us", "UTC" if kind.tz else None)  # one moment in any zone; Spark names its own
     if pa.types.is_duration(kind):
         return pa.duration("us")
     return _WIDER.get(kind, kind)

@@ -1,0 +1,141 @@
+"""A condition in Lance's SQL, for base fragments and for rows that come from elsewhere: Lance decides on both.
+
+Rows in memory are put into a Lance dataset in memory and asked by the same scanner as a base fragment, so that
+nulls, casts and functions mean the same on both sides of last write wins.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from memwal_ops.core.lance_errors import lance_errors
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+_ROW = "__memwal_ops_row"
+_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
+# Lance's own columns mean something else in a generation, and nothing in memory.
+_SYSTEM = re.compile(r"\b_row(?:id|addr|offset|_last_updated_at_version|_created_at_version)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Which rows are wanted; made by :func:`condition`.
+
+    Attributes:
+        sql: the expression, as a Lance scanner takes it.
+        columns: names of the base columns that it reads, in the base's order.
+        storage_version: of the base's files, on which it may depend what a null inside a struct is.
+    """
+
+    sql: str
+    columns: tuple[str, ...]
+    storage_version: str
+
+    def holds(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.bool_]:
+        """For each row whether the condition is true (and not: null); ``rows`` has ``columns`` as the base has them.
+
+        Raises:
+            InvalidUsageError: the expression fails on a value.
+        """
+        held = np.zeros(rows.num_rows, dtype=np.bool_)
+        if rows.num_rows:
+            chosen = pa.table({_ROW: np.arange(rows.num_rows)})
+            for name in self.columns:
+                chosen = chosen.append_column(rows.schema.field(name), _chunked(rows.column(name)))
+            held[_found(self.sql, chosen, self.storage_version)] = True
+        return held
+
+
+def condition(text: str, base: lance.LanceDataset) -> Condition:
+    """Compile ``text`` for the columns of ``base``.
+
+    Raises:
+        InvalidUsageError: it is no boolean expression over these columns.
+    """
+    schema: pa.Schema = base.schema
+    version = str(base.data_storage_version)
+    names = {name.lower() for name in schema.names}
+    system = {found.lower() for found in _SYSTEM.findall(_QUOTED.sub("''", text))} - names
+    if system:
+        raise InvalidUsageError(
+            f"The filter {text!r} asks for {', '.join(sorted(system))}: where a row lies, and not what it is.",
+            remedy=_REMEDY,
+        )
+    # In brackets, as Lance's parser reads over whatever comes after an expression that ended.
+    sql = f"({text}\n)"
+    _plan(sql, schema, version)
+    return Condition(sql, tuple(_columns(sql, schema, version)), version)
+
+
+def _columns(sql: str, schema: pa.Schema, version: str) -> Sequence[str]:
+    """The columns without which it makes no sense; all of them where that does not tell."""
+    said = sql.lower()
+    likely = [field for field in schema if field.name.lower() in said or "`" in field.name]
+    if len({field.name.lower() for field in likely}) == len(likely) and _plans(sql, likely, version):
+        return [
+            field.name
+            for field in likely
+            if not _plans(sql, [other for other in likely if other is not field], version)
+        ]
+    return list(schema.names)
+
+
+def _plans(sql: str, fields: Sequence[pa.Field], version: str) -> bool:
+    try:
+        _plan(sql, pa.schema(fields), version)
+    except InvalidUsageError:
+        return False
+    return True
+
+
+def _plan(sql: str, schema: pa.Schema, version: str) -> None:
+    nothing = pa.schema([pa.field(_ROW, pa.int64()), *schema]).empty_table()
+    _found(sql, nothing, version)
+
+
+def _found(sql: str, rows: pa.Table, version: str) -> npt.NDArray[np.int64]:
+    with failing(sql):
+        held = lance.write_dataset(rows, "memory://", data_storage_version=cast("Any", version))
+        places: npt.NDArray[np.int64] = held.scanner(columns=[_ROW], filter=sql).to_table().column(_ROW).to_numpy()
+    return places
+
+
+@contextmanager
+def failing(sql: str) -> Iterator[None]:
+    """Say that it is the filter that failed.
+
+    Raises:
+        InvalidUsageError: what pylance raises inside.
+    """
+    try:
+        with lance_errors("use the filter", sql[1:-2]):
+            yield
+    except MemwalOpsError as error:
+        raise InvalidUsageError(str(error), remedy=_REMEDY) from error
+
+
+def is_failing(error: MemwalOpsError) -> bool:
+    """Whether a scan failed because its filter failed on a value."""
+    return "Error applying filter expression" in str(error)
+
+
+def _chunked(column: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
+    return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+
+
+_REMEDY = (
+    "Give an expression over the table's columns in the SQL of Lance's filters, such as "
+    '"id > 5 AND txt IS NOT NULL"; names with capitals or spaces go between backticks.'
+)
