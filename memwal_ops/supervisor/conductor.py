@@ -14,14 +14,15 @@ import threading
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import HistoryError, WorkerDiedError
+from memwal_ops.errors import WorkerDiedError
 from memwal_ops.jobs.api import POOLS
 from memwal_ops.log import get_logger
+from memwal_ops.supervisor.account import Account
 from memwal_ops.supervisor.backoff import wait_after
 from memwal_ops.supervisor.choosing import choose, goes_before
 from memwal_ops.supervisor.clock import Clock
 from memwal_ops.supervisor.endings import LEVELS, STOPPED, ending, of_answer, of_death, told
-from memwal_ops.supervisor.history import FAILURES, LastRuns
+from memwal_ops.supervisor.history import FAILURES
 from memwal_ops.supervisor.requests import LookRequest, RunRequest, lease_document
 from memwal_ops.supervisor.state import IDLE, LEASING, QUEUED, RUNNING, WATCH, Entry, RunState, TableState
 from memwal_ops.supervisor.watching import Watch
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.pools import Pools, WorkerProcess
     from memwal_ops.supervisor.settings import JobSettings, Settings
 
-_BUDGET_SECONDS = 30.0
 _RETRY = timedelta(minutes=1)
 _FRUITLESS = timedelta(minutes=10)
 _SHARED = 0.9
@@ -73,7 +73,6 @@ class Conductor:
     ) -> None:
         """Nothing runs yet."""
         self.settings = settings
-        self.history = history
         self.pools = pools
         self.desk = desk
         self.metrics = metrics
@@ -85,15 +84,14 @@ class Conductor:
         self.left: list[dict[str, Any]] = []
         self.skews: dict[str, float] = {}
         self._heartbeat = heartbeat
-        self._supervisor = supervisor
         self.clock = clock or Clock()
+        self._account = Account(history, supervisor, self.clock)
         self._once = once
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._random = random.Random()  # noqa: S311 - jitter
         self._requests = 0
         self._runs: dict[int, Entry] = {}
         self._looks: dict[int, tuple[TableState, WorkerProcess, float]] = {}
-        self._spent: dict[tuple[str, str], tuple[float, bool]] = {}
         self._watch = Watch(pools, desk, self.clock, self.skews)
         self._log = get_logger(__name__)
 
@@ -339,7 +337,7 @@ class Conductor:
             "token": None if lease is None else lease.token,
             "waited_seconds": 0.0 if entry.due is None else round((now - entry.due).total_seconds(), 3),
         }
-        number = self._write_beginning(entry, plan, now)
+        number = self._account.begin(entry, plan, now)
         self._requests += 1
         request = RunRequest(
             id=self._requests,
@@ -373,7 +371,7 @@ class Conductor:
         return worker
 
     def _chosen(self, entries: list[Entry], now: datetime) -> Entry | None:
-        return choose(entries, now, self._over_budget, self._held_back)
+        return choose(entries, now, self._account.is_over_budget, self._held_back)
 
     def _held_back(self, entry: Entry) -> bool:
         """Whether an earlier job on its table comes first."""
@@ -381,21 +379,6 @@ class Conductor:
             return False
         others = self.tables[entry.table.name].entries.values()
         return any(goes_before(other, entry, always=self._once) for other in others)
-
-    def _over_budget(self, entry: Entry) -> bool:
-        budget = entry.settings.budget
-        if budget is None:
-            return False
-        mono = self.clock.monotonic()
-        checked, over = self._spent.get(entry.key, (-_BUDGET_SECONDS, False))
-        if mono - checked >= _BUDGET_SECONDS or entry.finished is None:
-            since = self.clock.now() - budget.per
-            try:
-                over = self.history.seconds_since(*entry.key, since) >= budget.time.total_seconds()
-            except HistoryError as error:
-                self._log.error("history_not_read", error=str(error))
-            self._spent[entry.key] = (mono, over)
-        return over
 
     # -- what workers say
 
@@ -439,8 +422,7 @@ class Conductor:
         run, entry.run = entry.run, None
         assert run is not None  # noqa: S101 - it is in hand
         self._runs = {number: one for number, one in self._runs.items() if one is not entry}
-        self._spent.pop(entry.key, None)
-        self._write_down(run.number, now, outcome, details)
+        self._account.finish(entry, run.number, now, outcome, details)
         if not entry.removed:
             self.metrics.runs.labels(*entry.key, outcome).inc()
             self.metrics.count_figures(*entry.key, details.get("figures") or {})
@@ -498,36 +480,12 @@ class Conductor:
         """A run that could not begin: it is written down like one that did."""
         now = self.clock.now()
         plan = {"apply": entry.settings.apply, "options": dict(entry.settings.options)}
-        number = self._write_beginning(entry, plan, now)
+        number = self._account.begin(entry, plan, now)
         details = {"reason": None, "error": None, "remedy": None} if error is None else told(error)
-        self._write_down(number, now, "failed", details)
+        self._account.finish(entry, number, now, "failed", details)
         self.metrics.runs.labels(*entry.key, "failed").inc()
         self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, error=details["error"])
         self._settle(entry, "failed", now, now, details.get("exit_code") or 1)
-
-    def _write_beginning(self, entry: Entry, plan: Mapping[str, Any], now: datetime) -> int | None:
-        try:
-            return self.history.begin(
-                table=entry.table.name,
-                uri=entry.table.uri,
-                job=entry.settings.name,
-                supervisor=self._supervisor,
-                why=entry.why,
-                plan=plan,
-                now=now,
-            )
-        except HistoryError as error:
-            self._log.error("history_not_written", error=str(error))
-            return None
-
-    def _write_down(self, number: int | None, now: datetime, outcome: str, details: Mapping[str, Any]) -> None:
-        if number is None:
-            return
-        try:
-            self.history.finish(number, now, outcome, **details)
-        except HistoryError as error:
-            # The table comes first: a full disk here must not stop its maintenance.
-            self._log.error("history_not_written", error=str(error))
 
     def _release(self, entry: Entry, lease: Lease, outcome: str | None) -> None:
         if self.desk is not None:
@@ -580,24 +538,12 @@ class Conductor:
             # It was taken out while it ran, and is back: the run in hand is its own.
             adopted.removed, adopted.table, adopted.settings = False, table, settings
             return adopted
-        last = self._last(table.name, settings.name, now)
+        last = self._account.last(table.name, settings.name, now)
         entry = Entry.after(last, table, settings)
         wait = wait_after(last.failures, self.settings.config.backoff, self._random)
         if wait and last.finished is not None:
             entry.not_before = last.finished + wait
         return entry
-
-    def _last(self, table: str, job: str, now: datetime) -> LastRuns:
-        """What the history knows. Where it cannot be asked, the table comes first: nothing is known."""
-        try:
-            self.history.see(table, job, now)
-        except HistoryError as error:
-            self._log.error("history_not_written", error=str(error))
-        try:
-            return self.history.last(table, job, now).by(now)
-        except HistoryError as error:
-            self._log.error("history_not_read", error=str(error))
-            return LastRuns(now, None, None, None, None, 0)
 
     def _find(self, table: str, job: str) -> Entry | None:
         state = self.tables.get(table)
