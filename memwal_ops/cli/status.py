@@ -56,7 +56,7 @@ def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_j
     if only is not None and not tables:
         names = ", ".join(sorted(table.name for table in found.tables)) or "none"
         raise InvalidUsageError(f"There is no table {only!r}.", remedy=f"The tables of {file}: {names}.")
-    document = survey(settings, file, tables, found.faults, limits, timeout)
+    document = survey(settings, tables, found.faults, limits, timeout)
     click.echo(
         json.dumps(document, indent=2, default=str) if as_json else redact(describe(document, in_full=bool(only)))
     )
@@ -64,12 +64,7 @@ def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_j
 
 
 def survey(
-    settings: Settings,
-    file: str,
-    tables: Sequence[FoundTable],
-    faults: Sequence[Fault],
-    limits: Limits,
-    patience: timedelta,
+    settings: Settings, tables: Sequence[FoundTable], faults: Sequence[Fault], limits: Limits, patience: timedelta
 ) -> dict[str, Any]:
     """The document: the keys of ``/api/v1/status`` where they mean the same, and what is wrong."""
     told, why_not = _service(settings)
@@ -77,7 +72,7 @@ def survey(
     try:
         documents = asked.tables(tables, patience)
         for one in documents:
-            one["findings"] = [*_findings(one, asked, limits, file)]
+            one["findings"] = [*_findings(one, asked, limits, settings.path)]
             one["level"] = _WORDS[max((_level(finding) for finding in one["findings"]), default=OK)]
     finally:
         asked.close()
@@ -91,7 +86,8 @@ def survey(
     if refused:
         page = "runbooks/alerts/MemwalOpsConfigBad.md"
         what = f"The service did not take up the file, or not all of it: {refused}"
-        todo = f"memwal-ops config check {shlex.quote(file)}, mend what it names, and have it read again by SIGHUP."
+        checked = f"memwal-ops config check {shlex.quote(settings.path)}"
+        todo = f"{checked}, mend what it names, and have it read again by SIGHUP."
         found.append(_finding(WARNING, what, todo, page))
     lost = None if told is None else told["service"].get("state_error")
     if lost:
@@ -113,7 +109,8 @@ def survey(
 
 def _service(settings: Settings) -> tuple[Mapping[str, Any] | None, str]:
     if not settings.config.http.enabled or not settings.config.http.port:
-        return None, "no service can be asked (http.enabled, http.port)"
+        why = "http.port is 0" if settings.config.http.enabled else "http.enabled is false"
+        return None, f"no service can be asked ({why})"
     told, why_not = ask_service(settings.config.http)
     if told is not None and told["service"]["state_dir"] != state_dir(settings.config):
         theirs = told["service"]["state_dir"]
@@ -347,7 +344,7 @@ def _ahead(when: str) -> float:
 def _next(job: Mapping[str, Any]) -> str:
     if job["waiting_for"] in _WAITS:
         return f"waits: {job['waiting_for']}"
-    return "runs now" if job["state"] == "running" else _due(job)
+    return f"runs: {time_text(job['running_seconds'])}" if job["state"] == "running" else _due(job)
 
 
 _WAITS = {

@@ -141,7 +141,7 @@ def test_what_only_a_merge_finds_is_told_by_its_last_run(
     told = ask.table("orders")
     assert (told["backlog"]["blocked_regions"], told["blocked"], told["level"]) == (1, [blocked], "critical")
     said = ask().out
-    assert re.search(r"^orders +critical .* 60 s ago +in ", said, re.MULTILINE), "it merged all but what is blocked"
+    assert re.search(r"^orders +critical .* \d+ s ago +in ", said, re.MULTILINE), "it merged all but what is blocked"
     assert re.search(r"^orders +merge +idle +partial +never ", said, re.MULTILINE)
     assert f"\n    memwal-ops inspect {fleet['orders'].uri}\n" in said, "on one line, to be copied"
     assert f"(URI={fleet['orders'].uri})" in said
@@ -217,7 +217,7 @@ def test_what_a_running_service_knows(
     assert (jobs["merge"]["state"], jobs["catchup"]["waiting_for"]) == ("running", "earlier")
     outcome = ask()
     assert outcome.out.startswith("Service: runs as us@here")
-    assert re.search(r"^orders .* runs now$", outcome.out, re.MULTILINE)
+    assert re.search(r"^orders .* runs: \d+ s$", outcome.out, re.MULTILINE)
     service["config"] = {"error": "line 3: no"}
     refused = ask()
     assert (refused.code, f"memwal-ops config check {config}" in refused.out) == (1, True)
