@@ -36,16 +36,16 @@ _PUT_OFF = frozenset({"window", "budget", "lease", "earlier"})
 
 @dataclass(slots=True)
 class Finding:
-    """The worst of what was found, in words, and figures for graphs."""
+    """What was found, in words, the worst first, and figures for graphs."""
 
     level: int = OK
-    texts: list[str] = field(default_factory=list)
+    texts: list[tuple[int, str]] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
 
     def add(self, level: int, text: str) -> None:
         """Take a finding; the worst one decides."""
         self.level = max(self.level, level)
-        self.texts.append(text)
+        self.texts.append((level, text))
 
     def compare(self, name: str, value: float, limits: tuple[float, float], unit: str = "", said: str = "") -> None:
         """Compare a figure with its two limits; in words it is called ``said``, or by its name."""
@@ -57,8 +57,9 @@ class Finding:
 
     def line(self, summary: str) -> str:
         """The one line."""
-        text = "; ".join(self.texts) or summary
-        text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+        worst_first = sorted(self.texts, key=lambda one: -one[0])
+        text = "; ".join(said for _, said in worst_first) or summary
+        text = text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} ..."
         figures = f" | {' '.join(self.figures)}" if self.figures else ""
         return redact(f"MEMWAL {_WORDS[self.level]} - {text}{figures}".replace("\n", " "))
 
@@ -128,7 +129,7 @@ def check(
     try:
         found, summary = _service(file, limits) if file is not None else _table(str(uri), storage_options, limits)
     except MemwalOpsError as error:
-        found, summary = Finding(UNKNOWN, [f"{error.reason}: {error}"]), ""
+        found, summary = Finding(UNKNOWN, [(UNKNOWN, f"{error.reason}: {error}")]), ""
     click.echo(found.line(summary))
     return found.level
 
@@ -189,6 +190,7 @@ def ask_service(http: HttpConfig) -> tuple[dict[str, Any] | None, str]:
             status = json.load(answer)
     except (OSError, ValueError, HTTPException) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
+        why = (isinstance(why, OSError) and why.strerror) or why
         return None, f"the service does not answer on {host}:{http.port} ({why})"
     if not isinstance(status, dict) or not {"service", "tables"} <= status.keys():
         return None, f"what answers on {host}:{http.port} is no memwal-ops"

@@ -11,6 +11,7 @@ import click
 
 from memwal_ops.cli.options import json_output
 from memwal_ops.cli.text import grid, paragraph
+from memwal_ops.errors import runbook
 from memwal_ops.supervisor.config import default_config_path, load_settings
 from memwal_ops.supervisor.history import History
 from memwal_ops.supervisor.state_dir import history_path
@@ -65,14 +66,22 @@ def describe(runs: list[dict[str, Any]]) -> str:
     ]
     headings = ("started (UTC)", "table", "job", "outcome", "decision", "seconds", "versions")
     parts = [grid(headings, rows, words=("started (UTC)", "table", "job", "outcome", "decision", "versions"))]
-    failed = [one for one in runs if one["error"] is not None]
-    for one in failed[:_SHOWN_ERRORS]:
-        error = one["error"]
-        text = f"{one['table']} {one['job']}: {error['message']} {error['remedy'] or ''} ({error['reason']})"
-        parts.append(paragraph(text, hanging="  "))
-    if len(failed) > _SHOWN_ERRORS:
-        parts.append(f"and {len(failed) - _SHOWN_ERRORS} more with an error (--json shows all).")
+    parts += _errors([one for one in runs if one["error"] is not None])
     return "\n".join(parts)
+
+
+def _errors(failed: list[dict[str, Any]]) -> list[str]:
+    """Each error once for a table, with the jobs that had it, and its page."""
+    jobs: dict[tuple[str, str], dict[str, None]] = {}
+    for one in failed:
+        error, page = one["error"], runbook(one["exit_code"] or 0)
+        text = f"{error['message']} {error['remedy'] or ''} ({error['reason']}{f'; {page}' if page else ''})"
+        jobs.setdefault((one["table"], text), {})[one["job"]] = None
+    shown = [*jobs.items()][:_SHOWN_ERRORS]
+    parts = [paragraph(f"{table} {', '.join(names)}: {text}", hanging="  ") for (table, text), names in shown]
+    if len(jobs) > len(shown):
+        parts.append(f"and {len(jobs) - len(shown)} more with an error (--json shows all).")
+    return parts
 
 
 def _ago(started: str) -> str:

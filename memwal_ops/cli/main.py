@@ -107,6 +107,8 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except Exception as error:  # noqa: BLE001 - the last stop: whatever came this far ends as a message and a code
+        if not structlog.is_configured():  # a command that cannot even be loaded; stdout belongs to results
+            logging_setup.configure(level="WARNING", redact=redact)
         structlog.get_logger(__name__).exception("unexpected_error")
         wrapped = MemwalOpsError(redact(f"Unexpected {type(error).__name__}: {error}"))
         _report(wrapped, as_json="--json" in arguments)

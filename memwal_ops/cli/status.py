@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ def survey(
     try:
         documents = asked.tables(tables, patience)
         for one in documents:
-            one["findings"] = [*_findings(one, asked, limits)]
+            one["findings"] = [*_findings(one, asked, limits, settings.path)]
             one["level"] = _WORDS[max((_level(finding) for finding in one["findings"]), default=OK)]
     finally:
         asked.close()
@@ -84,7 +85,10 @@ def survey(
     refused = None if told is None else told["service"]["config"]["error"]
     if refused:
         page = "runbooks/alerts/MemwalOpsConfigBad.md"
-        found.append(_finding(WARNING, f"The service did not take up the file: {refused}", "Mend it.", page))
+        what = f"The service did not take up the file, or not all of it: {refused}"
+        checked = f"memwal-ops config check {shlex.quote(settings.path)}"
+        todo = f"{checked}, mend what it names, and have it read again by SIGHUP."
+        found.append(_finding(WARNING, what, todo, page))
     lost = None if told is None else told["service"].get("state_error")
     if lost:
         page = "runbooks/errors/56-history.md"
@@ -105,10 +109,12 @@ def survey(
 
 def _service(settings: Settings) -> tuple[Mapping[str, Any] | None, str]:
     if not settings.config.http.enabled or not settings.config.http.port:
-        return None, "no service can be asked (http.enabled, http.port)"
+        why = "http.port is 0" if settings.config.http.enabled else "http.enabled is false"
+        return None, f"no service can be asked ({why})"
     told, why_not = ask_service(settings.config.http)
     if told is not None and told["service"]["state_dir"] != state_dir(settings.config):
-        return None, "the service that answers is that of another configuration"
+        theirs = told["service"]["state_dir"]
+        return None, f"the service that answers is that of another configuration (its state_dir is {theirs})"
     return told, why_not
 
 
@@ -123,7 +129,7 @@ def _level(finding: Mapping[str, Any]) -> int:
     return next(level for level, word in _WORDS.items() if word == finding["level"])
 
 
-def _findings(table: Mapping[str, Any], asked: Survey, limits: Limits) -> Iterator[dict[str, Any]]:
+def _findings(table: Mapping[str, Any], asked: Survey, limits: Limits, file: str) -> Iterator[dict[str, Any]]:
     error, backlog = table["error"], table["backlog"]
     if error is not None:
         part = "cannot be read" if not backlog else "cannot be read as a whole"
@@ -132,35 +138,37 @@ def _findings(table: Mapping[str, Any], asked: Survey, limits: Limits) -> Iterat
     for one in blocked[:_MOST_BLOCKED]:
         where = "" if one["generation"] is None else f" at generation {one['generation']}"
         what = f"Region {one['region_id']} is blocked{where}: {one['reason']}. {one['detail']}"
-        yield _finding(CRITICAL, what, "Nothing of this region is merged before that is mended.", _MERGE_BLOCKED)
+        todo = f"Mend that; nothing more of this region is merged before. See it: memwal-ops inspect {table['uri']}"
+        yield _finding(CRITICAL, what, todo, _MERGE_BLOCKED)
     regions = int(backlog.get("blocked_regions", 0))
     if regions and len(blocked) != min(regions, _MOST_BLOCKED):
         what = f"{counted(regions, 'region')} in all cannot be merged to the end."
-        yield _finding(CRITICAL, what, f"memwal-ops inspect {table['uri']}", _MERGE_BLOCKED)
+        yield _finding(CRITICAL, what, f"See which: memwal-ops inspect {table['uri']}", _MERGE_BLOCKED)
     for name, job in table["jobs"].items():
-        yield from _of_job(table, name, job, asked)
+        yield from _of_job(table, name, job, asked, file)
     behind = limits.of(backlog.get("generations", 0), backlog.get("oldest_age", 0))
     if behind:
         waits = f"{counted(int(backlog['generations']), 'generation')} wait, the oldest for {_age(backlog)}"
-        yield _finding(
-            behind, f"It is behind: {waits}. {_why_behind(table)}", "See why merges do not keep up.", _BEHIND
-        )
+        why, todo = _why_behind(table, file)
+        yield _finding(behind, f"It is behind: {waits}. {why}", todo, _BEHIND)
 
 
 _MERGE_BLOCKED = "runbooks/merge-blocked.md"
 
 
-def _of_job(table: Mapping[str, Any], name: str, job: Mapping[str, Any], asked: Survey) -> Iterator[dict[str, Any]]:
+def _of_job(
+    table: Mapping[str, Any], name: str, job: Mapping[str, Any], asked: Survey, file: str
+) -> Iterator[dict[str, Any]]:
     for level, what in job_trouble(name, job):
         error = asked.last_error(table["name"], name) if job["consecutive_failures"] else None
         if not job["consecutive_failures"]:
-            yield _finding(level, f"{what}.", _ask_history(table, name, ""), _JOB_LATE)
+            yield _finding(level, f"{what}.", _ask_history(file, table, name, ""), _JOB_LATE)
         elif error is None:
-            yield _finding(level, f"{what}.", _ask_history(table, name, " --failed"), _JOB_FAILING)
+            yield _finding(level, f"{what}.", _ask_history(file, table, name, " --failed"), _JOB_FAILING)
         elif table["error"] is None or table["error"]["reason"] != error["reason"]:
             why = f"{what}, last with {error['reason']}: {error['message']}"
             page = runbook(error["exit_code"] or 0) or _JOB_FAILING
-            yield _finding(level, why, error["remedy"] or _ask_history(table, name, " --failed"), page)
+            yield _finding(level, why, error["remedy"] or _ask_history(file, table, name, " --failed"), page)
         if job["consecutive_failures"]:
             return  # that it is late, too, is no news
 
@@ -168,53 +176,74 @@ def _of_job(table: Mapping[str, Any], name: str, job: Mapping[str, Any], asked: 
 _JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alerts/MemwalOpsJobFailing.md"
 
 
-def _ask_history(table: Mapping[str, Any], job: str, more: str) -> str:
-    return f"memwal-ops history --config FILE --table {table['name']} --job {job}{more}"
+def _ask_history(file: str, table: Mapping[str, Any], job: str, more: str = "") -> str:
+    which = f"--config {shlex.quote(file)} --table {shlex.quote(table['name'])} --job {job}{more}"
+    return f"See how its runs ended: memwal-ops history {which}"
 
 
-def _why_behind(table: Mapping[str, Any]) -> str:
+def _why_behind(table: Mapping[str, Any], file: str) -> tuple[str, str]:
+    """Why, and what to do."""
     job = table["jobs"].get("merge")
     if job is None:
-        return "No merge is configured for it."
+        by_hand = f"memwal-ops merge {table['uri']}"
+        return "No merge is configured for it.", f"Enable it in {file}, or merge by hand: {by_hand}"
+    ran = _ask_history(file, table, "merge")
     reasons = (
-        (table["backlog"].get("blocked_regions"), "A region is blocked."),
-        (job["state"] == "running", f"A merge runs since {time_text(job['running_seconds'])}."),
-        (job["lease"]["state"] != "free", f"The lease of its merge is that of {_holder(job)}."),
-        (job["consecutive_failures"], "Its merges fail."),
-        (job["waiting_for"], f"A merge is due, and waits for: {job['waiting_for']}."),
+        (table["backlog"].get("blocked_regions"), "A region is blocked.", "Mend what blocks it."),
+        (job["state"] == "running", f"A merge has been running for {time_text(job['running_seconds'])}.", ran),
+        (
+            job["lease"]["state"] != "free",
+            f"The lease of its merge is that of {_holder(job)}.",
+            f"See whether that one gets on: memwal-ops lease list {table['uri']}",
+        ),
+        (job["consecutive_failures"], "Its merges fail.", ran),
+        (job["waiting_for"], f"A merge is due, and {_waits(job)}.", ran),
     )
-    return next((said for holds, said in reasons if holds), f"The next merge is due: {_due(job)}.")
+    return next(((why, todo) for holds, why, todo in reasons if holds), (f"The next merge is due: {_due(job)}.", ran))
 
 
 # -- for a person
 
 
 def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
-    """One page: what is wrong first to last, then what runs. ``in_full``: every job of every table."""
+    """One page: the tables, the jobs that are worth a look, who holds leases; what is wrong, the worst of it first.
+
+    ``in_full``: every job of every table.
+    """
     tables = document["tables"]
     parts = [_head(document)]
+    if in_full:
+        parts.append("\n".join(paragraph(_place(table)) for table in tables))
     if tables:
         parts.append(grid(_HEADINGS, [_cells(table) for table in tables], words=_LEFT))
     rows = [row for table in tables for row in _job_rows(table, in_full=in_full)]
     if rows:
-        parts.append(grid(_JOB_HEADINGS, rows, words=_JOB_HEADINGS))
-    wrong = [*(("", one) for one in document["findings"])]
-    wrong += [(table["name"], one) for table in tables for one in table["findings"]]
+        parts.append(grid(_JOB_HEADINGS, rows, words=_JOB_LEFT))
+    leases = [row for table in tables for row in _lease_rows(table)]
+    if leases:
+        parts.append(grid(_LEASE_HEADINGS, leases, words=_LEASE_HEADINGS))
+    wrong: list[tuple[Mapping[str, Any] | None, Mapping[str, Any]]] = [*((None, one) for one in document["findings"])]
+    wrong += [(table, one) for table in tables for one in table["findings"]]
     wrong.sort(key=lambda one: -_level(one[1]))
-    parts += [_problem(name, one) for name, one in wrong]
+    parts += [_problem(table, one) for table, one in wrong]
     return "\n\n".join([*parts, _closing(document["summary"])])
 
 
-_HEADINGS = ("table", "state", "generations", "rows", "oldest", "blocked", "merged", "next merge", "lease")
-_LEFT = ("table", "state", "merged", "next merge", "lease")
-_JOB_HEADINGS = ("table", "job", "state", "last run", "last success", "failures", "next due", "lease")
+_HEADINGS = ("table", "state", "waiting", "rows", "oldest", "blocked", "last merge", "merge due")
+_LEFT = ("table", "state", "last merge", "merge due")
+_JOB_HEADINGS = ("table", "job", "state", "last run", "last success", "failures", "next due")
+_JOB_LEFT = ("table", "job", "state", "last run", "last success", "next due")
+_LEASE_HEADINGS = ("lease on", "job", "held by", "until (UTC)")
 
 
 def _head(document: Mapping[str, Any]) -> str:
     service = document["service"]
     if service is None:
         why_not = document["service_error"]
-        lines = [f"{why_not[:1].upper()}{why_not[1:]}: what follows is from the tables and the history."]
+        lines = [
+            f"{why_not[:1].upper()}{why_not[1:]}: what follows is from the tables and the history.",
+            "What is due is run only where a service runs: see runbooks/alerts/MemwalOpsDown.md",
+        ]
     else:
         word = "stopping" if service["stopping"] else "runs" if service["ready"] else "is not ready yet"
         lines = [f"Service: {word} as {service['holder']}, since {service['started'][:19].replace('T', ' ')} UTC."]
@@ -230,26 +259,44 @@ def _cells(table: Mapping[str, Any]) -> list[str]:
         known += [_age(backlog), f"{int(backlog['blocked_regions']):,}"]
     else:
         known = ["?", "?", "?", "?"]
-    held = [name for name, job in table["jobs"].items() if job["lease"]["state"] != "free"]
-    ran = ["", ""] if merge is None else [_since(merge["last_success"]), _next(merge)]
-    return [table["name"], table["level"], *known, *ran, ", ".join(held)]
+    ran = ["", ""] if merge is None else [_last(merge), _next(merge)]
+    return [table["name"], table["level"], *known, *ran]
+
+
+def _place(table: Mapping[str, Any]) -> str:
+    version = "" if table["version"] is None else f", version {table['version']}"
+    return f"Table {table['name']}: {table['uri']}{version}"
 
 
 def _job_rows(table: Mapping[str, Any], *, in_full: bool) -> Iterator[list[str]]:
     for name, job in table["jobs"].items():
-        held = job["lease"]["state"] != "free"
-        if in_full or held or job["consecutive_failures"] or job["state"] == "running":
+        if in_full or job["consecutive_failures"] or job["state"] == "running" or job["last_outcome"] == "partial":
             yield [
                 table["name"], name, job["waiting_for"] or job["state"], job["last_outcome"] or "none",
                 _since(job["last_success"]), str(job["consecutive_failures"] or ""), _next(job),
-                _holder(job) if held else "",
             ]  # fmt: skip
 
 
-def _problem(table: str, finding: Mapping[str, Any]) -> str:
-    head = f"{finding['level'].upper()}{f' {table}' if table else ''}: {finding['what']}"
-    lines = [paragraph(head, hanging="  "), paragraph(f"What to do: {finding['do']}", indent="  ")]
-    return "\n".join([*lines, *([f"  See {finding['runbook']}"] if finding["runbook"] else [])])
+def _lease_rows(table: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, job in table["jobs"].items():
+        lease = job["lease"]
+        if lease["state"] != "free":
+            ours = " (this service)" if lease["state"] == "held" else ""
+            yield [table["name"], name, f"{lease['holder']['name']}{ours}", lease["expires"][11:19]]
+
+
+def _problem(table: Mapping[str, Any] | None, finding: Mapping[str, Any]) -> str:
+    name, uri = ("", "") if table is None else (f" {table['name']}", f" (URI={table['uri']})")
+    head = f"{finding['level'].upper()}{name}: {finding['what']}"
+    do, command = finding["do"], ""
+    if not do.endswith("."):  # a command, which stays on one line so that it can be copied
+        do, _, command = do.partition(": ")
+    lines = [paragraph(head, hanging="  "), paragraph(f"What to do: {do}{':' if command else ''}", indent="  ")]
+    if command:
+        lines.append(f"    {command}")
+    if finding["runbook"]:
+        lines.append(f"  See {finding['runbook']}{uri}")
+    return "\n".join(lines)
 
 
 def _summary(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -271,11 +318,19 @@ def _closing(summary: Mapping[str, Any]) -> str:
     behind = f"{counted(summary['generations'], 'generation')} and {counted(summary['rows'], 'row')} wait"
     oldest = summary["oldest_table"]
     since = "" if oldest is None else f", the oldest for {time_text(summary['oldest_age'])} ({oldest})"
-    return paragraph(f"{counted(summary['tables'], 'table')}: {', '.join(words) or 'none'}; {behind}{since}.")
+    known = ", as far as can be read" if summary["unreadable"] else ""
+    return paragraph(f"{counted(summary['tables'], 'table')}: {', '.join(words) or 'none'}; {behind}{since}{known}.")
 
 
 def _age(backlog: Mapping[str, float]) -> str:
     return time_text(backlog["oldest_age"]) if backlog.get("oldest_age") else ""
+
+
+def _last(merge: Mapping[str, Any]) -> str:
+    """When it merged something: all of it, or all but what is blocked."""
+    if merge["last_outcome"] == "partial":
+        return _since(merge["last_finished"])
+    return _since(merge["last_success"])
 
 
 def _since(when: str | None) -> str:
@@ -287,12 +342,27 @@ def _ahead(when: str) -> float:
 
 
 def _next(job: Mapping[str, Any]) -> str:
-    return "runs now" if job["state"] == "running" else _due(job)
+    if job["waiting_for"] in _WAITS:
+        return f"waits: {job['waiting_for']}"
+    return f"runs: {time_text(job['running_seconds'])}" if job["state"] == "running" else _due(job)
+
+
+_WAITS = {
+    "worker": "a worker",
+    "lease": "its lease",
+    "window": "its window",
+    "budget": "its budget",
+    "earlier": "another job's first run",
+}
+
+
+def _waits(job: Mapping[str, Any]) -> str:
+    return f"waits for {_WAITS.get(job['waiting_for'], job['waiting_for'])}"
 
 
 def _due(job: Mapping[str, Any]) -> str:
     if job["backoff_seconds"]:
-        return f"in {time_text(job['backoff_seconds'])}, after failures"
+        return f"in {time_text(job['backoff_seconds'])}"
     if job["next_due"] is None:
         return f"when {job['when']}" if job["when"] else "never"
     seconds = _ahead(job["next_due"])

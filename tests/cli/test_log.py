@@ -186,3 +186,13 @@ def test_lances_false_alarm_does_not_come(uri: str) -> None:
     assert "lance::" in said, "what a user asks Lance to log is shown"
     for command in ("inspect", "merge"):
         assert "has no fields" not in run_process(command, uri, LANCE_LOG="debug").err
+
+
+def test_a_command_that_cannot_be_loaded_leaves_stdout_to_results() -> None:
+    code = (
+        "import sys; sys.modules['memwal_ops.cli.status'] = None\n"
+        "from memwal_ops.cli.main import main; main(['status', '--json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, json.loads(done.stdout)["error"]["reason"]) == (1, "error")
+    assert json.loads(done.stderr.splitlines()[0])["event"] == "unexpected_error"

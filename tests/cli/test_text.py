@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from typing import TYPE_CHECKING
@@ -91,6 +92,18 @@ def test_tables_align_figures_right() -> None:
         a                 1
         b             1,000
         [red]x[/red]     20""")
+
+
+def test_tables_that_are_too_wide_wrap_at_blanks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((70, 24)))
+    name = "a-name-of-some-length@a-host.example.org"
+    said = text.grid(("held by", "bytes waiting", "when"), [(name, "63.1 KiB", "in 5 min, after it failed")], words=())
+    assert said.splitlines()[0].split() == ["held", "by", "bytes", "when"]
+    assert f"{name}  63.1 KiB" in said, "words and figures stay whole"
+    assert_narrow(text.paragraph("word " * 40))
+    words = text.grid(("table", "when"), [(name, "in 5 minutes, after it failed for many times")], words=("when",))
+    assert max(map(len, words.splitlines())) <= 70
+    assert words.splitlines()[1].startswith(f"{name}  in 5 minutes,")
 
 
 def test_inspect_says_how_far_behind(tmp_path: Path) -> None:

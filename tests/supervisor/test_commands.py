@@ -95,10 +95,8 @@ def test_check_of_a_service_that_is_not_there(tmp_path: Path, capfd: pytest.Capt
     file = tmp_path / "c.yaml"
     file.write_text("http: {port: 1}\ntables: [{uri: /a}]\n")
     outcome = run_here(capfd, "check", "--nagios", "--config", str(file))
-    assert (outcome.code, outcome.out.split("(")[0]) == (
-        2,
-        "MEMWAL CRITICAL - the service does not answer on 127.0.0.1:1 ",
-    )
+    said = "MEMWAL CRITICAL - the service does not answer on 127.0.0.1:1 (Connection refused)\n"
+    assert (outcome.code, outcome.out) == (2, said)
     file.write_text("htp: {}\n")
     assert run_here(capfd, "check", "--nagios", "--config", str(file)).code == 3
 
@@ -123,6 +121,11 @@ def test_check_names_the_table_that_is_behind(
     enough = ("--warn-generations", "50")
     assert line(*enough) == "MEMWAL OK - 2 tables, at most 40 generations waiting in one (b)"
     assert line(*enough, "--crit-age", "5s", "--warn-age", "5s") == "MEMWAL CRITICAL - b: oldest 9s"
+    tables[1]["look_error"] = "It is away. " * 40
+    tables[1]["backlog"] = {"blocked_regions": 1.0}
+    assert line().startswith("MEMWAL CRITICAL - b: 1 region blocked; b cannot be read: "), "the worst first"
+    assert "  ..." not in line()
+    tables[1] |= {"look_error": None, "backlog": {"generations": 40.0}}
     config["error"] = "http: taken up by a restart only; the rest holds"
     assert line(*enough).endswith("not taken up, or not all of it: http: taken up by a restart only; the rest holds")
 

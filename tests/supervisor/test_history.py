@@ -180,14 +180,16 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     history = History.open(str(tmp_path / "history.sqlite"))
     add(history)
     add(history, "failed", table="b", at=NOW + MINUTE)
+    add(history, "failed", table="b", at=NOW + MINUTE)
     state = ("--state-dir", str(tmp_path))
     found = run_here(capfd, "history", *state, "--json")
     assert found.code == 0
-    assert [one["table"] for one in found.document["runs"]] == ["b", "a"]
+    assert [one["table"] for one in found.document["runs"]] == ["b", "b", "a"]
     assert run_here(capfd, "history", *state, "--failed", "--json").document["runs"][0]["outcome"] == "failed"
     text = run_here(capfd, "history", *state)
     assert "2026-11-21 12:01:00" in text.out
-    assert "b merge: no answer wait (store_unavailable)" in text.out
+    page = "runbooks/errors/24-store_unavailable.md"
+    assert text.out.count(f"b merge: no answer wait (store_unavailable; {page})") == 1, "each error once"
     assert run_here(capfd, "history", *state, "--table", "none").out == "No run.\n"
     assert run_here(capfd, "history", "--state-dir", str(tmp_path / "none")).code == 56
     (tmp_path / "c.yaml").write_text(f"state_dir: {tmp_path}\ntables: [{{uri: /a}}]\n")

@@ -111,6 +111,7 @@ def test_what_is_wrong_is_named_with_its_page_and_hides_nothing_else(fleet: dict
     outcome = ask()
     assert outcome.code == 2
     assert "CRITICAL users: It cannot be read: not_a_lance_table." in outcome.out
+    assert " ".join(outcome.out.split()).endswith(", as far as can be read.")
     assert "is blocked at generation 1: generation_missing" in outcome.out.replace("\n  ", " ")
     assert re.search(r"^orders +ok +2 ", outcome.out, re.MULTILINE)
     assert re.search(r"^users +critical +\? +\? +\? +\?", outcome.out, re.MULTILINE)
@@ -139,6 +140,11 @@ def test_what_only_a_merge_finds_is_told_by_its_last_run(
     ran(history, fleet["orders"], "merge", "partial", timedelta(minutes=1), exit_code=10, report={"blocked": [blocked]})
     told = ask.table("orders")
     assert (told["backlog"]["blocked_regions"], told["blocked"], told["level"]) == (1, [blocked], "critical")
+    said = ask().out
+    assert re.search(r"^orders +critical .* \d+ s ago +in ", said, re.MULTILINE), "it merged all but what is blocked"
+    assert re.search(r"^orders +merge +idle +partial +never ", said, re.MULTILINE)
+    assert f"\n    memwal-ops inspect {fleet['orders'].uri}\n" in said, "on one line, to be copied"
+    assert f"(URI={fleet['orders'].uri})" in said
 
 
 def test_the_history_tells_of_jobs_that_fail_and_that_are_late(
@@ -182,7 +188,9 @@ def test_leases_are_told_as_they_stand_on_the_table(fleet: dict[str, Workload], 
         "merge": "elsewhere", "snapshot": "held", "catchup": "free", "compact": "free",
     }  # fmt: skip
     assert jobs["merge"]["lease"]["holder"] == {"instance": "them", "name": "them@there"}
-    assert re.search(r"^orders .* merge, snapshot$", ask().out, re.MULTILINE)
+    said = ask().out
+    assert re.search(r"^orders +merge +them@there +\d\d:\d\d:\d\d$", said, re.MULTILINE)
+    assert re.search(r"^orders +snapshot +us@here \(this service\) +\d\d:\d\d:\d\d$", said, re.MULTILINE)
     assert taken is not None
     release(store, taken, "succeeded")
     merge = ask.table("orders")["jobs"]["merge"]
@@ -209,11 +217,12 @@ def test_what_a_running_service_knows(
     assert (jobs["merge"]["state"], jobs["catchup"]["waiting_for"]) == ("running", "earlier")
     outcome = ask()
     assert outcome.out.startswith("Service: runs as us@here")
-    assert re.search(r"^orders .* runs now$", outcome.out, re.MULTILINE)
+    assert re.search(r"^orders .* runs: \d+ s$", outcome.out, re.MULTILINE)
     service["config"] = {"error": "line 3: no"}
-    assert ask().code == 1
+    refused = ask()
+    assert (refused.code, f"memwal-ops config check {config}" in refused.out) == (1, True)
     service["state_dir"] = "/another"
-    assert ask("--json").document["service_error"] == "the service that answers is that of another configuration"
+    assert ask("--json").document["service_error"].endswith("(its state_dir is /another)")
 
 
 def test_tables_that_are_not_there(fleet: dict[str, Workload], ask: Ask, config: Path, tmp_path: Path) -> None:
