@@ -99,8 +99,8 @@ def _merge(table: Table, options: job.MergeOptions, *, show: bool) -> job.MergeR
 def describe(report: job.MergeReport) -> str:
     """The report for a person."""
     parts = [_headline(report)]
-    if report.engine == "spark":
-        parts.append(paragraph(f"Engine: spark ({report.engine_reason})."))
+    if report.engine == "spark" or report.fell_back:
+        parts.append(paragraph(f"Engine: {report.engine} ({report.engine_reason.removesuffix('.')})."))
     if report.passes:
         parts.append(_passes(report))
     parts += [problem(fault, "BLOCKED") for fault in report.blocked]

@@ -116,7 +116,7 @@ class PassReport:
 class MergeReport:
     """What a merge did. ``decision`` is one of merged, nothing_to_merge, blocked, superseded, dry_run.
 
-    ``engine_reason`` says why that engine was taken.
+    ``engine_reason`` says why that engine was taken; ``fell_back`` whether it is local because Spark cannot run here.
     """
 
     decision: str
@@ -129,6 +129,7 @@ class MergeReport:
     lost_races: int
     seconds: float
     engine_reason: str = ""
+    fell_back: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -202,6 +203,7 @@ def dry_run(table: Table, options: MergeOptions) -> MergeReport:
         run_id=str(uuid.uuid4()),
         engine=choice.name,
         engine_reason=choice.reason,
+        fell_back=choice.fell_back,
         passes=tuple(PassReport(one, None) for one in planned.passes),
         blocked=planned.blocked,
         backlog_after=planned.backlog,
@@ -311,6 +313,7 @@ def _merge_all(
         run_id=note.run_id,
         engine=choice.name,
         engine_reason=choice.reason,
+        fell_back=choice.fell_back,
         passes=tuple(done),
         blocked=blocked,
         backlog_after=backlog,
@@ -342,10 +345,11 @@ def _wanted(table: Table, options: MergeOptions) -> tuple[UUID, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """Which engine, and why."""
+    """Which engine, and why; ``fell_back`` where Spark would have been taken and cannot run."""
 
     name: str
     reason: str
+    fell_back: bool = False
 
 
 def choose_engine(options: MergeOptions, backlog: Backlog) -> EngineChoice:
@@ -358,7 +362,7 @@ def choose_engine(options: MergeOptions, backlog: Backlog) -> EngineChoice:
     above = f"a backlog of {size:,} bytes is above {options.spark_above:,}"
     missing = why_not()
     if missing is not None:
-        return EngineChoice("local", f"{above}, but Spark cannot run here: {missing}")
+        return EngineChoice("local", f"{above}, but Spark cannot run here: {missing}", fell_back=True)
     return EngineChoice("spark", above)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +12,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.core.backlog import read_backlog
-from memwal_ops.engines.spark import environment
+from memwal_ops.engines.spark import environment, register
 from memwal_ops.engines.spark import session as spark_session
 from memwal_ops.engines.spark.faults import TaskFaultError, raised_again, reported
 from memwal_ops.errors import ObjectNotFoundError, SparkJobFailedError, SparkUnavailableError
@@ -103,7 +104,9 @@ def test_the_command_without_java(
     assert outcome.code == 45
     assert outcome.document["error"]["reason"] == "spark_unavailable"
     assert "JAVA_HOME" in outcome.document["error"]["message"]
-    assert run_here(capfd, "merge", uri, "--engine", "auto").code == 0
+    fallen_back = run_here(capfd, "merge", uri, "--engine", "auto", "--spark-above", "1", "--dry-run").out
+    assert re.search(r"Engine: local \(a backlog of .* Spark cannot run here:\s.*JAVA_HOME", fallen_back, re.DOTALL)
+    assert "Engine" not in run_here(capfd, "merge", uri, "--engine", "auto").out
 
 
 def test_auto_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str) -> None:
@@ -124,6 +127,22 @@ def test_auto_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str
     assert (report.decision, report.engine, report.engine_reason) == ("merged", "local", without.reason)
 
 
+def test_java_that_starts_and_a_spark_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that does not answer: what Java raises is no error of PySpark's."""
+    pyspark = pytest.importorskip("pyspark.sql")
+    from py4j.protocol import Py4JError
+
+    def unanswered(_: Any) -> None:
+        raise Py4JError("An error occurred.\n: java.lang.IllegalStateException: Stopped.\n\tat a.b(c)")
+
+    monkeypatch.setenv("PYSPARK_PYTHON", "python3")
+    monkeypatch.setattr(pyspark.SparkSession.Builder, "getOrCreate", unanswered)
+    says = r"^Spark does not start with master spark://nowhere:1: java\.lang\.IllegalStateException: Stopped\.$"
+    with pytest.raises(SparkUnavailableError, match=says) as raised:
+        spark_session._make("spark://nowhere:1", "memwal-ops merge")
+    assert "Spark's own lines above say why" in raised.value.remedy
+
+
 class Gone:
     """A session whose context cannot be asked: stopped by Python, or one of Spark Connect."""
 
@@ -137,7 +156,7 @@ class StoppedByJava:
 
     def __init__(self, *, stopped: bool) -> None:
         scala = SimpleNamespace(isStopped=lambda: stopped)
-        self.sparkContext = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala), applicationId="app-1")
+        self.sparkContext = self._sc = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala), applicationId="app-1")
 
 
 def test_a_session_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +165,10 @@ def test_a_session_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     for gone in (Gone(), StoppedByJava(stopped=True)):
         with pytest.raises(SparkUnavailableError, match="session is stopped"):
             spark_session.check_executors(cast("Any", gone))
+    for passes in (StoppedByJava(stopped=False), Gone()):  # Spark Connect has sources, too
+        spark_session.refuse_stopped(cast("Any", passes))
+    with pytest.raises(SparkUnavailableError, match="session is stopped"):
+        register(cast("Any", StoppedByJava(stopped=True)))
 
 
 def test_an_error_of_a_task_is_the_same_error_on_the_driver() -> None:

@@ -208,5 +208,5 @@ def test_filters_of_two_reads_stay_apart(tmp_path: Path, spark: SparkSession) ->
         assert nulls.filter("v = 1 or id > 20").count() == 3
     finally:
         ones.unpersist()
-    with pytest.raises(Exception, match=r"invalid_usage: .*No field named nope"):
+    with pytest.raises(Exception, match=r"invalid_usage: .*No field named nope\. Valid fields are id, v\. Give "):
         session.read.format("memwal").option("filter", "nope = 1").load(uri)

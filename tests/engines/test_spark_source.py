@@ -88,6 +88,29 @@ def test_filters_and_columns(tmp_path: Path, reading: SparkSession) -> None:
         assert_same(collected(frame.filter(condition), ["id"]), wanted, seed=made.seed)
 
 
+def test_what_a_read_refuses(tmp_path: Path, spark: SparkSession) -> None:
+    """Each with one sentence for people, and nothing that only a program can read."""
+    uri = table(tmp_path, Workload).uri
+    session = with_source(spark)
+    for option, value, says in [
+        ("filters", "id > 50", r"has no option filters\. Options are"),
+        ("aws_region", "eu-west-1", r"has no option aws_region\. .* storage options go to register"),
+        ("columns", "id,TXT", r"has no column TXT\. Its columns are id, val, txt;"),
+        ("columns", "id,id", r"stands twice in id, id\. Name each"),
+    ]:
+        with pytest.raises(Exception, match=f"invalid_usage: .*{says}") as refused:
+            session.read.format("memwal").option(option, value).load(uri)
+        assert "fault<" not in str(refused.value)
+    with pytest.raises(Exception, match="does not say of which table"):
+        session.read.format("memwal").load([uri, uri])
+    session.sql(f"CREATE TEMPORARY VIEW few USING memwal OPTIONS (path '{uri}', Filter 'id > 50', Columns 'id')")
+    assert session.table("few").columns == ["id"]
+    from memwal_ops.engines.spark.source import data_source
+
+    of_a_catalog = {"path": uri, "provider": "memwal", "owner": "me", "location": uri}
+    assert data_source({})(of_a_catalog).schema().names[0] == "id"
+
+
 def test_one_frame_in_several_queries(tmp_path: Path, reading: SparkSession) -> None:
     made = table(tmp_path, Workload)
     expected = made.model.expected()
@@ -154,14 +177,14 @@ def test_what_bulk_load_refuses(tmp_path: Path, spark: SparkSession, monkeypatch
     made.close()
     version = lance.dataset(made.uri).version
     new = spark.createDataFrame([(11, "a"), (12, None)], "id bigint, txt string")
-    with pytest.raises(InvalidUsageError, match="nobody"):
+    with pytest.raises(InvalidUsageError, match=r"the table has no 'nobody'\.$"):
         bulk_load(new.withColumnRenamed("txt", "nobody"), made.uri)
-    with pytest.raises(InvalidUsageError, match="id"):
+    with pytest.raises(InvalidUsageError, match=r"the table needs 'id'\.$"):
         bulk_load(new.drop("id"), made.uri)
     with pytest.raises(DuplicateKeysError, match="2 stand several times"):
         bulk_load(new.union(new), made.uri)
     flushed = spark.createDataFrame([(2**40 + 500,)], "id bigint")
-    with pytest.raises(DuplicateKeysError, match="1 are in the table already"):
+    with pytest.raises(DuplicateKeysError, match="1 is in the table or its generations already"):
         bulk_load(flushed, made.uri)
 
     def late(*_: Any) -> None:

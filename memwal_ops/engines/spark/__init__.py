@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.table import open_table
 from memwal_ops.engines.spark.engine import SparkEngine
 from memwal_ops.engines.spark.load import bulk_load
+from memwal_ops.engines.spark.session import refuse_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,8 +66,12 @@ def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None =
         spark: the session.
         storage_options: as pylance takes them, for all reads through it: they travel inside the registered
             class, and stand in no plan and on no page.
+
+    Raises:
+        SparkUnavailableError: the session is stopped.
     """
     # Needs PySpark to be imported at all.
     from memwal_ops.engines.spark.source import data_source  # noqa: PLC0415
 
+    refuse_stopped(spark)
     spark.dataSource.register(data_source(dict(storage_options or {})))

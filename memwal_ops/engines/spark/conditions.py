@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _ROW = "__memwal_ops_row"
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
+_FIELDS = re.compile(r"(?<=Valid fields are )[^.]*")
 # Lance's own columns mean something else in a generation, and nothing in memory.
 _SYSTEM = re.compile(r"\b_row(?:id|addr|offset|_last_updated_at_version|_created_at_version)\b", re.IGNORECASE)
 
@@ -123,7 +124,13 @@ def failing(sql: str) -> Iterator[None]:
         with lance_errors("use the filter", sql[1:-2]):
             yield
     except MemwalOpsError as error:
-        raise InvalidUsageError(str(error), remedy=_REMEDY) from error
+        said = _FIELDS.sub(_of_the_table, str(error)).rstrip(" .")
+        raise InvalidUsageError(f"{said}.", remedy=_REMEDY) from error
+
+
+def _of_the_table(fields: re.Match[str]) -> str:
+    """Lance's list of what a filter may name, without our own column and those that are refused here."""
+    return ", ".join(name for name in fields[0].split(", ") if name != _ROW and not _SYSTEM.fullmatch(name))
 
 
 def is_failing(error: MemwalOpsError) -> bool:

@@ -31,12 +31,16 @@ class TaskFaultError(Exception):
 
 
 @contextmanager
-def reported() -> Iterator[None]:
-    """Turn whatever a task's code raises into a :class:`TaskFaultError`."""
+def reported(*, marked: bool = True) -> Iterator[None]:
+    """Turn whatever a task's code raises into a :class:`TaskFaultError`.
+
+    Args:
+        marked: whether the driver can raise the same error again; without, the text is for people alone.
+    """
     try:
         yield
     except MemwalOpsError as error:
-        raise TaskFaultError(_encode(error)) from None
+        raise TaskFaultError(_encode(error) if marked else _readable(error)) from None
     except Exception as error:  # noqa: BLE001 - any text may quote an option
         raise TaskFaultError(redact(f"{type(error).__name__}: {error}")) from None
 
@@ -69,8 +73,12 @@ def _encode(error: MemwalOpsError) -> str:
             for region_id, (generation, cause) in error.causes.items()
         ]
     packed = base64.b64encode(json.dumps(document).encode()).decode()
-    # Also for people: a read's planning is Spark's, which shows this text and raises an error of its own.
-    return f"{error.reason}: {redact(str(error))} {redact(error.remedy)} memwal-ops-fault<{packed}>"
+    return f"{_readable(error)} memwal-ops-fault<{packed}>"
+
+
+def _readable(error: MemwalOpsError) -> str:
+    """For people: a read's planning is Spark's, which shows this text and raises an error of its own."""
+    return f"{error.reason}: {redact(str(error))} {redact(error.remedy)}"
 
 
 def _one(error: MemwalOpsError) -> dict[str, str]:

@@ -105,10 +105,12 @@ def _columns(df: DataFrame, table: Table) -> list[str]:
         for field in schema
         if (not field.nullable or field.name in table.primary_key) and field.name not in df.columns
     )
-    if unknown or missing or len(set(df.columns)) != len(df.columns):
+    twice = sorted(name for name in set(df.columns) if df.columns.count(name) > 1)
+    if unknown or missing or twice:
+        faults = (("the table has no", unknown), ("the table needs", missing), ("twice there is", twice))
+        said = "; ".join(f"{words} {', '.join(map(repr, names))}" for words, names in faults if names)
         raise InvalidUsageError(
-            f"The columns of the DataFrame do not fit {table.location.uri}: not in the table {unknown}, "
-            f"required and absent {missing}, or one twice.",
+            f"The columns of the DataFrame do not fit {table.location.uri}: {said}.",
             remedy="Rename, drop or add columns in Spark; their names count to the letter.",
         )
     unlike = misfits(df.schema, schema)
@@ -170,16 +172,16 @@ def _refuse_known_keys(rows: DataFrame, columns: list[str], table: Table) -> _Ke
     ).collect()
     if total["twice"] or total["known"]:
         found = [
-            f"{total[name]:,} {words}"
-            for name, words in (
-                ("twice", "stand several times in the DataFrame"),
-                ("known", "are in the table already"),
+            f"{total[name]:,} {one if total[name] == 1 else many} {where}"
+            for name, one, many, where in (
+                ("twice", "stands", "stand", "several times in the DataFrame"),
+                ("known", "is", "are", "in the table or its generations already"),
             )
             if total[name]
         ]
         raise DuplicateKeysError(
             f"Of the keys, {' and '.join(found)}.",
-            remedy="Load new keys only; updates go through a region's writer.",
+            remedy="Nothing was loaded. Load new keys only, each once; updates go through a region's writer.",
         )
     return _Keys(int(total["rows"] or 0), int(total["mark"] or 0))
 

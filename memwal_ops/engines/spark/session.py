@@ -74,6 +74,7 @@ def session(master: str | None = None, *, app_name: str = "memwal-ops merge") ->
 
 
 def _make(master: str | None, app_name: str) -> SparkSession:
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - comes with PySpark
     from pyspark import SparkConf  # noqa: PLC0415 - an extra
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -93,8 +94,26 @@ def _make(master: str | None, app_name: str) -> SparkSession:
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
     try:
         return builder.getOrCreate()
-    except (PySparkException, OSError, RuntimeError) as error:
-        raise SparkUnavailableError(f"Spark does not start with master {chosen}: {_brief(error)}") from error
+    except (PySparkException, Py4JError, OSError, RuntimeError) as error:  # Java's own come as Py4J's
+        raise SparkUnavailableError(
+            f"Spark does not start with master {chosen}: {_brief(error)}",
+            remedy="Spark's own lines above say why: mostly the master, a setting, or an address that does not answer. "
+            "Or use --engine local.",
+        ) from error
+
+
+def refuse_stopped(spark: SparkSession) -> None:
+    """Refuse a session that was stopped; one of Spark Connect passes, as nobody here can tell.
+
+    Raises:
+        SparkUnavailableError: it is stopped.
+    """
+    stopped = False
+    with suppress(Exception):  # Spark Connect has no such context
+        java = spark._sc._jsc  # noqa: SLF001 - no public way
+        stopped = java is None or java.sc().isStopped()
+    if stopped:
+        raise SparkUnavailableError("This Spark session is stopped.", remedy="Give a session that runs.")
 
 
 def check_executors(spark: SparkSession) -> None:
@@ -150,4 +169,4 @@ def _versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _brief(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "Error" in line or "Exception" in line] or lines or [type(error).__name__]
-    return redact(telling[0])[:400]
+    return redact(telling[0].lstrip(": "))[:400]  # Py4J puts a colon before what Java raised

@@ -36,7 +36,7 @@ from memwal_ops.engines.spark.types import spark_schema, to_spark
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from uuid import UUID
 
     import numpy.typing as npt
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 _FRAGMENT_SHIFT = np.uint64(32)
 _PLANS = 12
+_OPTIONS = frozenset({"path", "paths", "columns", "filter"})  # in small letters, as Spark hands them over
+_OF_A_CATALOG = "provider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ def data_source(storage_options: Mapping[str, str]) -> type[DataSource]:
             return "memwal"
 
         def schema(self) -> Any:
-            with reported():
+            with reported(marked=False):  # what this raises reaches nobody but who asked for the read
                 base = open_table(self._uri(), storage_options).dataset
                 text = self._filter()
                 if text is not None:
@@ -251,9 +253,13 @@ def data_source(storage_options: Mapping[str, str]) -> type[DataSource]:
                 return MemwalReader(self._uri(), storage_options, schema.names, self._filter())
 
         def _uri(self) -> str:
+            _refuse_unknown(self.options)
             uri = self.options.get("path")
             if not uri:
-                raise InvalidUsageError('Say which table: spark.read.format("memwal").load("s3://bucket/table.lance").')
+                raise InvalidUsageError(
+                    "The read does not say of which table.",
+                    remedy='Give one URI: spark.read.format("memwal").load("s3://bucket/table.lance").',
+                )
             return str(uri)
 
         def _filter(self) -> str | None:
@@ -263,12 +269,27 @@ def data_source(storage_options: Mapping[str, str]) -> type[DataSource]:
             wanted = [name.strip() for name in self.options.get("columns", "").split(",") if name.strip()]
             unknown = sorted(set(wanted) - set(base.names))
             if unknown:
-                raise InvalidUsageError(f"{self._uri()} has no column {', '.join(unknown)}.")
+                raise InvalidUsageError(
+                    f"{self._uri()} has no column {', '.join(unknown)}.",
+                    remedy=f"Its columns are {', '.join(base.names)}; their names count to the letter.",
+                )
             if len(set(wanted)) != len(wanted):
-                raise InvalidUsageError(f"A column stands twice in {', '.join(wanted)}.")
+                raise InvalidUsageError(
+                    f"A column stands twice in {', '.join(wanted)}.", remedy='Name each column once in "columns".'
+                )
             return wanted or list(base.names)
 
     return MemwalDataSource
+
+
+def _refuse_unknown(options: Collection[str]) -> None:
+    """Whoever misspells "filter" must not be given every row. A catalog hands over all properties of its table."""
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown and _OF_A_CATALOG not in options:
+        raise InvalidUsageError(
+            f"A read of a MemWAL table has no option {', '.join(unknown)}.",
+            remedy='Options are "columns" and "filter"; storage options go to register(spark, storage_options=...).',
+        )
 
 
 def _schema(base: pa.Schema, names: Sequence[str]) -> Any:
