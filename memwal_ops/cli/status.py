@@ -87,7 +87,7 @@ def survey(
         page = "runbooks/alerts/MemwalOpsConfigBad.md"
         what = f"The service did not take up the file, or not all of it: {refused}"
         checked = f"memwal-ops config check {shlex.quote(settings.path)}"
-        todo = f"{checked}, mend what it names, and have it read again by SIGHUP."
+        todo = f"Mend what this names, and have the file read again by SIGHUP: {checked}"
         found.append(_finding(WARNING, what, todo, page))
     lost = None if told is None else told["service"].get("state_error")
     if lost:

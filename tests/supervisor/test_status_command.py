@@ -217,7 +217,7 @@ def test_what_a_running_service_knows(
     assert (jobs["merge"]["state"], jobs["catchup"]["waiting_for"]) == ("running", "earlier")
     outcome = ask()
     assert outcome.out.startswith("Service: runs as us@here")
-    assert re.search(r"^orders .* runs: \d+ s$", outcome.out, re.MULTILINE)
+    assert re.search(r"^orders .* runs: [\d.]+ \w+$", outcome.out, re.MULTILINE)
     service["config"] = {"error": "line 3: no"}
     refused = ask()
     assert (refused.code, f"memwal-ops config check {config}" in refused.out) == (1, True)
