@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
+from memwal_ops.cli.config_option import config_option
 from memwal_ops.cli.options import json_output
 from memwal_ops.cli.text import grid, paragraph
 from memwal_ops.errors import runbook
-from memwal_ops.supervisor.config import default_config_path, load_settings
+from memwal_ops.supervisor.config import load_settings
 from memwal_ops.supervisor.history import History
 from memwal_ops.supervisor.state_dir import history_path
 
@@ -20,13 +21,7 @@ _SHOWN_ERRORS = 5
 
 
 @click.command(short_help="Show what the supervisor did, and what became of it.")
-@click.option(
-    "--config",
-    "file",
-    default=default_config_path,
-    metavar="FILE",
-    help="The service's configuration.  [default: $MEMWAL_OPS_CONFIG or /etc/memwal-ops/config.yaml]",
-)
+@config_option
 @click.option("--state-dir", metavar="DIR", help="The service's state folder, instead of --config.")
 @click.option("--table", help="Only this table, by its name or URI.")
 @click.option("--job", help="Only this job.")

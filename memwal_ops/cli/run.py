@@ -9,20 +9,15 @@ import click
 from click.core import ParameterSource
 
 from memwal_ops import log as logging_setup
+from memwal_ops.cli.config_option import config_option
 from memwal_ops.cli.text import counted
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.config import default_config_path, load_settings
+from memwal_ops.supervisor.config import load_settings
 from memwal_ops.supervisor.service import Service
 
 
 @click.command(short_help="Maintain many tables by a configuration file, until told to stop.")
-@click.option(
-    "--config",
-    "file",
-    default=default_config_path,
-    metavar="FILE",
-    help="The configuration.  [default: $MEMWAL_OPS_CONFIG or /etc/memwal-ops/config.yaml]",
-)
+@config_option
 @click.option("--once", is_flag=True, help="Do what is due, and exit: for cron and Airflow.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print the runs as one JSON document on stdout.")
 @click.pass_context

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwal_ops.cli.check import CRITICAL, OK, WARNING, Limits, ask_service, backlog_limits, job_trouble
+from memwal_ops.cli.config_option import config_option
 from memwal_ops.cli.options import Duration, json_output
 from memwal_ops.cli.text import counted, grid, paragraph, time_text
 from memwal_ops.errors import InvalidUsageError, runbook
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.config import default_config_path, load_settings
+from memwal_ops.supervisor.config import load_settings
 from memwal_ops.supervisor.discovery import discover
 from memwal_ops.supervisor.state_dir import state_dir
 from memwal_ops.supervisor.survey import Survey
@@ -32,13 +33,7 @@ _MOST_BLOCKED = 3
 
 
 @click.command(short_help="Show all tables of a configuration: which is behind, why, and what to do.")
-@click.option(
-    "--config",
-    "file",
-    default=default_config_path,
-    metavar="FILE",
-    help="The configuration.  [default: $MEMWAL_OPS_CONFIG or /etc/memwal-ops/config.yaml]",
-)
+@config_option
 @click.option("--table", "only", help="Only this table, by its name or URI, with all of its jobs.")
 @backlog_limits
 @click.option("--timeout", type=Duration(), default="60s", show_default=True, help="For all tables to answer.")

@@ -1,0 +1,15 @@
+"""``--config``: the supervisor's configuration, for the commands that are imported with the supervisor."""
+
+from __future__ import annotations
+
+import click
+
+from memwal_ops.supervisor.config import default_config_path
+
+config_option = click.option(
+    "--config",
+    "file",
+    default=default_config_path,
+    metavar="FILE",
+    help="The service's configuration.  [default: $MEMWAL_OPS_CONFIG or /etc/memwal-ops/config.yaml]",
+)
