@@ -108,12 +108,16 @@ def refuse_stopped(spark: SparkSession) -> None:
     Raises:
         SparkUnavailableError: it is stopped.
     """
-    stopped = False
-    with suppress(Exception):  # Spark Connect has no such context
-        java = spark._sc._jsc  # noqa: SLF001 - no public way
-        stopped = java is None or java.sc().isStopped()
-    if stopped:
+    if _is_stopped(spark):
         raise SparkUnavailableError("This Spark session is stopped.", remedy="Give a session that runs.")
+
+
+def _is_stopped(spark: SparkSession) -> bool | None:
+    """Whether a session was stopped, here or by Java itself; None where this process is not its driver."""
+    with suppress(Exception):  # Python's side of a stopped session, and Spark Connect's, fail in ways of their own
+        java = spark._sc._jsc  # noqa: SLF001 - no public way
+        return java is None or bool(java.sc().isStopped())
+    return None
 
 
 def check_executors(spark: SparkSession) -> None:
@@ -146,10 +150,9 @@ def check_executors(spark: SparkSession) -> None:
 
 def _application(spark: SparkSession) -> str:
     """The id of a session's application, where it runs and this process is its driver."""
-    with suppress(Exception):  # Python's side of a stopped session, and Spark Connect's, fail in ways of their own
-        context = spark.sparkContext
-        if not context._jsc.sc().isStopped():  # noqa: SLF001 - no public way; Java may have stopped by itself
-            return str(context.applicationId)
+    if _is_stopped(spark) is False:
+        with suppress(Exception):  # it may stop at any moment
+            return str(spark.sparkContext.applicationId)
     raise SparkUnavailableError(
         "This Spark session is stopped, or belongs to another process (Spark Connect).",
         remedy="Give a session that runs and that was made in this process.",
