@@ -1,7 +1,7 @@
-"""The one storage interface: what core may ask of an object store, and nothing else.
+"""The interface of an object store, as the rest of the suite uses it.
 
 Paths are relative to the table's root, use ``/`` and never start with it. Implementations
-raise only classes of :mod:`memwal_ops.errors`; a caller never sees a client library's error.
+raise only classes of :mod:`memwal_ops.errors`, never an error of a client library.
 """
 
 from __future__ import annotations
@@ -9,14 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from memwal_ops.errors import StorageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
 
 
+class LinkError(StorageError):
+    """A path below a local table contains a symbolic link, which is not followed, for reading or deleting."""
+
+    remedy = "Replace the link by the files themselves, or mount the other folder there (mount --bind)."
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
-    """What a listing or HEAD says of one object: ``size`` in bytes, ``last_modified`` aware, in UTC."""
+    """Metadata of one object from a listing or HEAD: ``size`` in bytes, ``last_modified`` aware, in UTC."""
 
     path: str
     size: int
@@ -28,12 +36,14 @@ class ObjectMeta:
 class Listing:
     """One level of a listing: ``directories`` (relative paths without trailing ``/``) and ``objects``.
 
-    ``empty``: folders without any object below them, which only local files can have.
+    ``empty``: folders without any object below them; on local files only. ``links``: symbolic
+    links that are not followed; on local files only. A path through one raises ``LinkError``.
     """
 
     directories: tuple[str, ...]
     objects: tuple[ObjectMeta, ...]
     empty: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,10 @@ class DeleteReport:
 
 
 class Store(Protocol):
-    """An object store under one root."""
+    """An object store under one root.
+
+    Every method raises ``LinkError`` if a path contains a symbolic link that is not followed (local files).
+    """
 
     @property
     def root(self) -> str:
@@ -57,34 +70,40 @@ class Store(Protocol):
     def get_range(self, path: str, start: int, length: int) -> bytes:
         """``length`` bytes from ``start``; fewer at the object's end. Raises ``ObjectNotFoundError``."""
 
+    def get_with_tag(self, path: str) -> tuple[bytes, str]:
+        """The whole object and its entity tag from the same response, for :meth:`compare_and_swap`.
+
+        Raises ``ObjectNotFoundError``; ``ConditionalWriteUnsupportedError`` if the store has no entity tags.
+        """
+
     def head(self, path: str) -> ObjectMeta | None:
-        """Metadata of one object, or None where there is none."""
+        """Metadata of one object; None if it does not exist."""
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
         """All objects below the folder ``prefix``, streamed in no particular order.
 
-        ``after``: only those whose whole path sorts after it; the others cost no request where the
-        store lists in order.
+        ``after``: only objects with a whole path that sorts after it; the others cost no request if the
+        store lists in order. Any name is listed, including paths that the other methods refuse.
         """
 
     def list_level(self, prefix: str = "") -> Listing:
         """The entries directly in the folder ``prefix``; an absent folder is empty."""
 
     def put(self, path: str, data: bytes) -> None:
-        """Write without condition: for hints only, never for truth."""
+        """Write without condition: for hints only, never for authoritative data."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write unless an object stands there; False where one does.
+        """Write if no object exists at the path; False if one does.
 
-        A False after a retried request may hide our own success: callers compare contents
-        where that matters.
+        False after a retried request may hide this caller's own success: callers compare contents
+        if that matters.
         """
 
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
-        """Replace the object if it still has ``e_tag``; False where it has another.
+        """Replace the object if it still has ``e_tag``; False if it has another one.
 
-        Raises ``ConditionalWriteUnsupportedError`` where the store cannot (local files).
+        Raises ``ConditionalWriteUnsupportedError`` if the store has no such write (local files).
         """
 
     def delete_many(self, paths: Iterable[str]) -> DeleteReport:
-        """Delete in batches; never stops at the first failure."""
+        """Delete in batches; a failure does not stop the remaining deletions."""

@@ -1,7 +1,7 @@
-"""Who we are on AWS and where S3 is: session, profile, role, endpoint, region, by boto3.
+"""Resolve AWS credentials, region and S3 endpoint with boto3.
 
-The answer goes to obstore and to pylance alike, so that both talk to the same place as the
-same identity. May not enter: requests to S3. Resolving may ask STS, SSO or the instance's
+The result is passed to both obstore and pylance, so that both use the same endpoint and the
+same identity. No requests to S3 are made: resolving may send requests to STS, SSO or the instance's
 metadata service for credentials, nothing else.
 """
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 DEFAULT_REGION = "us-east-1"
 
-# botocore renews credentials that have less than 10 minutes left before it hands them out.
-# obstore keeps what it got for the provider's time to live; its default of 30 minutes would
-# outlive them: t=0 obstore asks, gets a token with 11 minutes left; t=11 the token expires;
-# t=30 obstore asks again. Every request between is refused.
+# botocore renews credentials that have less than 10 minutes left before it returns them.
+# obstore caches them for the provider's time to live; its default of 30 minutes would
+# outlive them: t=0 obstore gets a token with 11 minutes left; t=11 the token expires;
+# t=30 obstore gets a new one. Every request in between is refused.
 _TIME_TO_LIVE = timedelta(minutes=9)
 
-# Keys that tell us how to find credentials; pylance gets the credentials themselves.
-_OURS = frozenset(
+# Options for resolving credentials and endpoint; pylance gets the resolved values instead.
+_RESOLVED = frozenset(
     {
         "aws_access_key_id",
         "aws_secret_access_key",
@@ -63,8 +63,8 @@ _OURS = frozenset(
 class AwsAccess:
     """Resolved access to S3.
 
-    ``credentials`` is botocore's object, which renews itself, or None for unsigned requests.
-    ``others`` are the given options that do not concern identity or place.
+    ``credentials`` is botocore's self-renewing object, or None for unsigned requests.
+    ``others`` are the given options that do not concern identity, region or endpoint.
     """
 
     region: str
@@ -81,7 +81,7 @@ class AwsAccess:
         """Region and endpoint as canonical options, valid for obstore and pylance.
 
         The endpoint is given under both of its names: both libraries prefer the environment's
-        ``AWS_ENDPOINT_URL_S3`` to an explicit ``aws_endpoint``, and would go elsewhere.
+        ``AWS_ENDPOINT_URL_S3`` to an explicit ``aws_endpoint``, and would use another endpoint.
         """
         options = {**self.others, "aws_region": self.region}
         if self.endpoint is not None:
@@ -94,7 +94,7 @@ class AwsAccess:
         return options
 
     def frozen(self) -> dict[str, str]:
-        """Current credentials as canonical options; renewed first where they are about to expire.
+        """Current credentials as canonical options; renewed first if they are about to expire.
 
         Raises:
             StorageCredentialsError: they cannot be renewed.
@@ -112,19 +112,19 @@ class AwsAccess:
         if frozen.token:
             options["aws_session_token"] = frozen.token
         elif os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_TOKEN"):
-            # pylance would add the environment's token to these keys: a token of another
-            # identity, sent to a place that has no business with it. Empty wins over it.
+            # pylance would add the environment's token to these keys, and so send a token of another
+            # identity to this endpoint. An empty option overrides the environment.
             options["aws_session_token"] = ""
         return options
 
     def provider(self) -> Callable[[], S3Credential] | None:
-        """A credential provider for obstore that renews; None for unsigned requests."""
+        """A self-renewing credential provider for obstore; None for unsigned requests."""
         if self.credentials is None:
             return None
-        ask = Boto3CredentialProvider(_session_with(self.credentials), ttl=_TIME_TO_LIVE)
+        provider = Boto3CredentialProvider(session_with(self.credentials), ttl=_TIME_TO_LIVE)
 
         def provide() -> S3Credential:
-            credential = ask()
+            credential = provider()
             remember([credential["access_key_id"], credential["secret_access_key"], credential.get("token")])
             return credential
 
@@ -162,7 +162,7 @@ def resolve_aws(options: Mapping[str, str]) -> AwsAccess:
             region=region,
             endpoint=_endpoint(session, options),
             credentials=_credentials(session, options, region),
-            others={key: value for key, value in options.items() if key not in _OURS},
+            others={key: value for key, value in options.items() if key not in _RESOLVED},
         )
     except ProfileNotFound as exc:
         raise StorageCredentialsError(f"{exc}.") from exc
@@ -240,13 +240,13 @@ def _credentials(
     )
 
 
-def _session_with(credentials: botocore.credentials.Credentials) -> boto3.session.Session:
-    """A session whose credentials are these, which is what obstore's provider takes."""
+def session_with(credentials: botocore.credentials.Credentials | None) -> boto3.session.Session:
+    """A boto3 session with these credentials; None: for unsigned requests."""
 
     class Fixed(botocore.credentials.CredentialProvider):
         METHOD = "memwal-ops"
 
-        def load(self) -> botocore.credentials.Credentials:
+        def load(self) -> botocore.credentials.Credentials | None:
             return credentials
 
     session = botocore.session.Session()

@@ -1,7 +1,4 @@
-"""Builds obstore's client for a location, with its own retry switched off.
-
-May not enter: what is done with the client (:mod:`memwal_ops.storage.objects`).
-"""
+"""Build obstore's client for a location, with its own retry switched off."""
 
 from __future__ import annotations
 
@@ -9,14 +6,17 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from obstore.exceptions import UnknownConfigurationKeyError
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.errors import translate
 from memwal_ops.storage.locations import bucket_and_prefix
-from memwal_ops.storage.options import split_for_obstore
+from memwal_ops.storage.options import is_ours, known_options, split_for_obstore
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from obstore.store import ClientConfig, RetryConfig
 
     from memwal_ops.storage.locations import Location
@@ -30,10 +30,10 @@ _memory_lock = threading.Lock()
 def remote_client(location: Location) -> Client:
     """The client of a remote or memory location.
 
-    Two memory locations with one URI are one store, for the life of the process.
+    Memory locations with the same URI share one store, for the life of the process.
 
     Raises:
-        InvalidUsageError: an option that the store does not know or cannot read.
+        InvalidUsageError: an unknown or invalid option.
     """
     if location.scheme == "memory":
         with _memory_lock:
@@ -51,10 +51,38 @@ def remote_client(location: Location) -> Client:
         if location.scheme == "gs":
             return GCSStore(bucket, config=cast("Any", config), **arguments)
         return AzureStore(bucket, config=cast("Any", config), **arguments)
+    except UnknownConfigurationKeyError as exc:
+        for key in config:
+            check_known({key: config[key]})
+        error = translate(exc, path=location.uri, action="read")
+        raise InvalidUsageError(f"The storage options cannot be used: {error}", remedy=known_options()) from exc
     except Exception as exc:
-        # Building does no request: whatever fails here is an option.
-        said = translate(exc, path=location.uri, action="read")
-        raise InvalidUsageError(f"The storage options cannot be used: {said}") from exc
+        # Building sends no request: every failure here is due to an option.
+        error = translate(exc, path=location.uri, action="read")
+        raise InvalidUsageError(f"The storage options cannot be used: {error}") from exc
+
+
+def check_known(options: Mapping[str, str]) -> None:
+    """Refuse an option that no store has. Options of other stores are accepted, as tables may share options.
+
+    Raises:
+        InvalidUsageError: an unknown option; the remedy lists the known ones.
+    """
+    config, _ = split_for_obstore(options)
+    for key in config:
+        if is_ours(key) or any(_has(kind, key) for kind in (S3Store, AzureStore, GCSStore)):
+            continue
+        raise InvalidUsageError(f"There is no storage option {key!r}.", remedy=known_options(key))
+
+
+def _has(kind: Any, key: str) -> bool:
+    try:
+        kind("bucket", config={key: ""})
+    except UnknownConfigurationKeyError:
+        return False
+    except Exception:  # noqa: BLE001 - the key is known: its value is invalid, or another option is missing
+        return True
+    return True
 
 
 def local_client(root: str) -> LocalStore:

@@ -1,6 +1,7 @@
-"""What time it is for a store: ages are told by its own clock, not by ours.
+"""Read the store's clock, by which the ages of objects are measured.
 
-"Older than 15 minutes" by a clock that is an hour fast deletes what was written a moment ago.
+Timeline of the loss that this prevents: the local clock is an hour fast; an object that was written a moment ago is
+"older than 15 minutes" by it, and is deleted.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ CLOCK_FOLDER = "_mem_wal_ops/clock"
 
 
 def store_time(store: Store) -> datetime:
-    """The earlier of our clock and the store's, aware, in UTC; three requests.
+    """The earlier of the local clock and the store's, aware, in UTC; three requests.
 
     On local files too: a shared file system has the clock of its server.
 
     Raises:
-        StorageError: nothing can be written there.
+        StorageError: the store cannot be written.
     """
     return min(datetime.now(UTC), store_clock(store))
 
 
 def store_clock(store: Store) -> datetime:
-    """The store's clock alone, whatever ours says; three requests.
+    """The store's clock alone, without the local one; three requests.
 
     Raises:
-        StorageError: nothing can be written there.
+        StorageError: the store cannot be written.
     """
-    ours = datetime.now(UTC)
+    local = datetime.now(UTC)
     path = f"{CLOCK_FOLDER}/{uuid.uuid4().hex}"
     store.put(path, b"")
     try:
         meta = store.head(path)
     finally:
         store.delete_many([path])
-    return ours if meta is None else meta.last_modified
+    return local if meta is None else meta.last_modified

@@ -1,105 +1,101 @@
-"""Counts what a store is asked for: benchmarks and tests state their requests with it."""
+"""Count the requests to a store, for benchmarks and tests."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from memwal_ops.storage.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from memwal_ops.storage.api import DeleteReport, Listing, ObjectMeta, Store
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
-class CountingStore:
-    """A store that passes everything on and counts it. Safe to use from several threads.
+
+class CountingStore(StoreWrapper):
+    """A store that forwards every call and counts it. Safe to use from several threads.
 
     Attributes:
-        calls: calls per verb of :class:`memwal_ops.storage.api.Store`. Retries inside the store
-            are not seen; a listing is one call, however many pages it takes.
+        calls: calls per method of :class:`memwal_ops.storage.api.Store`. Retries inside the store
+            are not counted; a listing is one call, however many pages it has.
         bytes_read: bytes that ``get`` and ``get_range`` returned.
         bytes_written: bytes given to ``put``, ``put_if_absent`` and ``compare_and_swap``.
-        objects_listed: entries that ``list`` and ``list_level`` gave.
+        objects_listed: entries that ``list`` and ``list_level`` returned.
         objects_deleted: objects that ``delete_many`` reported as deleted.
     """
 
     def __init__(self, inner: Store) -> None:
         """Wrap ``inner``."""
-        self._inner = inner
+        super().__init__(inner)
         self._lock = threading.Lock()
-        self.calls: Counter[str] = Counter()
-        self.bytes_read = 0
-        self.bytes_written = 0
-        self.objects_listed = 0
-        self.objects_deleted = 0
+        self.reset()
 
     def reset(self) -> None:
         """Set all counts to zero."""
         with self._lock:
-            self.calls = Counter()
+            self.calls: Counter[str] = Counter()
             self.bytes_read = self.bytes_written = self.objects_listed = self.objects_deleted = 0
 
-    @property
-    def root(self) -> str:
-        """The wrapped store's root."""
-        return self._inner.root
-
     def get(self, path: str) -> bytes:
-        """Counted ``get``."""
-        self._count("get")
-        data = self._inner.get(path)
+        """Counted with its bytes."""
+        data = super().get(path)
         self._count(read=len(data))
         return data
+
+    def get_with_tag(self, path: str) -> tuple[bytes, str]:
+        """Counted with its bytes."""
+        data, tag = super().get_with_tag(path)
+        self._count(read=len(data))
+        return data, tag
 
     def get_range(self, path: str, start: int, length: int) -> bytes:
-        """Counted ``get_range``."""
-        self._count("get_range")
-        data = self._inner.get_range(path, start, length)
+        """Counted with its bytes."""
+        data = super().get_range(path, start, length)
         self._count(read=len(data))
         return data
 
-    def head(self, path: str) -> ObjectMeta | None:
-        """Counted ``head``."""
-        self._count("head")
-        return self._inner.head(path)
-
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
-        """Counted ``list``; objects count as they are taken."""
-        self._count("list")
-        return self._listed(self._inner.list(prefix, after=after))
+        """Counted; objects count as they are taken."""
+        return self._listed(super().list(prefix, after=after))
 
     def list_level(self, prefix: str = "") -> Listing:
-        """Counted ``list_level``."""
-        self._count("list_level")
-        found = self._inner.list_level(prefix)
-        self._count(listed=len(found.directories) + len(found.objects))
-        return found
+        """Counted with its entries."""
+        listing = super().list_level(prefix)
+        self._count(listed=len(listing.directories) + len(listing.objects))
+        return listing
 
     def put(self, path: str, data: bytes) -> None:
-        """Counted ``put``."""
-        self._count("put", written=len(data))
-        self._inner.put(path, data)
+        """Counted with its bytes."""
+        self._count(written=len(data))
+        super().put(path, data)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Counted ``put_if_absent``."""
-        self._count("put_if_absent", written=len(data))
-        return self._inner.put_if_absent(path, data)
+        """Counted with its bytes."""
+        self._count(written=len(data))
+        return super().put_if_absent(path, data)
 
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
-        """Counted ``compare_and_swap``."""
-        self._count("compare_and_swap", written=len(data))
-        return self._inner.compare_and_swap(path, data, e_tag)
+        """Counted with its bytes."""
+        self._count(written=len(data))
+        return super().compare_and_swap(path, data, e_tag)
 
     def delete_many(self, paths: Iterable[str]) -> DeleteReport:
-        """Counted ``delete_many``."""
-        self._count("delete_many")
-        report = self._inner.delete_many(paths)
+        """Counted with what is gone."""
+        report = super().delete_many(paths)
         self._count(deleted=report.deleted)
         return report
 
-    def _listed(self, found: Iterator[ObjectMeta]) -> Iterator[ObjectMeta]:
-        for meta in found:
+    def _call(self, verb: str, method: Callable[_P, _R], /, *arguments: _P.args, **named: _P.kwargs) -> _R:
+        self._count(verb)
+        return method(*arguments, **named)
+
+    def _listed(self, objects: Iterator[ObjectMeta]) -> Iterator[ObjectMeta]:
+        for meta in objects:
             self._count(listed=1)
             yield meta
 

@@ -1,19 +1,20 @@
-"""Deleting many objects: batches, and who exactly failed.
+"""Delete many objects in batches and report exactly which deletions failed.
 
-obstore reports one error for a whole batch and does not say which objects it concerns. A batch
-that failed is therefore halved until each failure has a name; k failures among n objects cost
-about k * log2(n) further requests. Deleting again what is gone is harmless. May not enter:
-what may be deleted.
+obstore reports one error for a whole batch, without the objects that failed. A failed batch
+is therefore bisected until each failure has a path; k failures among n objects cost
+about k * log2(n) further requests. Deleting an absent object again is harmless. If the store refuses
+batches with these credentials, the objects are deleted one by one.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import MemwalOpsError, StorageCredentialsError, StoreUnavailableError, TableNotFoundError
 from memwal_ops.storage.api import DeleteReport
-from memwal_ops.storage.errors import is_absent, is_whole_request
+from memwal_ops.storage.errors import is_absent, is_whole_request, refuses_batches
 from memwal_ops.storage.retries import call
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.storage.retries import RetryPolicy
 
-# Of the store, not of one object: the next batch would fail alike.
+_AT_ONCE = 8  # single deletes in flight
+# Failures of the store, not of one object: the next batch would fail in the same way.
 _OF_THE_STORE = (StorageCredentialsError, StoreUnavailableError, TableNotFoundError)
 
 
@@ -32,15 +34,17 @@ def delete_many(
     check: Callable[[str], str],
     batch_size: int,
     policy: RetryPolicy,
+    delete_one: Callable[[str], None] | None = None,
 ) -> DeleteReport:
-    """Delete all ``paths``, each at most ``batch_size`` to a request.
+    """Delete all ``paths``, at most ``batch_size`` in each request.
 
     Args:
         paths: consumed lazily.
-        delete: one request; raises if any of its objects could not be deleted.
-        check: raises ``MemwalOpsError`` for a path that may not be touched.
+        delete: sends one request; raises if any of its objects could not be deleted.
+        check: raises ``MemwalOpsError`` for a path that must not be deleted.
         batch_size: objects per request.
         policy: for transient errors of one request.
+        delete_one: deletes one object by another kind of request, for stores that may refuse batches.
 
     Memory holds one batch and the failures.
     """
@@ -59,7 +63,7 @@ def delete_many(
                 allowed.append(path)
         if broken is None and allowed:
             before = len(failed)
-            broken = _delete_batch(allowed, delete, policy, failed)
+            broken = _delete_batch(allowed, delete, delete_one, policy, failed)
             deleted += len(allowed) - (len(failed) - before)
         else:
             failed.update({path: str(broken) for path in allowed})
@@ -67,14 +71,23 @@ def delete_many(
 
 
 def _delete_batch(
-    batch: list[str], delete: Callable[[Sequence[str]], None], policy: RetryPolicy, failed: dict[str, str]
+    batch: list[str],
+    delete: Callable[[Sequence[str]], None],
+    delete_one: Callable[[str], None] | None,
+    policy: RetryPolicy,
+    failed: dict[str, str],
 ) -> MemwalOpsError | None:
-    """Delete one batch, add to ``failed``; returns the store's own failure if that is what it was."""
+    """Delete one batch and add its failures to ``failed``; return the error if it is of the store as a whole."""
     pending = [batch]
     while pending:
         part = pending.pop()
         try:
-            call(lambda part=part: delete(part), path=_label(part), action="delete", policy=policy)  # type: ignore[misc]
+            taken = call(
+                lambda part=part: _taken(delete, part, may_refuse=delete_one is not None),  # type: ignore[misc]
+                path=_label(part),
+                action="delete",
+                policy=policy,
+            )
         except MemwalOpsError as exc:
             cause = exc.__cause__ or exc
             if len(part) == 1 and is_absent(cause):
@@ -87,6 +100,47 @@ def _delete_batch(
             else:
                 middle = len(part) // 2
                 pending += [part[middle:], part[:middle]]
+        else:
+            if not taken and delete_one is not None:
+                broken = _delete_singly(part, delete_one, policy, failed)
+                if broken is not None:
+                    failed.update({path: str(broken) for rest in pending for path in rest})
+                    return broken
+    return None
+
+
+def _taken(delete: Callable[[Sequence[str]], None], part: list[str], *, may_refuse: bool) -> bool:
+    """Send one batch request; return False if the store refused it because it is a batch: not to be retried."""
+    try:
+        delete(part)
+    except Exception as exc:
+        if may_refuse and refuses_batches(exc):
+            return False
+        raise
+    return True
+
+
+def _delete_singly(
+    paths: list[str], delete_one: Callable[[str], None], policy: RetryPolicy, failed: dict[str, str]
+) -> MemwalOpsError | None:
+    """Delete one by one, up to 8 concurrently; otherwise like :func:`_delete_batch`."""
+
+    def attempt(path: str) -> MemwalOpsError | None:
+        try:
+            call(lambda: delete_one(path), path=path, action="delete", policy=policy)
+        except MemwalOpsError as exc:
+            return None if is_absent(exc.__cause__ or exc) else exc
+        return None
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for start in range(0, len(paths), _AT_ONCE):
+            group = paths[start : start + _AT_ONCE]
+            errors = list(zip(group, pool.map(attempt, group), strict=True))
+            failed.update({path: str(error) for path, error in errors if error is not None})
+            broken = next((error for _, error in errors if isinstance(error, _OF_THE_STORE)), None)
+            if broken is not None:
+                failed.update({path: str(broken) for path in paths[start + _AT_ONCE :]})
+                return broken
     return None
 
 

@@ -1,8 +1,8 @@
-"""The one place that reads the error texts of storage clients and turns them into our classes.
+"""Classify errors of obstore, boto3 and pylance by their texts, and translate them to :mod:`memwal_ops.errors`.
 
-obstore types its errors coarsely and pylance hardly at all (``OSError`` and ``ValueError`` with
-a text), but both quote the store's answer in the same words, since both speak through the same
-Rust client. Everything that depends on those words is here. May not enter: I/O.
+obstore has coarse error types and pylance hardly any (``OSError`` and ``ValueError`` with
+a text), but both quote the store's answer in the same words, since both use the same
+Rust client. All code that depends on those texts is in this module. It does no I/O.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ from memwal_ops.storage.redaction import redact
 _CHANGES = frozenset({"write", "delete", "create", "build", "commit", "publish", "put", "remove"})
 
 _STATUS = re.compile(r"status code: (\d{3})")
+# The failure of one object in an Azure batch that was executed as a whole.
+_STATUS_IN_BATCH = re.compile(r"Bulk delete request failed for key .*\(code: (\d{3})\)", re.DOTALL)
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+# The last lines of Azure's messages.
+_AZURE_TAIL = re.compile(r"\s*RequestId:\S+\s*Time:\S+\s*")
 _RUST_PLACE = re.compile(r",? ?/\S+\.rs:\d+:\d+")
 
 _NO_TABLE_CODES = frozenset({"NoSuchBucket", "ContainerNotFound"})
@@ -74,6 +78,12 @@ _TRANSIENT_CODES = frozenset(
 )
 _TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 _UNSUPPORTED_CODES = frozenset({"NotImplemented", "XNotImplemented"})
+# A SAS for objects only does not permit requests to the container, such as a batch.
+_NO_BATCH_CODES = frozenset({"AuthorizationResourceTypeMismatch"})
+_NO_BATCH_STATUS = frozenset({400, 405, 500, 501})
+# Azurite answers a wrong account key or an expired SAS with 403 AuthorizationFailure, as Azure does for its firewall.
+_NOT_AUTHENTICATED = "Server failed to authenticate the request"
+_BEGINS_BEYOND_EMPTY = re.compile(r'CONTENT_RANGE header: "bytes [^"/]*/0"')
 _NO_CREDENTIALS = re.compile(
     r"no providers in chain provided credentials|CredentialsNotLoaded|NoCredentials"
     r"|Failed to get AWS credentials|CredentialsError|External AWS credential provider"
@@ -83,14 +93,30 @@ _BROKEN_LINK = re.compile(
     r"|operation timed out|unexpected end of file|error reading a body|error decoding response body",
     re.IGNORECASE,
 )
-# Repeating will not help: the name, the certificate or the option is wrong.
+# Retrying is useless: the name, the certificate or the option is wrong.
 _WRONG_ADDRESS = re.compile(
     r"Name or service not known|nodename nor servname|No address associated|invalid peer certificate"
     r"|UnknownIssuer|builder error|URL scheme is not allowed",
     re.IGNORECASE,
 )
 _NO_TABLE_TEXT = re.compile(r"Dataset at path .* was not found|Table not found|The specified bucket does not exist")
+# The client's listing fails as a whole if one name is not UTF-8, or has a control character or an empty segment.
+_ODD_NAME = re.compile(r"Encountered object with invalid path")
 _NO_OBJECT_TEXT = re.compile(r"Object at location .* not found|(?:^|: )Not found: ")
+# Many messages of obstore do not name the store, but have REDACTED in place of a URL with a SAS.
+_AZURE = re.compile(
+    r"MicrosoftAzure|RequestId:\S+\s+Time:|\.core\.windows\.net|\.fabric\.microsoft\.com|/devstoreaccount1/"
+    r"|performing [A-Z]+ REDACTED"
+)
+_AZURE_REMEDIES: dict[type[MemwalOpsError], str] = {
+    StorageCredentialsError: "Check the account name, and the account key, SAS or identity (--storage-option "
+    "azure_storage_account_key or azure_storage_sas_token, or AZURE_STORAGE_... in the environment), how long a SAS "
+    "holds and what it permits, and the account's firewall; secrets are never printed.",
+    ReadOnlyStoreError: "Give this job read, write, delete and list permission on the container (a SAS with sp=racwdl, "
+    "the role Storage Blob Data Contributor), and let the account's firewall pass.",
+    TableNotFoundError: "Check the container in the URI, and the account name and azure_storage_endpoint, for a typing "
+    "error.",
+}
 _BOTO_CREDENTIALS = (
     botocore.exceptions.NoCredentialsError,
     botocore.exceptions.PartialCredentialsError,
@@ -102,14 +128,15 @@ _BOTO_CREDENTIALS = (
     botocore.exceptions.ConfigParseError,
     botocore.exceptions.RefreshWithMFAUnsupportedError,
 )
+_BOTO = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
 _BOTO_UNREACHABLE = (botocore.exceptions.HTTPClientError, botocore.exceptions.MetadataRetrievalError)
 
 
 def is_transient(exc: BaseException) -> bool:
     """Whether the same request may succeed a little later: timeouts, resets, 5xx, throttling.
 
-    A 409 ``ConditionalRequestConflict`` counts: S3 says it where two conditional writes or a
-    delete met, and the object may not stand at all.
+    This includes 409 ``ConditionalRequestConflict``: S3's answer to a conditional write that is concurrent with
+    another one or with a delete; the object may not exist at all.
     """
     if isinstance(exc, (MemwalOpsError, FileNotFoundError, obstore.exceptions.PreconditionError)):
         return False
@@ -125,7 +152,7 @@ def is_transient(exc: BaseException) -> bool:
 
 
 def is_absent(exc: BaseException) -> bool:
-    """Whether the error says that one object is not there (and not: its bucket, or its store)."""
+    """Whether the error means that one object does not exist (rather than its bucket or store)."""
     text = _full_text(exc)
     if _code(exc, text) in _NO_TABLE_CODES:
         return False
@@ -136,47 +163,67 @@ def is_absent(exc: BaseException) -> bool:
 
 
 def is_no_table(exc: BaseException) -> bool:
-    """Whether the store says that the bucket or container itself is not there."""
+    """Whether the error means that the bucket or container itself does not exist."""
     text = _full_text(exc)
     return _code(exc, text) in _NO_TABLE_CODES or _NO_TABLE_TEXT.search(text) is not None
 
 
 def starts_beyond_end(exc: BaseException) -> bool:
-    """Whether a range was refused because it starts at the object's end or beyond."""
+    """Whether a range was refused because it starts at or beyond the object's end."""
     text = _full_text(exc)
-    return _status(exc, text) == 416 or "StartTooLarge" in text
+    # Azurite answers 206 with "bytes 0--1/0" for the first byte of an empty blob.
+    return _status(exc, text) == 416 or "StartTooLarge" in text or _BEGINS_BEYOND_EMPTY.search(text) is not None
+
+
+def has_no_swap(exc: BaseException) -> bool:
+    """Whether the client has no compare-and-swap by entity tag for this store (GCS requires a generation)."""
+    return "MissingVersion" in _full_text(exc)
+
+
+def refuses_batches(exc: BaseException) -> bool:
+    """Whether a batch delete was refused as a whole for a reason that may not apply to single deletes.
+
+    Azurite answers 500 to a batch that is signed by an account SAS; Azure refuses one with a SAS for objects only.
+    """
+    text = _full_text(exc)
+    return is_whole_request(exc) and (_code(exc, text) in _NO_BATCH_CODES or _status(exc, text) in _NO_BATCH_STATUS)
 
 
 def is_whole_request(exc: BaseException) -> bool:
     """Whether a failed batch delete failed as a whole, so that trying its parts is pointless."""
-    return _status(exc, _full_text(exc)) is not None
+    text = _full_text(exc)
+    return _STATUS_IN_BATCH.search(text) is None and _status(exc, text) is not None
 
 
 def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
-    """Our class for an error of obstore, boto3 or pylance; raise it ``from exc``.
+    """The ``MemwalOpsError`` for an error of obstore, boto3 or pylance; raise it ``from exc``.
 
     Args:
-        exc: the error; one of ours is returned as it is.
-        path: the object, folder or table that was asked for.
-        action: what was tried, as a verb or a phrase that begins with one: ``read``, ``list``,
-            ``write``, ``delete``, ``read the rows of``. A refusal means a read-only store where
+        exc: the error; a ``MemwalOpsError`` is returned unchanged.
+        path: the object, folder or table of the request.
+        action: the request, as a verb or a phrase that begins with one: ``read``, ``list``,
+            ``write``, ``delete``, ``read the rows of``. A refusal means a read-only store if
             the verb changes something, and wrong credentials otherwise.
 
-    The message has neither secrets nor the client's debugging text.
+    The message contains neither secrets nor the client's debugging text.
     """
     if isinstance(exc, MemwalOpsError):
         return exc
-    said = redact(_short_text(exc))
-    message = f"Cannot {action} {redact(path)!r}: {said}"
+    text = redact(_short_text(exc))
+    message = f"Cannot {action} {redact(path)!r}: {text}"
     kind = _kind(exc, action)
+    if kind in _AZURE_REMEDIES and _is_azure(exc):
+        return kind(message, remedy=_AZURE_REMEDIES[kind])
     if kind is StorageCredentialsError and not _changes(action) and _status(exc, _full_text(exc)) == 403:
         return StorageCredentialsError(
             message,
             remedy="Check the profile, role or keys (AWS_PROFILE, --storage-option). S3 also answers 403 for an "
-            "absent object where s3:ListBucket is missing.",
+            "absent object if the permission s3:ListBucket is missing.",
         )
     if kind is StoreUnavailableError and _WRONG_ADDRESS.search(_full_text(exc)):
         return StoreUnavailableError(message, remedy="Check the endpoint's name, its certificate and allow_http.")
+    if kind is StorageError and _ODD_NAME.search(_full_text(exc)):
+        return StorageError(message, remedy="Rename or remove the named object: its name cannot be listed.")
     return kind(message)
 
 
@@ -185,7 +232,7 @@ def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR
     code, status = _code(exc, text), _status(exc, text)
     if is_no_table(exc):
         return TableNotFoundError
-    if code in _CREDENTIAL_CODES or isinstance(exc, _BOTO_CREDENTIALS):
+    if code in _CREDENTIAL_CODES or isinstance(exc, _BOTO_CREDENTIALS) or _NOT_AUTHENTICATED in text:
         return StorageCredentialsError
     if code in _UNSUPPORTED_CODES or status == 501:
         return ConditionalWriteUnsupportedError if _changes(action) else StorageError
@@ -212,25 +259,31 @@ def _denied(exc: BaseException, code: str | None, status: int | None, text: str)
     return _os_error(exc, text) in {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
+def _is_azure(exc: BaseException) -> bool:
+    return not isinstance(exc, _BOTO) and _AZURE.search(_full_text(exc)) is not None
+
+
 def _full_text(exc: BaseException) -> str:
     return f"{exc}"
 
 
 def _short_text(exc: BaseException) -> str:
-    """The first paragraph; where the store answered in XML, its status, code and message."""
+    """The first paragraph of the error; if the store answered in XML, its status, code and message."""
     text = _full_text(exc)
     head = _RUST_PLACE.sub("", text.partition("\n\nDebug source:")[0]).strip()
     code, status, message = _CODE.search(text), _STATUS.search(text), _MESSAGE.search(text)
     if code is not None:
         answer = f"the store answered {status.group(1)} {code.group(1)}" if status else code.group(1)
-        return f"{answer}: {message.group(1)}" if message else answer
+        # Ceph sends an empty message, Azure one of several lines.
+        words = " ".join(_AZURE_TAIL.sub(" ", message.group(1)).split()) if message else ""
+        return f"{answer}: {words}" if words else answer
     return " ".join(head.split()) or type(exc).__name__
 
 
 def _status(exc: BaseException, text: str) -> int | None:
     if isinstance(exc, botocore.exceptions.ClientError):
         return exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    match = _STATUS.search(text)
+    match = _STATUS.search(text) or _STATUS_IN_BATCH.search(text)
     return int(match.group(1)) if match else None
 
 

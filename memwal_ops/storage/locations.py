@@ -1,8 +1,8 @@
-"""Where a table is and how to get there: one URI and its options, resolved once.
+"""Resolve a table's URI and storage options to a :class:`Location`, once.
 
-A :class:`Location` is what everything else passes around. pylance gets ``uri`` and
-``lance_options`` from it, obstore is opened from it (:mod:`memwal_ops.storage.objects`), and
-so both always talk to the same place. May not enter: requests to a store.
+pylance gets ``uri`` and ``lance_options`` from the location, and obstore is opened from it
+(:mod:`memwal_ops.storage.objects`), so both always use the same endpoint and credentials. No requests to a store
+are made here.
 """
 
 from __future__ import annotations
@@ -14,15 +14,34 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
-from memwal_ops.storage.aws import AwsAccess, resolve_aws
 from memwal_ops.storage.options import canonical
 from memwal_ops.storage.redaction import RedactedOptions, redact, remember, remember_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "az": "az", "memory": "memory", "file": "file"}
+    from memwal_ops.storage.aws import AwsAccess
+
+_SCHEMES = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "az": "az",
+    "azure": "az",
+    "abfs": "az",
+    "abfss": "az",
+    "memory": "memory",
+    "file": "file",
+}
+SCHEMES = frozenset(_SCHEMES)
+"""The valid URI schemes."""
+# abfss://CONTAINER@ACCOUNT.dfs.core.windows.net, the Azure URI of Hadoop, Spark and Databricks.
+_ABFSS_HOST = re.compile(
+    r"(?P<container>[^@:/]+)@(?P<account>[a-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net", re.IGNORECASE
+)
+_ACCOUNT_KEYS = ("azure_storage_account_name", "account_name")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SHORT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!//)")
 # Secrets that the client libraries read from the environment by themselves.
 _SECRET_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
@@ -41,20 +60,20 @@ _SECRET_VARIABLES = (
 
 @dataclass(frozen=True)
 class Location:
-    """A resolved place.
+    """The resolved location of a table.
 
     Attributes:
-        uri: what pylance opens: an absolute path, ``s3://bucket/prefix``, ``gs://``, ``az://``
+        uri: the URI for pylance: an absolute path, ``s3://bucket/prefix``, ``gs://``, ``az://``
             or ``memory://``, without a trailing ``/`` and without credentials.
         scheme: ``file``, ``s3``, ``gs``, ``az`` or ``memory``.
-        lance_options: pylance's ``storage_options``, with the credentials of this moment.
-        aws: what S3 was resolved to; None for other schemes, and after unpickling.
+        lance_options: pylance's ``storage_options``, with the current credentials.
+        aws: the resolved access to S3; None for other schemes, and after unpickling.
 
-    Credentials that expire: obstore asks boto3 again by itself; pylance keeps what it was given,
-    so whoever opens a dataset takes ``location.refreshed()`` right before, and opens it again
-    after work of unknown length. That is cheap: STS is asked only when renewal is due.
+    Temporary credentials: obstore renews them through boto3 by itself; pylance keeps those that it was given,
+    so callers that open a dataset use ``location.refreshed()`` right before, and open it again
+    after work of unknown length. That is cheap: STS gets a request only when renewal is due.
 
-    Pickling (to Spark executors) keeps the credentials of the moment and drops their renewal:
+    Pickling (to Spark executors) keeps the current credentials and drops their renewal:
     a profile or an SSO session of the driver does not exist there.
     """
 
@@ -69,7 +88,7 @@ class Location:
         return self.aws is not None and self.aws.expires
 
     def refreshed(self) -> Location:
-        """The same place with credentials that are valid now; itself where none expire.
+        """The same location with renewed credentials; itself if they do not expire.
 
         Raises:
             StorageCredentialsError: they cannot be renewed.
@@ -83,7 +102,7 @@ class Location:
         return self.uri
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the renewal of credentials."""
+        """Everything except the renewal of credentials."""
         return {**self.__dict__, "aws": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -96,11 +115,12 @@ def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
     """Resolve a table's URI and options; explicit options win over the environment.
 
     A local path may start with ``~``. In ``s3://``, ``gs://`` and ``az://`` percent escapes are
-    decoded, as pylance does. ``memory://`` is this process's and obstore's own: pylance's memory
-    tables are not visible there, so it serves for storage alone.
+    decoded, as pylance does. ``memory://`` exists in this process and in obstore only: pylance's memory
+    tables are not visible there, so it is useful for storage alone. ``azure://`` and ``abfss://`` become
+    ``az://``; the account in an ``abfss://`` URI becomes an option.
 
     Raises:
-        InvalidUsageError: a URI or option that cannot be honoured.
+        InvalidUsageError: an invalid URI or option.
         UnsupportedFeatureError: ``s3+ddb://``: commits of such a table go through DynamoDB.
         StorageCredentialsError: S3 without usable credentials.
     """
@@ -108,19 +128,21 @@ def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
     given = dict(storage_options or {})
     remember_options({str(key): str(value) for key, value in given.items()})
     remember(os.environ.get(name) for name in _SECRET_VARIABLES)
+    text = _with_slashes(text)
     match = _SCHEME.match(text)
     if match is None:
         return Location(_local(text), "file", RedactedOptions(canonical(given, "file")))
     written = match.group(1).lower()
     if written.startswith("s3+ddb"):
         raise UnsupportedFeatureError(
-            "The table's versions are kept in DynamoDB (s3+ddb://); commits that bypass it would be lost.",
+            "The table's versions are recorded in DynamoDB (s3+ddb://); commits that bypass it would be lost.",
             remedy="Move the table to s3:// with conditional writes; this release has no DynamoDB manifest store.",
         )
     scheme = _SCHEMES.get(written)
     if scheme is None:
         raise InvalidUsageError(
-            f"The URI scheme {written!r} is not known; use a path, file://, s3://, gs://, az:// or memory://."
+            f"The URI scheme {written!r} is not known; use a path, file://, s3://, gs://, az://CONTAINER/PATH "
+            "(or azure://, or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH) or memory://."
         )
     options = canonical(given, scheme)
     if scheme == "file":
@@ -134,11 +156,30 @@ def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
     rest = text[match.end() :]
     if scheme == "memory":
         return Location(f"memory://{rest.rstrip('/')}", scheme, RedactedOptions(options))
+    if scheme == "az":
+        rest, options = _azure(written, rest, options)
     normalised = f"{scheme}://{_remote(rest)}"
     if scheme != "s3":
         return Location(normalised, scheme, RedactedOptions(options))
+    from memwal_ops.storage.aws import resolve_aws  # noqa: PLC0415 - imports boto3: for S3 only
+
     aws = resolve_aws(options)
     return Location(normalised, scheme, RedactedOptions({**aws.place(), **aws.frozen()}), aws)
+
+
+def _with_slashes(text: str) -> str:
+    """``file:/abs`` (RFC 8089) as ``file:///abs``.
+
+    Raises:
+        InvalidUsageError: a mistyped scheme such as ``s3:/bucket``, which would be read as a relative path.
+    """
+    match = _SHORT.match(text)
+    if match is None or match[1].lower() not in _SCHEMES:
+        return text
+    if match[1].lower() == "file" and text[match.end() :].startswith("/"):
+        return f"file://{text[match.end() :]}"
+    form = "file:///path" if match[1].lower() == "file" else f"{match[1]}://"
+    raise InvalidUsageError(f"{redact(text)!r} is not a valid URI; write {form}, or ./{match[0]}... for such a path.")
 
 
 def bucket_and_prefix(location: Location) -> tuple[str, str]:
@@ -155,6 +196,30 @@ def _local(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+def _azure(written: str, rest: str, options: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """Container and path, and the options including the account of the URI."""
+    if "\\" in unquote(rest):
+        raise InvalidUsageError("The URI has a backslash, which Azure treats as a slash; write the slash.")
+    host, slash, path = rest.partition("/")
+    match = _ABFSS_HOST.fullmatch(host) if written.startswith("abfs") else None
+    if match is None:
+        if "@" in host or "." in host:
+            raise InvalidUsageError(
+                "The URI's container cannot be read.",
+                remedy="Write az://CONTAINER/PATH and give the account by --storage-option "
+                "azure_storage_account_name=ACCOUNT (and azure_storage_endpoint=URL if it is not "
+                "ACCOUNT.blob.core.windows.net), or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH.",
+            )
+        return rest, options
+    account = match["account"].lower()
+    for key in _ACCOUNT_KEYS:
+        if options.get(key, account) != account:
+            raise InvalidUsageError(f"The URI names the account {account!r}, and the storage option {key} another one.")
+    if not any(key in options for key in _ACCOUNT_KEYS):
+        options = {**options, _ACCOUNT_KEYS[0]: account}
+    return f"{match['container']}{slash}{path}", options
+
+
 def _remote(rest: str) -> str:
     bucket, _, prefix = rest.partition("/")
     if "@" in bucket or ":" in bucket:
@@ -162,8 +227,8 @@ def _remote(rest: str) -> str:
     if not bucket:
         raise InvalidUsageError("The URI has no bucket.")
     if "?" in rest or "#" in rest:
-        # pylance drops everything from there on and would open another folder.
-        raise InvalidUsageError("The URI contains '?' or '#', which stores cut off; write %3F or %23.")
+        # pylance drops the rest of the URI and would open another folder.
+        raise InvalidUsageError("The URI contains '?' or '#', which stores drop with the rest; write %3F or %23.")
     prefix = prefix.rstrip("/")
     segments = unquote(prefix).split("/") if prefix else []
     if any(segment in {"", ".", ".."} for segment in segments):

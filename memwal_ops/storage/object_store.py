@@ -1,27 +1,28 @@
 """The store on obstore: conditional writes, streamed listings, batch deletes.
 
-Implements :class:`memwal_ops.storage.api.Store` for S3, GCS, Azure and memory; local files add
-what a file system has and an object store has not (:mod:`memwal_ops.storage.local`). May not
-enter: what the objects mean.
+Implements :class:`memwal_ops.storage.api.Store` for S3, GCS, Azure and memory;
+:mod:`memwal_ops.storage.local` derives the store on local files.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-from memwal_ops.errors import ConditionalWriteUnsupportedError, InvalidUsageError, InvariantViolatedError
+from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
 from memwal_ops.storage import deletes
 from memwal_ops.storage.api import Listing
-from memwal_ops.storage.errors import is_absent, is_no_table, is_transient, starts_beyond_end
+from memwal_ops.storage.entity_tags import accepted_spelling, bare, unsupported
+from memwal_ops.storage.errors import has_no_swap, is_absent, is_no_table, is_transient, starts_beyond_end
 from memwal_ops.storage.paging import Pages, to_meta
 from memwal_ops.storage.retries import RetryPolicy, call, conditional_write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from memwal_ops.storage.api import DeleteReport, ObjectMeta
     from memwal_ops.storage.clients import Client
@@ -31,9 +32,9 @@ class ObjectStore:
     """An object store under one root. Safe to use from several threads.
 
     Args:
-        client: obstore's client, rooted at ``root``; None where a subclass makes it later.
+        client: obstore's client, rooted at ``root``; None if a subclass makes it later.
         root: the root as a URI, without credentials.
-        delete_batch: how many objects one delete request takes.
+        delete_batch: the maximum number of objects in a delete request.
         retry: how long transient errors are retried.
     """
 
@@ -45,6 +46,8 @@ class ObjectStore:
         self._root = root
         self._delete_batch = delete_batch
         self._retry = retry or RetryPolicy()
+        self._tag_spelling: str | None = None
+        self._tag_lock = threading.Lock()
 
     @property
     def root(self) -> str:
@@ -62,15 +65,33 @@ class ObjectStore:
             lambda: bytes(obstore.get(self._client(), name).bytes()), path=path, action="read", policy=self._retry
         )
 
+    def get_with_tag(self, path: str) -> tuple[bytes, str]:
+        """The whole object and its entity tag, from one response (S4-021).
+
+        Raises:
+            ObjectNotFoundError: it does not exist.
+            ConditionalWriteUnsupportedError: the store has no entity tags.
+        """
+        name = self._checked(path)
+
+        def attempt() -> tuple[bytes, str | None]:
+            response = obstore.get(self._client(), name)
+            return bytes(response.bytes()), to_meta(response.meta).e_tag
+
+        data, tag = call(attempt, path=path, action="read", policy=self._retry)
+        if tag is None:
+            raise unsupported(self._root, "gives its objects no entity tags")
+        return data, tag
+
     def get_range(self, path: str, start: int, length: int) -> bytes:
-        """``length`` bytes from ``start``; what is there beyond the end. Raises ``ObjectNotFoundError``."""
+        """``length`` bytes from ``start``; fewer at the object's end. Raises ``ObjectNotFoundError``."""
         if start < 0 or length < 0:
             raise InvalidUsageError("A range needs start >= 0 and length >= 0.")
         name = self._checked(path)
 
         def attempt() -> bytes:
             if length == 0:
-                # No store takes an empty range, but an absent object must still be named.
+                # Stores refuse an empty range, but an absent object must still be an error.
                 obstore.head(self._client(), name)
                 return b""
             try:
@@ -83,7 +104,7 @@ class ObjectStore:
         return call(attempt, path=path, action="read", policy=self._retry)
 
     def head(self, path: str) -> ObjectMeta | None:
-        """Metadata of one object, or None where there is none."""
+        """Metadata of one object; None if it does not exist."""
         name = self._checked(path)
 
         def attempt() -> ObjectMeta | None:
@@ -99,13 +120,13 @@ class ObjectStore:
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
         """All objects below the folder ``prefix``, streamed a page of 1,000 at a time.
 
-        ``after``: only those whose whole path sorts after it.
+        ``after``: only objects with a whole path that sorts after it.
 
-        A page that fails is asked for again from the last object on, as long as the store lists
+        A failed page is retried from the last object on if the store lists
         in order; S3 Express does not, and a listing there fails as a whole.
 
         Raises:
-            StoreUnavailableError: a page did not come before the deadline.
+            StoreUnavailableError: a page was not received before the deadline.
         """
         return self._pages(self._folder(prefix), after)
 
@@ -114,17 +135,17 @@ class ObjectStore:
         folder = self._folder(prefix)
 
         def attempt() -> Listing:
-            found = obstore.list_with_delimiter(self._client(), folder or None)
+            listing = obstore.list_with_delimiter(self._client(), folder or None)
             return Listing(
-                directories=tuple(sorted(found["common_prefixes"])),
-                # A key that ends in "/", as consoles make them, is listed as the folder itself.
-                objects=tuple(to_meta(entry) for entry in found["objects"] if entry["path"] != folder),
+                directories=tuple(sorted(listing["common_prefixes"])),
+                # A key that ends in "/", as consoles create them, is listed as the folder itself.
+                objects=tuple(to_meta(entry) for entry in listing["objects"] if entry["path"] != folder),
             )
 
         return call(attempt, path=prefix, action="list", policy=self._retry)
 
     def put(self, path: str, data: bytes) -> None:
-        """Write without condition: for hints only, never for truth."""
+        """Write without condition: for hints only, never for authoritative data."""
         name = self._checked(path)
         call(
             lambda: obstore.put(self._client(writing=True), name, data, use_multipart=False),
@@ -134,9 +155,9 @@ class ObjectStore:
         )
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write unless an object stands there; False where one does (S0-051, S3-045).
+        """Write if no object exists at the path; False if one does (S0-051, S3-045).
 
-        If the store's answer is lost, the object is read back: True where it then has exactly
+        If the store's answer is lost, the object is read back: True if it then has exactly
         these bytes. See :func:`memwal_ops.storage.retries.conditional_write`.
 
         Raises:
@@ -155,55 +176,75 @@ class ObjectStore:
             return True
 
         def read_back() -> bool | None:
-            found = self._content(name, len(data))
-            return None if found is None else found[0] == data
+            stored = self._content(name, len(data))
+            return None if stored is None else stored[0] == data
 
         return conditional_write(write, read_back, path=path, policy=self._retry)
 
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
-        """Replace the object if it still has ``e_tag``; False where it has another or is absent (S4-021).
+        """Replace the object if it still has ``e_tag``; False if it has another one or is absent (S4-021).
+
+        Before the first swap, a temporary object is used to verify that the store compares tags;
+        see :func:`memwal_ops.storage.entity_tags.accepted_spelling`.
 
         Raises:
-            ConditionalWriteUnsupportedError: the store cannot (local files).
+            ConditionalWriteUnsupportedError: the store has no compare-and-swap (local files).
             StoreUnavailableError: no answer before the deadline; it may have been written.
         """
+        self._checked(path)
+        with self._tag_lock:
+            if self._tag_spelling is None:
+                self._tag_spelling = accepted_spelling(self, self._swap)
+        return self._swap(path, data, self._tag_spelling.format(bare(e_tag)))
+
+    def _swap(self, path: str, data: bytes, sent: str) -> bool:
+        """One compare-and-swap with the tag spelled as ``sent``."""
         name = self._checked(path)
 
         def write() -> bool:
             try:
-                obstore.put(self._client(writing=True), name, data, mode={"e_tag": e_tag})
+                obstore.put(self._client(writing=True), name, data, mode={"e_tag": sent})
             except (PreconditionError, AlreadyExistsError) as exc:
-                # obstore calls every 404 of a conditional put a failed condition, a missing bucket's too.
+                # obstore reports every 404 of a conditional put as a failed condition, also that of a missing bucket.
                 if is_transient(exc) or is_no_table(exc):
                     raise
                 return False
-            except NotImplementedError as exc:
-                raise ConditionalWriteUnsupportedError(
-                    f"{self._root} has no compare-and-swap.",
-                    remedy="Use numbered versions by put-if-absent on this store.",
-                ) from exc
+            except Exception as exc:
+                if isinstance(exc, NotImplementedError) or has_no_swap(exc):
+                    raise unsupported(self._root, "has no compare-and-swap") from exc
+                raise
             return True
 
         def read_back() -> bool | None:
-            found = self._content(name, len(data))
-            if found is None:
+            stored = self._content(name, len(data))
+            if stored is None:
                 return False
-            content, standing = found
+            content, current_tag = stored
             if content == data:
                 return True
-            return None if standing == e_tag else False
+            return None if current_tag == bare(sent) else False
 
         return conditional_write(write, read_back, path=path, policy=self._retry)
 
     def delete_many(self, paths: Iterable[str]) -> DeleteReport:
-        """Delete in batches; an absent object counts as deleted; never stops at the first failure.
+        """Delete in batches; an absent object counts as deleted; a failure does not stop the remaining deletions.
 
-        Only where the store itself cannot be reached or refuses the credentials is the rest
-        reported as failed without being tried: each would cost a whole deadline.
+        Only if the store itself is unreachable or refuses the credentials, the rest is
+        reported as failed without being tried: each request would take a whole deadline.
         """
         return deletes.delete_many(
-            paths, delete=self._delete, check=self._checked, batch_size=self._delete_batch, policy=self._retry
+            paths,
+            delete=self._delete,
+            check=self._checked,
+            batch_size=self._delete_batch,
+            policy=self._retry,
+            delete_one=self._delete_one,
         )
+
+    @property
+    def _delete_one(self) -> Callable[[str], None] | None:
+        """A function that deletes one object by another kind of request, if the store may refuse batches."""
+        return None
 
     def _delete(self, names: Sequence[str]) -> None:
         obstore.delete(self._client(writing=True), names)
@@ -217,18 +258,17 @@ class ObjectStore:
             yield from (meta for meta in page if meta.path != folder)
 
     def _content(self, name: str, size: int) -> tuple[bytes | None, str | None] | None:
-        """Content and entity tag, None where absent; the content is not fetched where its size differs."""
+        """Content and entity tag, None if absent; the content is not read if its size differs."""
         try:
-            found = obstore.get(self._client(), name)
+            response = obstore.get(self._client(), name)
         except Exception as exc:
             if is_absent(exc):
                 return None
             raise
-        tag = found.meta["e_tag"]
-        return (bytes(found.bytes()) if found.meta["size"] == size else None), tag
+        return (bytes(response.bytes()) if response.meta["size"] == size else None), to_meta(response.meta).e_tag
 
     def _client(self, *, writing: bool = False) -> Client:
-        """The client; local files make the root's folder when ``writing``."""
+        """The client; on local files the root folder is created if ``writing``."""
         del writing
         if self._made_client is None:
             raise InvariantViolatedError(f"{self._root} has no client.")
@@ -241,17 +281,20 @@ class ObjectStore:
         return checked_path(prefix.removesuffix("/")) if prefix else ""
 
 
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+# Surrogates represent bytes of a file's name that are not UTF-8.
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def checked_path(path: str) -> str:
-    """The path itself, if it is relative, has no empty, ``.`` or ``..`` segment and no control character.
+    """The path itself, if it is relative UTF-8 with no empty, ``.`` or ``..`` segment and no control character.
 
     Raises:
         InvalidUsageError: it is not; nothing above the root can be named.
     """
     if any(segment in {"", ".", ".."} for segment in path.split("/")):
-        raise InvalidUsageError(f"{path!r} is no object path: it must be relative, without empty, '.' or '..' parts.")
+        raise InvalidUsageError(
+            f"{path!r} is not an object path: it must be relative without empty, '.' or '..' parts."
+        )
     if _CONTROL_CHARACTER.search(path):
-        raise InvalidUsageError(f"{path!r} is no object path: it contains a control character.")
+        raise InvalidUsageError(f"{path!r} is not an object path: it contains a control character, or is not UTF-8.")
     return path

@@ -1,24 +1,22 @@
-"""From a location to its store: :func:`open_store`.
-
-May not enter: how the verbs work (:mod:`memwal_ops.storage.object_store`,
-:mod:`memwal_ops.storage.local`).
-"""
+"""Open the store of a location (:func:`open_store`) and check for objects (:func:`is_empty`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.storage.clients import remote_client
+from memwal_ops.storage.azure import AzureObjectStore
+from memwal_ops.storage.clients import check_known, remote_client
 from memwal_ops.storage.local import LocalObjectStore
 from memwal_ops.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
+    from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
     from memwal_ops.storage.retries import RetryPolicy
 
-__all__ = ["ObjectStore", "open_store"]
+__all__ = ["ObjectStore", "is_empty", "open_store"]
 
-# What one delete request of the store takes; GCS has no batch, a request deletes one by one.
+# The maximum number of objects in a delete request; on GCS, obstore deletes them one by one.
 _DELETE_BATCH = {"s3": 1000, "az": 256, "gs": 100, "memory": 1000}
 
 
@@ -26,8 +24,16 @@ def open_store(location: Location, *, retry: RetryPolicy | None = None) -> Objec
     """The store at a location; no request is made.
 
     Raises:
-        InvalidUsageError: an option that the store does not know.
+        InvalidUsageError: an unknown option.
     """
+    if location.scheme in {"file", "memory"}:
+        check_known(location.lance_options)
     if location.scheme == "file":
         return LocalObjectStore(location.uri, retry=retry)
-    return ObjectStore(remote_client(location), location.uri, delete_batch=_DELETE_BATCH[location.scheme], retry=retry)
+    kind = AzureObjectStore if location.scheme == "az" else ObjectStore
+    return kind(remote_client(location), location.uri, delete_batch=_DELETE_BATCH[location.scheme], retry=retry)
+
+
+def is_empty(store: Store, prefix: str = "") -> bool:
+    """Whether there is no object below a prefix, by default below the root. One request for a page of a listing."""
+    return next(iter(store.list(prefix)), None) is None

@@ -1,12 +1,13 @@
-"""Storage options: from command line text to one canonical spelling of each key.
+"""Parse storage options, and normalize each key to one canonical spelling.
 
 The stores' client libraries accept several spellings of one option (``region``,
-``aws_region``) and then disagree on which wins. Here each key gets one spelling, so that
-everything after this room can compare keys as strings. May not enter: I/O, the environment.
+``aws_region``) and differ in which of them wins. Here each key gets one spelling, so that
+all other code can compare keys as strings. Neither I/O nor the environment is used.
 """
 
 from __future__ import annotations
 
+import difflib
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,9 @@ __all__ = [
     "CLIENT_KEYS",
     "canonical",
     "is_lance_only",
+    "is_ours",
     "is_true",
+    "known_options",
     "parse_options",
     "redact",
     "redact_options",
@@ -107,7 +110,7 @@ def parse_options(items: Iterable[str]) -> dict[str, str]:
         key, separator, value = item.partition("=")
         key = key.strip()
         if not separator:
-            # Not quoted: somebody may have pasted the secret alone.
+            # Not quoted: the text may be a pasted secret.
             raise InvalidUsageError("A storage option has no '='; it must read KEY=VALUE.")
         if not key:
             raise InvalidUsageError("A storage option has no key before '='; it must read KEY=VALUE.")
@@ -121,7 +124,7 @@ def canonical(options: Mapping[str, str], scheme: str) -> dict[str, str]:
     """The options with lower-case keys, for S3 in their ``aws_*`` spelling.
 
     Raises:
-        InvalidUsageError: a key or value is no string, a key is empty, or two spellings of
+        InvalidUsageError: a key or value is not a string, a key is empty, or two spellings of
             one key have different values.
     """
     spellings = _S3_SPELLINGS if scheme == "s3" else {}
@@ -140,7 +143,7 @@ def canonical(options: Mapping[str, str], scheme: str) -> dict[str, str]:
 
 
 def is_true(key: str, value: str) -> bool:
-    """A boolean option's value. Raises ``InvalidUsageError`` where it is none."""
+    """A boolean option's value. Raises ``InvalidUsageError`` if it is not a boolean."""
     text = value.strip().lower()
     if text in {"true", "1", "yes", "on", "y"}:
         return True
@@ -150,12 +153,25 @@ def is_true(key: str, value: str) -> bool:
 
 
 def is_lance_only(key: str) -> bool:
-    """Whether pylance alone understands this key, so that obstore must not see it."""
+    """Whether only pylance supports this key, so that it must not be passed to obstore."""
     return key in _LANCE_KEYS or key.startswith(_LANCE_PREFIXES)
 
 
+def is_ours(key: str) -> bool:
+    """Whether this package itself handles a canonical key (``aws_profile``)."""
+    return key in _S3_SPELLINGS.values()
+
+
+def known_options(key: str = "") -> str:
+    """The options to suggest in place of an unknown one."""
+    known = sorted({*_S3_SPELLINGS.values(), *CLIENT_KEYS})
+    close = difflib.get_close_matches(key, {*known, *_S3_SPELLINGS}, 1)
+    begin = f"Did you mean {close[0]}? " if close else ""
+    return f"{begin}The options are {', '.join(known)}; those of Azure begin with azure_, those of Google with google_."
+
+
 def split_for_obstore(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str | bool]]:
-    """Canonical options as obstore wants them: (store config, HTTP client options)."""
+    """Split canonical options into the two arguments of obstore: (store config, HTTP client options)."""
     config: dict[str, str] = {}
     client: dict[str, str | bool] = {}
     for key, value in options.items():

@@ -1,8 +1,8 @@
-"""Keeps secrets out of every text that leaves the process: log lines, messages, reprs.
+"""Mask secrets in every text that leaves the process: log lines, messages, reprs.
 
-Two nets: values that were registered as secrets when options were resolved (:func:`remember`),
-and text that looks like a secret by the name beside it. The second one is for texts of client
-libraries, which quote requests and answers that we never saw. May not enter: I/O.
+Masked are values that were registered as secrets when options were resolved (:func:`remember`),
+and values that look like a secret by the name next to them. The latter is for texts of client
+libraries, which quote whole requests and responses.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _SENSITIVE = (
     r"|credential|signature|sas|api[_-]?key|authorization|private[_-]?key|service_account_key|customer_key)"
 )
 _SECRET_KEY = re.compile(_SENSITIVE, re.IGNORECASE)
-# A file's name is no secret, and a message without it helps nobody.
+# A file's name is not a secret, and a message needs it.
 _NOT_SECRET_KEY = re.compile(r"(?:_file|_path|_uri|_url)$|^google_service_account$", re.IGNORECASE)
 
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s,;&"'<>(){}\[\]]+)"""
-# No longer names: with any number here, a text of 5,000 letters takes a minute.
+# A limit on names: without it, a text of 5,000 letters takes a minute.
 _SOME = "{0,128}"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
-    # https://user:password@host
-    (re.compile(r"(?<=://)[^/\s@]+@"), f"{MASK}@"),
+    # https://user:password@host; in abfss://CONTAINER@ACCOUNT there is no user name before the @
+    (re.compile(r"(?<=://)(?:(?<!abfs://)(?<!abfss://)[^/\s@]+|[^/\s@:]*:[^/\s@]*)@"), f"{MASK}@"),
     # the parts of an S3 error answer that repeat the request's credentials
     (
         re.compile(
@@ -43,11 +43,13 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
     (re.compile(r"\b(?:AKIA|ASIA|AROA)[A-Z0-9]{12,}\b"), MASK),
+    # the signature of an Azure SAS
+    (re.compile(r"\b(sig=)[^\s&\"'<>,)]+", re.IGNORECASE), rf"\1{MASK}"),
     # KEY=value and KEY = 'value', also as part of a query string
     (re.compile(rf"({_SENSITIVE}[\w.%-]{_SOME}\s*=\s*){_VALUE}", re.IGNORECASE), rf"\1{MASK}"),
     # the same in JSON or in a dict's repr
     (re.compile(rf"""(["'][\w.-]{_SOME}{_SENSITIVE}[\w.-]{_SOME}["']\s*:\s*){_VALUE}""", re.IGNORECASE), rf"\1{MASK}"),
-    # key_with_underscore: value, Header-Name: value. A bare word is left alone: that is prose.
+    # key_with_underscore: value, Header-Name: value. A plain word before a colon is not a key but prose.
     (
         re.compile(
             rf"(\b(?=[\w.-]{_SOME}[_-])[\w.-]{_SOME}{_SENSITIVE}[\w.-]{_SOME}:\s*|\bauthorization:\s*){_VALUE}",
@@ -73,8 +75,8 @@ def remember(values: Iterable[str | None]) -> None:
     """Register secret values; from now on :func:`redact` removes them from any text.
 
     Values shorter than 4 characters are not registered: masking every ``a`` would destroy the
-    text and tell the secret at once. Values of 4 to 7 are masked as whole words only. The 512
-    values that were used last are kept, so that refreshed credentials do not pile up.
+    text and reveal the secret. Values of 4 to 7 characters are masked as whole words only. The 512
+    most recently registered values are kept, so that refreshed credentials do not accumulate.
     """
     with _lock:
         for value in values:
@@ -91,14 +93,14 @@ def remember(values: Iterable[str | None]) -> None:
 
 
 def remember_options(options: Mapping[str, str]) -> None:
-    """Register the values of all options whose key names a secret."""
+    """Register the values of all options with a secret key."""
     remember(value for key, value in options.items() if is_secret_key(key))
 
 
 def redact(text: str) -> str:
-    """The text without known secret values and without anything that looks like one."""
+    """The text with registered secret values, and everything that looks like a secret, masked."""
     with _lock:
-        # Longest first: a secret that contains another one must not leave its tail behind.
+        # Longest first: if a secret contains another one, no part of it must remain.
         patterns = sorted(_known.items(), key=lambda item: len(item[0]), reverse=True)
     for form, pattern in patterns:
         if form in text:
@@ -114,7 +116,7 @@ def redact_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 class RedactedOptions(dict[str, str]):
-    """A dict that a client library can use as it is, and that prints without secrets."""
+    """A dict for client libraries with a ``repr`` that masks secrets."""
 
     def __repr__(self) -> str:
         """Keys with their values, secrets masked."""

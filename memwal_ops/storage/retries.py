@@ -1,8 +1,8 @@
-"""Trying again: transient errors only, with jitter, until a deadline.
+"""Retry transient errors with jittered backoff, until a deadline.
 
-This is the only retry there is: obstore's own is switched off (:mod:`memwal_ops.storage.clients`),
-so that the two do not multiply and so that no conditional write is repeated behind our back.
-May not enter: which errors are transient (:mod:`memwal_ops.storage.errors`).
+This is the only retry of requests: obstore's own is switched off (:mod:`memwal_ops.storage.clients`),
+so that the two do not multiply, and no conditional write is repeated without reading back.
+:mod:`memwal_ops.storage.errors` defines which errors are transient.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to go on: all times in seconds.
+    """How long to retry: all times in seconds.
 
     ``deadline`` bounds the whole call from its first attempt; no attempt starts after it, and
-    one that runs is not cut (the HTTP client's ``timeout``, 30 s unless given, does that).
+    a running attempt is not interrupted (the HTTP client's ``timeout``, 30 s by default, bounds it).
     """
 
     deadline: float = 60.0
@@ -34,15 +34,15 @@ class RetryPolicy:
 
 
 class _UndecidedError(Exception):
-    """A refused write whose object is gone by the time we look: only another attempt can tell."""
+    """A write was refused, but the object was absent when it was read back: only another attempt can decide."""
 
 
 def call(attempt: Callable[[], T], *, path: str, action: str, policy: RetryPolicy) -> T:
-    """Run a repeatable request until it succeeds, fails for good, or the deadline is near.
+    """Run a repeatable request until it succeeds, fails permanently, or reaches the deadline.
 
     Raises:
-        StoreUnavailableError: transient errors did not end before the deadline.
-        MemwalOpsError: the error's own class, at once, where it is not transient.
+        StoreUnavailableError: transient errors continued until the deadline.
+        MemwalOpsError: the error's own class, at once, if it is not transient.
     """
     retrying = Retrying(
         retry=retry_if_exception(lambda exc: isinstance(exc, _UndecidedError) or is_transient(exc)),
@@ -59,45 +59,45 @@ def call(attempt: Callable[[], T], *, path: str, action: str, policy: RetryPolic
 def conditional_write(
     write: Callable[[], bool], read_back: Callable[[], bool | None], *, path: str, policy: RetryPolicy
 ) -> bool:
-    """A conditional write whose answer may be lost, decided by what then stands there.
+    """Make a conditional write; if the store's answer is lost, read the object back to determine the outcome.
 
-    Why reading back is needed: (1) we put version 7 if absent; (2) the store writes it and the
-    connection breaks; (3) we put it again and are told that it exists; (4) taking that for a
-    lost race we would write version 8 with the same content.
+    Why reading back is needed: (1) version 7 is put if absent; (2) the store writes it and the
+    connection breaks; (3) the put is repeated and answered with "already exists"; (4) taking that for a
+    commit conflict, the caller would write version 8 with the same content.
 
     Args:
-        write: one attempt; True where it landed, False where the store refused it.
-        read_back: after a lost answer: True if our content stands, False if another's, None
+        write: one attempt; True if it was written, False if the store refused it.
+        read_back: after a lost answer: True if this write's content is stored, False if other content is, None
             if the condition still holds and nothing was decided.
         path: for messages.
         policy: see :class:`RetryPolicy`.
 
-    A refusal of the first attempt is definite and not looked at again. Equal contents of two
-    writers cannot be told apart after a lost answer: a caller for whom that matters writes
-    something of its own into the content.
+    A refusal of the first attempt is final and not read back. Equal contents of two
+    writers cannot be distinguished after a lost answer: a caller for which that matters writes
+    something unique into the content.
 
     Raises:
-        StoreUnavailableError: no answer before the deadline; whether the write landed is unknown.
+        StoreUnavailableError: no answer before the deadline; whether the write succeeded is unknown.
     """
     answer_lost = False
 
     def attempt() -> bool:
         nonlocal answer_lost
         if answer_lost:
-            found = read_back()
-            if found is not None:
-                return found
+            stored = read_back()
+            if stored is not None:
+                return stored
         try:
-            landed = write()
+            written = write()
         except Exception as exc:
             answer_lost = answer_lost or is_transient(exc)
             raise
-        if landed or not answer_lost:
-            return landed
-        # Refused, but an earlier request of ours may have arrived late.
-        found = read_back()
-        if found is None:
+        if written or not answer_lost:
+            return written
+        # Refused, but an earlier attempt may have arrived late.
+        stored = read_back()
+        if stored is None:
             raise _UndecidedError(f"{path} was refused and is absent")
-        return found
+        return stored
 
     return call(attempt, path=path, action="write", policy=policy)
