@@ -1,4 +1,4 @@
-"""Allocators of a process that is ours: a library must not do this to its host."""
+"""Configure the memory allocators of a memwal-ops process. Not for use as a library: it affects the whole process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ARENAS = 2
 
 
 def bound_allocators() -> None:
-    """Keep the resident size near what is in use, so that it follows --max-bytes and not the backlog.
+    """Keep the resident size close to the memory in use, so that it depends on --max-bytes and not on the backlog.
 
     Measured on a backlog of 100 generations with 64 MiB: by default, freed batches stay behind in one
     arena per thread (and in Arrow's own pool) and the peak grows pass by pass to 590 MiB; with two
@@ -23,7 +23,7 @@ def bound_allocators() -> None:
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library, musl for one
+    except (OSError, AttributeError):  # another C library, for example musl
         return
     mallopt(_M_ARENA_MAX, _ARENAS)
     pa.set_memory_pool(pa.system_memory_pool())

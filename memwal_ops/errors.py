@@ -1,10 +1,10 @@
-"""Every way this project says no, with the exit code that a script can rely on.
+"""All errors of this project, each with its exit code and remedy.
 
-One flat tree: each class names one reason, each carries its own ``exit_code`` and the
-``remedy`` that is printed under the message. Nothing here does I/O and nothing here
-imports the rest of the package.
+One flat tree: each class is one reason and has its own ``exit_code`` and the
+``remedy`` that is printed under the message. The module does no I/O and
+does not import the rest of the package.
 
-Exit codes are a contract (README, "Exit codes"): a code is never reused for another reason.
+Exit codes are a contract (runbooks/README.md): a code is never reused for another reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MemwalOpsError(Exception):
 
 
 class InvalidUsageError(MemwalOpsError):
-    """An option or argument that cannot be honoured (the same code that click uses)."""
+    """An invalid option or argument (the same code that click uses)."""
 
     exit_code = 2
     reason = "invalid_usage"
@@ -37,7 +37,7 @@ class InvalidUsageError(MemwalOpsError):
 
 
 class TableNotFoundError(MemwalOpsError):
-    """Nothing stands at the URI."""
+    """No table found at the URI: the prefix is empty."""
 
     exit_code = 3
     reason = "table_not_found"
@@ -45,7 +45,7 @@ class TableNotFoundError(MemwalOpsError):
 
 
 class NotALanceTableError(MemwalOpsError):
-    """Something stands at the URI, but it has no readable Lance version manifest."""
+    """The URI has objects, but no readable Lance version manifest."""
 
     exit_code = 4
     reason = "not_a_lance_table"
@@ -61,7 +61,7 @@ class NoMemWalIndexError(MemwalOpsError):
 
 
 class NoPrimaryKeyError(MemwalOpsError):
-    """MemWAL without an unenforced primary key: upserts have no identity (S0-002)."""
+    """MemWAL without an unenforced primary key: rows to be upserted cannot be identified (S0-002)."""
 
     exit_code = 6
     reason = "no_primary_key"
@@ -72,12 +72,13 @@ class NoPrimaryKeyError(MemwalOpsError):
 
 
 class LegacyLayoutError(MemwalOpsError):
-    """The MemWAL index of Lance 0.31 to 1.x (mem_wal_list), which this release does not maintain."""
+    """A job that does not apply to a table with the MemWAL index of Lance 0.31 to 1.x (mem_wal_list)."""
 
     exit_code = 7
     reason = "legacy_layout"
     remedy = (
-        "Merge and drop the legacy MemWAL index with the Lance release that wrote it, then initialise MemWAL again."
+        "Run memwal-ops migrate URI, which shows what it would do, and with --apply brings the table into the present "
+        "layout; pylance and all jobs then work on it. What applies before that: docs/legacy-memwal.md."
     )
 
 
@@ -96,21 +97,22 @@ class TableCorruptError(MemwalOpsError):
     reason = "table_corrupt"
     # pylance restores no version while the newest manifest does not open.
     remedy = (
-        "Restore the file that is named from a backup or, where the newest version still opens, an older version "
-        "(dataset.checkout_version(N); dataset.restore()); do not run gc before that."
+        "Restore the named file from a backup or, if the newest version still opens, an older version "
+        "(dataset.checkout_version(N); dataset.restore()), which reverts what was committed since; do not run gc "
+        "before that."
     )
 
 
 class RegionsBlockedError(MemwalOpsError):
-    """A run did all it could, but at least one region is blocked."""
+    """A run completed, but at least one region is blocked."""
 
     exit_code = 10
     reason = "blocked"
-    remedy = "See the blocked entries; runbooks/merge-blocked.md goes through each reason."
+    remedy = "See the blocked entries; runbooks/merge-blocked.md explains each reason."
 
 
 class RegionManifestCorruptError(MemwalOpsError):
-    """A region manifest is cut short, is no protobuf, or names another region or version (S0-040, S0-042)."""
+    """A region manifest is truncated, is not protobuf, or names another region or version (S0-040, S0-042)."""
 
     exit_code = 11
     reason = "region_manifest_corrupt"
@@ -134,34 +136,52 @@ class GenerationMissingError(MemwalOpsError):
 
 
 class GenerationCorruptError(MemwalOpsError):
-    """A generation's directory stands, but it does not open or read as a Lance table."""
+    """A generation's directory exists, but does not open or read as a Lance table."""
 
     exit_code = 14
     reason = "generation_corrupt"
     remedy = "Restore the generation's directory from a backup; merging past it would lose its rows."
 
 
+_TABLE_REPLACED = (
+    "Was the table overwritten, or removed and created again, since the generation was flushed? Then its rows belong "
+    "to the previous table, and nothing below applies to them: stop the region's writer and move the region's folder "
+    "to a place outside the table (runbooks/merge-blocked.md, region_replaced). Otherwise:"
+)
+
+
 class SchemaProjectionError(MemwalOpsError):
-    """A generation's columns cannot be brought to the base table's present schema."""
+    """A generation's columns cannot be projected to the base table's current schema.
+
+    A generation of a replaced table fails in the same way, and the remedy for the table's own generations would merge
+    it. Every remedy therefore begins with that case.
+    """
 
     exit_code = 15
     reason = "schema_projection"
-    remedy = "Bring the base column back to the generation's type, merge, and change the schema afterwards."
+    remedy = (
+        "Change the base column back to the generation's type, merge, and change the schema afterwards; tag the newest "
+        "version before, as a narrower type truncates values."
+    )
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        own = self.remedy if remedy is None else remedy
+        super().__init__(message, remedy=f"{_TABLE_REPLACED} {own}")
 
 
 class DuplicateKeysError(MemwalOpsError):
-    """One key in two regions, or twice in the base: which row is newer cannot be known (S0-009)."""
+    """One key in two regions, or twice in the base: it cannot be determined which row is newer (S0-009)."""
 
     exit_code = 16
     reason = "duplicate_keys"
     remedy = (
         "Merge the regions one by one with --region, in the order in which they should win; "
-        "then mend the writers' routing."
+        "then fix the writers' routing."
     )
 
 
 class InvalidFormatError(MemwalOpsError):
-    """Bytes that are not what their place says; callers turn it into the error of that place."""
+    """A file that does not decode as the format that its path requires; callers convert it to a specific error."""
 
     exit_code = 17
     reason = "invalid_format"
@@ -169,11 +189,11 @@ class InvalidFormatError(MemwalOpsError):
 
 
 class IndexesBehindError(MemwalOpsError):
-    """A run did all it could, but at least one index could not be brought up to date."""
+    """A run completed, but at least one index could not be brought up to date."""
 
     exit_code = 18
     reason = "indexes_behind"
-    remedy = "See the failed entries; each says why, and the next run tries again."
+    remedy = "See the failed entries; each has its reason, and the next run tries again."
 
 
 class CodebookChangedError(MemwalOpsError):
@@ -185,15 +205,15 @@ class CodebookChangedError(MemwalOpsError):
 
 
 class StorageError(MemwalOpsError):
-    """The store failed in a way that no other class names."""
+    """A failure of the store for which there is no more specific class."""
 
     exit_code = 20
     reason = "storage"
-    remedy = "Look at the store's own message above, then run the command again; nothing was half-written."
+    remedy = "See the store's own message above, then run the command again; nothing was half-written."
 
 
 class StorageCredentialsError(StorageError):
-    """The store does not accept the credentials, or none were found."""
+    """The store rejected the credentials, or none were found."""
 
     exit_code = 21
     reason = "storage_credentials"
@@ -209,7 +229,7 @@ class ReadOnlyStoreError(StorageError):
 
 
 class ConditionalWriteUnsupportedError(StorageError):
-    """The store does not enforce put-if-absent, on which every commit rests (S3-044, S3-045)."""
+    """The store does not enforce put-if-absent, on which every commit depends (S3-044, S3-045)."""
 
     exit_code = 23
     reason = "conditional_write_unsupported"
@@ -219,15 +239,15 @@ class ConditionalWriteUnsupportedError(StorageError):
 
 
 class StoreUnavailableError(StorageError):
-    """Transient failures did not end before the deadline."""
+    """Transient failures continued until the deadline."""
 
     exit_code = 24
     reason = "store_unavailable"
-    remedy = "Wait for the store to recover and run the command again; it goes on where it stopped."
+    remedy = "Wait for the store to recover and run the command again; it continues where it stopped."
 
 
 class ObjectNotFoundError(StorageError):
-    """One object is absent; callers turn it into the error of their place."""
+    """An object is absent; callers convert it to a specific error."""
 
     exit_code = 25
     reason = "object_not_found"
@@ -235,23 +255,46 @@ class ObjectNotFoundError(StorageError):
 
 
 class VersionGoneError(MemwalOpsError):
-    """A base version that was asked for does not exist any more, or is being expired."""
+    """A requested base version does not exist any more, or is being expired."""
 
     exit_code = 26
     reason = "version_gone"
-    remedy = "Choose one of the versions that still stand (dataset.versions() lists them)."
+    remedy = "Choose one of the versions that still exist (dataset.versions() lists them)."
 
 
 class DeletesFailedError(MemwalOpsError):
-    """A collector did all it could, but the store refused some deletions."""
+    """A garbage collection completed, but the store refused some deletions."""
 
     exit_code = 27
     reason = "deletes_failed"
     remedy = "See the failed entries; the next run tries them again."
 
 
+class TableReplacedError(MemwalOpsError):
+    """The table at the URI is not certainly the one on which deletions were planned."""
+
+    exit_code = 28
+    reason = "table_replaced"
+    remedy = "Check which table is at the URI now; if it is the expected one, run the command again: it plans again."
+
+
+class RegionReplacedError(RegionManifestCorruptError):
+    """A region that is not, or may not be, the one for which the table records the merge progress.
+
+    ``undecided``: the evidence will not last, so the table has to record that an operator must decide.
+    """
+
+    exit_code = 29
+    reason = "region_replaced"
+    remedy = "Decide with memwal-ops adopt; nothing of the region is merged or deleted before that."
+
+    def __init__(self, message: str, *, remedy: str | None = None, undecided: bool = False) -> None:
+        super().__init__(message, remedy=remedy)
+        self.undecided = undecided
+
+
 class CommitConflictError(MemwalOpsError):
-    """Other writers won every race for the next version until the attempts were used up."""
+    """Other writers published the next version first, until the attempts were used up."""
 
     exit_code = 30
     reason = "commit_conflict"
@@ -259,22 +302,71 @@ class CommitConflictError(MemwalOpsError):
 
 
 class CommitStateUnknownError(MemwalOpsError):
-    """The store lost the answer to a commit, and reading back gave no answer either."""
+    """The outcome of a commit is unknown: the store's answer was lost, and reading back failed, too."""
 
     exit_code = 31
     reason = "commit_state_unknown"
-    remedy = "Run the command again: it reads the progress first and repeats nothing that landed."
+    remedy = "Run the command again: it reads the progress first and repeats nothing that was committed."
+
+
+class WriterFencedError(MemwalOpsError):
+    """Another writer claimed the region: this writer is fenced (S0-153, S0-154)."""
+
+    exit_code = 32
+    reason = "writer_fenced"
+    remedy = (
+        "What was acknowledged is in the region's log. Stop one of the two writers; open the region again with the "
+        "other, and write there what this one refused. If it happens repeatedly, see writer-fenced.md."
+    )
+
+
+class WalCorruptError(InvalidFormatError):
+    """A region's write-ahead log has a hole, or an entry that cannot be read, in front of its end."""
+
+    exit_code = 33
+    reason = "wal_corrupt"
+    remedy = (
+        "Keep the file and restore the named entry from a backup; the entries after it were acknowledged, and "
+        "a log without the entry would be replayed to another state."
+    )
+
+
+class FlushedMeaningUnknownError(MemwalOpsError):
+    """A legacy MemWAL is FLUSHED, and whether its rows are in the table depends on a release that is not known."""
+
+    exit_code = 36
+    reason = "flushed_meaning_unknown"
+    remedy = (
+        "Find out which release of Lance the region's writer had, or look for some of its rows in the table; then give "
+        "--flushed-means merged (0.31 to 0.35) or --flushed-means unmerged (from 0.36)."
+    )
+
+
+class MemWalOrderError(MemwalOpsError):
+    """A legacy MemWAL cannot be merged in order: one below it is not flushed, or one above it is merged (S1-009)."""
+
+    exit_code = 37
+    reason = "mem_wal_order"
+    remedy = (
+        "Read the rows of the generation that is late and decide for each which is the newer one; write those that are "
+        "missing by your own program, and then mark the generation as merged (docs/legacy-memwal.md)."
+    )
+
+
+# The names by which a program that writes into regions catches them.
+WriterFenced = WriterFencedError
+WalCorrupt = WalCorruptError
 
 
 class InvariantViolatedError(MemwalOpsError):
-    """A check of our own failed before anything was published; refusing is the safe end."""
+    """An internal check failed before anything was published; the run stopped to be safe."""
 
     exit_code = 40
     reason = "invariant_violated"
 
 
 class SparkUnavailableError(MemwalOpsError):
-    """PySpark, Java or pandas is missing or of a version that does not fit, here or on the executors."""
+    """PySpark, Java or pandas is missing or of an incompatible version, here or on the executors."""
 
     exit_code = 45
     reason = "spark_unavailable"
@@ -282,15 +374,15 @@ class SparkUnavailableError(MemwalOpsError):
 
 
 class SparkJobFailedError(MemwalOpsError):
-    """Spark gave a stage up after its retries, for a reason that is none of the table's; nothing was published."""
+    """A Spark stage failed after its retries, for a reason that is not in the table; nothing was published."""
 
     exit_code = 46
     reason = "spark_job_failed"
-    remedy = "Look at the executors' logs (often they ran out of memory), then run it again: nothing was half-written."
+    remedy = "See the executors' logs (often they ran out of memory), then run it again: nothing was half-written."
 
 
 class InvalidConfigError(MemwalOpsError):
-    """A configuration file that cannot be used; ``memwal-ops config check`` explains each line."""
+    """An invalid configuration file; ``memwal-ops config check`` explains each error."""
 
     exit_code = 50
     reason = "invalid_config"
@@ -298,23 +390,23 @@ class InvalidConfigError(MemwalOpsError):
 
 
 class JobPluginError(MemwalOpsError):
-    """A package registers a job under the entry point memwal_ops.jobs that cannot be used, or breaks."""
+    """A job of another package (entry point memwal_ops.jobs) cannot be used, or failed unexpectedly."""
 
     exit_code = 51
     reason = "job_plugin"
-    remedy = "Mend or uninstall the package that the message names; docs/supervisor.md has the interface of a job."
+    remedy = "Repair or uninstall the package that the message names; docs/adding-a-job.md has the interface of a job."
 
 
 class LeaseLostError(MemwalOpsError):
-    """Another supervisor holds the lease of this table and job now, or somebody broke it."""
+    """Another supervisor holds the lease of this table and job now, or an operator broke it."""
 
     exit_code = 52
     reason = "lease_lost"
-    remedy = "Nothing is wrong with the table; the new holder goes on. memwal-ops lease list URI shows who that is."
+    remedy = "The table is intact; the new holder continues. memwal-ops lease list URI shows the holder."
 
 
 class WorkerDiedError(MemwalOpsError):
-    """The process that ran a job ended without an answer: killed, out of memory, or crashed."""
+    """The worker process of a job died without a result: killed, out of memory, or crashed."""
 
     exit_code = 53
     reason = "worker_died"
@@ -324,11 +416,11 @@ class WorkerDiedError(MemwalOpsError):
 
 
 class JobHungError(MemwalOpsError):
-    """A job made no progress for its limit, or ran longer than its timeout, and was ended."""
+    """A job made no progress for ``hung_after``, or ran longer than its timeout, and was killed."""
 
     exit_code = 54
     reason = "job_hung"
-    remedy = "Nothing is half-written. Look at the store's health; hung_after and timeout set the limits."
+    remedy = "Nothing is half-written. Check the store's health; hung_after and timeout set the limits."
 
 
 class AlreadyRunningError(MemwalOpsError):
@@ -340,20 +432,60 @@ class AlreadyRunningError(MemwalOpsError):
 
 
 class HistoryError(MemwalOpsError):
-    """The history of runs cannot be opened or written."""
+    """The run history cannot be opened or written."""
 
     exit_code = 56
     reason = "history"
     remedy = "Check that the state folder can be written and that its disk is not full; the tables are not affected."
 
 
+class BusyError(MemwalOpsError):
+    """Another writer holds the format's own single-writer lock, which this job respects."""
+
+    exit_code = 57
+    reason = "busy"
+    remedy = "Run it again when the holder is done or its lock has expired; nothing was changed."
+
+
+class ExtraMissingError(MemwalOpsError):
+    """The format's optional packages are not installed."""
+
+    exit_code = 58
+    reason = "extra_missing"
+    remedy = "Install the extra that the message names; nothing was changed."
+
+
+class FragmentMissingError(MemwalOpsError):
+    """A Zeppelin manifest lists a WAL fragment that does not exist."""
+
+    exit_code = 60
+    reason = "fragment_missing"
+    remedy = "Restore the fragment's object from a backup; compacting past it would lose its writes."
+
+
+class FragmentCorruptError(MemwalOpsError):
+    """A WAL fragment is truncated, foreign, or has another checksum than it states (S4-006)."""
+
+    exit_code = 61
+    reason = "fragment_corrupt"
+    remedy = "Restore the fragment's object from a backup; compacting past it would lose its writes."
+
+
+class SegmentCorruptError(MemwalOpsError):
+    """An object of a live Zeppelin segment is missing, or cannot be read."""
+
+    exit_code = 62
+    reason = "segment_corrupt"
+    remedy = "Restore the object that is named from a backup; do not run gc --apply before that."
+
+
 _RUNBOOKS = {
-    found.exit_code: f"runbooks/errors/{found.exit_code:02}-{found.reason}.md"
-    for found in list(globals().values())
-    if isinstance(found, type) and issubclass(found, MemwalOpsError)
+    error_class.exit_code: f"runbooks/errors/{error_class.exit_code:02}-{error_class.reason}.md"
+    for error_class in list(globals().values())
+    if isinstance(error_class, type) and issubclass(error_class, MemwalOpsError)
 }
 
 
 def runbook(exit_code: int) -> str | None:
-    """The page about an exit code, from the project's root; None for a code that is none of these."""
+    """The path of the runbook page of an exit code, relative to the project's root; None for any other code."""
     return _RUNBOOKS.get(exit_code)

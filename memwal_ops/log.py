@@ -1,8 +1,8 @@
-"""Logging: structlog, always on stderr; for people on a terminal, JSON lines for machines.
+"""Set up logging: structlog on stderr, as text on a terminal and as JSON lines otherwise.
 
-Stdout belongs to results. Every event goes through a redactor before it is rendered, so that a
-credential that reached a log call by mistake does not reach the log. What other libraries log
-from WARNING on takes the same way; their finer events quote whole requests and are not ours to show.
+Stdout is for results. Every event is redacted before it is rendered, so that a
+credential that reached a log call by mistake does not reach the log. Events of other libraries
+from WARNING on are logged in the same way; their less severe events quote whole requests and are dropped.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from memwal_ops.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
@@ -21,29 +23,29 @@ _AS_THEY_ARE = (bool, int, float, type(None))
 
 
 class _ToStructlog(logging.Handler):
-    """Hands records of the standard library's loggers (botocore, warnings) to structlog."""
+    """A handler that forwards records of the standard library's loggers (botocore, warnings) to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log the record as an event; its logger's name goes with it."""
+        """Log the record as an event with its logger's name."""
         try:
             log = structlog.get_logger()
             log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
-        except Exception:  # noqa: BLE001 - a log line must not end the work that it speaks of
+        except Exception:  # noqa: BLE001 - a log line must not end the work that it reports
             self.handleError(record)
 
 
 def configure(*, level: str = "INFO", redact: Callable[[str], str] = str) -> None:
-    """Set structlog up for this process, and lead the standard library's loggers into it.
+    """Set up structlog for this process, and forward the standard library's loggers to it.
 
     Args:
         level: the least severe level that is shown.
-        redact: takes secrets out of a text; applied to every value of every event.
+        redact: masks secrets in a text; applied to every value of every event.
     """
 
     def redacted(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         for key, value in event.items():
             if not isinstance(value, _AS_THEY_ARE):
-                # The name goes in too: it may be all that tells a secret from any other word.
+                # With the name: only the name may distinguish a secret from any other word.
                 event[key] = redact(f"{key}={value}").removeprefix(f"{key}=")
         return event
 
@@ -54,10 +56,11 @@ def configure(*, level: str = "INFO", redact: Callable[[str], str] = str) -> Non
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             redacted,
+            *([_for_people] if sys.stderr.isatty() else []),
             _renderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
-        # Asked for at every event: a progress bar puts itself between stderr and the terminal.
+        # Made for every event: a progress bar replaces sys.stderr while it is shown.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -69,9 +72,9 @@ def configure(*, level: str = "INFO", redact: Callable[[str], str] = str) -> Non
 
 
 def get_logger(name: str) -> Any:
-    """The logger for a piece of work: the host's structlog, or the standard library's where it has none.
+    """A structlog logger if structlog is configured, else a logger of the standard library.
 
-    structlog that nobody set up prints everything on stdout, which belongs to the program that
+    Unconfigured, structlog prints everything on stdout, which belongs to the program that
     uses this package as a library.
     """
     if structlog.is_configured():
@@ -81,9 +84,15 @@ def get_logger(name: str) -> Any:
     )
 
 
+def _for_people(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape control characters, which would reach the terminal; the JSON renderer escapes them by itself."""
+    texts = {key: value for key, value in event.items() if isinstance(value, str)}
+    return {**event, **{key: printable(text, lines=key == "exception") for key, text in texts.items()}}
+
+
 def _renderer() -> Any:
     if not sys.stderr.isatty():
         return structlog.processors.JSONRenderer(sort_keys=True)
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    # The traceback is text by then, and redacted; a prettier one would print local variables.
+    # The traceback is already redacted text; a prettier formatter would print local variables.
     return structlog.dev.ConsoleRenderer(colors=not plain, exception_formatter=structlog.dev.plain_traceback)

@@ -1,1 +1,1 @@
-"""The shared library: tables, regions, generations, the MemWAL index, and the one way to commit."""
+"""What every format shares: jobs, leases, options, garbage collection. Does not depend on any format."""

@@ -1,19 +1,19 @@
-"""Leases: "I do this job on this table until then", so that two supervisors do not do the same work twice.
+"""Leases of a job on a table, so that two supervisors do not do the same work twice.
 
-A lease is a row of numbered objects, written by put-if-absent, so that it works on every store; the
-newest one counts, and is never deleted. Taking, renewing, releasing and breaking each add a number.
+A lease is a sequence of numbered objects, written by put-if-absent, so that it works on every store; only the
+newest one counts, and it is never deleted. Taking, renewing, releasing and breaking each add a number.
 
 * The **token** of a lease is the number under which it was taken: it only rises, and no two holders ever
   have the same one.
-* **Ages are told by the store's clock**: a lease ends ``ttl`` after its newest object was written. Nobody's
-  own clock is asked, however wrong it is.
-* **Older numbers are pruned**, and this is why that is safe: whoever wrote a number looks afterwards
-  whether it is the newest, and has nothing if it is not. A stalled holder may find its next number free
-  again, because it was written by others and pruned; but a number is pruned only while a higher one
-  stands, and the highest is never pruned. So whoever wrote into a hole sees a higher number.
+* **Ages are measured by the store's clock**: a lease ends ``ttl`` after its newest object was written. The local
+  clock of a holder is never used.
+* **Older numbers are pruned.** This is safe because a process reads back after each write whether its number is the
+  newest, and does not have the lease if it is not. A stalled holder may find its next number free again, because it
+  was written by others and pruned; but a number is pruned only while a higher one exists, and the highest is never
+  pruned. So a process that writes into such a gap sees a higher number.
 
-Correctness never rests on any of this. Two holders at once cost work, and nothing else: what is published
-is decided by one put-if-not-exists of the next version (:mod:`memwal_ops.core.commit`).
+Correctness does not depend on leases. Two concurrent holders cost duplicate work, and nothing else: what is published
+is decided by one put-if-not-exists of the next version (:mod:`memwal_ops.formats.lance.commit`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds: ``instance`` tells supervisors apart, also over restarts; ``name`` is for people."""
+    """The holder of a lease: ``instance`` identifies a supervisor across restarts; ``name`` is for display."""
 
     instance: str
     name: str
@@ -49,7 +49,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """What the job's last run came to, when it ended by the store's clock, and whose it was."""
+    """The job's last run: its outcome, its end by the store's clock, and the instance that ran it."""
 
     outcome: str
     finished: datetime
@@ -61,15 +61,15 @@ class Lease:
     """The newest object of a lease.
 
     Attributes:
-        job: whose lease.
-        number: its own number.
-        token: the number under which it was taken.
-        holder: who took it.
-        acquired: when, by the store's clock.
+        job: the name of the job.
+        number: the number of this object.
+        token: the number under which the lease was taken.
+        holder: the supervisor that took it.
+        acquired: when it was taken, by the store's clock.
         written: when this object was written, by the store's clock.
-        ttl: it ends that long after ``written``.
-        ended: why it is over before its time: released or broken; None while it counts.
-        last: the last run of the job that anybody told of: every number carries it on.
+        ttl: the lease expires that long after ``written``.
+        ended: why it ended before it expired: released or broken; None while it is in force.
+        last: the last recorded run of the job; every later number repeats it.
     """
 
     job: str
@@ -84,15 +84,15 @@ class Lease:
 
     @property
     def expires(self) -> datetime:
-        """When it ends by itself, by the store's clock."""
+        """When it expires, by the store's clock."""
         return self.written + self.ttl
 
-    def stands(self, now: datetime) -> bool:
-        """Whether it keeps others away at ``now``, by the store's clock."""
+    def in_force(self, now: datetime) -> bool:
+        """Whether it is in force at ``now``, by the store's clock."""
         return self.ended is None and now < self.expires
 
     def to_json(self) -> dict[str, object]:
-        """The entry of ``lease list --json``."""
+        """The lease as an entry of ``lease list --json``."""
         return {
             "job": self.job,
             "holder": self.holder.name,
@@ -113,10 +113,10 @@ class Lease:
 
 
 def read_lease(store: Store, job: str) -> Lease | None:
-    """The newest object of a job's lease, or None where nobody ever took one.
+    """The newest object of a job's lease; None if the lease was never taken.
 
     Raises:
-        StorageError: the store failed, or what stands there is no lease.
+        StorageError: the store failed, or the object is not a lease.
     """
     for _ in range(_ATTEMPTS):
         newest = _newest(store, job)
@@ -133,24 +133,24 @@ def read_lease(store: Store, job: str) -> Lease | None:
 def list_leases(store: Store) -> tuple[Lease, ...]:
     """The newest object of every job's lease, by job."""
     names = sorted({meta.path.split("/")[2] for meta in store.list(LEASES_FOLDER) if meta.path.count("/") > 2})  # noqa: PLR2004 - folder, leases, job, file
-    found = (read_lease(store, name) for name in names if _JOB.fullmatch(name))
-    return tuple(lease for lease in found if lease is not None)
+    leases = (read_lease(store, name) for name in names if _JOB.fullmatch(name))
+    return tuple(lease for lease in leases if lease is not None)
 
 
 def acquire(store: Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL) -> tuple[Lease | None, Lease | None]:
     """Take a lease that is free, has ended, or is this supervisor's own from before a restart.
 
     Returns:
-        The lease, or None where another holds it; and the newest object before it, which says who holds it
-        or what the last holder's run came to.
+        The lease, or None if another supervisor holds it; and the newest object before it, with the holder
+        and the outcome of the last run.
 
     Raises:
         StorageError: the store failed.
     """
     before = read_lease(store, job)
     others = before is not None and before.holder.instance != holder.instance and before.ended is None
-    # The clock costs three requests, and only a lease that was not given back needs it.
-    if before is not None and others and before.stands(store_clock(store)):
+    # The clock costs three requests, and only a lease that was not released needs it.
+    if before is not None and others and before.in_force(store_clock(store)):
         return None, before
     number = 1 if before is None else before.number + 1
     last = None if before is None else before.last
@@ -161,11 +161,11 @@ def acquire(store: Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL
 
 
 def renew(store: Store, lease: Lease) -> Lease:
-    """The same lease, for another ``ttl`` from now.
+    """Renew a lease for another ``ttl`` from now.
 
     Raises:
-        LeaseLostError: another holder has it, or somebody broke it.
-        StorageError: the store failed; the lease goes on until it ends.
+        LeaseLostError: another supervisor holds it, or it was broken.
+        StorageError: the store failed; the lease is in force until it expires.
     """
     document = _document(lease.token, lease.holder, lease.acquired, lease.ttl, None, lease.last)
     renewed = _write(store, lease.job, lease.number + 1, document)
@@ -179,9 +179,10 @@ def renew(store: Store, lease: Lease) -> Lease:
 
 
 def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
-    """Mark it as over, and say what the run came to.
+    """End a lease, and record the outcome of the run.
 
-    Does nothing where it is another's by now, or is gone with its table: nothing of that must come back.
+    Does nothing if another supervisor holds it by now, or if it was removed with its table: no object of a removed
+    table must come back.
     """
     if _newest(store, lease.job) is None:
         return
@@ -198,16 +199,16 @@ def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
 
 
 def break_lease(store: Store, job: str, by: str) -> Lease:
-    """End a lease that another holds: it finds out when it renews, or before its next commit.
+    """End a lease that another supervisor holds: it notices when it renews, or before its next commit.
 
     Raises:
-        InvalidUsageError: there is none that counts.
+        InvalidUsageError: the lease is not held.
     """
     for _ in range(_ATTEMPTS):
         standing = read_lease(store, job)
         if standing is None or standing.ended is not None:
             raise InvalidUsageError(
-                f"Nobody holds the lease of {job}.", remedy="memwal-ops lease list URI shows all leases."
+                f"The lease of {job} is not held.", remedy="memwal-ops lease list URI shows all leases."
             )
         token = standing.number + 1
         why = f"broken by {by}"
@@ -216,11 +217,27 @@ def break_lease(store: Store, job: str, by: str) -> Lease:
             broken = read_lease(store, job)
             assert broken is not None  # noqa: S101 - the newest is never deleted
             return broken
-    raise StorageError(f"Lost {_ATTEMPTS} races in a row for the lease of {job}.")
+    raise StorageError(f"Other processes wrote the lease of {job} first, {_ATTEMPTS} times in a row.")
+
+
+def end_expired(store: Store, job: str) -> Lease | None:
+    """Release a lease that expired, so that it is not listed as held any more; None if there is none to release.
+
+    A holder that resumes finds the lease lost, as if another supervisor had taken it.
+    """
+    for _ in range(_ATTEMPTS):
+        standing = read_lease(store, job)
+        if standing is None or standing.ended is not None or standing.in_force(store_clock(store)):
+            return None
+        number, why = standing.number + 1, "released: it had expired"
+        document = _document(number, standing.holder, standing.acquired, standing.ttl, why, standing.last)
+        if _put(store, job, number, document):
+            return read_lease(store, job)
+    raise StorageError(f"Other processes wrote the lease of {job} first, {_ATTEMPTS} times in a row.")
 
 
 def check(store: Store, lease: Lease) -> None:
-    """Make sure that a lease is still its holder's; one listing, and one request if it was renewed.
+    """Verify that a lease is still held by its holder; one listing, and one request if it was renewed.
 
     Raises:
         LeaseLostError: it is not.
@@ -235,7 +252,7 @@ def check(store: Store, lease: Lease) -> None:
 
 
 def lost(lease: Lease, newest: Lease | None) -> LeaseLostError:
-    """The error of whoever lost it."""
+    """The error for a lease that was lost, with the newest object of the lease as the reason."""
     if newest is None:
         return LeaseLostError(f"The lease of {lease.job} (token {lease.token}) is gone.")
     why = newest.ended if newest.ended is not None else f"held by {newest.holder.name} with token {newest.token}"
@@ -247,14 +264,14 @@ def _is(newest: Lease, lease: Lease) -> bool:
 
 
 def _write(store: Store, job: str, number: int, document: dict[str, object]) -> Lease | None:
-    """Put a number; None unless it is then the newest, and ours."""
+    """Put a number; return None unless it is then the newest object, and this holder's."""
     if not _put(store, job, number, document):
         return None
     newest = read_lease(store, job)
     if newest is None or newest.number != number:
         return None
-    ours = newest.token == document["token"] and newest.holder.instance == document["instance"]
-    return newest if ours else None
+    own = newest.token == document["token"] and newest.holder.instance == document["instance"]
+    return newest if own else None
 
 
 def _put(store: Store, job: str, number: int, document: dict[str, object]) -> bool:
@@ -271,7 +288,7 @@ def _document(
     ended: str | None,
     last: LastRun | str | None,
 ) -> dict[str, object]:
-    """What an object says. Times that are this object's own are left out: the store says when it was written."""
+    """The content of an object. Its own time is left out: the store's modification time is used."""
     return {
         "token": token,
         "instance": holder.instance,
@@ -292,36 +309,36 @@ def _decode(job: str, number: int, written: datetime, data: bytes) -> Lease:
         return Lease(
             job=job,
             number=number,
-            token=_whole(document["token"], number),
+            token=_token(document["token"], number),
             holder=Holder(_text(document["instance"]), _text(document["holder"])),
-            acquired=_moment(document["acquired"], written),
+            acquired=_time(document["acquired"], written),
             written=written,
             ttl=timedelta(seconds=float(document["ttl_seconds"])),
             ended=None if document["ended"] is None else _text(document["ended"]),
             last=None
             if document["outcome"] is None
             else LastRun(
-                _text(document["outcome"]), _moment(document["finished"], written), _text(document["finished_by"])
+                _text(document["outcome"]), _time(document["finished"], written), _text(document["finished_by"])
             ),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise StorageError(
-            f"{path} is no readable lease ({error}).",
-            remedy="Look at it; if it is none of memwal-ops, delete it while no supervisor runs.",
+            f"{path} is not a readable lease ({error}).",
+            remedy="Inspect the file; if memwal-ops did not write it, delete it while no supervisor runs.",
         ) from error
 
 
 def _newest(store: Store, job: str) -> tuple[int, datetime] | None:
-    found = (
+    objects = (
         (int(name[:_DIGITS]), meta.last_modified)
         for meta in store.list(f"{LEASES_FOLDER}/{job}")
         if _NAME.fullmatch(name := meta.path.rsplit("/", 1)[-1]) is not None
     )
-    return max(found, default=None)
+    return max(objects, default=None)
 
 
 def _prune(store: Store, job: str, newest: int) -> None:
-    """Forget old numbers, best effort; the newest ones always stay."""
+    """Delete old numbers, best effort; the newest ones always stay."""
     if newest % _KEPT:
         return
     names = (meta.path for meta in store.list(f"{LEASES_FOLDER}/{job}"))
@@ -329,23 +346,23 @@ def _prune(store: Store, job: str, newest: int) -> None:
     store.delete_many([path for path in numbered if int(path.rsplit("/", 1)[-1][:_DIGITS]) <= newest - _KEPT])
 
 
-def _moment(told: object, written: datetime) -> datetime:
-    return written if told is None else datetime.fromisoformat(_text(told)).astimezone(UTC)
+def _time(value: object, written: datetime) -> datetime:
+    return written if value is None else datetime.fromisoformat(_text(value)).astimezone(UTC)
 
 
-def _whole(told: object, number: int) -> int:
-    if type(told) is not int or not 0 < told <= number:
-        raise ValueError(f"its token is {told!r}")
-    return told
+def _token(value: object, number: int) -> int:
+    if type(value) is not int or not 0 < value <= number:
+        raise ValueError(f"its token is {value!r}")
+    return value
 
 
-def _text(told: object) -> str:
-    if not isinstance(told, str):
-        raise TypeError(f"{told!r} is no text")
-    return told.encode(errors="replace").decode()
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value.encode(errors="replace").decode()
 
 
 def _path(job: str, number: int) -> str:
     if _JOB.fullmatch(job) is None:
-        raise InvalidUsageError(f"{job!r} is no name of a job.")
+        raise InvalidUsageError(f"{job!r} is not a valid job name.")
     return f"{LEASES_FOLDER}/{job}/{number:0{_DIGITS}d}.json"

@@ -1,0 +1,386 @@
+"""Plan and apply garbage collection of any table. A format implements :class:`Collector`.
+
+A deletion is the only effect that a later run cannot repair. A plan is therefore only printed, never executed:
+:func:`collect` revalidates each batch (at most 1,000 objects) against the current state of the store, deletes what is
+still deletable, and continues; an object that became needed after it was planned is in no batch. Right before each
+deletion the collector's anchors verify that the table is the one that was planned on, and the guard that the run still
+holds its lease. If either fails, nothing more is deleted, and the report has the reason.
+
+A run can be killed at any line: drained objects still exist but are not listed for readers any more, deleted objects
+are gone, and the next run completes the work.
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from memwal_ops.core.anchors import delete_proven
+from memwal_ops.core.candidates import Candidate, Gate, Verdict
+from memwal_ops.core.options import Options, count, text
+from memwal_ops.core.plan_file import plan_file
+from memwal_ops.errors import MemwalOpsError, TableReplacedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from memwal_ops.core.anchors import Anchor
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.core.gc_report import GcReport
+    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.storage.api import DeleteReport, Store
+
+CandidateT = TypeVar("CandidateT", bound=Candidate)
+Answer = TypeVar("Answer")
+ReportT = TypeVar("ReportT", bound="GcReport[Any]")
+BATCH_OBJECTS = 1000
+_FRUITLESS = 5
+_NOT_DONE = "not deleted, or not as a whole: see failed, or --max-deletes; the next run continues"
+
+
+@dataclass(frozen=True)
+class CollectOptions(Options):
+    """The options of ``gc`` that all formats have."""
+
+    max_deletes: int | None = count(None, minimum=1, metavar="N", help="Delete at most N objects.")
+    plan_file: str | None = text(None, metavar="FILE", help="Write every candidate here, as JSON lines.")
+    limit: int = count(100, minimum=0, metavar="N", help="At most this many candidates of each list in --json.")
+
+
+class PartReplacedError(Exception):
+    """A part of the table may have been replaced since it was planned on; the table itself is the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Generic[CandidateT]):
+    """Candidates that are deleted before the next stage of the collector is read.
+
+    Attributes:
+        candidates: in the order in which they are deleted; may be lazy.
+        in_order: the reason why a candidate must not be deleted before all candidates in front of it are; they are
+            then deleted one by one. None: any order.
+    """
+
+    candidates: Iterable[CandidateT]
+    in_order: str | None = None
+
+
+class Collector(abc.ABC, Generic[CandidateT]):
+    """The candidates of one part of a table, or of one family of its objects, with the proof that each is deletable.
+
+    A format's gc is a lazy sequence of collectors; each is completed before the next one starts. A plan calls only
+    :meth:`stages`; the other methods are for deleting.
+
+    Attributes:
+        part: its name in ``faults`` if the part can be unreadable by itself; None: the table as a whole.
+        store: the store of its objects.
+    """
+
+    part: object = None
+    store: Store
+
+    @property
+    @abc.abstractmethod
+    def anchors(self) -> Sequence[Anchor]:
+        """Objects that are unchanged as long as the table is the one that was read; checked before each deletion.
+
+        Empty for a plan, and if :meth:`delete` is a transaction that fails on any other table.
+        """
+
+    @abc.abstractmethod
+    def stages(self) -> Iterable[Stage[CandidateT]]:
+        """All candidates with their gates, including those that are held or unrecognized."""
+
+    @abc.abstractmethod
+    def revalidate(self, batch: Sequence[CandidateT]) -> Iterable[CandidateT]:
+        """The same candidates with gates from the current state of the store; without those that no longer exist.
+
+        Raises:
+            TableReplacedError: it is not certain that the table is the one that was planned on.
+            PartReplacedError: it is not certain that this part is the one that was planned on.
+        """
+
+    def drain(self) -> int:
+        """Remove unneeded entries from the list that readers follow, and return their number. Idempotent.
+
+        New readers do not find them from then on; their age gates count from there.
+        """
+        return 0
+
+    def objects(self, candidate: CandidateT) -> Iterable[tuple[str, int]]:
+        """Path and size in bytes of each object of a candidate; a folder is listed now."""
+        return ((candidate.path, candidate.bytes),)
+
+    def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
+        """Delete objects that passed :meth:`revalidate`, at most 1,000. The only method that deletes.
+
+        The table's store checks the guard by itself. An effect that does not use the store (for example a database
+        transaction) calls ``guard.check()`` right before its commit. An object that is gone counts as deleted.
+
+        Raises:
+            TableReplacedError, PartReplacedError: an anchor has changed; nothing was deleted.
+        """
+        del guard  # the store checks it
+        return delete_proven(self.store, paths, self.anchors)
+
+    def left(self, candidate: CandidateT) -> None:
+        """Note that a candidate was not deleted, in whole or in part: what it refers to is still needed."""
+
+    def unreadable(self, error: MemwalOpsError) -> CandidateT | None:
+        """The candidate that is reported, and kept, for a part that cannot be read; None: the error ends the run."""
+        del error
+        return None
+
+
+def candidates(collectors: Iterable[Collector[CandidateT]], report: GcReport[CandidateT]) -> Iterator[CandidateT]:
+    """All candidates of the collectors. Reads only; memory does not grow with the number of objects."""
+    for collector in collectors:
+        faults: list[CandidateT] = []
+        with _kept_where_unreadable(collector, report, faults.append):
+            for stage in collector.stages():
+                yield from stage.candidates
+        yield from faults
+
+
+def plan(
+    collectors: Iterable[Collector[CandidateT]],
+    report: ReportT,
+    options: CollectOptions,
+    context: RunContext,
+    on_candidate: Callable[[CandidateT], None] = lambda _: None,
+) -> ReportT:
+    """Report which candidates are deletable, which are held and why, and which are unrecognized. Reads only.
+
+    Args:
+        collectors: the format's.
+        report: receives every candidate, and is returned.
+        options: see :class:`CollectOptions`.
+        context: receives progress, and can stop the run after each candidate.
+        on_candidate: called with each candidate.
+    """
+    with _settling(report, options, context, on_candidate) as settle:
+        for candidate in candidates(collectors, report):
+            settle(candidate)
+    return report
+
+
+def collect(
+    collectors: Iterable[Collector[CandidateT]],
+    report: ReportT,
+    options: CollectOptions,
+    context: RunContext,
+    on_candidate: Callable[[CandidateT], None] = lambda _: None,
+) -> ReportT:
+    """Drain and delete. Safe to kill, to repeat and to run concurrently, as far as the collectors' proofs are.
+
+    Args: as for :func:`plan`; ``on_candidate`` is called once the outcome of a candidate is known.
+    """
+    with _settling(report, options, context, on_candidate) as settle:
+        run = _Run(report, options.max_deletes, context.guard, settle)
+        for collector in collectors:
+            run.collect(collector)
+        context.figures["bytes_collected"] += report.deleted_bytes
+        context.figures["objects_collected"] += report.deleted_objects
+        context.figures["delete_requests"] += run.requests
+    return report
+
+
+@contextmanager
+def _settling(
+    report: GcReport[CandidateT],
+    options: CollectOptions,
+    context: RunContext,
+    on_candidate: Callable[[CandidateT], None],
+) -> Iterator[Callable[[CandidateT], None]]:
+    """Yield the function that adds a candidate to the report, the plan file and the front end."""
+    report.limit, report.plan_file = options.limit, options.plan_file
+    with plan_file(options.plan_file) as write:
+
+        def settle(candidate: CandidateT) -> None:
+            report.take(candidate)
+            on_candidate(candidate)
+            write({**candidate.to_json(), "verdict": candidate.verdict.value})
+            context.advance("collecting", "candidates")
+            context.checkpoint()
+
+        yield settle
+    report.seconds = time.monotonic() - report.began
+
+
+@contextmanager
+def _kept_where_unreadable(
+    collector: Collector[CandidateT], report: GcReport[CandidateT], take: Callable[[CandidateT], None]
+) -> Iterator[None]:
+    try:
+        yield
+    except MemwalOpsError as error:
+        kept = collector.unreadable(error)
+        if kept is None:
+            raise
+        report.faults[collector.part] = str(error)
+        take(kept)
+
+
+@dataclass(slots=True)
+class _Deleted:
+    """The outcome of a deletion: the paths that are gone, whether any failed, whether ``all`` are gone."""
+
+    paths: set[str] = field(default_factory=set)
+    failed: bool = False
+    all: bool = False
+
+
+@dataclass
+class _Run(Generic[CandidateT]):
+    """The state of one run of :func:`collect`.
+
+    Attributes:
+        part_replaced: why the current part may have been replaced; the rest of it is kept.
+        stopped: whether the store is unavailable or refuses every deletion; the rest is for the next run. (A single
+            refusal does not stop the run: one object alone may be locked.)
+        fruitless: consecutive batches of which nothing could be deleted.
+        requests: delete requests made to the store.
+    """
+
+    report: GcReport[CandidateT]
+    max_deletes: int | None
+    guard: CommitGuard
+    settle: Callable[[CandidateT], None]
+    part_replaced: str | None = None
+    stopped: bool = False
+    fruitless: int = 0
+    requests: int = 0
+
+    def collect(self, collector: Collector[CandidateT]) -> None:
+        """Drain, then delete one stage after the other."""
+        self.part_replaced = None
+        with _kept_where_unreadable(collector, self.report, self.settle):
+            if not self.stopped and self._unproven is None:
+                self.report.drained += self._ask(collector.drain) or 0
+            for stage in collector.stages():
+                self._settle(collector, stage)
+
+    @property
+    def _unproven(self) -> str | None:
+        """Why the table or the part may have been replaced; None: there is no sign of it."""
+        return self.report.replaced or self.part_replaced
+
+    @property
+    def _over(self) -> str | None:
+        """Why nothing more may be deleted now; None: more may."""
+        return self._unproven or (_NOT_DONE if self.stopped or self.report.limited else None)
+
+    def _ask(self, ask: Callable[[], Answer]) -> Answer | None:
+        """The result of a call of the collector; None, with the reason noted, if the table or part was replaced."""
+        try:
+            return ask()
+        except PartReplacedError as error:
+            self.part_replaced = str(error)
+        except TableReplacedError as error:
+            self.report.replaced = str(error)
+        return None
+
+    def _settle(self, collector: Collector[CandidateT], stage: Stage[CandidateT]) -> None:
+        """Report the held candidates; delete the others in batches."""
+        batch: list[CandidateT] = []
+        objects = 0
+        # Also across batches. Otherwise: version 5 cannot be deleted, version 1,001 is in the next batch and is
+        # deleted, and the region has a gap, so that no process can read it.
+        whole = True
+        for candidate in stage.candidates:
+            if candidate.verdict is not Verdict.DELETE:
+                self.settle(candidate)
+                whole = False
+            elif (why := self._over or (None if whole else stage.in_order)) is not None:
+                self._keep(candidate, why)
+            else:
+                batch.append(candidate)
+                objects += candidate.objects
+            if objects >= BATCH_OBJECTS:
+                whole = self._delete(collector, batch, stage.in_order) and whole
+                batch, objects = [], 0
+        if batch:
+            self._delete(collector, batch, stage.in_order)
+
+    def _delete(self, collector: Collector[CandidateT], batch: list[CandidateT], in_order: str | None) -> bool:
+        """Revalidate a batch, and delete the candidates that are still deletable. Return whether all are gone."""
+        proven = self._ask(lambda: list(collector.revalidate(batch)))
+        if proven is None:
+            for candidate in batch:
+                self._keep(candidate, self._over or _NOT_DONE)
+            return False
+        if in_order is None:
+            return self._remove(collector, proven)
+        for at, candidate in enumerate(proven):
+            if not self._remove(collector, [candidate]):
+                for rest in proven[at + 1 :]:
+                    self._keep(rest, self._over or in_order)
+                return False
+        return True
+
+    def _remove(self, collector: Collector[CandidateT], proven: Iterable[CandidateT]) -> bool:
+        """Delete the deletable candidates; small ones share a request. Return whether all of them are gone."""
+        small: list[tuple[CandidateT, dict[str, int]]] = []
+        whole = True
+        for candidate in proven:
+            if candidate.verdict is not Verdict.DELETE:
+                self.settle(candidate)
+                whole = False
+            elif candidate.objects < BATCH_OBJECTS:
+                small.append((candidate, dict(collector.objects(candidate))))
+            else:
+                gone = self._delete_objects(collector, collector.objects(candidate)).all
+                whole = self._settled(collector, candidate, gone=gone) and whole
+        deleted = self._delete_objects(collector, (item for _, objects in small for item in objects.items())).paths
+        for candidate, objects in small:
+            whole = self._settled(collector, candidate, gone=deleted.issuperset(objects)) and whole
+        return whole
+
+    def _settled(self, collector: Collector[CandidateT], candidate: CandidateT, *, gone: bool) -> bool:
+        if gone:
+            self.settle(candidate)
+        else:
+            collector.left(candidate)
+            self._keep(candidate, self._over or _NOT_DONE)
+        return gone
+
+    def _delete_objects(self, collector: Collector[CandidateT], objects: Iterable[tuple[str, int]]) -> _Deleted:
+        """Delete as many as the store and ``max_deletes`` allow, each batch after a check of the anchors.
+
+        A batch is read from its listing before the anchors are checked: so the listing is of the anchored table.
+        """
+        deleted = _Deleted()
+        rest = iter(objects)
+        while not self.stopped and self._unproven is None:
+            chunk = dict(islice(rest, self._left()))
+            if not chunk:
+                deleted.all = not deleted.failed and next(rest, None) is None
+                self.report.limited = self.report.limited or (not deleted.all and not deleted.failed)
+                break
+            outcome = self._ask(partial(collector.delete, [*chunk], self.guard))
+            if outcome is None:
+                break
+            gone = chunk.keys() - outcome.failed.keys()
+            self.requests += 1
+            self.report.deleted_objects += outcome.deleted
+            self.report.deleted_bytes += sum(chunk[path] for path in gone)
+            self.report.failed |= outcome.failed
+            deleted.failed = deleted.failed or bool(outcome.failed)
+            deleted.paths |= gone
+            self.fruitless = self.fruitless + 1 if outcome.failed and not outcome.deleted else 0
+            self.stopped = self.fruitless >= _FRUITLESS
+        return deleted
+
+    def _left(self) -> int:
+        """How many objects the next batch may have."""
+        if self.max_deletes is None:
+            return BATCH_OBJECTS
+        return min(BATCH_OBJECTS, self.max_deletes - self.report.deleted_objects)
+
+    def _keep(self, candidate: CandidateT, why: str) -> None:
+        self.settle(replace(candidate, gates=(*candidate.gates, Gate(met=False, text=why))))

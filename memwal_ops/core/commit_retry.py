@@ -1,0 +1,54 @@
+"""Retry a commit after a conflict: random exponential backoff, then a new decision on the newest revision."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from memwal_ops.errors import CommitConflictError
+from memwal_ops.log import get_logger
+
+if TYPE_CHECKING:
+    from memwal_ops.core.protocols import Table
+    from memwal_ops.errors import MemwalOpsError
+
+TableT = TypeVar("TableT", bound="Table")
+
+# A commit takes milliseconds: a run that conflicts this often has a concurrent writer that commits in a tight loop.
+MOST_IN_A_ROW = 24
+_BACKOFF_SECONDS = 0.02
+_LONGEST_WAIT = 64
+
+
+@dataclass(slots=True)
+class CommitRetry:
+    """The commit conflicts of one run: all, and consecutive ones."""
+
+    conflicts: int = 0
+    in_a_row: int = 0
+
+    def conflict(self, table: TableT, error: MemwalOpsError) -> TableT:
+        """Return the newest revision after a random wait, the bound of which doubles with each consecutive conflict.
+
+        Raises:
+            CommitConflictError: more than ``MOST_IN_A_ROW`` consecutive conflicts.
+        """
+        self.conflicts += 1
+        self.in_a_row += 1
+        get_logger(__name__).info(
+            "commit_conflict", table=table.location.uri, version=table.revision + 1, attempt=self.in_a_row
+        )
+        if self.in_a_row > MOST_IN_A_ROW:
+            raise CommitConflictError(
+                f"{table.location.uri}: other writers published the next version {self.in_a_row} times in a row "
+                "before this run could. What it published earlier stays, and nothing else was changed."
+            ) from error
+        time.sleep(random.uniform(0, _BACKOFF_SECONDS * min(2**self.in_a_row, _LONGEST_WAIT)))  # noqa: S311 - jitter
+        return table.newest()
+
+    def landed(self, table: TableT) -> TableT:
+        """Return the newest revision after a successful commit, and reset the backoff."""
+        self.in_a_row = 0
+        return table.newest()

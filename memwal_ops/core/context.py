@@ -1,0 +1,140 @@
+"""The context of a run: progress, figures, stop requests and the commit guard.
+
+It is the same under the supervisor, on a terminal, in Airflow and in a notebook: a job calls the few methods of
+:class:`RunContext`, and a front end passes a :class:`Listener`, or none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from memwal_ops.core.guard import CommitGuard, Unguarded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class StopRequested(BaseException):
+    """A requested stop between two steps. A ``BaseException``: handlers of errors must not catch it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of one activity.
+
+    Attributes:
+        activity: a few words: ``merging``, ``reading keys``.
+        unit: what is counted: ``rows``, ``tasks``, ``objects``.
+        done: how many of them are done, since the activity began.
+        total: how many there will be; None if that is not known.
+        detail: additional text: ``20,000 rows, 3.1 MiB``.
+    """
+
+    activity: str
+    unit: str
+    done: int
+    total: int | None = None
+    detail: str = ""
+
+
+class Listener(Protocol):
+    """The callbacks of a front end. Called from the run's own thread, and often: they must return quickly."""
+
+    def alive(self) -> None:
+        """A sign of life, without details."""
+
+    def progress(self, progress: Progress) -> None:
+        """An activity has progressed."""
+
+    def step(self, name: str) -> None:
+        """A step began (of ``maintain``: the job of that name)."""
+
+    def checkpoint(self) -> None:
+        """The run can stop here. Raises ``StopRequested`` or ``LeaseLostError``."""
+
+
+class Silent:
+    """A listener that ignores everything."""
+
+    def alive(self) -> None:
+        """Ignored."""
+
+    def progress(self, progress: Progress) -> None:
+        """Ignored."""
+
+    def step(self, name: str) -> None:
+        """Ignored."""
+
+    def checkpoint(self) -> None:
+        """Never raises."""
+
+
+@dataclass(slots=True)
+class RunContext:
+    """What a job uses while it runs.
+
+    Attributes:
+        listener: the front end.
+        guard: checked before every effect that does not use the table's store; a table has it too.
+        figures: sums of the run, by the names in the job's ``metrics``; other names are kept in the run history only.
+        phases: seconds per phase.
+        revisions: revisions of the table that the run published, in order.
+    """
+
+    listener: Listener = field(default_factory=Silent)
+    guard: CommitGuard = field(default_factory=Unguarded)
+    figures: Counter[str] = field(default_factory=Counter)
+    phases: dict[str, float] = field(default_factory=dict)
+    revisions: list[int] = field(default_factory=list)
+    _done: dict[str, int] = field(default_factory=dict)
+
+    def alive(self) -> None:
+        """Report a sign of life: a run without one for ``hung_after`` is killed."""
+        self.listener.alive()
+
+    def advance(self, activity: str, unit: str, count: int = 1, *, total: int | None = None, detail: str = "") -> None:
+        """Add to the progress of an activity.
+
+        Args:
+            activity: see :class:`Progress`; each name has a count of its own.
+            unit: what is counted.
+            count: how many more are done.
+            total: how many there will be.
+            detail: additional text.
+        """
+        self._done[activity] = self._done.get(activity, 0) + count
+        self.listener.progress(Progress(activity, unit, self._done[activity], total, detail))
+
+    def report(self, progress: Progress) -> None:
+        """Report the progress of an activity that keeps its own count."""
+        self.listener.progress(progress)
+
+    def step(self, name: str) -> None:
+        """Report that a step begins."""
+        self.listener.step(name)
+
+    def checkpoint(self) -> None:
+        """Stop if that was requested. Called between two steps: everything so far is kept.
+
+        Raises:
+            StopRequested: a stop was requested.
+            LeaseLostError: another supervisor holds the lease of this job now.
+        """
+        self.listener.checkpoint()
+
+    def took(self, phase: str, seconds: float) -> None:
+        """Add to the time of a phase."""
+        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block as a phase."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.took(name, time.monotonic() - started)

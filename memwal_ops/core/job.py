@@ -1,0 +1,194 @@
+"""The interface of a job (:class:`Job`), and its description without its code (:class:`JobSpec`).
+
+A package adds a job to a format, or to every format, by an entry point::
+
+    [project.entry-points."memwal_ops.jobs"]
+    "lance.audit" = "my_package.specs:AUDIT"      # or "any.audit"
+
+From then on ``audit`` is a command, a key of ``jobs`` in configuration files and an Airflow task, with its own
+options. Our own jobs are registered in the same way.
+
+A job must be safe to kill at any moment, to repeat, and to run twice concurrently: leases only save work.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.core.options import Options
+
+Pool = Literal["merge", "build", "collect"]
+"""The worker pool of a job: for merging the log, for building indexes and files, or for deleting."""
+Unit = Literal["count", "bytes", "seconds"]
+POOLS: tuple[Pool, ...] = get_args(Pool)
+UNITS: tuple[Unit, ...] = get_args(Unit)
+Role = Literal["backlog", "age", "behind", "blocked"]
+"""The meaning of a metric in every format: see :class:`MetricSpec`."""
+ROLES: tuple[Role, ...] = get_args(Role)
+
+TableT = TypeVar("TableT", contravariant=True)  # noqa: PLC0105 - the argument has the variance
+OptionsT = TypeVar("OptionsT", contravariant=True)  # noqa: PLC0105 - see above
+
+
+class Report(Protocol):
+    """The result of a plan or a run.
+
+    ``decision`` is a member of an enum of the job (a ``StrEnum``): one word of a fixed set, never a silent no-op.
+    """
+
+    @property
+    def decision(self) -> str:
+        """The outcome in one word."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command: 0, or the code of the error that the report describes."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``--json``. Keys with the same meaning are the same in every format."""
+
+    def describe(self) -> str:
+        """The report as text."""
+
+
+class Job(Protocol[TableT, OptionsT]):
+    """The code of a job, as ``JobSpec.load`` refers to it."""
+
+    def backlog(self, table: TableT) -> Mapping[str, float]:
+        """The job's backlog metrics, by the names in its spec. Reads only; called at every poll."""
+
+    def plan(self, table: TableT, options: OptionsT, context: RunContext) -> Report:
+        """Report what :meth:`apply` would do now. Reads only."""
+
+    def apply(self, table: TableT, options: OptionsT, context: RunContext) -> Report:
+        """Run the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric of a job.
+
+    Attributes:
+        unit: count, bytes or seconds; the unit of amounts in triggers.
+        help: one sentence, for ``/metrics`` and the reference.
+        kind: ``backlog``: a gauge, read by polling, and usable in triggers; ``run``: a counter, summed up over runs.
+        exported: the metric's name in Prometheus after ``memwal_ops_``; None: it is not exported.
+        per_job: its counter has a label ``job`` in addition to ``table``.
+        role: its meaning for code that is independent of formats: ``backlog``: the amount of pending work; ``age``:
+            the age of the oldest pending work; ``behind``: the number of parts of the table with pending work;
+            ``blocked``: the number of blocked parts.
+    """
+
+    unit: Unit
+    help: str
+    kind: Literal["backlog", "run"] = "backlog"
+    exported: str | None = None
+    per_job: bool = False
+    role: Role | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """The description of a job without its code; enough for help, configuration checks and the registry.
+
+    Attributes:
+        name: its command, its key in configuration files and its label: lower-case letters, digits and ``_``.
+        summary: one line for lists.
+        options: its options class.
+        load: the location of its code: ``package.module`` with the functions of :class:`Job`, or
+            ``package.module:NAME`` of an object that has them; imported when it runs.
+        pool: the worker pool.
+        deletes: it deletes objects: it only plans unless ``--apply`` is given.
+        reads_only: it never changes anything: it has no lease, no ``--apply`` and no ``--dry-run``.
+        after: jobs that ``maintain`` and the supervisor run before it on the same table, if both are due.
+        in_maintain: whether ``maintain`` runs it.
+        by_hand: an operator runs it: it has no key in configuration files.
+        unless_blocked: ``maintain`` does not let it delete while a part of the table is blocked: it removes revisions
+            that a restore may need.
+        enabled: the supervisor runs it on every table to which it applies, without an entry in the configuration.
+        every: the default interval; None: no schedule.
+        when: the default backlog trigger.
+        hung_after: a run is killed after that long without any progress.
+        metrics: its metrics by name.
+        help: the help of its command: what it does, what it is safe to run concurrently with, exit codes, two
+            examples; paragraphs.
+        command: its command, if that is not ``name``; an empty text: it has no command made from the spec.
+    """
+
+    name: str
+    summary: str
+    options: type[Options]
+    load: str
+    pool: Pool = "build"
+    deletes: bool = False
+    reads_only: bool = False
+    after: frozenset[str] = frozenset()
+    in_maintain: bool = True
+    by_hand: bool = False
+    unless_blocked: bool = False
+    enabled: bool = False
+    every: timedelta | None = None
+    when: str | None = None
+    hung_after: timedelta = timedelta(minutes=30)
+    metrics: Mapping[str, MetricSpec] = field(default_factory=dict)
+    help: str = ""
+    command: str | None = None
+
+    @cached_property
+    def job(self) -> Job[Any, Any]:
+        """The code, imported at the first use.
+
+        Raises:
+            ImportError, AttributeError: it does not exist; the registry turns that into ``JobPluginError``.
+        """
+        module_name, _, attribute = self.load.partition(":")
+        module: Any = importlib.import_module(module_name)
+        return module if not attribute else getattr(module, attribute)  # type: ignore[no-any-return]
+
+    @property
+    def backlog_metrics(self) -> Mapping[str, MetricSpec]:
+        """The metrics that are read by polling."""
+        return {name: metric for name, metric in self.metrics.items() if metric.kind == "backlog"}
+
+
+read_only_job = partial(JobSpec, reads_only=True, by_hand=True, in_maintain=False)
+"""The spec of a job that an operator runs to read a table; neither ``maintain`` nor the supervisor runs it."""
+maintain_job = partial(
+    JobSpec, name="maintain", load="memwal_ops.core.maintain:JOB", in_maintain=False, every=timedelta(hours=1)
+)
+"""The spec of the job that runs the others of a format in their order."""
+
+
+@dataclass(frozen=True)
+class InitSpec:
+    """The description of ``memwal-ops init URI``, which prepares tables of a format for its jobs.
+
+    Attributes:
+        summary: one line for ``--help``.
+        options: its options class.
+        load: ``package.module:function``, called with location, store, options and ``dry_run``. It leaves a table
+            unchanged that already matches the options, refuses one that differs, and can be killed and run again.
+    """
+
+    summary: str
+    options: type[Options]
+    load: str
+
+    @property
+    def name(self) -> str:
+        """The command."""
+        return "init"
+
+    @cached_property
+    def function(self) -> Callable[..., Report]:
+        """The code, imported at the first use."""
+        module, _, attribute = self.load.partition(":")
+        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]  # a module's attribute

@@ -1,0 +1,254 @@
+"""The maintain job: run every job that applies to a table, in the order of their dependencies.
+
+Generic over formats: the steps are the table's own jobs, ordered by ``JobSpec.after``; a job that is registered for
+the format and does not apply to this table is a step ``not_applicable``. A format registers it with an options class
+of its own, which derives from :class:`MaintainOptions` and has a field for the options of each step.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+import uuid
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.options import OptionError, Options, duration, flag
+from memwal_ops.core.registry import job_specs
+from memwal_ops.errors import LeaseLostError, MemwalOpsError
+from memwal_ops.text import paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.core.job import JobSpec, Report
+    from memwal_ops.core.protocols import Table
+
+_WIDTH = 9
+
+
+@dataclass(frozen=True)
+class MaintainOptions(Options):
+    """The options of a maintenance run; a format adds the options of its steps."""
+
+    apply: bool = flag(help="Let the steps that delete do it. Without it, they plan.")
+    dry_run: bool = flag(help="Change nothing at all.", command_line=False)
+    budget: timedelta | None = duration(
+        None, help="No step begins later than that after the start, for example 45m.", minimum=timedelta(microseconds=1)
+    )
+
+    def validate(self) -> None:
+        """Refuse ``apply`` together with ``dry_run``."""
+        if self.apply and self.dry_run:
+            raise OptionError("{apply} and {dry_run} contradict each other; give one of them.", "apply", "dry_run")
+
+
+class MaintainDecision(enum.StrEnum):
+    """The outcome of a maintenance run."""
+
+    MAINTAINED = "maintained"
+    INCOMPLETE = "incomplete"
+    OVER_BUDGET = "over_budget"
+    DRY_RUN = "dry_run"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step: the ``report`` of its job, or why there is none: ``error``, ``skipped`` or ``not_applicable``."""
+
+    step: str
+    deletes: bool
+    seconds: float = 0.0
+    report: Report | None = None
+    error: MemwalOpsError | None = None
+    skipped: str | None = None
+    applies: bool = True
+
+    @property
+    def decision(self) -> str:
+        """The decision of the job's report; ``failed``, ``skipped`` or ``not_applicable`` if there is no report."""
+        if self.report is not None:
+            return str(self.report.decision)
+        if not self.applies:
+            return "not_applicable"
+        return "failed" if self.error is not None else "skipped"
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that the step's own command would have had."""
+        if self.error is not None:
+            return self.error.exit_code
+        return 0 if self.report is None else self.report.exit_code
+
+    def to_json(self) -> dict[str, Any]:
+        """The step as an entry of ``steps``."""
+        error = self.error
+        return {
+            "step": self.step,
+            "decision": self.decision,
+            "seconds": round(self.seconds, 6),
+            "report": None if self.report is None else self.report.to_json(),
+            "error": None if error is None else {"reason": error.reason, "message": str(error), "remedy": error.remedy},
+            "because": self.skipped,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MaintainReport:
+    """The report of a run: one entry for each step."""
+
+    run_id: str
+    applied: bool
+    dry_run: bool
+    steps: tuple[StepReport, ...]
+    revision: int
+    seconds: float
+
+    @property
+    def decision(self) -> MaintainDecision:
+        """The outcome in one word."""
+        if self.exit_code:
+            return MaintainDecision.INCOMPLETE
+        if any(step.skipped and step.applies for step in self.steps):
+            return MaintainDecision.OVER_BUDGET
+        return MaintainDecision.DRY_RUN if self.dry_run else MaintainDecision.MAINTAINED
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the first step that did not succeed; 0 if all did."""
+        return next((step.exit_code for step in self.steps if step.exit_code), 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``maintain --json``."""
+        return {
+            "decision": self.decision.value,
+            "apply": self.applied,
+            "steps": [step.to_json() for step in self.steps],
+            "version": self.revision,
+            "seconds": round(self.seconds, 6),
+            "run_id": self.run_id,
+        }
+
+    def describe(self) -> str:
+        """The report as text: one line for each step, then the warnings and errors of each."""
+        lines = [f"{self.decision}: the table is at version {self.revision} after {self.seconds:.1f} s.", ""]
+        margin = " " * (_WIDTH + 1)
+        for step in self.steps:
+            head, rest = _headline(_step_text(step))
+            lines.append(paragraph(f"{step.step:<{_WIDTH}} {head}", hanging=margin))
+            lines += [f"{margin}{line}".rstrip() for line in rest if step.exit_code and line]
+            if not step.exit_code:
+                warnings = getattr(step.report, "warnings", ())
+                lines += [paragraph(f"WARNING: {warning}", indent=margin, hanging="  ") for warning in warnings]
+        planned = [step.step for step in self.steps if step.deletes and step.decision == "planned"]
+        if planned and not self.applied:
+            commands = " and ".join(planned)
+            lines += ["", f"Nothing was deleted; add --apply for that, or see the details with memwal-ops {commands}."]
+        return "\n".join(lines)
+
+
+class Maintain:
+    """The job."""
+
+    def backlog(self, table: Table) -> Mapping[str, float]:
+        """Empty: the job has no metrics of its own."""
+        del table
+        return {}
+
+    def plan(self, table: Table, options: MaintainOptions, context: RunContext) -> MaintainReport:
+        """Plan every step."""
+        return _run(table, replace(options, apply=False, dry_run=True), context)
+
+    def apply(self, table: Table, options: MaintainOptions, context: RunContext) -> MaintainReport:
+        """Run every step, each on the newest revision. A step that fails does not stop the steps that build.
+
+        Nothing is deleted after an error, so that an operator finds the table as it was when the error occurred. While
+        a part is blocked, old revisions are not expired, since a restore may need them. Neither a blocked part nor an
+        index that is behind is an error for gc: gc keeps what they need.
+
+        Raises:
+            LeaseLostError: another supervisor holds the lease now.
+        """
+        return _run(table, options, context)
+
+
+JOB = Maintain()
+
+
+def ordered(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
+    """Sort jobs topologically by ``after``; alphabetically where that leaves a choice."""
+    waiting = {spec.name: spec for spec in sorted(specs, key=lambda spec: spec.name)}
+    done: list[JobSpec] = []
+    while waiting:
+        ready = [spec for spec in waiting.values() if not spec.after & (waiting.keys() - {spec.name})]
+        if not ready:
+            raise ValueError(f"These jobs depend on each other in a cycle: {', '.join(waiting)}.")
+        done.append(ready[0])
+        del waiting[ready[0].name]
+    return tuple(done)
+
+
+def _run(table: Table, options: MaintainOptions, context: RunContext) -> MaintainReport:
+    started = time.monotonic()
+    registered = {name: spec for name, spec in job_specs(table.format.name).items() if spec.in_maintain}
+    steps: list[StepReport] = []
+    for known in ordered(registered.values()):
+        if known.name not in table.jobs:
+            why = f"{known.name} does not apply to this table"
+            steps.append(StepReport(known.name, known.deletes, skipped=why, applies=False))
+            continue
+        spec = table.jobs[known.name]  # with the code for this table's layout
+        step_started = time.monotonic()
+        skipped = _skipped(spec, steps, options, step_started - started)
+        if skipped is not None:
+            steps.append(StepReport(spec.name, spec.deletes, skipped=skipped))
+            continue
+        context.step(spec.name)
+        context.checkpoint()
+        step_context = replace(context, phases={})
+        try:
+            table = table.newest()
+            act = options.apply if spec.deletes else not options.dry_run
+            step_options = getattr(options, spec.name, None) or spec.options()
+            report = (spec.job.apply if act else spec.job.plan)(table, step_options, step_context)
+        except LeaseLostError:
+            raise  # the new holder runs all steps
+        except MemwalOpsError as error:
+            steps.append(StepReport(spec.name, spec.deletes, time.monotonic() - step_started, error=error))
+        else:
+            steps.append(StepReport(spec.name, spec.deletes, time.monotonic() - step_started, report=report))
+        context.took(spec.name, steps[-1].seconds)
+    revision = table.newest().revision if steps and steps[-1].error is None else table.revision
+    seconds = time.monotonic() - started
+    return MaintainReport(str(uuid.uuid4()), options.apply, options.dry_run, tuple(steps), revision, seconds)
+
+
+def _skipped(spec: JobSpec, before: Sequence[StepReport], options: MaintainOptions, seconds: float) -> str | None:
+    if options.budget is not None and seconds >= options.budget.total_seconds():
+        return f"the budget of {options.budget} was used up"
+    if spec.unless_blocked and options.apply and any(step.decision == "blocked" for step in before):
+        return "a part of the table is blocked, and a restore may need old versions"
+    failed = next((step.step for step in before if step.error is not None), None)
+    if failed is not None and spec.deletes and options.apply:
+        return f"{failed} failed, and nothing is deleted after a failure"
+    return None
+
+
+def _step_text(step: StepReport) -> str:
+    if step.error is not None:
+        return f"failed ({step.error.reason}): {step.error} {step.error.remedy}"
+    if not step.applies:
+        return f"not_applicable: {step.skipped}."
+    if step.report is None:
+        return f"skipped: {step.skipped}."
+    return step.report.describe()
+
+
+def _headline(text: str) -> tuple[str, list[str]]:
+    """Split a text into its first sentence, which may be wrapped, and the lines after it."""
+    first, *rest = text.splitlines()
+    while rest and rest[0].startswith(" "):
+        first += f" {rest.pop(0).strip()}"
+    return first, rest

@@ -1,0 +1,390 @@
+"""Define the options of jobs once, for every front end.
+
+An options class is a frozen dataclass with fields made by the functions below: each has the unit, the
+bounds and the help of an option next to its default. The command line, configuration files, Airflow and the
+reference in docs/ are all generated from it, and an error names the option as the front end in use spells it::
+
+    @dataclass(frozen=True, kw_only=True)
+    class MergeOptions(Options):
+        max_bytes: int | None = size(None, help="Budget of one pass.", minimum=1)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.units import duration_text, parse_duration, parse_size, size_literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_KEY = "memwal_ops"
+_LONGEST = timedelta(days=100 * 365)
+_NAME = re.compile(r"\{(\w+)\}")
+
+
+class Kind(enum.Enum):
+    """The type of an option's value."""
+
+    FLAG = "flag"
+    COUNT = "count"
+    NUMBER = "number"
+    SIZE = "size"
+    DURATION = "duration"
+    CHOICE = "choice"
+    TEXT = "text"
+    PART = "part"
+    """The name of a part of the table (for Lance: a region id, or its first 8 characters or more)."""
+    GROUP = "group"
+    """All options of another job, as fields of ``maintain`` have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: the field of the options class, with ``_``.
+        kind: the type of its value.
+        default: its value if none is given.
+        help: one sentence or two.
+        repeated: it takes any number of values; its value is a tuple.
+        values: of a repeated option: the exact number of values, if it is given.
+        optional: None is a valid value, with the meaning that ``help`` explains.
+        minimum: smallest value (counts, numbers, bytes; spans as ``timedelta``); None: no bound.
+        maximum: largest value.
+        choices: of a choice: the valid values.
+        metavar: the placeholder of its value in a usage line.
+        shown_default: the text for the default in help; None: the default itself.
+        group: of ``GROUP``: the options class.
+        command_line: whether the command has it; False: only configuration files and Python have it.
+        flag: its spelling on the command line, if that is not ``--name-with-dashes``.
+        positional: the command takes it as an argument, without its name.
+        flat: of ``GROUP``: the options of the group that the command line of the outer job has, too.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    repeated: bool = False
+    values: int | None = None
+    optional: bool = False
+    minimum: Any = None
+    maximum: Any = None
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    shown_default: str | None = None
+    group: type[Options] | None = None
+    command_line: bool = True
+    flag: str | None = None
+    flat: tuple[str, ...] = ()
+    positional: bool = False
+
+    @property
+    def flags(self) -> str:
+        """Its spelling on the command line."""
+        return self.flag or f"--{self.name.replace('_', '-')}"
+
+    def default_text(self) -> str | None:
+        """The default as help shows it; None if it is not shown."""
+        if self.shown_default is not None:
+            return self.shown_default
+        return None if self.default is None or self.repeated else self.text(self.default)
+
+    def text(self, value: Any) -> str:
+        """A value in the spelling that :meth:`read` accepts."""
+        if self.kind is Kind.SIZE:
+            return size_literal(value)
+        return duration_text(value) if isinstance(value, timedelta) else str(value)
+
+    def read(self, value: Any) -> Any:
+        """Convert the input of a front end into a value of the option's type.
+
+        Raises:
+            OptionError: the input has no such value. Bounds are checked by :class:`Options` itself.
+        """
+        if value is None and self.optional:
+            return None
+        if self.repeated:
+            items = [value] if isinstance(value, str | bytes) or not hasattr(value, "__iter__") else [*value]
+            return tuple(self.read_one(item) for item in items)
+        return self.read_one(value)
+
+    def read_one(self, value: Any) -> Any:
+        """Convert one value; as :meth:`read` for an option that is not repeated."""
+        try:
+            return _READ[self.kind](self, value)
+        except ValueError as error:
+            raise OptionError(f"{{{self.name}}}: {error}", self.name) from None
+
+    def check(self, value: Any) -> None:
+        """Refuse a value of the wrong type or out of bounds.
+
+        Raises:
+            OptionError: with the name of the option and the bound.
+        """
+        if value is None and self.optional:
+            return
+        if self.repeated and not isinstance(value, tuple):
+            raise OptionError(f"{{{self.name}}} must be a tuple, not {value!r:.80}.", self.name)
+        if self.values is not None and len(value) not in {0, self.values}:
+            raise OptionError(f"{{{self.name}}} takes {self.values} values, not {len(value)}.", self.name)
+        for item in value if self.repeated else (value,):
+            self.check_one(item)
+
+    def check_one(self, value: Any) -> None:
+        """Check one value; as :meth:`check` for an option that is not repeated."""
+        if not isinstance(value, _TYPES[self.kind]) or (isinstance(value, bool) and self.kind is not Kind.FLAG):
+            raise OptionError(f"{{{self.name}}} must be {_WORDS[self.kind]}, not {value!r:.80}.", self.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise OptionError(f"{{{self.name}}} must be a finite number, not {value!r}.", self.name)
+        if self.choices and value not in self.choices:
+            listed = f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
+            raise OptionError(f"{{{self.name}}} must be {listed}, not {value!r:.80}.", self.name)
+        if self.minimum is not None and value < self.minimum:
+            raise OptionError(
+                f"{{{self.name}}} must be at least {self.text(self.minimum)}, not {self.text(value)}.", self.name
+            )
+        if self.maximum is not None and value > self.maximum:
+            raise OptionError(
+                f"{{{self.name}}} must be at most {self.text(self.maximum)}, not {self.text(value)}.", self.name
+            )
+
+
+class OptionError(InvalidUsageError):
+    """An invalid value of an option.
+
+    Args:
+        message: with ``{name}`` for each option that it names.
+        names: the options at fault; a front end marks the first one.
+        remedy: what to do, also with ``{name}``.
+    """
+
+    def __init__(self, message: str, *names: str, remedy: str | None = None) -> None:
+        self._message, self._remedy = message, remedy
+        self.names = names
+        super().__init__(_spelled(message, str), remedy=None if remedy is None else _spelled(remedy, str))
+
+    def spelled(self, spell: Callable[[str], str]) -> InvalidUsageError:
+        """The same error with the option names of a front end, which ``spell`` returns."""
+        remedy = None if self._remedy is None else _spelled(self._remedy, spell)
+        return InvalidUsageError(_spelled(self._message, spell), remedy=remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of all options classes: every field has a default, and every value is checked at construction.
+
+    A subclass checks conditions on several options in :meth:`validate`.
+
+    Raises:
+        OptionError: a value is of the wrong type or out of bounds.
+    """
+
+    def __post_init__(self) -> None:
+        """Check each value, then all together."""
+        for option in describe(type(self)):
+            value = getattr(self, option.name)
+            if option.kind is Kind.GROUP:
+                assert option.group is not None  # noqa: S101 - group() gives it
+                if not isinstance(value, option.group):
+                    raise OptionError(f"{{{option.name}}} must be {option.group.__name__}.", option.name)
+                continue
+            option.check(value)
+        self.validate()
+
+    def validate(self) -> None:
+        """Check conditions on several options. Raises ``OptionError``."""
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Self:
+        """Make options from texts and plain values of configuration files and front ends.
+
+        Raises:
+            OptionError: an unknown name, or an invalid value.
+        """
+        known = {option.name: option for option in describe(cls)}
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            option = known.get(name)
+            if option is None:
+                listed = ", ".join(known) or "none"
+                raise OptionError(f"There is no option {name!r}; there are: {listed}.", name)
+            if option.kind is Kind.GROUP:
+                assert option.group is not None  # noqa: S101 - group() gives it
+                values[name] = option.group.read(value) if hasattr(value, "items") else value
+            else:
+                values[name] = option.read(value)
+        return cls(**values)
+
+
+def describe(options: type[Options]) -> tuple[Option, ...]:
+    """The options of a class, in the order of its fields."""
+    return tuple(_described(options))
+
+
+def _described(options: type[Options]) -> Iterator[Option]:
+    # Keyword-only ones last, as in the constructor: a base class may add some to the options of a job.
+    for field in sorted(dataclasses.fields(options), key=lambda field: field.kw_only is True):
+        if _KEY not in field.metadata:
+            raise TypeError(
+                f"{options.__qualname__}.{field.name} was not made by a function of memwal_ops.core.options"
+            )
+        yield dataclasses.replace(field.metadata[_KEY], name=field.name)
+
+
+def flag(*, help: str, **more: Any) -> Any:  # noqa: A002 - the word of click and argparse
+    """An option that is false unless it is given."""
+    return _field(Kind.FLAG, default=False, help=help, **more)
+
+
+def count(default: int | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
+    """A whole number."""
+    return _field(Kind.COUNT, default=default, help=help, **more)
+
+
+def number(default: float | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
+    """A number."""
+    return _field(Kind.NUMBER, default=default, help=help, **more)
+
+
+def size(default: int | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
+    """A size in bytes, written like ``64MiB``."""
+    return _field(Kind.SIZE, default=default, help=help, **more)
+
+
+def duration(default: timedelta | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
+    """A span of time, written like ``15m``."""
+    more = {"minimum": timedelta(0), "maximum": _LONGEST, **more}
+    return _field(Kind.DURATION, default=default, help=help, **more)
+
+
+def choice(default: str | None, *choices: str, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
+    """One word of a fixed set."""
+    return _field(Kind.CHOICE, default=default, help=help, choices=choices, **more)
+
+
+def text(default: str | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
+    """Any text."""
+    return _field(Kind.TEXT, default=default, help=help, **more)
+
+
+def texts(*, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
+    """Any number of texts."""
+    return _field(Kind.TEXT, default=(), help=help, repeated=True, **more)
+
+
+def parts(*, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
+    """Any number of parts of the table."""
+    return _field(Kind.PART, default=(), help=help, repeated=True, **more)
+
+
+def group(options: type[Options], *flat: str, help: str) -> Any:  # noqa: A002 - see flag
+    """All options of another job; the command line has only those listed in ``flat``."""
+    option = Option("", Kind.GROUP, None, help, group=options, command_line=False, flat=flat)
+    return dataclasses.field(default_factory=options, metadata={_KEY: option})
+
+
+def _field(kind: Kind, *, default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
+    option = Option("", kind, default, help, optional=default is None, **more)
+    return dataclasses.field(default=default, metadata={_KEY: option})
+
+
+def _spelled(message: str, spell: Callable[[str], str]) -> str:
+    return _NAME.sub(lambda match: spell(match[1]), message)
+
+
+def _whole(_: Option, value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError(f"{value!r} is not a whole number")
+    try:
+        return int(value) if isinstance(value, int | float) else int(_ascii(value))
+    except ValueError:
+        raise ValueError(f"{value!r:.80} is not a whole number") from None
+
+
+def _real(_: Option, value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a number")  # noqa: TRY004 - one class for every bad value
+    try:
+        return float(value) if isinstance(value, int | float) else float(_ascii(value))
+    except ValueError:
+        raise ValueError(f"{value!r:.80} is not a number") from None
+
+
+def _ascii(value: Any) -> str:
+    """The text of a number; digits of other scripts are refused."""
+    written = str(value).strip()
+    if not written.isascii():
+        raise ValueError(f"{written!r:.80} is not a number in the digits 0 to 9")
+    return written.replace("_", "")
+
+
+def _bytes(_: Option, value: Any) -> int:
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a size")  # noqa: TRY004 - one class for every bad value
+    return value if isinstance(value, int) else parse_size(str(value))
+
+
+def _span(_: Option, value: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a span of time")  # noqa: TRY004 - one class for every bad value
+    return parse_duration(str(value))
+
+
+def _boolean(_: Option, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    written = str(value).lower()
+    if written not in {"true", "false"}:
+        raise ValueError(f"{value!r:.80} is neither true nor false")
+    return written == "true"
+
+
+def _plain_text(_: Option, value: Any) -> str:
+    if isinstance(value, bool | float) or not hasattr(value, "__str__") or hasattr(value, "items"):
+        raise ValueError(f"{value!r:.80} is not a text")
+    return str(value)
+
+
+_READ: Mapping[Kind, Callable[[Option, Any], Any]] = {
+    Kind.FLAG: _boolean,
+    Kind.COUNT: _whole,
+    Kind.NUMBER: _real,
+    Kind.SIZE: _bytes,
+    Kind.DURATION: _span,
+    Kind.CHOICE: _plain_text,
+    Kind.TEXT: _plain_text,
+    Kind.PART: _plain_text,
+}
+_TYPES: Mapping[Kind, Any] = {
+    Kind.FLAG: bool,
+    Kind.COUNT: int,
+    Kind.NUMBER: int | float,
+    Kind.SIZE: int,
+    Kind.DURATION: timedelta,
+    Kind.CHOICE: str,
+    Kind.TEXT: str,
+    Kind.PART: str | UUID,
+}
+_WORDS: Mapping[Kind, str] = {
+    Kind.FLAG: "true or false",
+    Kind.COUNT: "a whole number",
+    Kind.NUMBER: "a number",
+    Kind.SIZE: "a size in bytes, for example 64MiB",
+    Kind.DURATION: "a span of time, for example 15m",
+    Kind.CHOICE: "a word",
+    Kind.TEXT: "a text",
+    Kind.PART: "the name of a part of the table",
+}

@@ -1,0 +1,151 @@
+"""The interface of a table format: :class:`TableFormat` and :class:`Table`.
+
+No code above ``formats/`` depends on the format of a table. A format is an object under the entry point
+``memwal_ops.formats``; docs/formats/adding-one.md shows how to write one.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.core.demo import DemoSpec
+    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.core.job import InitSpec, JobSpec
+    from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.storage.api import Listing, Store
+    from memwal_ops.storage.locations import Location
+
+
+class Capability(enum.Enum):
+    """A feature of a store that a format requires; probed before the first write."""
+
+    PUT_IF_ABSENT = "put_if_absent"
+    COMPARE_AND_SWAP = "compare_and_swap"
+    PAGES = "pages"
+    """A local file system: pages of a file are written in place and synced."""
+
+
+class TableFormat(Protocol):
+    """A table format. Importing one imports neither pylance nor any other heavy library."""
+
+    @property
+    def name(self) -> str:
+        """Its name in entry points, ``--format`` and reports: ``lance``, ``zeppelin``, ``lm_diskann``."""
+
+    @property
+    def requires(self) -> frozenset[Capability]:
+        """The features of a store that its commits depend on."""
+
+    @property
+    def suffix(self) -> str:
+        """The conventional suffix of its tables' folders, which short names of tables leave out; may be empty."""
+
+    def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
+        """The name of the part that a ``blocked`` entry of a report is about, and the place of the fault in it.
+
+        For example ``Region 3f...`` and ``generation 5``; empty texts if the entry has neither.
+        """
+
+    @property
+    def init(self) -> InitSpec | None:
+        """How ``memwal-ops init`` prepares a table of this kind; None: other programs do."""
+
+    @property
+    def demo(self) -> DemoSpec | None:
+        """The demo that ``memwal-ops demo --format`` runs; None: there is none."""
+
+    def detect(self, root: Listing) -> bool:
+        """Whether a listing of a root is that of a table of this format. All formats share one listing."""
+
+    def open(self, location: Location, store: Store) -> Table:
+        """Open the newest revision of the table.
+
+        Raises:
+            MemwalOpsError: it cannot be read, by kind.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A part of a table with a fault that keeps a job from continuing.
+
+    Attributes:
+        part: its name (for Lance: the region id); empty: the table as a whole.
+        reason: the ``reason`` of the error class.
+        detail: one sentence.
+        document: the entry of ``blocked`` in JSON documents.
+    """
+
+    part: str
+    reason: str
+    detail: str
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TableSummary:
+    """The state of a table at one poll, as ``inspect``, ``status`` and the status page show it.
+
+    Attributes:
+        revision: the revision that was read.
+        backlog: backlog metrics by name, of every job of the format's own package that has any.
+        parts: number of parts (regions, fragments ...) of the table.
+        blocked: the blocked parts, with the reasons.
+    """
+
+    revision: int
+    backlog: Mapping[str, float]
+    parts: int = 0
+    blocked: tuple[Blocked, ...] = field(default=())
+
+
+class Table(Protocol):
+    """One revision of one table. Immutable: after a commit conflict, a job continues with ``newest()``."""
+
+    @property
+    def format(self) -> TableFormat:
+        """Its format."""
+
+    @property
+    def location(self) -> Location:
+        """Its URI and storage options; its ``repr`` contains no secret."""
+
+    @property
+    def store(self) -> Store:
+        """The table's folder as an object store; checks the guard before each mutation."""
+
+    @property
+    def jobs(self) -> Mapping[str, JobSpec]:
+        """The jobs that apply to this table; they depend on its layout or dialect, not on its format alone."""
+
+    @property
+    def revision(self) -> int:
+        """The number of the revision. Rises with every commit; used by ``hold``, reports and the run history."""
+
+    def has_revision(self, revision: int) -> bool:
+        """Whether a revision is still listed. Called again after a hold is written: one request, or none."""
+
+    def missing_of(self, revision: int) -> str | None:
+        """A missing file that a listed revision needs; None if there is none, or no such revision."""
+
+    def newest(self) -> Self:
+        """The newest revision of the same table, with everything read again; it has the same guard."""
+
+    def with_guard(self, guard: CommitGuard) -> Self:
+        """The same revision with a guard that is checked before every publication and deletion."""
+
+    def summary(self) -> TableSummary:
+        """The state of the table. Reads only."""
+
+
+@runtime_checkable
+class ExplainsJobs(Protocol):
+    """A table that gives a reason for each job that does not apply to it; optional."""
+
+    def why_not(self, job: str) -> MemwalOpsError | None:
+        """The reason, with what to do; None: there is no such job, or no more to it than that it does not apply."""

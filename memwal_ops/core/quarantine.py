@@ -1,0 +1,209 @@
+"""Keep what a repair replaces below ``_mem_wal_ops/quarantine/``, with a record by which it can be brought back.
+
+A repair writes the replaced content and its record before it replaces anything. So a run that is killed in between
+leaves a record of a repair that was not made, and never a repair without its record. The id of a record follows from
+its content: a run that repeats a killed one writes the same objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from memwal_ops.core.anchors import anchor_at, delete_proven
+from memwal_ops.errors import (
+    ConditionalWriteUnsupportedError,
+    InvalidFormatError,
+    InvalidUsageError,
+    InvariantViolatedError,
+    ObjectNotFoundError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.storage.api import Store
+
+QUARANTINE_FOLDER = "_mem_wal_ops/quarantine"
+_ID = re.compile(r"[0-9a-f]{16}")
+_RECORD = re.compile(rf"{QUARANTINE_FOLDER}/([0-9a-f]{{16}})/record\.json")
+
+
+class Place(Protocol):
+    """A part of a table that a repair replaces: an object, or an entry of a manifest."""
+
+    @property
+    def name(self) -> str:
+        """By which a record names it: ``KIND:WHAT``."""
+
+    def read(self) -> bytes | None:
+        """Its present content; None: it does not exist."""
+
+    def swap(self, seen: bytes | None, data: bytes | None) -> bool:
+        """Replace the content if it is still ``seen``; False if it is not. None: it does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPlace:
+    """A whole object that readers do not depend on: a hint, or an object whose content is known.
+
+    On a store without compare-and-swap, the object is read again right before it is replaced: another writer's value
+    may be lost. So it must be harmless whichever of two values wins.
+    """
+
+    store: Store
+    path: str
+
+    @property
+    def name(self) -> str:
+        """See the interface."""
+        return f"object:{self.path}"
+
+    def read(self) -> bytes | None:
+        """See the interface."""
+        try:
+            return self.store.get(self.path)
+        except ObjectNotFoundError:
+            return None
+
+    def swap(self, seen: bytes | None, data: bytes | None) -> bool:
+        """See the interface."""
+        if seen is None:
+            return data is not None and self.store.put_if_absent(self.path, data)
+        if data is None:
+            return self._remove(seen)
+        try:
+            present, tag = self.store.get_with_tag(self.path)
+            return present == seen and self.store.compare_and_swap(self.path, data, tag)
+        except ObjectNotFoundError:
+            return False
+        except ConditionalWriteUnsupportedError:
+            if self.read() != seen:
+                return False
+            self.store.put(self.path, data)
+            return True
+
+    def _remove(self, seen: bytes) -> bool:
+        anchor = anchor_at(self.store, self.path, self.path)
+        return self.read() == seen and not delete_proven(self.store, [self.path], [anchor]).failed
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The record of one repair.
+
+    Attributes:
+        id: its name: 16 hexadecimal digits.
+        check: the check whose finding was repaired.
+        place: the name of the :class:`Place`.
+        before: SHA-256 of the content that was replaced, in hexadecimal; None: it did not exist.
+        after: the same of the content that replaced it.
+    """
+
+    id: str
+    check: str
+    place: str
+    before: str | None
+    after: str | None
+
+    @property
+    def folder(self) -> str:
+        """The path of its folder below the table's root."""
+        return f"{QUARANTINE_FOLDER}/{self.id}"
+
+    @property
+    def content(self) -> str:
+        """The path of the replaced content."""
+        return f"{self.folder}/content"
+
+    def to_json(self) -> dict[str, str | None]:
+        """The record as it is stored, and as reports show it."""
+        return {
+            "id": self.id,
+            "check": self.check,
+            "place": self.place,
+            "content": None if self.before is None else self.content,
+            "before_sha256": self.before,
+            "after_sha256": self.after,
+        }
+
+
+def keep(store: Store, check: str, place: str, before: bytes | None, after: bytes | None) -> Kept:
+    """Store what is about to be replaced, then its record. Call it right before the replacement.
+
+    Raises:
+        StorageError: the store failed; nothing was replaced.
+    """
+    hashes = digest(before), digest(after)
+    kept = Kept(_id(check, place, *hashes), check, place, *hashes)
+    if before is not None:
+        _put(store, kept.content, before)
+    _put(store, f"{kept.folder}/record.json", json.dumps(kept.to_json(), indent=1).encode())
+    return kept
+
+
+def read_kept(store: Store, name: str) -> Kept:
+    """The record of a repair.
+
+    Raises:
+        InvalidUsageError: there is none of that id.
+        InvalidFormatError: it cannot be read.
+    """
+    path = f"{QUARANTINE_FOLDER}/{name}/record.json"
+    try:
+        data = store.get(path) if _ID.fullmatch(name) else None
+    except ObjectNotFoundError:
+        data = None
+    if data is None:
+        known = ", ".join(_ids(store)) or "none"
+        raise InvalidUsageError(
+            f"No repair {name!r:.80} is recorded in this table.", remedy=f"Give the id of one: {known}."
+        )
+    try:
+        document = json.loads(data)
+        check, place, before, after = (document[key] for key in ("check", "place", "before_sha256", "after_sha256"))
+        found = Kept(_id(check, place, before, after), check, place, before, after)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidFormatError(f"{path} is not the record of a repair: {error!r}") from error
+    if found.id != name or found.to_json() != document:
+        raise InvalidFormatError(f"{path} is not the record of a repair: it was changed.")
+    return found
+
+
+def content_of(store: Store, kept: Kept) -> bytes | None:
+    """The content that a repair replaced; None: the place did not exist.
+
+    Raises:
+        InvalidFormatError: it is gone, or is not what was replaced.
+    """
+    if kept.before is None:
+        return None
+    try:
+        data = store.get(kept.content)
+    except ObjectNotFoundError as error:
+        raise InvalidFormatError(f"{kept.content} is missing, which repair {kept.id} replaced.") from error
+    if digest(data) != kept.before:
+        raise InvalidFormatError(f"{kept.content} is not what repair {kept.id} replaced: its hash differs.")
+    return data
+
+
+def digest(content: bytes | None) -> str | None:
+    """SHA-256 in hexadecimal; None for what does not exist."""
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _id(check: str, place: str, before: str | None, after: str | None) -> str:
+    return hashlib.sha256(json.dumps([check, place, before, after]).encode()).hexdigest()[:16]
+
+
+def _ids(store: Store) -> Iterator[str]:
+    found = (_RECORD.fullmatch(meta.path) for meta in store.list(QUARANTINE_FOLDER))
+    return iter(sorted(match[1] for match in found if match is not None))
+
+
+def _put(store: Store, path: str, data: bytes) -> None:
+    if not store.put_if_absent(path, data) and store.get(path) != data:
+        raise InvariantViolatedError(f"{path} exists, with another content than that of the same repair.")

@@ -1,0 +1,282 @@
+"""Find installed formats and jobs by entry point, and open tables.
+
+Loading a registration imports light modules only: the code of a job is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.job import POOLS, UNITS, JobSpec
+from memwal_ops.core.options import Options, describe
+from memwal_ops.errors import JobPluginError, NotALanceTableError, TableNotFoundError
+from memwal_ops.trial import faults
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from importlib.metadata import EntryPoint
+
+    from memwal_ops.core.protocols import Table, TableFormat
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+FORMATS = "memwal_ops.formats"
+JOBS = "memwal_ops.jobs"
+ANY = "any"
+_LOADERS = {FORMATS: f"{__name__}:load_format", JOBS: f"{__name__}:load_spec"}
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_trial = True
+
+
+@cache
+def formats() -> Mapping[str, TableFormat]:
+    """Every installed format by name, built-in ones first.
+
+    Raises:
+        JobPluginError: one of them cannot be imported.
+    """
+    installed: dict[str, TableFormat] = {}
+    for entry in _entries(FORMATS):
+        installed.setdefault(entry.name, load_format(entry))
+    if not installed:
+        raise JobPluginError(
+            "No table format is registered: memwal-ops runs from its sources and was not installed since they changed.",
+            remedy="Install it: pip install -e . (or make demo).",
+        )
+    return installed
+
+
+def short_name(folder: str) -> str:
+    """A folder's name without the conventional suffix of its format."""
+    suffixes = (table_format.suffix for table_format in formats().values())
+    return folder.removesuffix(next((suffix for suffix in suffixes if suffix and folder.endswith(suffix)), ""))
+
+
+@cache
+def job_specs(format_name: str) -> Mapping[str, JobSpec]:
+    """Every job that is registered for a format, or for any, by name. ``Table.jobs`` has those that apply.
+
+    A job of another package that cannot be used is left out: it must not stop the other jobs.
+    :func:`all_job_specs` reports it.
+    """
+    return _specs(format_name, strict=False)
+
+
+@cache
+def all_job_specs() -> Mapping[str, Mapping[str, JobSpec]]:
+    """The specs of each job by format, by job name.
+
+    Raises:
+        JobPluginError: one of them cannot be used, or two packages register the same name.
+    """
+    specs: dict[str, dict[str, JobSpec]] = {}
+    for name in formats():
+        for spec in _specs(name, strict=True).values():
+            specs.setdefault(spec.name, {})[name] = spec
+    return specs
+
+
+def load_format(entry: EntryPoint) -> TableFormat:
+    """Import a format in this process.
+
+    Raises:
+        JobPluginError: it cannot be imported.
+    """
+    if (fault := fault_of(entry)) is not None:
+        raise JobPluginError(fault)
+    try:
+        loaded: TableFormat = entry.load()
+    except (Exception, SystemExit) as error:
+        raise JobPluginError(
+            f"The table format {entry.name!r} ({entry.value}) cannot be imported: {error!r}."
+        ) from error
+    return loaded
+
+
+def forget() -> None:
+    """Clear the caches: installed packages are searched again at the next use."""
+    for cached in (formats, job_specs, all_job_specs):
+        cached.cache_clear()
+
+
+def job_entries() -> list[EntryPoint]:
+    """The entry points of all jobs, built-in ones first; nothing is imported."""
+    return _entries(JOBS)
+
+
+def load_spec(entry: EntryPoint) -> JobSpec:
+    """Import and check the spec of a job.
+
+    Raises:
+        JobPluginError: it cannot be imported, or is invalid.
+    """
+    if (fault := fault_of(entry)) is not None:
+        raise JobPluginError(fault)
+    try:
+        spec = entry.load()
+    except (Exception, SystemExit) as error:
+        raise JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be imported: {error!r}") from error
+    defect = _defect(spec, entry)
+    if defect is not None:
+        raise JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be used: {defect}.")
+    assert isinstance(spec, JobSpec)  # noqa: S101 - for the type checker: _defect checked it
+    return spec
+
+
+def is_ours(entry: EntryPoint) -> bool:
+    """Whether an entry point belongs to this package."""
+    return entry.value.startswith("memwal_ops.")
+
+
+def package_of(spec: JobSpec) -> str | None:
+    """The name and release of the package that registers a job; None for a built-in job.
+
+    Another package may have a job of the same name for a format of its own: that is a different spec.
+    """
+    for entry in entry_points(group=JOBS):
+        if entry.name.rpartition(".")[2] == spec.name and not is_ours(entry) and _loaded(entry) == spec:
+            return entry.value if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+    return None
+
+
+def _loaded(entry: EntryPoint) -> object:
+    """The object of an entry point if its module is imported already, else None; nothing is imported."""
+    return getattr(sys.modules.get(entry.module), entry.attr, None)
+
+
+def open_table(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Table:
+    """Open the newest revision of a table of any installed format.
+
+    Args:
+        uri: a path, ``file://``, ``s3://``, ``gs://``, ``az://`` or ``memory://``.
+        storage_options: as pylance takes them; for S3, options that are not given are resolved by boto3
+            (session, profile, role, endpoint, region).
+
+    Raises:
+        TableNotFoundError: the prefix is empty.
+        NotALanceTableError: no installed format recognizes the objects.
+        MemwalOpsError: the format's own errors; the store refused or failed, by kind.
+    """
+    table_format, location, store = locate(uri, storage_options)
+    return table_format.open(location, store)
+
+
+def locate(
+    uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+) -> tuple[TableFormat, Location, Store]:
+    """Detect the format of the table at a URI from one listing of its root; the table is not opened.
+
+    Returns:
+        The format, the location and its store.
+
+    Raises:
+        TableNotFoundError: the prefix is empty.
+        NotALanceTableError: no installed format recognizes the objects.
+        StorageError: the store refused or failed, by kind.
+    """
+    # Imports the clients of stores, which a command that only shows its help does not need.
+    from memwal_ops.storage.locations import resolve  # noqa: PLC0415
+    from memwal_ops.storage.objects import open_store  # noqa: PLC0415
+
+    location = resolve(uri, storage_options)
+    store = open_store(location)
+    root = store.list_level("")
+    for table_format in formats().values():
+        if table_format.detect(root):
+            return table_format, location, store
+    if not root.objects and not root.directories and not os.path.isfile(location.uri):
+        raise TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.")
+    known = ", ".join(formats())
+    raise NotALanceTableError(f"No table found at {location.uri}: the objects there are of no known format ({known}).")
+
+
+def format_of_folder(path: str) -> str | None:
+    """The name of the format of a table in a local folder; None where there is none, or the folder cannot be read.
+
+    From one listing of the file system alone: no client of a store is imported.
+    """
+    # Light, but not for a scheduler that only names a job.
+    from memwal_ops.storage.api import Listing, ObjectMeta  # noqa: PLC0415
+
+    full: list[str] = []
+    empty: list[str] = []
+    objects: list[ObjectMeta] = []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    (full if os.listdir(entry.path) else empty).append(entry.name)
+                else:
+                    objects.append(ObjectMeta(entry.name, 0, datetime.fromtimestamp(0, UTC), None))
+    except (OSError, ValueError):  # or a path that cannot be encoded
+        return None
+    root = Listing(tuple(sorted(full)), tuple(objects), tuple(sorted(empty)))
+    return next((one.name for one in formats().values() if one.detect(root)), None)
+
+
+def without_trial() -> None:
+    """Load packages in this process without a trial: for a worker, the death of which its parent notices."""
+    global _trial  # noqa: PLW0603 - a property of the process
+    _trial = False
+
+
+def fault_of(entry: EntryPoint) -> str | None:
+    """Why an entry point of another package cannot be loaded, as tried in another process; None: it can be."""
+    group = FORMATS if entry.group == FORMATS else JOBS
+    return None if is_ours(entry) or not _trial else faults([entry], _LOADERS[group]).get(entry)
+
+
+def _specs(format_name: str, *, strict: bool) -> Mapping[str, JobSpec]:
+    specs: dict[str, JobSpec] = {}
+    for entry in _entries(JOBS):
+        scope, _, name = entry.name.partition(".")
+        if scope not in {ANY, format_name}:
+            continue
+        try:
+            if name in specs:
+                raise JobPluginError(f"Two packages register the job {entry.name!r}; one is {entry.value}.")
+            specs[name] = load_spec(entry)
+        except JobPluginError:
+            if strict or is_ours(entry):
+                raise
+    return specs
+
+
+def _entries(group: str) -> list[EntryPoint]:
+    """The entry points of a group, built-in ones first; all others are tried together in another process."""
+    entries = sorted(entry_points(group=group), key=lambda entry: (not is_ours(entry), entry.name))
+    if _trial:
+        faults((entry for entry in entries if not is_ours(entry)), _LOADERS[group])
+    return entries
+
+
+def _defect(spec: object, entry: EntryPoint) -> str | None:  # noqa: PLR0911 - one for each possible defect
+    if not isinstance(spec, JobSpec):
+        return f"it is a {type(spec).__name__}, not a memwal_ops.core.job.JobSpec"
+    if spec.name != entry.name.partition(".")[2] or _NAME.fullmatch(spec.name) is None:
+        form = "FORMAT.NAME or any.NAME, of lower-case letters, digits and _"
+        return f"its name is {spec.name!r}; the entry point must be {form}"
+    if spec.pool not in POOLS:
+        return f"its pool is {spec.pool!r}; it must be one of {', '.join(POOLS)}"
+    options: object = spec.options
+    if not isinstance(options, type) or not issubclass(options, Options):
+        return "its options are not a subclass of memwal_ops.core.options.Options"
+    try:
+        describe(spec.options)
+        spec.options()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - code of another package
+        return f"its options cannot be made without values: {error!r}"
+    invalid = sorted(
+        name
+        for name, metric in spec.metrics.items()
+        if _NAME.fullmatch(name) is None or metric.unit not in UNITS or _NAME.fullmatch(metric.exported or name) is None
+    )
+    if invalid:
+        return f"its metrics {', '.join(invalid)} have an invalid name, or a unit other than {', '.join(UNITS)}"
+    return None

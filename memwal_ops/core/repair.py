@@ -1,0 +1,265 @@
+"""The repair job for tables of every format: fix what has a provably safe fix, and name the choices for the rest.
+
+A run verifies the table first. Each finding then has a fix that its format proves safe, or a person decides. A fix
+is decided again right before it is made, from what the store has then; it keeps what it replaces
+(:mod:`memwal_ops.core.quarantine`); and it writes on the condition that nothing changed meanwhile. So a run may be
+killed anywhere, repeated, and run beside writers and all other jobs.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
+
+from memwal_ops.core.context import RunContext
+from memwal_ops.core.leases import end_expired
+from memwal_ops.core.protocols import Table
+from memwal_ops.core.quarantine import content_of, digest, keep, read_kept
+from memwal_ops.core.repair_report import Choice, Decide, Fixed, Outcome, RepairDecision, RepairReport, Undone
+from memwal_ops.core.verification import Finding, Severity
+from memwal_ops.errors import CommitStateUnknownError, InvalidUsageError, LeaseLostError, MemwalOpsError
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from memwal_ops.core.quarantine import Kept, Place
+    from memwal_ops.core.repair_options import RepairOptions
+    from memwal_ops.core.verification import VerifyOptions, VerifyReport
+
+TableT = TypeVar("TableT", bound=Table)
+Keep: TypeAlias = "Callable[[str, bytes | None, bytes | None], None]"
+"""Keeps a replaced content: the name of its place, the content, and the one that replaces it."""
+_ATTEMPTS = 8
+
+
+class Made(enum.Enum):
+    """How an attempt at a fix ended."""
+
+    DONE = enum.auto()
+    GONE = enum.auto()
+    """There is nothing to fix any more."""
+    OVERTAKEN = enum.auto()
+    """Another process changed it meanwhile: decide again."""
+
+
+@dataclass(frozen=True)
+class Fix(Generic[TableT]):
+    """A fix that is provably safe now.
+
+    Attributes:
+        part: what it changes; findings with the same part are fixed together.
+        text: what it does: a sentence without a subject.
+        make: decides again on the newest revision of the table, keeps what it replaces, and replaces it. Raises
+            ``UnsafeError`` if it is not safe any more.
+    """
+
+    part: str
+    text: str
+    make: Callable[[TableT, Keep], Made]
+
+
+class UnsafeError(Exception):
+    """A finding has no fix that is provably safe; the message is the reason."""
+
+
+class Repairer(Protocol[TableT]):
+    """What a format brings to the job."""
+
+    @property
+    def choices(self) -> Mapping[str, tuple[Choice, ...]]:
+        """Per check what a person can decide."""
+
+    def verify(self, table: TableT, options: VerifyOptions, context: RunContext) -> VerifyReport:
+        """The findings."""
+
+    def fix_of(self, table: TableT, finding: Finding) -> Fix[TableT] | None:
+        """The fix of a finding; None: there is none for such findings. Reads only.
+
+        Raises:
+            UnsafeError: there is one, and it is not safe here.
+        """
+
+    def place(self, table: TableT, name: str) -> Place:
+        """The place of that name. Raises ``InvalidFormatError`` if no repair replaces such a place."""
+
+
+@dataclass(frozen=True)
+class RepairJob(Generic[TableT]):
+    """The job of one format."""
+
+    repairer: Repairer[TableT]
+
+    def backlog(self, table: TableT) -> Mapping[str, float]:
+        """None."""
+        del table
+        return {}
+
+    def plan(self, table: TableT, options: RepairOptions, context: RunContext | None = None) -> RepairReport:
+        """What :meth:`apply` would do. Reads only.
+
+        Raises:
+            InvalidUsageError: there is no repair to undo, or what it wrote was changed since.
+            StorageError: the store failed.
+        """
+        return self._run(table, options, context or RunContext(), apply=False)
+
+    def apply(self, table: TableT, options: RepairOptions, context: RunContext | None = None) -> RepairReport:
+        """Make the fixes, or undo one. Safe to kill, to repeat, and to run beside writers and other jobs.
+
+        Raises:
+            InvalidUsageError: see :meth:`plan`.
+            StorageError: the store failed.
+            CommitStateUnknownError: the store lost the answer to a commit; run it again.
+        """
+        return self._run(table, options, context or RunContext(), apply=True)
+
+    def _run(self, table: TableT, options: RepairOptions, context: RunContext, *, apply: bool) -> RepairReport:
+        started = time.monotonic()
+        if options.undo:
+            if apply:
+                probe_conditional_writes(table.store)
+            undone = self._undo(table, read_kept(table.store, options.undo), apply=apply)
+            report = RepairReport(table.revision, apply=apply, undone=undone)
+        else:
+            found = self.repairer.verify(table, options, context)
+            run = _Run(self.repairer, table, context, RepairReport(found.revision, apply=apply))
+            run.sort(found)
+            if apply and run.fixes:
+                probe_conditional_writes(table.store)
+                run.make()
+            report = run.report
+        if apply:
+            report.version = table.newest().revision
+        report.seconds = time.monotonic() - started
+        return report
+
+    def _undo(self, table: TableT, kept: Kept, *, apply: bool) -> Undone:
+        place = self.repairer.place(table, kept.place)
+        before = content_of(table.store, kept)
+        present = place.read()
+        if digest(present) == kept.before:
+            return Undone(kept, RepairDecision.NOTHING_TO_UNDO)
+        if digest(present) != kept.after:
+            raise _changed(kept)
+        if not apply:
+            return Undone(kept, RepairDecision.PLANNED)
+        if not place.swap(present, before):
+            raise _changed(kept)
+        return Undone(kept, RepairDecision.UNDONE)
+
+
+def _changed(kept: Kept) -> InvalidUsageError:
+    where = f"The replaced content is in {kept.content}." if kept.before is not None else "It did not exist before."
+    return InvalidUsageError(
+        f"{kept.place} was changed since repair {kept.id} wrote it: undoing that would lose the later change.",
+        remedy=f"{where} Compare it with what is there now: memwal-ops verify URI shows whether anything is wrong.",
+    )
+
+
+@dataclass
+class _Run(Generic[TableT]):
+    repairer: Repairer[TableT]
+    table: TableT
+    context: RunContext
+    report: RepairReport
+    fixes: list[tuple[Fix[TableT], Finding, Fixed]] = field(default_factory=list)
+
+    def sort(self, found: VerifyReport) -> None:
+        """Give each finding its fix, or its choices."""
+        seen: dict[str, Fixed] = {}
+        for finding in found.listed:
+            try:
+                fix = _common_fix(self.table, finding) or self.repairer.fix_of(self.table, finding)
+            except UnsafeError as error:
+                self._decide(finding, str(error))
+                continue
+            except MemwalOpsError as error:
+                self._decide(finding, f"Whether a fix is safe cannot be told: {error}")
+                continue
+            if fix is None:
+                if finding.severity is not Severity.INFO:
+                    self._decide(finding, "No fix of it is provably safe.")
+            elif fix.part in seen:
+                seen[fix.part].findings.append(finding)
+            else:
+                seen[fix.part] = Fixed(fix.text, [finding])
+                self.fixes.append((fix, finding, seen[fix.part]))
+        self.report.fixes = [*seen.values()]
+        self.report.more = sum(found.findings.counts.values()) - len(found.findings.kept)
+
+    def make(self) -> None:
+        """Make the fixes, one after another; one that fails does not stop the others."""
+        for fix, finding, fixed in self.fixes:
+            self.context.checkpoint()
+            try:
+                self._make(fix, finding.check, fixed)
+            except (LeaseLostError, CommitStateUnknownError):
+                raise
+            except UnsafeError as error:
+                self.report.fixes.remove(fixed)
+                for one in fixed.findings:
+                    self._decide(one, str(error))
+            except MemwalOpsError as error:
+                fixed.outcome, fixed.error = Outcome.FAILED, error
+            self.context.advance("repairing", "findings", total=len(self.fixes))
+            self.context.figures["repaired"] += fixed.outcome is Outcome.REPAIRED
+
+    def _make(self, fix: Fix[TableT], check: str, fixed: Fixed) -> None:
+        def store(place: str, before: bytes | None, after: bytes | None) -> None:
+            fixed.kept = keep(self.table.store, check, place, before, after).id
+
+        for _ in range(_ATTEMPTS):
+            self.table = self.table.newest()
+            made = fix.make(self.table, store)
+            if made is not Made.OVERTAKEN:
+                break
+        fixed.outcome = _OUTCOMES[made]
+        if made is not Made.DONE:
+            fixed.kept = None
+
+    def _decide(self, finding: Finding, why: str) -> None:
+        choices = _COMMON_CHOICES.get(finding.check) or self.repairer.choices.get(finding.check)
+        self.report.decisions.append(Decide(finding, why, choices or tuple(_of_remedy(finding))))
+
+
+_OUTCOMES = {Made.DONE: Outcome.REPAIRED, Made.GONE: Outcome.GONE, Made.OVERTAKEN: Outcome.OVERTAKEN}
+
+
+def _of_remedy(finding: Finding) -> Iterator[Choice]:
+    yield Choice(finding.remedy, "See the page." if finding.page else "None that is known.")
+    yield Choice("Leave it as it is.", finding.consequence)
+
+
+def _common_fix(table: TableT, finding: Finding) -> Fix[TableT] | None:
+    """The fixes of findings that every format has."""
+    del table
+    if finding.check != "lease_expired":
+        return None
+    job = finding.about
+
+    def release(newest: TableT, keep_: Keep) -> Made:
+        del keep_  # a new number is added, and the old ones stay
+        return Made.GONE if end_expired(newest.store, job) is None else Made.DONE
+
+    return Fix(f"lease:{job}", f"release the expired lease of {job}", release)
+
+
+_COMMON_CHOICES = {
+    "lease": (
+        Choice(
+            "Stop all supervisors of the table, look into the file, and delete it if it is no lease.",
+            "No supervised job of that name runs meanwhile; no row depends on a lease.",
+        ),
+        Choice("Leave it as it is.", "No supervised job of that name can begin; commands by hand can."),
+    ),
+    "hold": (
+        Choice(
+            "memwal-ops hold URI --release NUMBER, after you asked its holder.",
+            "Its holder cannot read that revision either way: it does not exist any more.",
+        ),
+        Choice("Wait until it ends by itself.", "gc and expire keep what it names until then."),
+    ),
+}

@@ -1,0 +1,215 @@
+"""The report of ``repair``, the same for every format."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.verification import Finding, Severity
+from memwal_ops.errors import MemwalOpsError, TableCorruptError
+from memwal_ops.text import counted, paragraph
+
+if TYPE_CHECKING:
+    from memwal_ops.core.quarantine import Kept
+
+
+class RepairDecision(enum.StrEnum):
+    """How a run ended."""
+
+    NOTHING_TO_REPAIR = "nothing_to_repair"
+    PLANNED = "planned"
+    REPAIRED = "repaired"
+    INCOMPLETE = "incomplete"
+    DECISION_NEEDED = "decision_needed"
+    UNDONE = "undone"
+    NOTHING_TO_UNDO = "nothing_to_undo"
+
+
+class Outcome(enum.StrEnum):
+    """How a fix ended."""
+
+    PLANNED = "planned"
+    REPAIRED = "repaired"
+    GONE = "gone"
+    """There was nothing to fix any more when it was decided again."""
+    OVERTAKEN = "overtaken"
+    """Other processes changed it at each attempt."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One thing that a person can decide, and what it costs: a sentence each."""
+
+    choice: str
+    cost: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """A finding that a person has to decide about, why, and the choices."""
+
+    finding: Finding
+    why: str
+    choices: tuple[Choice, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``decisions``."""
+        choices = [{"choice": one.choice, "cost": one.cost} for one in self.choices]
+        return {**_finding(self.finding), "why": self.why, "choices": choices, "runbook": self.finding.page or None}
+
+
+@dataclass(slots=True)
+class Fixed:
+    """A fix.
+
+    Attributes:
+        text: what it does.
+        findings: those that it fixes.
+        outcome: how it ended.
+        kept: the id by which it can be undone; None: it replaced nothing.
+        error: why it failed.
+    """
+
+    text: str
+    findings: list[Finding]
+    outcome: Outcome = Outcome.PLANNED
+    kept: str | None = None
+    error: MemwalOpsError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``fixes``."""
+        error = self.error
+        return {
+            "fix": self.text,
+            "outcome": self.outcome.value,
+            "quarantine": self.kept,
+            "error": None if error is None else {"reason": error.reason, "detail": f"{error} {error.remedy}"},
+            "findings": [_finding(one) for one in self.findings],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """The repair that was asked to be undone, and what became of that."""
+
+    kept: Kept
+    decision: RepairDecision
+
+
+@dataclass
+class RepairReport:
+    """Report of a repair.
+
+    Attributes:
+        version: the table's revision at the end.
+        apply: whether it acted.
+        fixes: what has a safe fix.
+        decisions: what has none, without findings of severity ``info``.
+        undone: of ``--undo``.
+        more: findings of the same checks that were counted and not looked at.
+    """
+
+    version: int
+    apply: bool
+    fixes: list[Fixed] = field(default_factory=list)
+    decisions: list[Decide] = field(default_factory=list)
+    undone: Undone | None = None
+    more: int = 0
+    seconds: float = 0.0
+    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+    @property
+    def decision(self) -> RepairDecision:
+        """The outcome in one word."""
+        if self.undone is not None:
+            return self.undone.decision
+        outcomes = {one.outcome for one in self.fixes}
+        if outcomes & {Outcome.FAILED, Outcome.OVERTAKEN}:
+            return RepairDecision.INCOMPLETE
+        if Outcome.PLANNED in outcomes:
+            return RepairDecision.PLANNED
+        if Outcome.REPAIRED in outcomes:
+            return RepairDecision.REPAIRED
+        return RepairDecision.DECISION_NEEDED if self.decisions else RepairDecision.NOTHING_TO_REPAIR
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first fix that failed; else 9 if a person has to decide about an error; else 0."""
+        failed = next((one.error.exit_code for one in self.fixes if one.error is not None), None)
+        if failed is not None:
+            return failed
+        errors = any(one.finding.severity is Severity.ERROR for one in self.decisions)
+        return TableCorruptError.exit_code if errors else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``repair --json``."""
+        return {
+            "decision": self.decision.value,
+            "apply": self.apply,
+            "fixes": [one.to_json() for one in self.fixes],
+            "decisions": [one.to_json() for one in self.decisions],
+            "undo": None if self.undone is None else self.undone.kept.to_json(),
+            "more": self.more,
+            "version": self.version,
+            "seconds": round(self.seconds, 6),
+            "run_id": self.run_id,
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        lines = [self._headline()]
+        for one in self.fixes:
+            lines += ["", paragraph(f"{one.outcome.upper()}: {one.text}.", hanging="  ")]
+            lines += [
+                paragraph(f"{finding.check}: {finding.place}: {finding.evidence}", indent="  ", hanging="    ")
+                for finding in one.findings
+            ]
+            if one.error is not None:
+                lines.append(paragraph(f"{one.error} {one.error.remedy}", indent="  ", hanging="  "))
+            if one.kept is not None:
+                lines.append(f"  Undo it: memwal-ops repair URI --undo {one.kept} --apply")
+        for two in self.decisions:
+            finding = two.finding
+            lines += ["", paragraph(f"YOU DECIDE: {finding.check}: {finding.place}: {finding.evidence}", hanging="  ")]
+            lines.append(paragraph(f"{finding.consequence} {two.why}", indent="  ", hanging="  "))
+            lines += [
+                paragraph(f"{number}. {one.choice} Its cost: {one.cost}", indent="  ", hanging="     ")
+                for number, one in enumerate(two.choices, 1)
+            ]
+            if finding.page:
+                lines.append(f"  See {finding.page}")
+        if self.decision is RepairDecision.PLANNED:
+            lines += ["", "Nothing was changed. Add --apply to do it."]
+        if self.more:
+            lines += ["", f"{counted(self.more, 'more finding')} of the same checks: run it again after these."]
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        if self.undone is not None:
+            kept = self.undone.kept
+            match self.undone.decision:
+                case RepairDecision.UNDONE:
+                    said = f"what repair {kept.id} replaced is back"
+                case RepairDecision.PLANNED:
+                    said = f"would bring back what repair {kept.id} replaced"
+                case _:
+                    said = f"what repair {kept.id} was to replace is as it was before"
+            return f"{self.undone.decision}: {said}: {kept.place}."
+        if self.decision is RepairDecision.NOTHING_TO_REPAIR:
+            return "nothing_to_repair: no finding has anything to fix."
+        decide = counted(len(self.decisions), "finding")
+        needs = "needs" if len(self.decisions) == 1 else "need"
+        return f"{self.decision}: {counted(len(self.fixes), 'safe fix', 'safe fixes')}; {decide} {needs} a person."
+
+
+def _finding(one: Finding) -> dict[str, str]:
+    return {
+        "severity": one.severity.value,
+        "check": one.check,
+        "place": one.place,
+        "evidence": one.evidence,
+        "consequence": one.consequence,
+    }

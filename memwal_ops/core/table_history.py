@@ -1,0 +1,153 @@
+"""What a table keeps of its own history: revisions and who made them, the life of its log, indexes, and its storage.
+
+For pages and reports: a table that can tell implements :class:`HasRecentHistory`. All of it is read from the table
+itself, so it reaches back as far as the table's retention does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionRecord:
+    """One retained revision.
+
+    Attributes:
+        revision: its number.
+        committed: when it was committed.
+        by: the program that made it, for example ``memwal-ops merge`` or ``lance 14.0.2``.
+        operation: what kind of change it was, in the format's own word; empty if that is not known.
+        rows: its live rows; None if they are not recorded.
+        bytes: the size of its data files; None if it is not recorded.
+        merged: how many parts of the log it merged.
+        merged_rows: their rows, as far as they are recorded.
+        merged_bytes: their size, as far as it is recorded.
+    """
+
+    revision: int
+    committed: datetime | None
+    by: str
+    operation: str
+    rows: int | None
+    bytes: int | None
+    merged: int = 0
+    merged_rows: int = 0
+    merged_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """The life of one part of the log, such as a generation.
+
+    Attributes:
+        name: its name and number.
+        rows: as recorded; None if it is not.
+        bytes: as recorded; None if it is not.
+        flushed: when it was added to the log; None if that was before what is retained.
+        merged: when it was merged; None if it was not, or before what is retained.
+        merged_in: the revision that merged it, if that is retained.
+        removed: when it was taken off the log's list, to be deleted.
+        state: ``waiting``, ``merged`` or ``removed``.
+    """
+
+    name: str
+    rows: int | None
+    bytes: int | None
+    flushed: datetime | None
+    merged: datetime | None
+    merged_in: int | None
+    removed: datetime | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRecord:
+    """How much of the table an index covers; ``covered`` and ``total`` count parts of the table."""
+
+    name: str
+    kind: str
+    covered: int
+    total: int
+    uncovered_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRecord:
+    """Storage that something holds: ``bytes`` in ``objects`` objects, and by what, or what would free it."""
+
+    what: str
+    objects: int
+    bytes: int
+    held_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableHistory:
+    """All of it; lists have the newest first.
+
+    Attributes:
+        truncated: what was left out, in words; empty if nothing was.
+    """
+
+    revisions: tuple[RevisionRecord, ...]
+    log: tuple[LogRecord, ...] = ()
+    indexes: tuple[IndexRecord, ...] = ()
+    storage: tuple[StorageRecord, ...] = ()
+    truncated: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The history as a JSON document; times are ISO 8601, UTC."""
+        document: dict[str, Any] = asdict(self, dict_factory=_jsonable)
+        return document
+
+
+@runtime_checkable
+class HasRecentHistory(Protocol):
+    """A table that reports its history; optional."""
+
+    def recent_history(self, limit: int) -> TableHistory:
+        """The newest ``limit`` revisions, and the log as far as these show it. Reads metadata only.
+
+        Raises:
+            StorageError: the store failed.
+        """
+
+
+def history_document(table: object, limit: int) -> Mapping[str, Any] | None:
+    """The history of a table as a JSON document; None if its format does not report one."""
+    return table.recent_history(limit).to_json() if isinstance(table, HasRecentHistory) else None
+
+
+def storage_of_gc(report: Mapping[str, Any]) -> list[StorageRecord]:
+    """What holds the storage that ``gc`` looks after, by the candidates in a document of ``gc --json``."""
+    found: dict[tuple[str, str], StorageRecord] = {}
+    for verdict in ("delete", "held", "unknown"):
+        entries = report.get(verdict)
+        for one in entries if isinstance(entries, list) else ():
+            if not isinstance(one, dict):
+                continue
+            why = _DELETABLE if verdict == "delete" else str(one.get("because") or "not recognized")
+            kind = str(one.get("kind", "")).replace("_", " ")
+            before = found.get((kind, why), StorageRecord(kind, 0, 0, why))
+            objects, size = before.objects + _number(one, "objects"), before.bytes + _number(one, "bytes")
+            found[kind, why] = StorageRecord(kind, objects, size, why)
+    return sorted(found.values(), key=lambda record: -record.bytes)
+
+
+def _number(one: Mapping[str, Any], name: str) -> int:
+    """A number of an entry; 0 for anything else, as the report may be that of another package."""
+    value = one.get(name)
+    return value if isinstance(value, int) else 0
+
+
+_DELETABLE = "nothing (memwal-ops gc --apply deletes it)"
+
+
+def _jsonable(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in pairs}

@@ -1,0 +1,158 @@
+"""The findings of a verification, and the report of ``verify`` for tables of every format."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.options import Options, count, flag
+from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
+from memwal_ops.text import counted, counted_as, paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(Options):
+    """Options of every verification."""
+
+    deep: bool = flag(help="Also read all rows, and compare indexes and filters with them.")
+    max_findings: int = count(100, minimum=1, metavar="N", help="List at most N findings of a check; all are counted.")
+
+
+class Severity(enum.StrEnum):
+    """The effect of a finding on readers and jobs, the worst first."""
+
+    ERROR = "error"
+    """Rows are missing or wrong, or a job cannot continue."""
+    WARNING = "warning"
+    """It may become an error, or costs space or time."""
+    INFO = "info"
+    """Nothing to do."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One inconsistency.
+
+    Attributes:
+        severity: see :class:`Severity`.
+        check: the name of the check: a word or two, joined by ``_``.
+        place: the object or entry.
+        evidence: what was found.
+        consequence: the effect on readers and jobs: one sentence.
+        remedy: what to do: one sentence or two.
+        page: the runbook page; empty: there is none.
+        about: the part of the table by which ``repair`` finds it again: a region, an index, a job; not in reports.
+    """
+
+    severity: Severity
+    check: str
+    place: str
+    evidence: str
+    consequence: str
+    remedy: str
+    page: str = ""
+    about: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``findings``."""
+        document = {**vars(self), "severity": self.severity.value, "runbook": self.page or None}
+        del document["page"], document["about"]
+        return document
+
+
+def finding_of(
+    error: MemwalOpsError, check: str, place: str, consequence: str, severity: Severity = Severity.ERROR
+) -> Finding:
+    """A finding whose evidence, remedy and page are those of an error."""
+    return Finding(severity, check, place, str(error), consequence, error.remedy, runbook(error.exit_code) or "")
+
+
+class VerifyDecision(enum.StrEnum):
+    """The decisions of a verification."""
+
+    HEALTHY = "healthy"
+    FINDINGS = "findings"
+
+
+@dataclass
+class Findings:
+    """The findings of a run: all are counted, the first ones of each check are kept."""
+
+    most: int
+    counts: Counter[str] = field(default_factory=Counter)
+    worst: Severity = Severity.INFO
+    kept: list[Finding] = field(default_factory=list)
+
+    def add(self, finding: Finding) -> None:
+        """Count a finding, and keep it if its check has less than ``most``."""
+        self.counts[finding.check] += 1
+        self.worst = min(self.worst, finding.severity, key=_RANK.__getitem__)
+        if self.counts[finding.check] <= self.most:
+            self.kept.append(finding)
+
+    def extend(self, found: Iterable[Finding]) -> None:
+        """Add all."""
+        for one in found:
+            self.add(one)
+
+
+_RANK = {severity: rank for rank, severity in enumerate(Severity)}
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The findings, and how much was read. A table with findings of severity ``info`` only is healthy.
+
+    Attributes:
+        revision: the revision that was checked.
+        findings: those that are listed; ``counts`` has all.
+        checked: what was read, by name in the plural.
+    """
+
+    revision: int
+    findings: Findings
+    checked: Mapping[str, Any]
+
+    @property
+    def decision(self) -> VerifyDecision:
+        """Healthy if there are no errors and no warnings."""
+        return VerifyDecision.HEALTHY if self.findings.worst is Severity.INFO else VerifyDecision.FINDINGS
+
+    @property
+    def exit_code(self) -> int:
+        """9 if there is an error among the findings."""
+        return TableCorruptError.exit_code if self.findings.worst is Severity.ERROR else 0
+
+    @property
+    def listed(self) -> list[Finding]:
+        """The listed findings, the worst first."""
+        return sorted(self.findings.kept, key=lambda one: _RANK[one.severity])
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``verify --json``."""
+        return {
+            "decision": self.decision.value,
+            "version": self.revision,
+            "findings": [one.to_json() for one in self.listed],
+            "counts": dict(self.findings.counts),
+            "checked": dict(self.checked),
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        read = ", ".join(counted_as(number, name) for name, number in self.checked.items() if isinstance(number, int))
+        total = sum(self.findings.counts.values())
+        lines = [f"{self.decision}: {counted(total, 'finding')}; {read} were read."]
+        for one in self.listed:
+            lines += ["", paragraph(f"{one.severity.upper()} {one.check}: {one.place}: {one.evidence}", hanging="  ")]
+            lines.append(paragraph(f"{one.consequence} {one.remedy}", indent="  ", hanging="  "))
+            if one.page:
+                lines.append(f"  See {one.page}")
+        if total > len(self.findings.kept):
+            lines += ["", f"{counted(total - len(self.findings.kept), 'more finding')} of the same checks."]
+        return "\n".join(lines)

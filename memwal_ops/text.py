@@ -1,0 +1,150 @@
+"""Format numbers, tables and paragraphs for a terminal, at most ``WIDTH`` columns wide, and escape untrusted text."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import unicodedata
+from itertools import zip_longest
+from typing import TYPE_CHECKING, TypedDict
+
+from rich.cells import cell_len
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from uuid import UUID
+
+
+class _Whole(TypedDict):
+    break_long_words: bool
+    break_on_hyphens: bool
+
+
+WIDTH = 110
+_NARROWEST = 60
+_GAP = "  "
+_STEP = 1024
+_WHOLE: _Whole = {"break_long_words": False, "break_on_hyphens": False}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+# Control, format (such as U+202E), surrogate (bytes of a name that are not UTF-8), line and paragraph separators.
+_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""The text with every character escaped (``\x1b``, ``\u202e``) that moves, colours or hides others on a terminal.
+
+    File names, notes of holds and messages of stores are untrusted: printed raw, they could clear the
+    screen, set its title, or imitate lines of our output. Idempotent.
+
+    Args:
+        lines: keep line breaks: for a text that was composed of safe parts.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if (lines and character == "\n") or unicodedata.category(character) not in _UNSAFE
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def size_text(size: float) -> str:
+    """Bytes with a binary unit: ``231.4 MiB``."""
+    for unit in _UNITS[:-1]:
+        if size < _STEP:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= _STEP
+    return f"{size:.1f} {_UNITS[-1]}"
+
+
+def time_text(seconds: float) -> str:
+    """A span of time in its largest unit, cut: ``45 s``, ``12 min``, ``3 h``, ``9 d``."""
+    for size, unit in ((172_800, "d"), (7200, "h"), (120, "min")):
+        if seconds >= size:
+            return f"{seconds // (size / 2 if unit != 'd' else 86_400):.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """A number with its noun: ``1 row``, ``20,000 rows``."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def counted_as(number: int, plural: str) -> str:
+    """The same for a noun that is known in the plural: ``1 entry``, ``2 fragments``."""
+    singular = f"{plural.removesuffix('ies')}y" if plural.endswith("ies") else plural.removesuffix("s")
+    return counted(number, singular, plural)
+
+
+def short_ids(region_ids: Collection[UUID]) -> Mapping[UUID, str]:
+    """The prefix of each region id by which it is unique among these: 8, 13, 18 or 23 characters, or the whole id."""
+    names = {region_id: str(region_id) for region_id in region_ids}
+    for length in (8, 13, 18, 23):
+        prefixes = {region_id: name[:length] for region_id, name in names.items()}
+        if len(set(prefixes.values())) == len(names):
+            return prefixes
+    return names
+
+
+def span_text(first: int, last: int) -> str:
+    """A range of numbers: ``3`` or ``1 to 4``."""
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def paragraph(text: str, *, indent: str = "", hanging: str = "", width: int | None = None) -> str:
+    """The text wrapped at blanks; paths and ids stay whole, so that they can be copied.
+
+    Args:
+        indent: the beginning of every line.
+        hanging: the beginning of all lines but the first, after ``indent``.
+        width: columns at most; by default the width of the terminal.
+    """
+    columns = columns_at_most() if width is None else width
+    return textwrap.fill(printable(text), columns, initial_indent=indent, subsequent_indent=indent + hanging, **_WHOLE)
+
+
+def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], *, words: Collection[str]) -> str:
+    """A table without lines; columns named in ``words`` are aligned left, all others are numbers.
+
+    If it would be too wide, headings and the widest columns wrap at blanks; words and numbers stay whole.
+    """
+    table = [headings, *([printable(cell) for cell in row] for row in rows)]
+    columns = [*zip(*table, strict=True)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    least = [_least(heading, cells, split=heading in words) for heading, *cells in columns]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > columns_at_most():
+        wide = [index for index, width in enumerate(widths) if width > least[index]]
+        if not wide:
+            break
+        widths[max(wide, key=lambda index: widths[index])] -= 1
+    lines = []
+    for row in table:
+        cells = [textwrap.wrap(cell, width, **_WHOLE) for cell, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            placed = zip(parts, widths, headings, strict=True)
+            lines.append(_GAP.join(_placed(part, width, left=name in words) for part, width, name in placed).rstrip())
+    return "\n".join(lines)
+
+
+def _least(heading: str, cells: Iterable[str], *, split: bool) -> int:
+    """The smallest possible width of a column."""
+    whole = [word for cell in cells for word in cell.split()] if split else [*cells]
+    return max(map(cell_len, [*heading.split(), *whole]), default=0)
+
+
+def _placed(text: str, width: int, *, left: bool) -> str:
+    blanks = " " * (width - cell_len(text))
+    return text + blanks if left else blanks + text
+
+
+def columns_at_most() -> int:
+    """``WIDTH``, or the width of the terminal if that is narrower."""
+    try:
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    return min(WIDTH, max(_NARROWEST, columns or WIDTH))
