@@ -1,0 +1,126 @@
+"""Define ``Layout``, the interface to everything that differs between table layouts, so that no job compares them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import InvariantViolatedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    import pyarrow as pa
+
+    from memwal_ops.core.job import JobSpec
+    from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import memwal_pb2
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+    from memwal_ops.formats.lance.wire.snapshot_rows import Row
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+
+class Layout:
+    """One layout. A method that a layout does not implement raises; a layout implements what its jobs call.
+
+    Attributes:
+        name: as printed by ``inspect``.
+    """
+
+    name: str
+
+    def refusal(self, location: Location, store: Store) -> MemwalOpsError | None:
+        """The error if no job runs on a table of this layout, else None. Called when a table is opened."""
+        del location, store
+        return None
+
+    def why_not(self, location: Location, store: Store, what: str) -> MemwalOpsError | None:
+        """Why something that needs regions does not work on such a table; None: it has regions.
+
+        Args:
+            location, store: the table.
+            what: what was asked for, as the subject of a sentence.
+        """
+        del what
+        return self.refusal(location, store)
+
+    def jobs(self, registered: Mapping[str, JobSpec]) -> Mapping[str, JobSpec]:
+        """Of the jobs that are registered for Lance tables those that apply, each with the code for this layout."""
+        return registered
+
+    @property
+    def wal_suffix(self) -> str:
+        """The file name extension of a WAL entry, without the dot."""
+        raise self._lacks("region logs")
+
+    def writer_epoch(self, store: Store, path: str) -> bytes | None:
+        """The ``writer_epoch`` in the metadata of the WAL entry at a path, as stored; None if it has none (S0-032).
+
+        Raises:
+            InvalidFormatError: it is not a readable entry.
+            ObjectNotFoundError: it does not exist.
+        """
+        del store, path
+        raise self._lacks("region logs")
+
+    @property
+    def claims_with_entry(self) -> bool:
+        """Whether a writer that claims a region puts an empty WAL entry before it searches for the end of the log."""
+        raise self._lacks("writers of regions")
+
+    def entry_rows(self, store: Store, path: str) -> int:
+        """The number of rows in the WAL entry at a path.
+
+        Raises:
+            InvalidFormatError: it is not a readable entry.
+            ObjectNotFoundError: it does not exist.
+        """
+        del store, path
+        raise self._lacks("region logs")
+
+    def flush_log(self, table: Table, manifest: RegionManifest) -> int:
+        """Claim a region, flush its log to a generation, and leave an entry at which earlier writers find that out.
+
+        Returns:
+            The writer epoch of the claim, if no other writer claimed the region since ``manifest``. If one did, the
+            newest manifest may have another epoch.
+
+        Raises:
+            WriterFencedError: another writer claimed the region meanwhile.
+            WalCorruptError, UnsupportedFeatureError: the log cannot be replayed.
+            StorageError: the store failed, or, of the shard layout, any of these.
+        """
+        del table, manifest
+        raise self._lacks("region logs")
+
+    @property
+    def generations_in_log(self) -> bool:
+        """Whether a generation's rows are in WAL entries that it refers to (S0-147), and not in files of its own."""
+        raise self._lacks("generations")
+
+    @property
+    def unlisted_index_is_caught_up(self) -> bool:
+        """Whether readers treat an index that ``index_catchup`` does not list as caught up (S0-079)."""
+        raise self._lacks("an index catch-up list")
+
+    def snapshot_rows(
+        self,
+        regions: Mapping[UUID, RegionManifest | Row],
+        states: Mapping[UUID, Sequence[int | None]],
+        specs: Sequence[memwal_pb2.RegionSpec],
+    ) -> pa.Table:
+        """The rows of a region snapshot in the columns that the layout's readers expect.
+
+        Args:
+            regions: per region its manifest, or its row of an earlier snapshot that is still valid.
+            states: of each: version, ``replay_after_wal_id``, ``wal_id_last_seen``, by which a later snapshot
+                determines whether the row is still valid.
+            specs: the table's region specs, which add a column for each field.
+        """
+        del regions, states, specs
+        raise self._lacks("region snapshots")
+
+    def _lacks(self, what: str) -> InvariantViolatedError:
+        return InvariantViolatedError(f"A table of the layout {self.name} has no {what}.")

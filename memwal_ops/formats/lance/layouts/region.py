@@ -1,0 +1,72 @@
+"""The layout ``region`` of the specification: WAL entries are Lance files, and generations refer to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import ObjectNotFoundError
+from memwal_ops.formats.lance.lance_files import lance_rows
+from memwal_ops.formats.lance.layouts.api import Layout
+from memwal_ops.formats.lance.wire.lance_file import check_lance_file
+from memwal_ops.formats.lance.wire.names import WRITER_EPOCH
+from memwal_ops.formats.lance.wire.snapshot_rows import region_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    import pyarrow as pa
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import memwal_pb2
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+    from memwal_ops.formats.lance.wire.snapshot_rows import Row
+    from memwal_ops.storage.api import Store
+
+# Enough for the column metadata of most files; more costs another request.
+_TAIL_BYTES = 32 << 10
+
+
+class RegionLayout(Layout):
+    """The layout of the specification."""
+
+    name = "region"
+    wal_suffix = "lance"
+    claims_with_entry = False
+    generations_in_log = True
+    unlisted_index_is_caught_up = True
+
+    def writer_epoch(self, store: Store, path: str) -> bytes | None:
+        """The writer epoch from the footer of the Lance file; two requests for most."""
+        meta = store.head(path)
+        if meta is None:
+            raise ObjectNotFoundError(f"WAL entry {path} does not exist.")
+        tail = store.get_range(path, max(0, meta.size - _TAIL_BYTES), _TAIL_BYTES)
+        schema = check_lance_file(tail, meta.size) or check_lance_file(store.get(path), meta.size)
+        return None if schema is None else schema.metadata.get(WRITER_EPOCH)
+
+    def entry_rows(self, store: Store, path: str) -> int:
+        """Rows of the Lance file."""
+        return int(lance_rows(store.get(path), f"WAL entry {path}").num_rows)
+
+    def flush_log(self, table: Table, manifest: RegionManifest) -> int:
+        """Claim the region, replay its log, fence the writer before by an entry without rows, and flush."""
+        from memwal_ops.formats.lance.memwal.region_writer import RegionWriter  # noqa: PLC0415 - it opens tables
+
+        table.guard.check()
+        with RegionWriter(table, manifest.region_id) as writer:
+            writer.fence()
+        return writer.epoch
+
+    def snapshot_rows(
+        self,
+        regions: Mapping[UUID, RegionManifest | Row],
+        states: Mapping[UUID, Sequence[int | None]],
+        specs: Sequence[memwal_pb2.RegionSpec],
+    ) -> pa.Table:
+        """Rows that contain the complete manifests (S0-106 to S0-109)."""
+        del states
+        return region_rows([*regions.values()], specs)
+
+
+REGION = RegionLayout()

@@ -1,0 +1,73 @@
+"""The layout ``shard`` of pylance 7 and later: WAL entries are Arrow streams, generations have files of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from memwal_ops.errors import InvalidFormatError
+from memwal_ops.formats.lance.datasets import open_dataset
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.layouts.api import Layout
+from memwal_ops.formats.lance.memwal.snapshots import with_states
+from memwal_ops.formats.lance.wire.arrow_schema import schema_end, schema_metadata
+from memwal_ops.formats.lance.wire.names import WRITER_EPOCH, region_folder
+from memwal_ops.formats.lance.wire.snapshot_rows import shard_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import memwal_pb2
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+    from memwal_ops.formats.lance.wire.snapshot_rows import Row
+    from memwal_ops.storage.api import Store
+
+# Enough for a schema of about a hundred columns; a larger one costs a second request.
+_SCHEMA_BYTES = 32 << 10
+
+
+class ShardLayout(Layout):
+    """The layout of pylance."""
+
+    name = "shard"
+    wal_suffix = "arrow"
+    claims_with_entry = True
+    generations_in_log = False
+    unlisted_index_is_caught_up = False
+
+    def writer_epoch(self, store: Store, path: str) -> bytes | None:
+        """The writer epoch from the schema at the start of the Arrow stream; one request for most."""
+        head = store.get_range(path, 0, _SCHEMA_BYTES)
+        end = schema_end(head)
+        if end > len(head) == _SCHEMA_BYTES:
+            head = store.get_range(path, 0, end)
+        return schema_metadata(head, WRITER_EPOCH.encode())
+
+    def entry_rows(self, store: Store, path: str) -> int:
+        """Rows of the Arrow stream."""
+        try:
+            return int(pa.ipc.open_stream(store.get(path)).read_all().num_rows)
+        except pa.ArrowException as error:
+            raise InvalidFormatError(f"WAL entry {path} is not an Arrow stream: {error}") from error
+
+    def flush_log(self, table: Table, manifest: RegionManifest) -> int:
+        """Claim the region with pylance's writer, which fences the current writer, replays the log and flushes it."""
+        table.guard.check()
+        with lance_errors("flush the log of", f"{table.location.uri}/{region_folder(manifest.region_id)}"):
+            open_dataset(table.location).mem_wal_writer(str(manifest.region_id)).close()
+        return manifest.writer_epoch + 1  # pylance does not report it
+
+    def snapshot_rows(
+        self,
+        regions: Mapping[UUID, RegionManifest | Row],
+        states: Mapping[UUID, Sequence[int | None]],
+        specs: Sequence[memwal_pb2.RegionSpec],
+    ) -> pa.Table:
+        """Rows with the regions' ids and fields only; their states are in the schema's metadata."""
+        return with_states(shard_rows([*regions.values()], specs), states)
+
+
+SHARD = ShardLayout()

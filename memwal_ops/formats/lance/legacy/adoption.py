@@ -1,0 +1,250 @@
+"""Adopt what legacy MemWALs hold as generations of regions, for a table that is about to leave the legacy layout.
+
+Nothing here is visible: no reader of a legacy table opens ``_mem_wal/``. The files of a run that was killed are
+orphans, which gc finds after the migration; the next run writes its own. A region's manifest is published anew by each
+run, under the next number, before the table's own commit: a run that stalls and wakes finds that number taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from lance.fragment import write_fragments
+
+from memwal_ops.errors import CommitConflictError, InvalidFormatError, InvariantViolatedError, ObjectNotFoundError
+from memwal_ops.formats.lance.datasets import lance_options, open_dataset
+from memwal_ops.formats.lance.engines.collapse import collapse
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.memwal.region_files import WAL_SUFFIX, put_entry, put_generation
+from memwal_ops.formats.lance.memwal.region_specs import MANUAL
+from memwal_ops.formats.lance.memwal.regions import NoRegionManifestError
+from memwal_ops.formats.lance.projection import TOMBSTONE
+from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.wire.names import NamingScheme, parse_wal_entry_name, region_folder
+from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
+from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, encode_version_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    import numpy.typing as npt
+
+    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.memwal.region_columns import RegionColumns
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import Store
+
+LEGACY_FOLDER = "_mem_wal_ops/legacy"
+_BASE_PATHS = 16
+_ENTRY_ROWS = 1 << 16
+_READ_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPlan:
+    """The region of a legacy region's name, as it is to stand.
+
+    Attributes:
+        region_id: its id.
+        merged: its progress: legacy generation g counts as g + 1.
+        current: the generation that its next writer fills.
+        flushed: what it lists.
+    """
+
+    region_id: UUID
+    merged: int
+    current: int
+    flushed: tuple[FlushedGeneration, ...]
+
+
+def region_id_of(store: Store, region: str, *, record: bool) -> UUID | None:
+    """The id of a legacy region's name, as an earlier run recorded it; the first one to record it decides.
+
+    Args:
+        store: the table's.
+        region: the name.
+        record: whether to record a new one where there is none; otherwise None.
+
+    Raises:
+        InvalidFormatError: the record cannot be read.
+    """
+    name = hashlib.blake2b(region.encode(), digest_size=16).hexdigest()
+    path = f"{LEGACY_FOLDER}/regions/{name}.json"
+    if record:
+        made = {"region": region, "region_id": str(uuid.uuid4())}
+        store.put_if_absent(path, json.dumps(made).encode())
+    try:
+        return uuid.UUID(json.loads(store.get(path))["region_id"])
+    except ObjectNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidFormatError(f"{path} does not tell the id of a region: {error}") from error
+
+
+class Adopter:
+    """Writes generations of one region.
+
+    Args:
+        table: the version that is migrated; its primary key is set.
+        region_id: the region.
+        columns: of its rows.
+        layout: shard or region.
+    """
+
+    def __init__(self, table: Table, region_id: UUID, columns: RegionColumns, layout: str) -> None:
+        """Nothing is read or written yet."""
+        self._table, self._region_id, self._columns, self._layout = table, region_id, columns, layout
+        self.last_entry: int | None = None
+        """The last WAL entry that was put; None: none."""
+
+    def adopt(self, generation: Generation, number: int, epoch: int) -> FlushedGeneration:
+        """Write a generation with the newest row of each key.
+
+        Raises:
+            StorageError: the store failed; what was written is an orphan.
+            InvariantViolatedError: it does not read back as it was written; nobody knows of it.
+        """
+        winners = collapse([generation], self._table.primary_key)
+        mask = np.zeros(winners.rows_read, dtype=np.bool_)
+        mask[winners.rows] = True
+        self._table.guard.check()
+        path = f"{secrets.token_hex(4)}_gen_{number}"
+        write = self._write_shard if self._layout == "shard" else self._write_region
+        size = write(path, self._rows(generation, mask), epoch)
+        with lance_errors("read back", path):
+            found = open_dataset(self._table.location, f"{region_folder(self._region_id)}/{path}").count_rows()
+        if found != int(mask.sum()):
+            raise InvariantViolatedError(f"{path} has {found} rows, and {int(mask.sum())} were to be adopted.")
+        return FlushedGeneration(number, path, in_memory_bytes=size, physical_rows=found)
+
+    def _rows(self, generation: Generation, mask: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+        tombstones = generation.read_keys().column(TOMBSTONE)
+        start = 0
+        for batch in generation.read_rows(max_bytes=_READ_BYTES):
+            wanted = pa.array(mask[start : start + batch.num_rows])
+            dead = tombstones.slice(start, batch.num_rows).filter(wanted).combine_chunks()
+            start += batch.num_rows
+            at = 0
+            for part in generation.projected(batch.filter(wanted), max_bytes=_READ_BYTES, references=False):
+                columns = [*part.columns, dead.slice(at, part.num_rows)]
+                at += part.num_rows
+                yield pa.RecordBatch.from_arrays(
+                    [one.cast(field.type) for one, field in zip(columns, self._columns.schema, strict=True)],
+                    schema=self._columns.schema,
+                )
+
+    def _write_shard(self, path: str, batches: Iterator[pa.RecordBatch], epoch: int) -> int:
+        """A dataset with files of its own; its fields have the base table's ids."""
+        del epoch
+        table, columns = self._table, self._columns
+        folder = f"{region_folder(self._region_id)}/{path}"
+        written = list(batches)
+        reader = pa.RecordBatchReader.from_batches(columns.schema, written)
+        with lance_errors("write", folder):
+            fragments = write_fragments(
+                reader,
+                f"{table.location.uri}/{folder}",
+                mode="create",
+                data_storage_version=columns.file_version,
+                storage_options=lance_options(table.location),
+            )
+        made = VersionManifest(
+            type(columns.template.manifest)(), None, None, columns.template.major, columns.template.minor
+        )
+        made.manifest.CopyFrom(columns.template.manifest)
+        del made.manifest.fragments[:]
+        del made.manifest.base_paths[:]
+        made.manifest.reader_feature_flags &= ~_BASE_PATHS
+        made.manifest.writer_feature_flags &= ~_BASE_PATHS
+        made.manifest.ClearField("max_fragment_id")
+        assert isinstance(fragments, list)  # noqa: S101 - narrows pylance's union
+        for number, found in enumerate(fragments):
+            fragment = made.manifest.fragments.add(id=number, physical_rows=found.physical_rows)
+            made.manifest.max_fragment_id = number
+            for file in found.to_json()["files"]:
+                said = {name: value for name, value in file.items() if value is not None}
+                said["fields"] = [columns.ids[one] if one >= 0 else one for one in said["fields"]]
+                fragment.files.add(**said)
+        made.manifest.timestamp.FromNanoseconds(time.time_ns())
+        target = version_path(made.manifest.version, NamingScheme.V2, folder=folder)
+        if not table.store.put_if_absent(target, encode_version_manifest(made)):
+            raise InvariantViolatedError(f"{target} exists, although its folder has a random name.")
+        return sum(one.nbytes for one in written)
+
+    def _write_region(self, path: str, batches: Iterator[pa.RecordBatch], epoch: int) -> int:
+        """WAL entries, and a generation that points to them."""
+        table = self._table
+        if self.last_entry is None:
+            self.last_entry = _last_entry(table.store, self._region_id)
+        rows = pa.Table.from_batches(batches, schema=self._columns.schema)
+        entries = []
+        for start in range(0, rows.num_rows, _ENTRY_ROWS):
+            part = rows.slice(start, _ENTRY_ROWS).combine_chunks()
+            entry = put_entry(table.store, self._region_id, self.last_entry + 1, part, epoch, self._columns)
+            if entry is None:
+                raise CommitConflictError(f"Another migration writes into region {self._region_id}; run it again.")
+            self.last_entry += 1
+            entries.append(entry)
+        if not put_generation(table.store, table.location, self._region_id, path, entries, self._columns):
+            raise InvariantViolatedError(f"{path} exists, although it has a random name.")
+        return int(rows.nbytes)
+
+
+def newest_manifest(table: Table, region_id: UUID) -> RegionManifest | None:
+    """The region's newest manifest; None where it has none yet."""
+    try:
+        return table.region(region_id).latest(checked=True)
+    except NoRegionManifestError:
+        return None
+
+
+def publish_region(table: Table, plan: RegionPlan, before: RegionManifest | None, last_entry: int | None) -> int:
+    """Publish the region's next manifest; ``before`` is the newest one, which was read before the table's version was.
+
+    Returns:
+        Its number.
+
+    Raises:
+        CommitConflictError: another migration published one first.
+    """
+    manifest = RegionManifest(
+        plan.region_id,
+        1 if before is None else before.version + 1,
+        MANUAL if before is None else before.region_spec_id,
+        next_epoch(before),
+        last_entry if last_entry is not None or before is None else before.replay_after_wal_id,
+        last_entry if last_entry is not None or before is None else before.wal_id_last_seen,
+        plan.current,
+        plan.flushed,
+        RegionStatus.ACTIVE,
+        source=b"" if before is None else before.source,
+    )
+    if not table.region(plan.region_id).commit(manifest, ours_if_equal=False):
+        raise CommitConflictError(f"Another migration published the manifest of region {plan.region_id}; run it again.")
+    return manifest.version
+
+
+def next_epoch(before: RegionManifest | None) -> int:
+    """The epoch that the migration claims the region with: a writer of before it is fenced."""
+    return 1 if before is None else before.writer_epoch + 1
+
+
+def sealed_after(manifest: RegionManifest) -> RegionManifest:
+    """The next manifest, with which no writer can claim the region any more."""
+    return replace(manifest.next(), status=RegionStatus.SEALED, writer_epoch=manifest.writer_epoch + 1)
+
+
+def _last_entry(store: Store, region_id: UUID) -> int:
+    """The highest entry that a killed run left; 0 where there is none."""
+    names = (meta.path.rsplit("/", 1)[-1] for meta in store.list(f"{region_folder(region_id)}/wal"))
+    found = (parse_wal_entry_name(name) for name in names)
+    return max((one.entry_id for one in found if one is not None and one.suffix == WAL_SUFFIX), default=0)

@@ -1,0 +1,90 @@
+"""Read a legacy table as the document's MemWAL-aware reader does: the base, and what is not merged (S1-030)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.formats.lance.engines.collapse import collapse
+from memwal_ops.formats.lance.engines.joins import without_keys
+from memwal_ops.formats.lance.engines.scan import filtered, winning_rows
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.legacy.emptied import find_emptied
+from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of, unmerged
+from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
+from memwal_ops.formats.lance.wire.legacy_index import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.options import LegacyOptions
+    from memwal_ops.formats.lance.table import Table
+
+
+@dataclass(frozen=True)
+class LegacyScan:
+    """One scan of a pinned version; nothing is read before :meth:`to_table`."""
+
+    table: Table
+    options: LegacyOptions
+    columns: tuple[str, ...] | None = None
+    filter: str | None = None
+
+    def to_table(self) -> pa.Table:
+        """The rows, in no order; each key once, as it was written last.
+
+        Of a MemWAL that is FLUSHED and not merged, its MemTable; of one that is OPEN or SEALED, what its log had when
+        its owner recorded it last in the index. What is MERGED, or merged by its writer's release, is in the base.
+
+        Raises:
+            InvalidUsageError: a column that the table has not.
+            NoPrimaryKeyError, FlushedMeaningUnknownError, TableCorruptError: as a merge of the table.
+            MemwalOpsError: rows are missing or damaged: no rows are better than wrong ones.
+        """
+        if (emptied := find_emptied(self.table)) is not None:
+            raise emptied.error("merge")
+        table = with_key(self.table, self.options)
+        schema = table.dataset.schema
+        wanted = [*schema.names] if self.columns is None else [*self.columns]
+        if unknown := sorted({*wanted} - {*schema.names}):
+            raise InvalidUsageError(f"{table.location.uri} has no column {', '.join(unknown)}.")
+        key = [*table.primary_key]
+        keys, rows = schema.empty_table().select(key), schema.empty_table()
+        with MemTables(table, self.options) as mem_tables:
+            generations = [one for one in self._generations(mem_tables) if one is not None]
+            if generations:
+                winners = collapse(generations, key)
+                keys = winners.keys.cast(keys.schema)
+                pairs = zip(generations, winners.upserts, strict=True)
+                rows = pa.concat_tables([rows, *(part for one, mask in pairs for part in winning_rows(one, mask))])
+        with lance_errors("scan", table.location.uri):
+            base = table.dataset.to_table(columns=[*dict.fromkeys([*wanted, *key])], filter=self.filter)
+            found = [without_keys(base, keys, key).select(wanted), filtered(rows, wanted, self.filter)]
+        return pa.concat_tables([one.cast(base.select(wanted).schema) for one in found])
+
+    def _generations(self, mem_tables: MemTables) -> Iterator[Generation | None]:
+        """Every MemWAL that is not merged, by region, ascending."""
+        mem_wals = mem_wals_of(self.table)
+        meanings = Meanings(self.table, self.options.flushed_means)
+        for region in sorted({one.id.region for one in mem_wals}):
+            found = unmerged(mem_wals, region, meanings)
+            if found.fault is not None:
+                raise found.fault.error
+            for one in found.mem_wals:
+                yield mem_tables.generation(one) if one.state is State.FLUSHED else mem_tables.drained(one)
+
+
+@dataclass(frozen=True)
+class LegacyReader:
+    """A version of a legacy table with what is not merged yet; ``options``: where rows are, what FLUSHED means."""
+
+    table: Table
+    options: LegacyOptions
+
+    def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> LegacyScan:  # noqa: A002 - Lance's word
+        """A scan of all rows, or of those that a filter in SQL lets through."""
+        return LegacyScan(self.table, self.options, None if columns is None else tuple(columns), filter)

@@ -1,0 +1,291 @@
+"""The state machine of legacy MemWALs: every transition, its owner check, and what conflicts with what.
+
+Pure values: each function takes the MemWALs of a version and returns a :class:`Change`. It follows Lance's
+``rust/lance/src/index/mem_wal.rs``; where the document is stricter (S1-009, S1-023), so is this module, and says so.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import InvalidUsageError, WriterFencedError
+from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.legacy_index import (
+    MemWal,
+    MemWalId,
+    State,
+    decode_mem_wal,
+    encode_mem_wal,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the index: MemWALs that are added, replaced and removed.
+
+    ``removed`` has each replaced one as it was: only ids are matched when the change is applied, and the image before
+    is what tells others what was changed.
+    """
+
+    added: tuple[MemWal, ...] = ()
+    updated: tuple[MemWal, ...] = ()
+    removed: tuple[MemWal, ...] = ()
+
+    @property
+    def ids(self) -> frozenset[MemWalId]:
+        """The MemWALs that it touches."""
+        return frozenset(one.id for one in (*self.added, *self.updated, *self.removed))
+
+    @property
+    def only_removes(self) -> bool:
+        """Whether it is a trim."""
+        return not self.added and not self.updated
+
+    def applied(self, mem_wals: Iterable[MemWal], version: int) -> tuple[MemWal, ...]:
+        """The MemWALs of ``version``, which the change makes; what it adds or updates carries its number (S1-024)."""
+        new = {one.id: replace(one, last_updated_dataset_version=version) for one in self.updated}
+        gone = {one.id for one in self.removed} - new.keys()
+        kept = [new.get(one.id, one) for one in mem_wals if one.id not in gone]
+        return (*kept, *(replace(one, last_updated_dataset_version=version) for one in self.added))
+
+    def message(self, version: int) -> table_pb2.LegacyUpdateMemWalState:
+        """The change as the operation of a transaction that makes ``version``."""
+        stamped = [
+            [encode_mem_wal(replace(one, last_updated_dataset_version=version)) for one in group]
+            for group in (self.added, self.updated)
+        ]
+        return table_pb2.LegacyUpdateMemWalState(
+            added=stamped[0], updated=stamped[1], removed=map(encode_mem_wal, self.removed)
+        )
+
+    @classmethod
+    def of(cls, message: table_pb2.LegacyUpdateMemWalState) -> Change:
+        """The change that a transaction made. Raises ``TableCorruptError`` where it does not decode."""
+        return cls(
+            tuple(map(decode_mem_wal, message.added)),
+            tuple(map(decode_mem_wal, message.updated)),
+            tuple(map(decode_mem_wal, message.removed)),
+        )
+
+    def __or__(self, other: Change) -> Change:
+        """Both changes as one; they touch different MemWALs."""
+        return Change(self.added + other.added, self.updated + other.updated, self.removed + other.removed)
+
+
+def advance(
+    mem_wals: Sequence[MemWal],
+    region: str,
+    *,
+    mem_table_location: str,
+    wal_location: str,
+    owner_id: str,
+    expected_owner_id: str | None = None,
+) -> Change:
+    """Open a region's next generation, and seal the one before in the same change (S1-008, S1-009, S1-018).
+
+    Args:
+        mem_wals: those of the version.
+        region: the region; one that has no MemWAL yet begins with generation 0.
+        mem_table_location, wal_location: of the new generation; both differ from those of the one before.
+        owner_id: of the new generation.
+        expected_owner_id: the owner of the newest generation; None: the region has none.
+
+    Raises:
+        InvalidUsageError: the region has (or has no) generation, or a location is used again.
+        WriterFencedError: the newest generation has another owner (S1-022).
+    """
+    newest = max((one for one in mem_wals if one.id.region == region), key=lambda one: one.id, default=None)
+    if newest is None:
+        if expected_owner_id is not None:
+            raise InvalidUsageError(f"Region {region!r} has no MemWAL, and so none that {expected_owner_id!r} owns.")
+        return create(mem_wals, MemWalId(region, 0), mem_table_location, wal_location, owner_id)
+    if expected_owner_id is None:
+        raise InvalidUsageError(f"Region {region!r} has a MemWAL already: its owner has to be given.")
+    _check_owner(newest, expected_owner_id)
+    if wal_location == newest.wal_location or mem_table_location == newest.mem_table_location:
+        raise InvalidUsageError(f"The next generation of region {region!r} needs a WAL and a MemTable of its own.")
+    opened = create(mem_wals, MemWalId(region, newest.id.generation + 1), mem_table_location, wal_location, owner_id)
+    return seal(mem_wals, newest.id, expected_owner_id) | opened if newest.state is State.OPEN else opened
+
+
+def create(
+    mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, mem_table_location: str, wal_location: str, owner_id: str
+) -> Change:
+    """Add a generation, OPEN and without entries, whatever stands beside it; :func:`advance` is what a writer does.
+
+    Raises:
+        InvalidUsageError: there is one of that id.
+    """
+    if any(one.id == mem_wal_id for one in mem_wals):
+        raise InvalidUsageError(f"There is a MemWAL for {mem_wal_id} already.")
+    return Change(added=(MemWal(mem_wal_id, mem_table_location, wal_location, owner_id=owner_id),))
+
+
+def append_entry(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, entry_id: int, owner_id: str) -> Change:
+    """Record that the log has an entry (S1-004); entries that were skipped become holes (S1-015, S1-016).
+
+    Raises:
+        InvalidUsageError: no such MemWAL, it is not OPEN, or the entry is not above its last one.
+        WriterFencedError: another owner.
+    """
+    before = _owned(mem_wals, mem_wal_id, State.OPEN, owner_id)
+    return _changed(before, replace(before, wal_entries=before.wal_entries.with_new_high(entry_id)))
+
+
+def seal(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, owner_id: str) -> Change:
+    """OPEN to SEALED: no entries any more. Raises as :func:`append_entry`."""
+    return _next_state(mem_wals, mem_wal_id, State.OPEN, owner_id)
+
+
+def flush(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, owner_id: str) -> Change:
+    """SEALED to FLUSHED: the rows are on disk (S1-019). Raises as :func:`append_entry`."""
+    return _next_state(mem_wals, mem_wal_id, State.SEALED, owner_id)
+
+
+def merge(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, owner_id: str) -> Change:
+    """FLUSHED to MERGED: the rows are in the table (S1-020). Raises as :func:`append_entry`."""
+    return _next_state(mem_wals, mem_wal_id, State.FLUSHED, owner_id)
+
+
+def set_owner(
+    mem_wals: Sequence[MemWal],
+    mem_wal_id: MemWalId,
+    owner_id: str,
+    *,
+    expected_owner_id: str | None = None,
+    mem_table_location: str | None = None,
+) -> Change:
+    """Claim a MemWAL by changing its owner, in any state (S1-023); all that the old owner does then fails.
+
+    Args:
+        mem_wals: those of the version.
+        mem_wal_id: the MemWAL.
+        owner_id: the new owner, another one than before.
+        expected_owner_id: the owner before; None: whoever it is, which is all that Lance itself offers.
+        mem_table_location: the new owner's MemTable, another one than before; None: it stays.
+
+    Raises:
+        InvalidUsageError: no such MemWAL, or the owner or MemTable is the same.
+        WriterFencedError: the owner before is another one than expected.
+    """
+    before = find(mem_wals, mem_wal_id)
+    if expected_owner_id is not None:
+        _check_owner(before, expected_owner_id)
+    if owner_id == before.owner_id:
+        raise InvalidUsageError(f"{owner_id!r} owns {mem_wal_id} already.")
+    if mem_table_location == before.mem_table_location:
+        raise InvalidUsageError(f"A new owner of {mem_wal_id} needs a MemTable of its own.")
+    location = before.mem_table_location if mem_table_location is None else mem_table_location
+    return _changed(before, replace(before, owner_id=owner_id, mem_table_location=location))
+
+
+def trim(mem_wals: Sequence[MemWal], covered: int | None) -> Change:
+    """Remove the MERGED ones that every user index has caught up with.
+
+    Args:
+        mem_wals: those of the version.
+        covered: the version that :func:`covered_version` gives.
+    """
+    return Change(removed=tuple(one for one in mem_wals if is_trimmable(one, covered)))
+
+
+def is_trimmable(mem_wal: MemWal, covered: int | None) -> bool:
+    """Lance's rule: MERGED, and last updated in a version that every user index has seen; see :func:`trim`."""
+    seen = covered is None or mem_wal.last_updated_dataset_version <= covered
+    return mem_wal.state is State.MERGED and seen
+
+
+def covered_version(indexes: table_pb2.IndexSection | None) -> int | None:
+    """The least of the user indexes' versions, each the highest of its deltas; None where there is no user index."""
+    newest: dict[str, int] = {}
+    for entry in () if indexes is None else indexes.indices:
+        if not entry.name.startswith("__lance_"):
+            newest[entry.name] = max(newest.get(entry.name, 0), entry.dataset_version)
+    return min(newest.values(), default=None)
+
+
+def find(mem_wals: Iterable[MemWal], mem_wal_id: MemWalId) -> MemWal:
+    """The MemWAL of an id. Raises ``InvalidUsageError`` where there is none."""
+    found = next((one for one in mem_wals if one.id == mem_wal_id), None)
+    if found is None:
+        raise InvalidUsageError(f"The table has no MemWAL for {mem_wal_id}.")
+    return found
+
+
+def disorder(mem_wals: Sequence[MemWal], region: str) -> str | None:
+    """How a region breaks the rules that no transition breaks, in a sentence; None: it does not.
+
+    More than one generation that is not sealed (S1-009), or one that got ahead of a lower one.
+    """
+    ascending = sorted((one for one in mem_wals if one.id.region == region), key=lambda one: one.id)
+    unsealed = [one.id.generation for one in ascending if one.state is State.OPEN]
+    if len(unsealed) > 1:
+        listed = ", ".join(map(str, unsealed))
+        return f"Region {region!r} has {len(unsealed)} OPEN generations ({listed}), and there may be one."
+    for lower, higher in pairwise(ascending):
+        if higher.state > lower.state:
+            return (
+                f"Region {region!r}: generation {higher.id.generation} is {higher.state.name}, and generation "
+                f"{lower.id.generation} before it only {lower.state.name}."
+            )
+    return None
+
+
+class Other(enum.Enum):
+    """What another writer committed, as far as it matters to a change of MemWALs."""
+
+    STATE = "UpdateMemWalState"
+    MERGE = "Update with mem_wal_to_merge"
+    DATA = "Append, Update, Overwrite, Delete, DataReplacement, Merge, Restore, Clone, Project"
+    INDEPENDENT = "CreateIndex, Rewrite, UpdateConfig, ReserveFragments, UpdateBases"
+
+
+def conflicts(ours: Change, other: Other, theirs: Change | None = None) -> bool:
+    """Whether a change loses to one that was committed since its version was read, by Lance's rules.
+
+    Args:
+        ours: the change that is not committed yet.
+        other: what was committed.
+        theirs: the MemWALs that it touched; for STATE and MERGE.
+    """
+    if other is Other.DATA:
+        return True
+    if other is Other.INDEPENDENT or theirs is None:
+        return False
+    if other is Other.STATE and (ours.only_removes or theirs.only_removes):
+        return False
+    # Lance lets any state change pass beside a merge; of the same MemWAL, it must not: one would undo the other.
+    return bool(ours.ids & theirs.ids)
+
+
+def _owned(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, state: State, owner_id: str) -> MemWal:
+    found = find(mem_wals, mem_wal_id)
+    _check_owner(found, owner_id)
+    if found.state is not state:
+        raise InvalidUsageError(
+            f"The MemWAL of {mem_wal_id} is {found.state.name}, and has to be {state.name} for that."
+        )
+    return found
+
+
+def _check_owner(mem_wal: MemWal, owner_id: str) -> None:
+    if mem_wal.owner_id != owner_id:
+        raise WriterFencedError(
+            f"The MemWAL of {mem_wal.id} is owned by {mem_wal.owner_id!r} now, and not by {owner_id!r}: another writer "
+            "claimed it."
+        )
+
+
+def _next_state(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, state: State, owner_id: str) -> Change:
+    before = _owned(mem_wals, mem_wal_id, state, owner_id)
+    return _changed(before, replace(before, state=State(state + 1)))
+
+
+def _changed(before: MemWal, after: MemWal) -> Change:
+    return Change(updated=(after,), removed=(before,))

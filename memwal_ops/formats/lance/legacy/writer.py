@@ -1,0 +1,256 @@
+"""``MemWalWriter``: one writer of a legacy region, on the state machine (S1-003 to S1-005, S1-015, S1-022 to S1-027).
+
+Each transition is one version of the table, published strictly, and it carries the base table's fragments on. A
+change that loses a race is decided again on the newest version, where its owner check and preconditions hold anew; it
+fails where what was committed conflicts with it (:func:`memwal_ops.formats.lance.legacy.states.conflicts`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import lance
+import pyarrow as pa
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.errors import CommitConflictError, InvalidUsageError
+from memwal_ops.formats.lance.commit import CommitLostError, CommitNote
+from memwal_ops.formats.lance.datasets import lance_options
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.legacy import states
+from memwal_ops.formats.lance.legacy.emptied import find_emptied, transaction_of
+from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of
+from memwal_ops.formats.lance.legacy.mem_tables import MemTables
+from memwal_ops.formats.lance.legacy.publish import publish
+from memwal_ops.formats.lance.legacy.replay import entry_of
+from memwal_ops.formats.lance.legacy.states import Change, Other, conflicts
+from memwal_ops.formats.lance.options import MergeOptions
+from memwal_ops.formats.lance.versions import read_version_manifest
+from memwal_ops.formats.lance.wire.legacy_index import MemWal, MemWalId, State
+from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+
+_INDEPENDENT = frozenset({103, 104, 107, 110, 114})
+_MOST_TAKEN = 10_000
+
+
+class MemWalWriter:
+    """Writes the MemWALs of one region; it owns the newest generation from the start.
+
+    Attributes:
+        region: its region.
+        owner_id: by which it owns its generations.
+    """
+
+    def __init__(
+        self, table: Table, region: str, owner_id: str | None = None, *, wal_root: str = "wal", mem_root: str = "mem"
+    ) -> None:
+        """Claim what of the region is not flushed by changing its owner, and open a generation where none is (S1-023).
+
+        Args:
+            table: any version.
+            region: the region.
+            owner_id: None: a new one.
+            wal_root: below which logs lie: ``{wal_root}/{region}/{generation}``; relative to the table, or a URI.
+            mem_root: the same for flushed MemTables.
+
+        Raises:
+            InvalidUsageError: a name that is no folder's; the newest version has no rows because of a state commit.
+            CommitConflictError: too many commit conflicts in a row.
+        """
+        if not region or "/" in region or region in {".", ".."}:
+            raise InvalidUsageError(f"{region!r} cannot be a region's name here: it names a folder.")
+        if (emptied := find_emptied(table)) is not None:
+            raise emptied.error("merge")
+        probe_conditional_writes(table.store)
+        self.region = region
+        self.owner_id = owner_id or f"memwal-ops-{uuid.uuid4()}"
+        self._table, self._wal_root, self._mem_root = table, wal_root, mem_root
+        self._note = CommitNote.new("legacy-writer")
+        if self._claim(mem_wals_of(table)).updated:
+            self._commit(self._claim)
+        newest = self._newest()
+        if newest is None or newest.state > State.OPEN:
+            self._advance(newest)
+
+    @property
+    def current(self) -> MemWal:
+        """The generation that it writes into, as of the version that it knows."""
+        newest = self._newest()
+        if newest is None:
+            raise InvalidUsageError(f"Region {self.region!r} has no MemWAL any more.")
+        return newest
+
+    def replay(self) -> pa.Table | None:
+        """What the log of the current generation holds: a new writer takes it into its MemTable (S1-027).
+
+        None where the log is empty.
+
+        Raises:
+            ObjectNotFoundError, GenerationCorruptError: an entry is missing or damaged.
+        """
+        with MemTables(self._table, MergeOptions()) as mem_tables:
+            one = self.current
+            return mem_tables.replayed(one).to_table() if one.wal_entries.count else None
+
+    def append(self, rows: pa.Table) -> int:
+        """Put rows as the log's next entry, and then record it in the index (S1-004, S1-015, S1-026).
+
+        The entry goes to the last id + 1, or, where another writer's file is, to + 2, + 3 and so on; what is
+        skipped becomes a hole.
+
+        Returns:
+            The entry's id.
+
+        Raises:
+            WriterFencedError: another writer claimed the generation: the entry is not part of the log.
+            InvalidUsageError: the generation is not OPEN.
+            CommitConflictError: too many conflicts in a row, or 10,000 places are taken.
+        """
+        one = self.current
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        data = sink.getvalue().to_pybytes()
+        with MemTables(self._table, MergeOptions()) as mem_tables:
+            store = open_store(mem_tables.located(one.wal_location))
+        first = 0 if one.wal_entries.highest is None else one.wal_entries.highest + 1
+        # Another writer may have used another suffix.
+        taken = {entry_of(meta.path) for meta in store.list()}
+        for number in range(first, first + _MOST_TAKEN):
+            self._table.guard.check()
+            if number in taken or not store.put_if_absent(f"{number:020}.arrow", data):
+                continue
+            self._record(one.id, number)
+            return number
+        raise CommitConflictError(f"{_MOST_TAKEN:,} entries of {one.id} are taken by writers that do not record them.")
+
+    def seal(self) -> int:
+        """Seal the current generation and open the next one, in one version (S1-018).
+
+        Returns:
+            The sealed generation.
+
+        Raises:
+            WriterFencedError: another writer claimed it.
+        """
+        one = self.current
+        self._advance(one)
+        return one.id.generation
+
+    def flush(self) -> tuple[int, ...]:
+        """Write each SEALED generation of the region as a dataset at its ``mem_table_location``, and mark it FLUSHED.
+
+        Returns:
+            The generations.
+
+        Raises:
+            WriterFencedError: another writer claimed one.
+            InvalidUsageError: the table's newest version was written before Lance 0.36, by whose meaning FLUSHED
+                says that the rows are in the base table.
+        """
+        flushed = []
+        for one in self._mine(State.SEALED):
+            if (
+                Meanings(self._table).of(replace(one, last_updated_dataset_version=self._table.version)).meaning
+                != "unmerged"
+            ):
+                raise InvalidUsageError(
+                    f"{self._table.location.uri} was written by Lance before 0.36, for which FLUSHED means merged.",
+                    remedy="Migrate the table: memwal-ops migrate replays what is sealed.",
+                )
+            with MemTables(self._table, MergeOptions()) as mem_tables:
+                place = mem_tables.located(one.mem_table_location)
+                if one.wal_entries.count:
+                    self._table.guard.check()
+                    with lance_errors("flush", place.uri):
+                        lance.write_dataset(
+                            mem_tables.replayed(one).to_table(), place.uri, mode="overwrite",
+                            storage_options=lance_options(place),
+                        )  # fmt: skip
+            self._mark_flushed(one.id)
+            flushed.append(one.id.generation)
+        return tuple(flushed)
+
+    def _record(self, mem_wal_id: MemWalId, entry_id: int) -> None:
+        self._commit(lambda found: states.append_entry(found, mem_wal_id, entry_id, self.owner_id))
+
+    def _mark_flushed(self, mem_wal_id: MemWalId) -> None:
+        self._commit(lambda found: states.flush(found, mem_wal_id, self.owner_id))
+
+    def _claim(self, mem_wals: Sequence[MemWal]) -> Change:
+        """Take what is not flushed from whoever owns it."""
+        change = Change()
+        for one in mem_wals:
+            if one.id.region == self.region and one.state < State.FLUSHED and one.owner_id != self.owner_id:
+                change |= states.set_owner(mem_wals, one.id, self.owner_id)
+        return change
+
+    def _advance(self, newest: MemWal | None) -> None:
+        generation = 0 if newest is None else newest.id.generation + 1
+        self._commit(
+            lambda found: states.advance(
+                found,
+                self.region,
+                mem_table_location=f"{self._mem_root}/{self.region}/{generation}",
+                wal_location=f"{self._wal_root}/{self.region}/{generation}",
+                owner_id=self.owner_id,
+                expected_owner_id=None if newest is None else newest.owner_id,
+            )
+        )
+
+    def _newest(self) -> MemWal | None:
+        mine = [one for one in mem_wals_of(self._table) if one.id.region == self.region]
+        return max(mine, key=lambda one: one.id, default=None)
+
+    def _mine(self, state: State) -> list[MemWal]:
+        found = [one for one in mem_wals_of(self._table) if one.id.region == self.region and one.state is state]
+        return sorted(found, key=lambda one: one.id)
+
+    def _commit(self, decide: Callable[[Sequence[MemWal]], Change]) -> None:
+        """Publish a change on the newest version; decided again after each race that it lost without a conflict."""
+        retry = CommitRetry()
+        table = self._table.newest()
+        while True:
+            change = decide(mem_wals_of(table))
+            try:
+                publish(table, change, self._note)
+            except CommitLostError as error:
+                before, table = table, retry.conflict(table, error)
+                _refuse_conflicts(before, table, change)
+            else:
+                self._table = retry.landed(table)
+                return
+
+
+def _refuse_conflicts(before: Table, newest: Table, change: Change) -> None:
+    """Raise ``CommitConflictError`` where one of the versions since conflicts with the change."""
+    for version in range(before.version + 1, newest.version + 1):
+        found = read_version_manifest(newest.store, version, newest.naming)
+        transaction = transaction_of(newest.store, found)
+        other, theirs = (Other.DATA, None) if transaction is None else what_it_did(transaction)
+        if conflicts(change, other, theirs):
+            raise CommitConflictError(
+                f"Version {version} of {newest.location.uri} conflicts with a change of "
+                f"{', '.join(map(str, sorted(change.ids)))}.",
+                remedy="Read the newest version, and decide again.",
+            )
+
+
+def what_it_did(transaction: table_pb2.Transaction) -> tuple[Other, Change | None]:
+    """What a transaction means for a change of MemWAL states; what is not known counts as a change of data."""
+    if transaction.HasField("update_mem_wal_state"):
+        return Other.STATE, Change.of(transaction.update_mem_wal_state)
+    if transaction.HasField("create_index"):
+        return Other.INDEPENDENT, None
+    numbers = {field.field_number for field in UnknownFieldSet(transaction)}  # type: ignore[attr-defined]  # iterable, the stub forgot
+    return (Other.INDEPENDENT, None) if numbers and numbers <= _INDEPENDENT else (Other.DATA, None)

@@ -1,0 +1,52 @@
+"""Encode and decode the layout that a migration recorded in a table version, and the one that it had before.
+
+Without a migration the files of the regions determine the layout. After one, files of both layouts lie side by side,
+and the record determines what new regions are written in. It is stored in the table configuration (manifest field 16),
+which every commit of pylance preserves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memwal_ops.formats.lance.wire._pb import table_pb2
+
+_LAYOUT = "memwal-ops.layout"
+_BEFORE = "memwal-ops.layout-before"
+# The feature flag of a table configuration: releases that would drop it must not write.
+_TABLE_CONFIG = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRecord:
+    """What a migration between the layouts of today recorded.
+
+    Attributes:
+        layout: name of the table's layout.
+        before: the one that a rollback restores; None: the last migration was rolled back.
+    """
+
+    layout: str
+    before: str | None
+
+
+def layout_record(manifest: table_pb2.Manifest) -> LayoutRecord | None:
+    """The record of a version; None: the table was not migrated between the layouts of today."""
+    if _LAYOUT not in manifest.config:
+        return None
+    return LayoutRecord(manifest.config[_LAYOUT], dict(manifest.config).get(_BEFORE))
+
+
+def with_layout_record(manifest: table_pb2.Manifest, record: LayoutRecord | None) -> table_pb2.Manifest:
+    """A copy of the manifest with that record; None: with none."""
+    changed = table_pb2.Manifest()
+    changed.CopyFrom(manifest)
+    changed.config.pop(_LAYOUT, None)
+    changed.config.pop(_BEFORE, None)
+    if record is None:
+        return changed
+    changed.config[_LAYOUT] = record.layout
+    if record.before is not None:
+        changed.config[_BEFORE] = record.before
+    changed.writer_feature_flags |= _TABLE_CONFIG
+    return changed

@@ -1,0 +1,278 @@
+"""Decode and change the ``__lance_mem_wal`` index entry of a table version: configuration, progress, snapshots.
+
+The details are a protobuf message inside the version manifest, so that merge progress and the merged
+data are published by the same put (S0-067).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from google.protobuf.message import DecodeError
+
+from memwal_ops.errors import InvariantViolatedError, LegacyLayoutError, TableCorruptError
+from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
+from memwal_ops.formats.lance.wire.region_records import with_region_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from memwal_ops.formats.lance.wire.region_records import RegionRecord
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+MEMWAL_INDEX_NAME = "__lance_mem_wal"
+MEMWAL_TYPE_URL = "/lance.table.MemWalIndexDetails"
+# Field 1, length-delimited: mem_wal_list. In the current message it is a number (0x08) or absent.
+_LEGACY_FIRST_BYTE = 0x0A
+_UUID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MemWalIndex:
+    """The MemWAL index of one version (S0-058 to S0-068).
+
+    Attributes:
+        uuid: of the index entry.
+        dataset_version: the version that last wrote the entry.
+        snapshot_ts_millis: when the region snapshots were taken, Unix milliseconds; None: never.
+        num_regions: number of regions in the snapshot.
+        inline_snapshots: the snapshot rows as stored inline; None: none or in a file.
+        region_specs: how rows are routed to regions.
+        maintained_indexes: names of the base indexes that writers maintain for unmerged rows.
+        maintain_all_indexes: None if the writing release did not have the option.
+        merged_generations: per region the last generation that the base table contains.
+        index_catchup: per base index and region the last generation that it covers.
+        writer_config_defaults: options for writers.
+        details: the message itself, including unknown fields. Not to be changed in place.
+    """
+
+    uuid: UUID
+    dataset_version: int
+    snapshot_ts_millis: int | None
+    num_regions: int
+    inline_snapshots: bytes | None
+    region_specs: tuple[memwal_pb2.RegionSpec, ...]
+    maintained_indexes: tuple[str, ...]
+    maintain_all_indexes: bool | None
+    merged_generations: Mapping[UUID, int]
+    index_catchup: Mapping[str, Mapping[UUID, int]]
+    writer_config_defaults: Mapping[str, str]
+    details: memwal_pb2.MemWalIndexDetails
+
+
+def find_memwal_entry(indexes: table_pb2.IndexSection) -> table_pb2.IndexMetadata | None:
+    """The MemWAL entry of an index section. Raises ``TableCorruptError`` if there are two (S0-011)."""
+    found = [entry for entry in indexes.indices if entry.name == MEMWAL_INDEX_NAME]
+    if len(found) > 1:
+        raise TableCorruptError(f"The table has {len(found)} MemWAL indexes; at most one is allowed.")
+    return found[0] if found else None
+
+
+def is_legacy(entry: table_pb2.IndexMetadata) -> bool:
+    """Whether the details are a list of MemWALs, as older Lance releases wrote them."""
+    return entry.index_details.value[:1] == bytes([_LEGACY_FIRST_BYTE])
+
+
+def decode_memwal_index(entry: table_pb2.IndexMetadata) -> MemWalIndex:
+    """Decode the details of a MemWAL entry.
+
+    Raises:
+        LegacyLayoutError: the details are a list of MemWALs, as older Lance releases wrote them.
+        TableCorruptError: not a protobuf message; an id that is not a UUID; a region with two progress entries.
+    """
+    value = entry.index_details.value
+    if is_legacy(entry):
+        raise LegacyLayoutError("The table has the MemWAL index of older Lance releases (mem_wal_list).")
+    details = memwal_pb2.MemWalIndexDetails()
+    try:
+        details.ParseFromString(value)
+    except DecodeError as error:
+        raise TableCorruptError(f"The details of the MemWAL index are not a protobuf message: {error}") from error
+    return MemWalIndex(
+        _uuid(entry.uuid.uuid, "the MemWAL index"),
+        entry.dataset_version,
+        details.snapshot_ts_millis if details.HasField("snapshot_ts_millis") else None,
+        details.num_regions,
+        details.inline_snapshots if details.HasField("inline_snapshots") else None,
+        tuple(details.region_specs),
+        tuple(details.maintained_indexes),
+        details.maintain_all_indexes if details.HasField("maintain_all_indexes") else None,
+        _progress(details.merged_generations, "merge progress"),
+        {
+            one.index_name: _progress(one.caught_up_generations, f"catch-up of {one.index_name}")
+            for one in details.index_catchup
+        },
+        dict(details.writer_config_defaults),
+        details,
+    )
+
+
+def with_progress(
+    details: memwal_pb2.MemWalIndexDetails, progress: Mapping[UUID, int]
+) -> memwal_pb2.MemWalIndexDetails:
+    """A copy of the details with the merge progress of each region in ``progress`` raised to that generation (S0-065).
+
+    Raises:
+        InvariantViolatedError: a region's progress would not rise.
+    """
+    changed = memwal_pb2.MemWalIndexDetails()
+    changed.CopyFrom(details)
+    entries = {UUID(bytes=entry.region_id.uuid): entry for entry in changed.merged_generations}
+    for region_id, generation in sorted(progress.items()):
+        entry = entries.get(region_id)
+        if entry is None:
+            entry = changed.merged_generations.add()
+            entry.region_id.uuid = region_id.bytes
+        if generation <= entry.generation:
+            raise InvariantViolatedError(
+                f"The progress of region {region_id} must not be set from {entry.generation} to {generation}."
+            )
+        entry.generation = generation
+    return changed
+
+
+def with_catchup(
+    details: memwal_pb2.MemWalIndexDetails, claims: Mapping[str, Mapping[UUID, int] | None]
+) -> memwal_pb2.MemWalIndexDetails:
+    """A copy of the details with the catch-up entry of each index in ``claims`` set to exactly that (S0-078, S0-181).
+
+    ``None`` removes the entry. Entries of other indexes are not changed.
+
+    Raises:
+        InvariantViolatedError: an entry would exceed the merge progress.
+    """
+    changed = memwal_pb2.MemWalIndexDetails()
+    changed.CopyFrom(details)
+    merged = {UUID(bytes=entry.region_id.uuid): entry.generation for entry in details.merged_generations}
+    entries = {entry.index_name: entry for entry in changed.index_catchup}
+    for name, claim in sorted(claims.items()):
+        if claim is None:
+            entries.pop(name, None)
+            continue
+        entry = memwal_pb2.IndexCatchupProgress()
+        if name in entries:
+            entry.CopyFrom(entries[name])
+        entry.index_name = name
+        del entry.caught_up_generations[:]
+        for region_id, generation in sorted(claim.items()):
+            if generation > merged.get(region_id, 0):
+                raise InvariantViolatedError(
+                    f"The catch-up entry of {name} must not be generation {generation} of region {region_id}: "
+                    f"its merge progress is {merged.get(region_id, 0)}."
+                )
+            one = entry.caught_up_generations.add()
+            one.region_id.uuid = region_id.bytes
+            one.generation = generation
+        entries[name] = entry
+    kept = list(entries.values())
+    del changed.index_catchup[:]
+    changed.index_catchup.extend(kept)
+    return changed
+
+
+def with_snapshot(
+    details: memwal_pb2.MemWalIndexDetails, *, timestamp_millis: int, num_regions: int, inline: bytes | None
+) -> memwal_pb2.MemWalIndexDetails:
+    """A copy of the details in which only the region snapshot is changed (S0-069 to S0-073, S0-175).
+
+    Args:
+        timestamp_millis: when it was taken, Unix milliseconds.
+        num_regions: its rows.
+        inline: a Lance file's bytes; None if the rows are in ``_indices/{uuid}/index.lance``.
+    """
+    changed = memwal_pb2.MemWalIndexDetails()
+    changed.CopyFrom(details)
+    changed.snapshot_ts_millis = timestamp_millis
+    changed.num_regions = num_regions
+    changed.ClearField("inline_snapshots")
+    if inline is not None:
+        changed.inline_snapshots = inline
+    return changed
+
+
+def with_maintained_indexes(
+    details: memwal_pb2.MemWalIndexDetails, names: Iterable[str]
+) -> memwal_pb2.MemWalIndexDetails:
+    """A copy of the details in which writers maintain exactly these base indexes (S0-075)."""
+    changed = memwal_pb2.MemWalIndexDetails()
+    changed.CopyFrom(details)
+    del changed.maintained_indexes[:]
+    changed.maintained_indexes.extend(names)
+    return changed
+
+
+def stamp_progress(
+    built: VersionManifest,
+    parent: VersionManifest,
+    progress: Mapping[UUID, int],
+    *,
+    version: int,
+    records: Mapping[UUID, RegionRecord] = MappingProxyType({}),
+) -> VersionManifest:
+    """Stamp the number ``version`` and the ``progress`` into a version that pylance built on ``parent``.
+
+    ``records`` identify the regions of the progress (:mod:`memwal_ops.formats.lance.wire.region_records`).
+
+    The progress is stored in two places: in the index details, which readers use, and in the
+    transaction, which the conflict check of a concurrent merger uses. The details are copied from the parent,
+    since pylance drops unknown fields when it rewrites them; only its changes of ``index_catchup`` are kept,
+    for indexes that lost fragments.
+
+    Raises:
+        InvariantViolatedError: progress would not rise, or the version has no MemWAL index.
+    """
+    indexes = table_pb2.IndexSection()
+    if built.indexes is not None:
+        indexes.CopyFrom(built.indexes)
+    entry = find_memwal_entry(indexes)
+    old = None if parent.indexes is None else find_memwal_entry(parent.indexes)
+    if entry is None or old is None:
+        raise InvariantViolatedError("The version that pylance built has no MemWAL index any more.")
+    said = decode_memwal_index(entry).index_catchup
+    before = decode_memwal_index(old)
+    claims = {
+        name: said.get(name)
+        for name in {*said, *before.index_catchup}
+        if said.get(name) != before.index_catchup.get(name)
+    }
+    details = with_progress(with_catchup(before.details, claims), progress)
+    entry.CopyFrom(old)
+    entry.index_details.value = details.SerializeToString(deterministic=True)
+    entry.dataset_version = version
+    manifest = with_region_records(built.manifest, records)
+    manifest.version = version
+    return replace(built, manifest=manifest, indexes=indexes, transaction=_with_marker(built.transaction, progress))
+
+
+def _with_marker(
+    transaction: table_pb2.Transaction | None, progress: Mapping[UUID, int]
+) -> table_pb2.Transaction | None:
+    if transaction is None or not transaction.HasField("update"):
+        return transaction
+    marked = table_pb2.Transaction()
+    marked.CopyFrom(transaction)
+    del marked.update.merged_generations[:]
+    for region_id, generation in sorted(progress.items()):
+        entry = marked.update.merged_generations.add()
+        entry.region_id.uuid = region_id.bytes
+        entry.generation = generation
+    return marked
+
+
+def _progress(entries: Iterable[memwal_pb2.MergedGeneration], what: str) -> dict[UUID, int]:
+    progress: dict[UUID, int] = {}
+    for entry in entries:
+        region_id = _uuid(entry.region_id.uuid, what)
+        if region_id in progress:
+            raise TableCorruptError(f"The {what} of the table has two entries for region {region_id}.")
+        progress[region_id] = entry.generation
+    return progress
+
+
+def _uuid(data: bytes, what: str) -> UUID:
+    if len(data) != _UUID_BYTES:
+        raise TableCorruptError(f"The id of {what} has {len(data)} bytes, so it is not a UUID.")
+    return UUID(bytes=data)

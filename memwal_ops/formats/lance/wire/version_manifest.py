@@ -1,0 +1,218 @@
+"""Decode and encode the manifest file of a table version: index section, transaction, manifest and trailer.
+
+``[u32 n][index section] [u32 n][transaction] [u32 n][manifest] [u64 position][u16 major][u16 minor]LANC``
+
+All numbers are little-endian; the position is that of the manifest's length prefix, from the start
+of the file. The manifest has the positions of the other two sections. A rewrite moves them, so every
+field that contains a position must be known: a manifest with an unknown
+field can be read, but not rewritten (S3-013).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
+from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAGIC = b"LANC"
+_TRAILER = struct.Struct("<QHH4s")
+_LENGTH = struct.Struct("<I")
+_UUID_BYTES = 16
+
+FEATURES: Mapping[int, str] = {
+    1: "deletion files",
+    2: "stable row ids",
+    4: "v2 data files",
+    8: "table config",
+    16: "base paths",
+    32: "no transaction files",
+}
+_KNOWN_FLAGS = sum(FEATURES)
+NO_TRANSACTION_FILES = 32
+
+# The fields with the positions of the other sections.
+POSITIONS = ("index_section", "transaction_section", "transaction_section_old")
+
+_Section = TypeVar("_Section", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionManifest:
+    """A decoded manifest file; the messages preserve unknown fields.
+
+    Attributes:
+        manifest: the manifest message. Its position fields are those of the file that was decoded.
+        indexes: the index section; None if the version has no index.
+        transaction: the transaction that made the version; None if it is in a file of its own.
+        major: format version of the envelope.
+        minor: format version of the envelope.
+    """
+
+    manifest: pb.Manifest
+    indexes: pb.IndexSection | None
+    transaction: pb.Transaction | None
+    major: int
+    minor: int
+
+
+def decode_version_manifest(data: bytes) -> VersionManifest:
+    """Decode a whole manifest file.
+
+    Raises:
+        InvalidFormatError: truncated, no trailer, a position outside the file, or not a protobuf message.
+    """
+    if len(data) < _TRAILER.size + _LENGTH.size:
+        raise InvalidFormatError(f"{len(data)} bytes are too few for a version manifest.")
+    position, major, minor, magic = _TRAILER.unpack_from(data, len(data) - _TRAILER.size)
+    if magic != MAGIC:
+        raise InvalidFormatError(f"The file ends in {magic!r}, not in {MAGIC!r}: it is truncated or not a manifest.")
+    manifest = _section(data, position, pb.Manifest, "manifest")
+    indexes = transaction = None
+    if manifest.HasField("index_section"):
+        indexes = _section(data, manifest.index_section, pb.IndexSection, "index section")
+    if manifest.HasField("transaction_section"):
+        transaction = _section(data, manifest.transaction_section, pb.Transaction, "transaction")
+    elif manifest.HasField("transaction_section_old"):
+        transaction = _section(data, manifest.transaction_section_old, pb.Transaction, "transaction")
+    return VersionManifest(manifest, indexes, transaction, major, minor)
+
+
+def index_section_by_ends(head: bytes, tail: bytes) -> tuple[bool, pb.IndexSection | None]:
+    """Decode the index section from the two ends of a manifest file; for files too large to be read whole.
+
+    Lance writes the index section first, then the transaction, then the manifest. This is verified, not
+    assumed: the lengths of one or two sections must lead exactly to the manifest, and the first must
+    contain index entries and nothing else.
+
+    Args:
+        head: the file's first bytes; they must include the first section and the next length prefix.
+        tail: at least its last 16 bytes.
+
+    Returns:
+        Whether the ends were sufficient, and the section; None if the version has no index.
+    """
+    if len(tail) < _TRAILER.size:
+        return False, None
+    position, _, _, magic = _TRAILER.unpack_from(tail, len(tail) - _TRAILER.size)
+    if magic != MAGIC:
+        return False, None
+    if position == 0:
+        return True, None
+    end = _next_section(head, 0)
+    if end is None or end > len(head) or (end != position and _next_section(head, end) != position):
+        return False, None
+    section = pb.IndexSection()
+    try:
+        section.ParseFromString(head[_LENGTH.size : end])
+    except DecodeError:
+        return False, None
+    entries = section.indices
+    plain = len(UnknownFieldSet(section)) == 0 and all(len(entry.uuid.uuid) == _UUID_BYTES for entry in entries)
+    return (True, section) if plain and entries else (False, None)
+
+
+def index_section_length(head: bytes) -> int:
+    """Number of bytes of a manifest file that :func:`index_section_by_ends` needs, from its first four."""
+    return (_next_section(head, 0) or 0) + _LENGTH.size
+
+
+def _next_section(data: bytes, position: int) -> int | None:
+    if position + _LENGTH.size > len(data):
+        return None
+    (length,) = _LENGTH.unpack_from(data, position)
+    return position + _LENGTH.size + int(length)
+
+
+def encode_version_manifest(version: VersionManifest) -> bytes:
+    """Encode a manifest file; the positions inside are those of the new file.
+
+    The argument is not changed. The same value always gives the same bytes.
+
+    Raises:
+        UnsupportedFeatureError: an unknown manifest field, which may contain a position.
+    """
+    check_positions_known(version.manifest)
+    manifest = pb.Manifest()
+    manifest.CopyFrom(version.manifest)
+    old_position = manifest.HasField("transaction_section_old") and not manifest.HasField("transaction_section")
+    for field in POSITIONS:
+        manifest.ClearField(field)
+    out = bytearray()
+    if version.indexes is not None:
+        manifest.index_section = _append(out, version.indexes)
+    if version.transaction is not None:
+        transaction_at = _append(out, version.transaction)
+        if old_position:
+            manifest.transaction_section_old = transaction_at
+        else:
+            manifest.transaction_section = transaction_at
+    manifest_at = _append(out, manifest)
+    out += _TRAILER.pack(manifest_at, version.major, version.minor, MAGIC)
+    return bytes(out)
+
+
+def check_readable(manifest: pb.Manifest) -> None:
+    """Refuse unknown reader feature flags (S3-012)."""
+    _check_flags(manifest.reader_feature_flags, "read")
+
+
+def check_writable(manifest: pb.Manifest) -> None:
+    """Refuse unknown writer feature flags (S3-013)."""
+    check_readable(manifest)
+    _check_flags(manifest.writer_feature_flags, "written")
+
+
+def check_positions_known(manifest: pb.Manifest) -> None:
+    """Refuse a manifest with an unknown field: it may contain a file position, which would not be moved."""
+    unknown = sorted({field.field_number for field in UnknownFieldSet(manifest)})  # type: ignore[attr-defined]  # iterable, missing in the stub
+    if manifest.version_aux_data:
+        unknown.append(pb.Manifest.VERSION_AUX_DATA_FIELD_NUMBER)
+    if unknown:
+        raise UnsupportedFeatureError(
+            f"The table's manifest has fields that this release of memwal-ops does not know and must not rewrite: "
+            f"{unknown}."
+        )
+
+
+def _check_flags(flags: int, what: str) -> None:
+    unknown = flags & ~_KNOWN_FLAGS
+    if unknown:
+        bits = ", ".join(str(1 << bit) for bit in range(unknown.bit_length()) if unknown >> bit & 1)
+        raise UnsupportedFeatureError(
+            f"The table must not be {what}: it has feature flag {bits}, which is unknown to this release."
+        )
+
+
+def _section(data: bytes, position: int, kind: type[_Section], name: str) -> _Section:
+    end = len(data) - _TRAILER.size
+    start = position + _LENGTH.size
+    if start > end:
+        raise InvalidFormatError(f"The position of the {name} is {position}, but the file has {len(data)} bytes.")
+    (length,) = _LENGTH.unpack_from(data, position)
+    if start + length > end:
+        raise InvalidFormatError(
+            f"The {name} has {length} bytes from position {start} on, but the file has {len(data)} bytes."
+        )
+    message = kind()
+    try:
+        message.ParseFromString(data[start : start + length])
+    except DecodeError as error:
+        raise InvalidFormatError(f"The {name} is not a protobuf message: {error}") from error
+    return message
+
+
+def _append(out: bytearray, message: Message) -> int:
+    position = len(out)
+    data = message.SerializeToString(deterministic=True)
+    out += _LENGTH.pack(len(data))
+    out += data
+    return position
