@@ -1,0 +1,1 @@
+"""Read and write MemWAL in Lance tables: regions, flushed generations, write-ahead log, region snapshots."""

@@ -1,0 +1,327 @@
+"""Verify, before a merge or gc, that a region is the one whose merge progress the table records.
+
+A region's id may be reused: a branch and a clone inherit the progress of their table and none of its
+regions, a region's folder may be removed, a table may be overwritten without its regions. Timeline of the
+loss: R is merged up to generation 3; R is created again and flushes 1 to 5; a merge that compares numbers alone
+treats 1 to 3 as merged, merges 4 and 5, and gc deletes 1 to 3, which no base table has.
+
+Evidence, in this order:
+
+1. The record that every merge stores in the version (:mod:`memwal_ops.formats.lance.wire.region_records`): the
+   directory of the last merged generation. A region that lists another one under that number is another region. One
+   that does not list the number any more was drained, which gc does only to a region whose identity it verified.
+2. If other programs merged and stored no record: whether the generation was flushed before the first version in which
+   it is merged, as long as that version and the previous one exist.
+3. For a region with no merged generation: whether a version without a MemWAL index was published after the
+   region was created, by the store's times or by the timestamps inside the files. Timeline of the loss: a region
+   flushes; its table is removed and created again at the same URI; the old ``_mem_wal/`` is copied back by a tool that
+   does not preserve times, so that by the store's times it is younger than the new table. Only the timestamps inside
+   are older. A writer whose clock is behind by more than the time between the table's creation and its first flush
+   causes the same evidence; then the operator has to decide once.
+
+If the evidence is not conclusive, an operator decides (``memwal-ops adopt``).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from threading import RLock
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import (
+    InvalidFormatError,
+    LegacyLayoutError,
+    ObjectNotFoundError,
+    RegionReplacedError,
+    TableCorruptError,
+)
+from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
+from memwal_ops.formats.lance.wire.names import parse_version_manifest_name, region_folder
+from memwal_ops.formats.lance.wire.region_records import UNDECIDED, UNMERGED, RegionRecord, mark_of
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+_CONCURRENT_READS = 16
+# Coarser than any store's times: S3 has whole seconds.
+_TICK = timedelta(seconds=1)
+# A file whose stored time is this much later than the timestamp inside was copied.
+_COPIED = timedelta(minutes=1)
+UNDECIDED_RECORD = RegionRecord(0, UNDECIDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a file was written: by the store's clock, and by the timestamp inside the file, which a copy preserves."""
+
+    stored: datetime
+    inside: datetime
+
+    @property
+    def earliest(self) -> datetime:
+        """The earlier of the two: a copy is stored later, and a writer's clock may be ahead."""
+        return min(self.stored, self.inside)
+
+
+def is_earlier(one: Moment, other: Moment) -> bool | None:
+    """Whether ``one`` was written before ``other``; None if that cannot be determined.
+
+    The store has one clock, and timestamps inside files are from the clocks of several machines; but the stored times
+    of a copied table are those of the copy.
+    """
+    copied = all(moment.stored - moment.inside > _COPIED for moment in (one, other))
+    if not copied and abs(one.stored - other.stored) > _TICK:
+        return one.stored < other.stored
+    by_inside = one.inside < other.inside
+    return by_inside if copied or one.stored == other.stored or (one.stored < other.stored) == by_inside else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The time of a version and its merge progress; ``merged`` is None if it has no MemWAL index."""
+
+    moment: Moment
+    merged: Mapping[UUID, int] | None
+
+
+class MergeHistory:
+    """The merge progress in the existing versions; read only if there is no record, each version at most once."""
+
+    def __init__(self, store: Store) -> None:
+        """Nothing is read before the first call."""
+        self._store = store
+        self._lock = RLock()
+        self._listed: Mapping[int, ObjectMeta] | None = None
+        self._read: dict[str, _Version | None] = {}
+
+    def merged_at(self, region_id: UUID, generation: int) -> tuple[Moment, bool] | None:
+        """The time of the first version in which a generation is merged, and whether it was merged in that version.
+
+        The latter is unknown (False) if that version is the oldest that exists. None: it is merged in no version.
+        """
+        with self._lock:
+            listed = [meta for _, meta in sorted(self._numbered().items())]
+            low, high = 0, len(listed)
+            while low < high:
+                middle = (low + high) // 2
+                found = self._version(listed[middle])
+                if found is not None and (found.merged or {}).get(region_id, 0) >= generation:
+                    high = middle
+                else:
+                    low = middle + 1
+            found = self._version(listed[low]) if low < len(listed) else None
+            before = self._version(listed[low - 1]) if low else None
+            return None if found is None else (found.moment, before is not None)
+
+    def without_index_since(self, created: datetime, *, after: int) -> Sequence[Moment]:
+        """Times of the versions above ``after`` without a MemWAL index that may be younger than ``created``."""
+        found: list[Moment] = []
+        with self._lock, ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            numbered = self._numbered()
+            newest_first = [numbered[version] for version in sorted(numbered, reverse=True) if version > after]
+            for at in range(0, len(newest_first), _CONCURRENT_READS):
+                read = pool.map(self._version, newest_first[at : at + _CONCURRENT_READS])
+                younger = [one for one in read if one is not None and _may_be_younger(one.moment, created)]
+                if not younger:
+                    break
+                found += [one.moment for one in younger if one.merged is None]
+        return found
+
+    def _numbered(self) -> Mapping[int, ObjectMeta]:
+        """The existing versions."""
+        if self._listed is None:
+            named = ((parse_version_manifest_name(_name(meta)), meta) for meta in self._store.list(VERSIONS_FOLDER))
+            self._listed = {name.version: meta for name, meta in named if name is not None and not name.detached}
+        return self._listed
+
+    def _version(self, meta: ObjectMeta) -> _Version | None:
+        """Read a version; None if that is not possible: expired meanwhile, or damaged."""
+        if meta.path not in self._read:
+            self._read[meta.path] = _read_version(self._store, meta)
+        return self._read[meta.path]
+
+
+def _may_be_younger(moment: Moment, than: datetime) -> bool:
+    return moment.stored >= than - _TICK or moment.stored - moment.inside > _COPIED
+
+
+def _read_version(store: Store, meta: ObjectMeta) -> _Version | None:
+    try:
+        version = decode_version_manifest(store.get(meta.path))
+        entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+        merged = None if entry is None else decode_memwal_index(entry).merged_generations
+    except (ObjectNotFoundError, InvalidFormatError, TableCorruptError, LegacyLayoutError):
+        return None
+    return _Version(Moment(meta.last_modified, _datetime(version.manifest.timestamp)), merged)
+
+
+def _datetime(timestamp: Timestamp) -> datetime:
+    return timestamp.ToDatetime(UTC)
+
+
+def check_identity(table: Table, manifest: RegionManifest, *, created: datetime | None = None) -> RegionRecord | None:
+    """Refuse a region that is not, or may not be, the one whose progress the table records.
+
+    Args:
+        table: the version of the progress and the record.
+        manifest: the region's newest manifest.
+        created: when the oldest existing manifest of the region was written, by the store's clock. None: for a region
+            with no merged generation, only the record is checked, and not whether it is older than the table's MemWAL
+            index; for jobs that neither merge it nor delete unmerged generations.
+
+    Returns:
+        The record that the next commit should store, if there was none and the identity followed from times, which
+        expire with the versions. None: nothing to store.
+
+    Raises:
+        RegionReplacedError: it is another region, or that cannot be excluded.
+    """
+    region_id = manifest.region_id
+    merged = table.index.merged_generations.get(region_id, 0)
+    record = table.records.get(region_id)
+    if manifest.sealed and not manifest.flushed_generations:
+        return None  # nothing can be merged from it any more
+    if record is not None and record.mark == UNDECIDED:
+        raise _older_than_the_index(manifest)
+    if not merged:
+        _check_unmerged(table, manifest, record, created)
+        return None
+    if merged >= manifest.current_generation:
+        raise RegionReplacedError(
+            f"Region {region_id}: by the table's progress, generation {merged} is merged, but the region's current "
+            f"generation is {manifest.current_generation}. The progress belongs to another region of this id: one that "
+            "was removed, or that of the table from which this branch or clone was made.",
+            remedy=_remedy(region_id, may_be_merged=False),
+        )
+    if record is not None and record.mark != UNMERGED:
+        listed = next((one for one in manifest.flushed_generations if one.generation == record.generation), None)
+        if listed is not None and mark_of(listed.path) != record.mark:
+            raise RegionReplacedError(
+                f"Region {region_id}: the generation {record.generation} that was merged is not {listed.path}, "
+                f"which this region lists. The progress (generation {merged} is merged) belongs to "
+                "another region of this id: one that was removed, or that of the table from which this branch or "
+                "clone was made.",
+                remedy=_remedy(region_id),
+            )
+        return None
+    return _check_by_times(table, manifest, merged)
+
+
+def _check_by_times(table: Table, manifest: RegionManifest, merged: int) -> RegionRecord | None:
+    """Check a region by times: other programs merged it, and stored no record."""
+    found = _newest_existing(table.store, manifest, merged)
+    if found is None:
+        return None  # no existing generation counts as merged
+    flushed, at = found
+    merge = table.history.merged_at(manifest.region_id, flushed.generation)
+    earlier = None if merge is None else is_earlier(at, merge[0])
+    if merge is None or not earlier or not merge[1]:
+        what = (
+            "was flushed after that"
+            if earlier is False
+            else "may have been flushed before or after that: the versions that would show it are expired"
+            if earlier
+            else "may have been flushed before or after that: the times are not conclusive"
+        )
+        raise RegionReplacedError(
+            f"Region {manifest.region_id}: by the table's progress, generation {merged} is merged, but there is no "
+            f"record of which region that was, and {flushed.path} {what}. The progress may belong to another region of "
+            "this id: one that was removed, or that of the table from which this branch or clone was made.",
+            remedy=_remedy(manifest.region_id),
+        )
+    return RegionRecord(flushed.generation, mark_of(flushed.path))
+
+
+def _check_unmerged(
+    table: Table, manifest: RegionManifest, record: RegionRecord | None, created: datetime | None
+) -> None:
+    """Check that a region with no merged generation is not of a table that was at this place before."""
+    if record is not None and record.mark != UNMERGED:
+        raise RegionReplacedError(
+            f"Region {manifest.region_id}: generation {record.generation} of it was merged, but the table's MemWAL "
+            "index has no progress for it: the index was initialized again, alone or with an overwrite of the table. "
+            "The region's rows may belong to the table as it was before.",
+            remedy=_remedy_for_old(manifest.region_id),
+        )
+    if created is None or not manifest.flushed_generations:
+        return
+    ascending = sorted(manifest.flushed_generations, key=lambda one: one.generation)
+    first = _first_existing(table.store, manifest.region_id, ascending)
+    if first is None:
+        return
+    began = Moment(min(created, first[1].stored), first[1].inside)
+    # An operator's decision is for the table as it was then, and not after it was overwritten again.
+    decided_at = 0 if record is None else record.generation
+    without_index = table.history.without_index_since(began.earliest, after=decided_at)
+    if any(is_earlier(moment, began) is not True or began.inside < moment.earliest for moment in without_index):
+        raise _older_than_the_index(manifest)
+
+
+def _older_than_the_index(manifest: RegionManifest) -> RegionReplacedError:
+    return RegionReplacedError(
+        f"Region {manifest.region_id} is, or may be, older than the table's MemWAL index, by the times of its files or "
+        "by the timestamps in them. Then it belongs to the table as it was before it was overwritten, before it was "
+        "removed and created again, or before its MemWAL index was initialized again. The same is found if the table "
+        "was copied without file times and _mem_wal/ first, or if a writer's clock is behind.",
+        remedy=_remedy_for_old(manifest.region_id),
+        undecided=True,
+    )
+
+
+def _newest_existing(store: Store, manifest: RegionManifest, most: int) -> tuple[FlushedGeneration, Moment] | None:
+    """The newest of the listed generations up to ``most`` that exists, and when it was flushed."""
+    listed = [one for one in manifest.flushed_generations if one.generation <= most]
+    return _first_existing(store, manifest.region_id, sorted(listed, key=lambda one: -one.generation))
+
+
+def _first_existing(
+    store: Store, region_id: UUID, generations: Sequence[FlushedGeneration]
+) -> tuple[FlushedGeneration, Moment] | None:
+    for flushed in generations:
+        folder = f"{region_folder(region_id)}/{flushed.path}"
+        metas = [meta for meta in store.list(f"{folder}/{VERSIONS_FOLDER}") if meta.path.endswith(".manifest")]
+        for meta in sorted(metas, key=lambda one: one.last_modified):
+            read = _read_generation(store, meta)
+            if read is not None:
+                return flushed, read
+    return None
+
+
+def _read_generation(store: Store, meta: ObjectMeta) -> Moment | None:
+    try:
+        manifest = decode_version_manifest(store.get(meta.path)).manifest
+    except (ObjectNotFoundError, InvalidFormatError):
+        return None
+    return Moment(meta.last_modified, _datetime(manifest.timestamp))
+
+
+def _remedy(region_id: UUID, *, may_be_merged: bool = True) -> str:
+    adopt = f"memwal-ops adopt URI --region {region_id} --as"
+    merged = f" If they are in the table already, as its progress records: {adopt} merged." if may_be_merged else ""
+    return (
+        "Nothing of it is merged or deleted before you decide. If its generations are not in the table yet, this "
+        f"moves them to a new region: {adopt} unmerged.{merged} runbooks/merge-blocked.md describes how to find out."
+    )
+
+
+def _remedy_for_old(region_id: UUID) -> str:
+    return (
+        "Nothing of it is merged or deleted before you decide. If its rows belong to this table: memwal-ops adopt "
+        f"URI --region {region_id} --as unmerged. If they do not: stop its writer and move _mem_wal/{region_id} to a "
+        "place outside the table. runbooks/merge-blocked.md describes how to find out."
+    )
+
+
+def _name(meta: ObjectMeta) -> str:
+    return meta.path.rsplit("/", 1)[-1]

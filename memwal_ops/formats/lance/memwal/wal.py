@@ -1,0 +1,91 @@
+"""Find the end of a region's write-ahead log, and the writer epoch of an entry.
+
+Entries are numbered without a gap (S0-122), and a manifest's ``wal_id_last_seen`` is a hint that
+only rises. From there on the end is found by HEAD requests in doubling steps, so that a hint that
+is a thousand entries old costs twenty requests and not a thousand.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import InvalidFormatError
+from memwal_ops.formats.lance.wire.names import U64_MAX, region_folder, wal_entry_name
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+    from memwal_ops.storage.api import Store
+
+_NUMBER = re.compile(rb"[0-9]{1,20}")
+
+
+def wal_entry_path(region_id: UUID, entry_id: int, layout: Layout) -> str:
+    """Path of a WAL entry, relative to the table's root (S0-034)."""
+    return f"{region_folder(region_id)}/wal/{wal_entry_name(entry_id, layout.wal_suffix)}"
+
+
+def last_wal_entry(
+    store: Store, region_id: UUID, replay_after_wal_id: int | None, wal_id_last_seen: int | None, layout: Layout
+) -> int:
+    """The id of the region's last WAL entry, at least that of its manifest (S0-171, S0-172).
+
+    Entries up to ``replay_after_wal_id`` may be collected, so entries at or below the hint are not
+    checked. 0: no entry yet. One request if nothing was written since the hint.
+    """
+    known = max(wal_id_last_seen or 0, replay_after_wal_id or 0)
+
+    def exists(entry_id: int) -> bool:
+        return entry_id <= U64_MAX and store.head(wal_entry_path(region_id, entry_id, layout)) is not None
+
+    step = 1
+    while exists(known + step):
+        known += step
+        step *= 2
+    while step > 1:
+        step //= 2
+        if exists(known + step):
+            known += step
+    return known
+
+
+def unflushed_entries(table: Table, manifest: RegionManifest) -> int:
+    """The number of entries in a region's log that are in no generation, including the entries of claims."""
+    flushed, seen = manifest.replay_after_wal_id, manifest.wal_id_last_seen
+    layout = table.layout_of(manifest.region_id)
+    return last_wal_entry(table.store, manifest.region_id, flushed, seen, layout) - (flushed or 0)
+
+
+def unflushed_rows(table: Table, manifest: RegionManifest) -> int:
+    """The number of rows in a region's log that are in no generation. One request per entry.
+
+    Raises:
+        InvalidFormatError: an entry cannot be read.
+        StorageError: the store failed.
+    """
+    flushed, layout = manifest.replay_after_wal_id or 0, table.layout_of(manifest.region_id)
+    entries = range(flushed + 1, flushed + unflushed_entries(table, manifest) + 1)
+    return sum(layout.entry_rows(table.store, wal_entry_path(manifest.region_id, one, layout)) for one in entries)
+
+
+def read_writer_epoch(table: Table, region_id: UUID, entry_id: int) -> int:
+    """The writer epoch of a WAL entry (S0-032); read by ranges, one request for most.
+
+    Raises:
+        InvalidFormatError: it is not a readable entry, or has no epoch.
+        ObjectNotFoundError: it does not exist.
+        StorageError: the store failed.
+    """
+    layout = table.layout_of(region_id)
+    path = wal_entry_path(region_id, entry_id, layout)
+    try:
+        epoch = layout.writer_epoch(table.store, path)
+    except InvalidFormatError as error:
+        raise InvalidFormatError(f"WAL entry {path} cannot be read: {error}") from error
+    if epoch is None or _NUMBER.fullmatch(epoch) is None:
+        raise InvalidFormatError(f"WAL entry {path} has no writer epoch.")
+    return int(epoch)
