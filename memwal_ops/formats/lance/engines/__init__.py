@@ -1,0 +1,1 @@
+"""Merge engines: each carries out the passes of a merge."""

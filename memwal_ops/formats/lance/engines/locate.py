@@ -1,0 +1,202 @@
+"""Find the base rows that a pass supersedes: their row addresses, by key.
+
+There are two ways with the same result. The scan streams the key columns of the whole base past the
+winners' keys; its memory is one chunk, whatever the size of the base (a hash join over the base's keys, as
+``merge_insert`` runs it, grows with the base). The index looks up each winner's key; it is faster while
+there are few winners compared with the base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memwal_ops.formats.lance.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.lance_errors import lance_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import lance
+    import numpy.typing as npt
+
+    from memwal_ops.formats.lance.engines.collapse import Winners
+    from memwal_ops.formats.lance.table import Table
+
+ROW_ID = "_rowid"
+_ROW = "__memwal_ops_row"
+# Measured (benchmarks/README.md, "Index or scan"): one index look-up costs about as much as
+# scanning this many keys of the base.
+SCANNED_KEYS_PER_LOOKUP = 100
+_MIN_CHUNK_BYTES = 4 << 20
+MAX_LOOKUPS = 20_000
+_INT64_MIN = -(2**63)
+_FRAGMENTS_READ_AHEAD = 2
+_BATCHES_READ_AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Base rows whose key has a winner.
+
+    Attributes:
+        addresses: uint64 row addresses, ascending.
+        deleted: how many of them belong to a tombstone.
+        row_ids: for a table with stable row ids, int64 per row of the pass: the id of the base row
+            that this winner replaces, or -1; None for other tables.
+        use_index: whether the key index found them.
+    """
+
+    addresses: npt.NDArray[np.uint64]
+    deleted: int
+    row_ids: npt.NDArray[np.int64] | None
+    use_index: bool
+
+
+def locate(table: Table, winners: Winners, *, max_bytes: int) -> Superseded:
+    """Find the base rows that the winners supersede.
+
+    Args:
+        table: pinned; addresses are those of exactly this version.
+        max_bytes: memory budget; a sixteenth of it is used for one chunk of base keys.
+    """
+    stable = bool(table.dataset.has_stable_row_ids)
+    columns = [*table.primary_key]
+    chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)
+    matches: list[pa.Table] = []
+    with lance_errors("read the keys of", table.location.uri):
+        use_index = _index_is_cheaper(table, winners)
+        source = (
+            lookup_keys(table.dataset, columns[0], winners.keys.column(columns[0]), stable=stable)
+            if use_index
+            else scan_keys(table.dataset, columns, chunk_bytes, stable=stable)
+        )
+        if winners.keys.num_rows:
+            matches.extend(_semi_join(chunk, winners.keys, columns) for chunk in _chunks(source, chunk_bytes))
+    hits = pa.concat_tables(matches) if matches else None
+    if hits is None or hits.num_rows == 0:
+        unmatched = np.full(winners.rows_read, -1, dtype=np.int64) if stable else None
+        return Superseded(np.empty(0, dtype=np.uint64), 0, unmatched, use_index)
+    addresses = np.sort(hits.column(ROW_ADDRESS).to_numpy())
+    tombstones = winners.keys.filter(pa.array(winners.is_tombstone))
+    deleted = _semi_join(hits, tombstones, columns).num_rows if tombstones.num_rows else 0
+    return Superseded(addresses, deleted, _row_ids(hits, winners, columns) if stable else None, use_index)
+
+
+def repeated_keys(table: Table, winners: Winners, *, max_bytes: int) -> Mapping[str, Any] | None:
+    """A key of a winner that several rows of the base have; None where none has.
+
+    For a key that a person names and no table marks: as an upsert, the pass would make one row of them.
+    """
+    columns = [*table.primary_key]
+    chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)
+    with lance_errors("read the keys of", table.location.uri):
+        chunks = _chunks(scan_keys(table.dataset, columns, chunk_bytes, stable=False), chunk_bytes)
+        matches = [_semi_join(chunk, winners.keys, columns).select(columns) for chunk in chunks]
+    if not matches:
+        return None
+    counts = pa.concat_tables(matches).group_by(columns, use_threads=False).aggregate([([], "count_all")])
+    several = counts.filter(pc.greater(counts.column("count_all"), 1)).select(columns).slice(0, 1).to_pylist()
+    return several[0] if several else None
+
+
+def _index_is_cheaper(table: Table, winners: Winners) -> bool:
+    if len(table.primary_key) != 1 or not 0 < winners.keys.num_rows <= MAX_LOOKUPS:
+        return False
+    key = table.primary_key[0]
+    return (
+        has_sql_literals(winners.keys.column(key))
+        and has_key_index(table.dataset, key)
+        and winners.keys.num_rows * SCANNED_KEYS_PER_LOOKUP < table.dataset.count_rows()
+    )
+
+
+def has_key_index(dataset: lance.LanceDataset, key: str) -> bool:
+    """Whether there is a B-tree index over exactly this column."""
+    return "`" not in key and any(
+        index.field_names == [key] and index.type_url.lower().endswith("btreeindexdetails")
+        for index in dataset.describe_indices()
+    )
+
+
+def scan_keys(
+    dataset: lance.LanceDataset,
+    primary_key: Sequence[str],
+    read_ahead_bytes: int,
+    *,
+    stable: bool,
+    fragments: list[lance.LanceFragment] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Key columns, ``_rowaddr`` and, if ``stable``, ``_rowid`` of all live rows, or those of ``fragments``."""
+    return iter(
+        dataset.scanner(
+            columns=list(primary_key),
+            with_row_address=True,
+            with_row_id=stable,
+            scan_in_order=False,
+            io_buffer_size=read_ahead_bytes,
+            fragment_readahead=_FRAGMENTS_READ_AHEAD,
+            batch_readahead=_BATCHES_READ_AHEAD,
+            fragments=fragments,
+        ).to_batches()
+    )
+
+
+def lookup_keys(
+    dataset: lance.LanceDataset, key: str, keys: pa.ChunkedArray, *, stable: bool
+) -> Iterator[pa.RecordBatch]:
+    """The same columns of the rows that hold one of ``keys`` (at most ``MAX_LOOKUPS``), through the index."""
+    # As SQL and not as an Arrow expression: pylance passes those through Substrait, which rejects
+    # a table that has any column of an unsupported type (half floats, for example).
+    literals = ", ".join(map(sql_literal, keys.to_pylist()))
+    return iter(
+        dataset.scanner(
+            columns=[key], filter=f"`{key}` IN ({literals})", with_row_address=True, with_row_id=stable
+        ).to_batches()
+    )
+
+
+def has_sql_literals(keys: pa.ChunkedArray) -> bool:
+    """Whether every key has an SQL literal."""
+    if pa.types.is_integer(keys.type):
+        # The smallest int64 has no literal: SQL reads it as minus a number that is too large.
+        return bool(pc.min(keys).as_py() > _INT64_MIN)
+    return bool(pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type))
+
+
+def sql_literal(value: int | str) -> str:
+    """A value as SQL has it."""
+    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+
+
+def _chunks(batches: Iterator[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.Table]:
+    """Batches gathered into tables of about ``chunk_bytes``: the join builds its hash table once for each."""
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        gathered.append(batch)
+        size += batch.nbytes
+        if size >= chunk_bytes:
+            yield pa.Table.from_batches(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield pa.Table.from_batches(gathered)
+
+
+def _semi_join(rows: pa.Table, keys: pa.Table, columns: list[str]) -> pa.Table:
+    """The rows whose key is among ``keys``."""
+    if len(columns) == 1:
+        return rows.filter(pc.is_in(rows.column(columns[0]), value_set=keys.column(columns[0])))
+    return rows.join(keys.select(columns), columns, join_type="left semi")
+
+
+def _row_ids(hits: pa.Table, winners: Winners, columns: list[str]) -> npt.NDArray[np.int64]:
+    numbered = winners.keys.append_column(_ROW, pa.array(winners.rows))
+    joined = hits.select([*columns, ROW_ID]).join(numbered, columns, join_type="inner")
+    row_ids = np.full(winners.rows_read, -1, dtype=np.int64)
+    row_ids[joined.column(_ROW).to_numpy()] = joined.column(ROW_ID).to_numpy().astype(np.int64)
+    return row_ids

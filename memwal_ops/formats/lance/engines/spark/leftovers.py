@@ -1,0 +1,74 @@
+"""Log the files that a Spark job leaves behind: a file that may belong to another commit is not deleted."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import CommitStateUnknownError, MemwalOpsError
+from memwal_ops.formats.lance.commit import CommitLostError
+from memwal_ops.formats.lance.engines.rewrite import Rewrite, deletion_path
+from memwal_ops.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+
+    from memwal_ops.formats.lance.table import Table
+
+_LOGGED_FILES = 50
+_CLOCK_SKEW = timedelta(minutes=1)
+
+
+def log_files(table: Table, paths: Sequence[str], because: str) -> None:
+    """Log these files, if there are any."""
+    if paths:
+        get_logger(__name__).warning(
+            "files_left",
+            table=table.location.uri,
+            because=because,
+            count=len(paths),
+            files=paths[:_LOGGED_FILES],
+        )
+
+
+@contextmanager
+def log_files_if_kept(table: Table, paths: Sequence[str]) -> Iterator[None]:
+    """Around a commit of these files: log them if it fails although a version may name them."""
+    try:
+        yield
+    except CommitLostError as error:
+        if not error.files_unreferenced:
+            log_files(table, paths, "a version may name them")
+        raise
+    except CommitStateUnknownError:
+        log_files(table, paths, "the outcome of the commit is unknown")
+        raise
+
+
+def log_leftovers(table: Table, began: datetime) -> None:
+    """Log the files that are younger than ``began`` and in no version: attempts of tasks were lost.
+
+    They cannot be distinguished from the files of another writer's commit in flight, so they are kept until
+    they are old enough for pylance's own clean-up.
+    """
+    try:
+        fragments = table.newest().dataset.get_fragments()
+        known = set(Rewrite(tuple(one.metadata for one in fragments), (), (), ()).written_files())
+        known |= {path for one in fragments if (path := deletion_path(one.metadata)) is not None}
+        left = [
+            meta.path
+            for folder in ("data", "_deletions")
+            for meta in table.store.list(folder)
+            if meta.last_modified >= began - _CLOCK_SKEW and not {meta.path, _owner(meta.path)} & known
+        ]
+    except MemwalOpsError as error:  # must not hide the error that led here
+        get_logger(__name__).warning("files_left", table=table.location.uri, because=f"not known: {error}")
+        return
+    log_files(table, left, "no version names them: lost attempts of tasks, or another writer's commit in flight")
+
+
+def _owner(path: str) -> str:
+    """The data file that a blob's file is stored next to."""
+    return f"{path.rpartition('/')[0]}.lance"

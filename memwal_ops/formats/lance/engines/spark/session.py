@@ -1,0 +1,186 @@
+"""Start a Spark session for the command line, and check every session before it is used."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import warnings
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import SparkJobFailedError, SparkUnavailableError
+from memwal_ops.formats.lance.engines.spark.environment import check_environment
+from memwal_ops.formats.lance.engines.spark.faults import between_stages, brief, is_crash, is_gone
+from memwal_ops.storage.redaction import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+_PACKAGES = ("memwal-ops", "pylance", "pyarrow", "pandas")
+# Releases that must be equal on driver and executors: executors write files that the driver commits.
+_SAME = ("memwal-ops", "pylance")
+_MASTER_OF_THIS_MACHINE = ("local", "spark://")
+_checked: set[str] = set()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress two warnings that do not concern the user.
+
+    PySpark starts Java by fork and exec, which pylance reports as a fork; and PySpark reports pandas 3 as
+    untested whenever an Arrow function is made, although no row of ours passes through pandas.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        yield
+
+
+@contextmanager
+def session(master: str | None = None, *, app_name: str = "memwal-ops merge") -> Iterator[SparkSession]:
+    """The session that is active in this process, or a new one, which is stopped at the end.
+
+    Args:
+        master: as ``spark-submit`` takes it; None: that of ``spark-submit``, ``spark-defaults.conf`` or an active
+            session, else every core of this machine.
+        app_name: shown in the cluster's UI.
+
+    Raises:
+        SparkUnavailableError: PySpark, pandas or Java is missing or of an unsupported version, or Spark does not start.
+        SparkJobFailedError: its JVM was killed.
+    """
+    check_environment()
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+
+    with between_stages():
+        active = SparkSession.getActiveSession()
+    if active is not None:
+        if master is not None and master != active.sparkContext.master:
+            raise SparkUnavailableError(
+                f"A Spark session with master {active.sparkContext.master} is active in this process, not {master}.",
+                remedy="Stop it first, or leave --master out.",
+            )
+        yield active
+        return
+    with quiet():
+        made = _make(master, app_name)
+    # Java's log would repeat our messages between our lines.
+    try:
+        with between_stages():
+            made.sparkContext.setLogLevel("ERROR")
+        yield made
+    finally:
+        with suppress(Exception):  # its JVM is gone: code that needed it has raised
+            made.stop()
+
+
+def _make(master: str | None, app_name: str) -> SparkSession:
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - comes with PySpark
+    from pyspark import SparkConf  # noqa: PLC0415 - an extra
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    conf = SparkConf()
+    chosen = master or conf.get("spark.master", None) or "local[*]"
+    if "PYSPARK_PYTHON" not in os.environ:
+        configured = conf.get("spark.pyspark.python", None)
+        on_this_machine = sys.executable if chosen.startswith(_MASTER_OF_THIS_MACHINE) else None
+        if configured or on_this_machine:
+            # Read when the context is made, and only from the environment. Unset, executors take the first
+            # python3 of their PATH, in which our packages are not installed.
+            os.environ["PYSPARK_PYTHON"] = configured or sys.executable
+    builder = SparkSession.builder.appName(app_name).master(chosen).config("spark.ui.showConsoleProgress", "false")
+    if chosen.startswith("local"):
+        # A local session must start on a machine with a name that does not resolve.
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, Py4JError, OSError, RuntimeError) as error:  # errors of Java are raised as Py4J's
+        raise SparkUnavailableError(
+            f"Spark does not start with master {chosen}: {_brief(error)}",
+            remedy="See Spark's own lines above: mostly the master, a setting, or an address that does not answer. "
+            "Or use --engine local.",
+        ) from error
+
+
+def refuse_stopped(spark: SparkSession) -> None:
+    """Refuse a session that was stopped; one of Spark Connect passes, since its state is not known here.
+
+    Raises:
+        SparkUnavailableError: it is stopped.
+    """
+    if _is_stopped(spark):
+        raise SparkUnavailableError("This Spark session is stopped.", remedy="Give a session that runs.")
+
+
+def _is_stopped(spark: SparkSession) -> bool | None:
+    """Whether a session was stopped, here or by Java itself; None if this process is not its driver."""
+    try:
+        java = spark._sc._jsc  # noqa: SLF001 - no public way
+        return java is None or bool(java.sc().isStopped())
+    except Exception as error:  # a stopped session in Python, and one of Spark Connect, raise other errors
+        if is_gone(error):
+            raise SparkJobFailedError(f"Spark does not answer: {brief(error)}") from error
+        return None
+
+
+def check_executors(spark: SparkSession) -> None:
+    """Compare one executor's package versions with the driver's, once per application.
+
+    Raises:
+        SparkUnavailableError: the session is stopped or belongs to another process; its Python cannot run our
+            tasks, or has other releases of the packages that write files.
+        SparkJobFailedError: a process of Spark ended meanwhile.
+    """
+    application = _application(spark)
+    if application in _checked:
+        return
+    where = (
+        "Executors need the driver's memwal-ops, pylance, pyarrow and pandas in the Python that PYSPARK_PYTHON "
+        "(or spark.pyspark.python) names."
+    )
+    try:
+        rows = spark.range(0, 1, 1, 1).mapInArrow(_versions, "package string, version string").collect()
+    except Exception as error:
+        if is_crash(error):  # not a matter of installed packages
+            raise SparkJobFailedError(f"Spark gave up the check of its executors' versions: {brief(error)}") from error
+        raise SparkUnavailableError(f"A Python worker cannot run our tasks: {_brief(error)}", remedy=where) from error
+    versions = {row["package"]: row["version"] for row in rows}
+    for package in _SAME:
+        driver_version = importlib.metadata.version(package)
+        if versions.get(package) != driver_version:
+            raise SparkUnavailableError(
+                f"Executors have {package} {versions.get(package)}, the driver has {driver_version}.", remedy=where
+            )
+    _checked.add(application)
+
+
+def _application(spark: SparkSession) -> str:
+    """The id of a session's application, if it runs and this process is its driver."""
+    if _is_stopped(spark) is False:
+        with suppress(Exception):  # it may stop at any moment
+            return str(spark.sparkContext.applicationId)
+    raise SparkUnavailableError(
+        "This Spark session is stopped, or belongs to another process (Spark Connect).",
+        remedy="Give a session that runs and that was made in this process.",
+    )
+
+
+def _versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa  # noqa: PLC0415 - whether it can be imported is checked here
+
+    for _ in batches:
+        names = list(_PACKAGES)
+        yield pa.RecordBatch.from_pydict(
+            {"package": names, "version": [importlib.metadata.version(name) for name in names]}
+        )
+
+
+def _brief(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "Exception" in line] or lines or [type(error).__name__]
+    return redact(telling[0].lstrip(": "))[:400]  # Py4J puts a colon before what Java raised

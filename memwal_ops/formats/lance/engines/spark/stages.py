@@ -1,0 +1,170 @@
+"""Run the stages of a pass: name them in Spark's UI; collect seconds, tasks and shuffled bytes for the report."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.formats.lance.engines.api import StageProgress
+from memwal_ops.formats.lance.engines.spark.faults import raised_again
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
+
+    from memwal_ops.formats.lance.engines.spark.tasks import Counters
+
+_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+_LISTENER_MILLIS = 5_000
+_SETTLE_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+_PROGRESS_SECONDS = 0.5
+
+
+def release(rows: DataFrame) -> None:
+    """Unpersist rows. Errors are ignored: the rows end with the session anyway, and an error must not hide another."""
+    with suppress(Exception):
+        rows.unpersist()
+
+
+@dataclass(slots=True)
+class Stages:
+    """Runs named stages and adds up their cost.
+
+    Attributes:
+        context: the Spark context.
+        table: the table's URI, for the UI.
+        counters: where tasks count, for ``on_progress``.
+        on_progress: called about twice a second while a stage runs, and when it ends.
+        seconds: per stage.
+        metrics: tasks, failed and killed attempts, bytes written to the shuffle, seconds of executors.
+        failed_group: the job group of the stage that failed.
+    """
+
+    context: SparkContext
+    table: str
+    counters: Counters | None = None
+    on_progress: Callable[[StageProgress], None] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("tasks", "lost_attempts", "shuffle_bytes", "executor_seconds", "spilled_bytes"), 0
+        )
+    )
+    run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    failed_group: str | None = None
+
+    @contextmanager
+    def stage(self, name: str, doing: str) -> Iterator[None]:
+        """Give the jobs of the block a group and a description; cancel them if the block raises."""
+        started = time.monotonic()
+        group = f"memwal-ops-{self.run}-{name}"
+        before: dict[str, str | None] = {}
+        # Names for the UI. If the JVM is gone, a stage that needs it raises, and the commit does not need it:
+        # a pass that was published must not be reported as failed.
+        with suppress(Exception):
+            before = {key: self.context.getLocalProperty(key) for key in _PROPERTIES}
+            self.context.setJobGroup(group, f"memwal-ops: {doing} ({self.table})", interruptOnCancel=False)
+        try:
+            with raised_again(name), self._shown(name, group):
+                yield
+        except BaseException:
+            self.failed_group = group
+            with suppress(Exception):
+                self.context.cancelJobGroup(group)
+            raise
+        finally:
+            with suppress(Exception):
+                for key, value in before.items():
+                    self.context.setLocalProperty(key, value)  # the caller's session keeps its own names
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 6)
+        self._add_up(name, group)
+
+    @contextmanager
+    def _shown(self, name: str, group: str) -> Iterator[None]:
+        """Report the stage's progress to ``on_progress``, from a thread of its own."""
+        counters, on_progress = self.counters, self.on_progress
+        if counters is None or on_progress is None:
+            yield
+            return
+        before = counters.rows.value, counters.bytes.value
+        ended = threading.Event()
+
+        def report() -> None:
+            done, total = self._tasks(group)
+            on_progress(
+                StageProgress(name, done, total, counters.rows.value - before[0], counters.bytes.value - before[1])
+            )
+
+        def report_until_ended() -> None:
+            while not ended.wait(_PROGRESS_SECONDS):
+                with suppress(Exception):  # only a display: the stage itself raises the error
+                    report()
+
+        reporter = threading.Thread(target=report_until_ended, daemon=True)
+        reporter.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            reporter.join()
+            with suppress(Exception):
+                self.context._jsc.sc().listenerBus().waitUntilEmpty(_LISTENER_MILLIS)  # noqa: SLF001
+                report()
+
+    def _tasks(self, group: str) -> tuple[int, int]:
+        """How many tasks of a group's jobs succeeded, and how many there are; without skipped ones."""
+        scala: Any = self.context._jsc.sc()  # noqa: SLF001 - the public tracker counts skipped tasks as waiting
+        jobs = [scala.statusStore().job(job) for job in self.context.statusTracker().getJobIdsForGroup(group)]
+        return sum(job.numCompletedTasks() for job in jobs), sum(job.numTasks() - job.numSkippedTasks() for job in jobs)
+
+    def settle(self) -> None:
+        """Wait, for a limited time, until no task of the failed stage is running."""
+        end = time.monotonic() + _SETTLE_SECONDS
+        with suppress(Exception):  # the JVM is gone, and the error is already being raised
+            tracker = self.context.statusTracker()
+            while self.failed_group is not None and time.monotonic() < end:
+                jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.failed_group)]
+                stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+                if not any(stage.numActiveTasks for stage in stages if stage is not None):
+                    return
+                time.sleep(_POLL_SECONDS)
+
+    def _add_up(self, name: str, group: str) -> None:
+        """Add figures from Spark's status store. They serve reports only, so a failure to read them is not an error."""
+        try:
+            tracker = self.context.statusTracker()
+            scala: Any = self.context._jsc.sc()  # noqa: SLF001 - no public way to these figures
+            scala.listenerBus().waitUntilEmpty(_LISTENER_MILLIS)
+            for job in tracker.getJobIdsForGroup(group):
+                info = tracker.getJobInfo(job)
+                for stage in info.stageIds if info is not None else ():
+                    self._add_attempts(name, self._attempts(scala.statusStore(), stage))
+        except Exception:  # noqa: BLE001 - the status store evicted the stage, or its API changed
+            self.metrics["incomplete"] = 1
+
+    def _attempts(self, store: Any, stage: int) -> list[Any]:
+        """All attempts of a stage: Spark starts another one when a lost executor took shuffle files with it."""
+        jvm, gateway = self.context._jvm, self.context._gateway  # noqa: SLF001
+        assert jvm is not None  # noqa: S101 - there is a context
+        assert gateway is not None  # noqa: S101
+        attempts = store.stageData(stage, False, jvm.java.util.ArrayList(), False, gateway.new_array(jvm.double, 0))  # noqa: FBT003
+        return [attempts.apply(position) for position in range(attempts.size())]
+
+    def _add_attempts(self, name: str, attempts: list[Any]) -> None:
+        key = f"shuffle_bytes_{name}"
+        for data in attempts:
+            self.metrics["tasks"] += data.numCompleteTasks()
+            # The stage is over: a task that still runs was overtaken by another attempt, and is about to be killed.
+            overtaken = data.numActiveTasks()
+            self.metrics["lost_attempts"] += data.numFailedTasks() + data.numKilledTasks() + overtaken
+            self.metrics["shuffle_bytes"] += data.shuffleWriteBytes()
+            self.metrics["spilled_bytes"] += data.diskBytesSpilled()
+            self.metrics["executor_seconds"] += data.executorRunTime() / 1000
+            self.metrics[key] = self.metrics.get(key, 0) + data.shuffleWriteBytes()

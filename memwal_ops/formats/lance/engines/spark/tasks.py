@@ -1,0 +1,297 @@
+"""The tasks of executors: read keys, find superseded rows, write winners and deletion vectors.
+
+Each function here makes the function of one stage; what it closes over is sent to the executors in
+Spark's task closure and is not in any configuration, log or page of the UI. Only keys, locators and
+row addresses come in and go out as Spark rows: a task streams the payload from Lance to Lance.
+
+A task may run twice (a retry, speculation). It only adds files that no version names; the
+driver commits those that the one successful attempt of each partition returns.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from memwal_ops.errors import GenerationCorruptError
+from memwal_ops.formats.lance.datasets import ROW_ADDRESS, open_dataset
+from memwal_ops.formats.lance.engines.api import BlockedRegionsError
+from memwal_ops.formats.lance.engines.collapse import read_keys
+from memwal_ops.formats.lance.engines.locate import MAX_LOOKUPS, ROW_ID, lookup_keys, scan_keys
+from memwal_ops.formats.lance.engines.rewrite import Target, delete_superseded, write_winners
+from memwal_ops.formats.lance.engines.spark.faults import reported
+from memwal_ops.formats.lance.engines.spark.locators import ordinals, pack, positions, tombstones
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.projection import TOMBSTONE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import lance
+    import numpy.typing as npt
+    from pyspark import Accumulator
+
+    from memwal_ops.formats.lance.engines.spark.keys import KeyCode
+    from memwal_ops.formats.lance.memwal.generations import Generation, SealedGeneration
+    from memwal_ops.storage.locations import Location
+
+    Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+TASK_BYTES = 256 << 20
+"""Memory that one task may use for rows in flight, in bytes."""
+
+_ROWS_PER_BATCH = 65_536
+_RESULT = pa.schema([("result", pa.string())])
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Spark accumulators, for progress: what finished tasks have processed."""
+
+    rows: Accumulator[int]
+    bytes: Accumulator[int]
+
+    def add(self, rows: int, size: int) -> None:
+        """Count rows and bytes, in a task."""
+        self.rows.add(rows)
+        self.bytes.add(size)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The input that all tasks of a pass share.
+
+    Attributes:
+        location: the table's, with its current credentials, which its ``repr`` does not show.
+        version: the base version that the pass was planned on.
+        code: how keys are encoded.
+        stable: whether rows have stable ids.
+        generations: the pass's generations in order; a position in it is an ordinal.
+        counters: where tasks count, if progress is reported.
+    """
+
+    location: Location
+    version: int
+    primary_key: tuple[str, ...]
+    code: KeyCode
+    stable: bool
+    generations: tuple[SealedGeneration, ...]
+    counters: Counters | None = None
+
+    def count(self, rows: int, size: int) -> None:
+        """Count what a task has processed."""
+        if self.counters is not None:
+            self.counters.add(rows, size)
+
+    def base(self) -> lance.LanceDataset:
+        """The base at that version."""
+        with lance_errors("open", self.location.uri):
+            return open_dataset(self.location, version=self.version)
+
+    def open(self, ordinal: int) -> Generation:
+        """One of its generations.
+
+        Raises:
+            BlockedRegionsError: it cannot be opened any more.
+        """
+        sealed = self.generations[ordinal]
+        try:
+            return sealed.open(self.location)
+        except GenerationCorruptError as error:
+            raise BlockedRegionsError({sealed.ref.region_id: (sealed.ref.generation, error)}) from error
+
+
+def key_reader(work: Pass) -> Task:
+    """A task from ordinals (``id``) to ``key`` and ``locator`` of every live row of these generations."""
+
+    def read_generation_keys(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with reported():
+            for ordinal in _ids(batches):
+                yield from _keys_of(work, ordinal)
+
+    return read_generation_keys
+
+
+def _keys_of(work: Pass, ordinal: int) -> Iterator[pa.RecordBatch]:
+    sealed = work.generations[ordinal]
+    table = read_keys(work.open(ordinal), work.primary_key)
+    if table.num_rows != sealed.live_rows:
+        fault = GenerationCorruptError(f"{sealed.ref} counts {sealed.live_rows} rows and reads {table.num_rows}.")
+        raise BlockedRegionsError({sealed.ref.region_id: (sealed.ref.generation, fault)})
+    deletes = np.asarray(table.column(TOMBSTONE).fill_null(False).combine_chunks().to_numpy(zero_copy_only=False))  # noqa: FBT003
+    locators = pack(ordinal, deletes, newest_row_first=sealed.newest_row_first)
+    codes = work.code.encode(table.select(list(work.primary_key)))
+    work.count(table.num_rows, codes.nbytes + locators.nbytes)
+    yield from pa.table({"key": codes, "locator": locators}).to_batches(_ROWS_PER_BATCH)
+
+
+def base_reader(work: Pass, fragment_ids: Sequence[int]) -> Task:
+    """A task from positions (``id``) in ``fragment_ids`` to ``key``, ``address`` (and ``row_id``) of live rows."""
+
+    def read_base_keys(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with reported():
+            base = work.base()
+            with lance_errors("read the keys of", work.location.uri):
+                for position in _ids(batches):
+                    fragment = base.get_fragment(fragment_ids[position])
+                    assert fragment is not None  # noqa: S101 - the driver saw it in the same version
+                    scanned = scan_keys(
+                        base, work.primary_key, TASK_BYTES // 16, stable=work.stable, fragments=[fragment]
+                    )
+                    for batch in scanned:
+                        keys = pa.Table.from_batches([batch])
+                        yield _located(work.code.encode(keys.select(list(work.primary_key))), keys, work, "key")
+
+    return read_base_keys
+
+
+def index_reader(work: Pass, kind: pa.DataType) -> Task:
+    """A task from ``key`` and ``locator`` of winners to ``locator``, ``address`` (and ``row_id``) of base rows.
+
+    It looks them up in the key index.
+    """
+    name = work.primary_key[0]
+
+    def look_up_base_keys(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with reported():
+            base: lance.LanceDataset | None = None
+            for chunk in _chunked(batches, MAX_LOOKUPS):
+                base = base or work.base()
+                keys = pa.chunked_array([work.code.decode(chunk.column("key").combine_chunks(), kind)])
+                with lance_errors("look up keys of", work.location.uri):
+                    batches_found = list(lookup_keys(base, name, keys, stable=work.stable))
+                if not batches_found:
+                    continue
+                found = pa.Table.from_batches(batches_found)
+                codes = work.code.encode(found.select([name]))
+                # Without the key's own column: its name is the user's, and may be one of ours.
+                rows = found.drop_columns([name]).append_column("key", codes)
+                hits = rows.join(chunk, "key", join_type="inner").combine_chunks()
+                yield from (
+                    _located(batch.column("locator"), pa.Table.from_batches([batch]), work, "locator")
+                    for batch in hits.to_batches()
+                )
+
+    return look_up_base_keys
+
+
+def _located(first: pa.Array, rows: pa.Table, work: Pass, name: str) -> pa.RecordBatch:
+    """``first`` with the rows' addresses (and ids) as int64: Spark has no unsigned numbers."""
+    columns = {name: first, "address": rows.column(ROW_ADDRESS).combine_chunks().view(pa.int64())}
+    if work.stable:
+        columns["row_id"] = rows.column(ROW_ID).combine_chunks().cast(pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def deleter(work: Pass) -> Task:
+    """A task from ``locator`` and ``address`` of superseded base rows, grouped by fragment, to deletion vectors."""
+
+    def write_deletion_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with reported():
+            rows = _gathered(batches)
+            if not rows.num_rows:
+                return
+            addresses = np.sort(_int64(rows, "address").view(np.uint64))
+            updated, removed = delete_superseded(Target(work.location, work.base()), addresses)
+            deleted = int(tombstones(_int64(rows, "locator")).sum())
+            work.count(len(addresses), 0)
+            yield _result(
+                updated=[fragment.to_json() for fragment in updated],
+                removed=removed,
+                superseded=len(addresses),
+                deleted=deleted,
+            )
+
+    return write_deletion_vectors
+
+
+def writer(work: Pass) -> Task:
+    """A task from ``locator`` (and ``row_id``, null if unknown) of winners, grouped by generation, to new fragments."""
+
+    def write_winning_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with reported():
+            rows = _gathered(batches)
+            if not rows.num_rows:
+                return
+            locators = _int64(rows, "locator")
+            wins = ~tombstones(locators)
+            row_ids = _int64(rows, "row_id", null=-1)[wins] if work.stable else None
+            locators = locators[wins]
+            if not len(locators):
+                return
+            own_ordinals = np.unique(ordinals(locators)).tolist()
+            masks, replaced = [], []
+            for ordinal in own_ordinals:
+                mask, ids = _mask(work.generations[ordinal], ordinal, locators, row_ids)
+                masks.append(mask)
+                replaced.append(ids)
+            fragments = write_winners(
+                Target(work.location, work.base()),
+                [work.open(ordinal) for ordinal in own_ordinals],
+                masks,
+                np.concatenate([ids for ids in replaced if ids is not None]) if work.stable else None,
+                TASK_BYTES,
+                lambda _: None,
+            )
+            work.count(len(locators), sum(file.file_size_bytes or 0 for one in fragments for file in one.files))
+            yield _result(fragments=[fragment.to_json() for fragment in fragments])
+
+    return write_winning_rows
+
+
+def _mask(
+    sealed: SealedGeneration,
+    ordinal: int,
+    locators: npt.NDArray[np.int64],
+    row_ids: npt.NDArray[np.int64] | None,
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64] | None]:
+    """Which live rows of one generation win, and the ids of the base rows that they replace."""
+    here = ordinals(locators) == ordinal
+    offsets = positions(locators[here], sealed.live_rows, newest_row_first=sealed.newest_row_first)
+    mask = np.zeros(sealed.live_rows, dtype=np.bool_)
+    mask[offsets] = True
+    if row_ids is None:
+        return mask, None
+    ids = np.full(sealed.live_rows, -1, dtype=np.int64)
+    # A winner may be here twice: once by itself, once with the base row that it replaces.
+    np.maximum.at(ids, offsets, row_ids[here])
+    return mask, ids
+
+
+def _ids(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    gathered = [batch for batch in batches if batch.num_rows]
+    return pa.Table.from_batches(gathered) if gathered else pa.table({})
+
+
+def _chunked(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
+            if size + piece.num_rows > rows:
+                yield pa.Table.from_batches(gathered)
+                gathered, size = [], 0
+            gathered.append(piece)
+            size += piece.num_rows
+    if size:
+        yield pa.Table.from_batches(gathered)
+
+
+def _int64(rows: pa.Table, name: str, *, null: int | None = None) -> npt.NDArray[np.int64]:
+    column = rows.column(name)
+    values: npt.NDArray[np.int64] = (column if null is None else column.fill_null(null)).to_numpy()
+    return values
+
+
+def _result(**document: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"result": json.dumps(document)}], schema=_RESULT)

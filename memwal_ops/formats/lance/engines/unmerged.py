@@ -1,0 +1,270 @@
+"""What a reader adds to the base: each region's unmerged generations, log and MemTable (S0-194, S0-195, S0-199)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memwal_ops.errors import (
+    CommitConflictError,
+    GenerationCorruptError,
+    GenerationMissingError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    UnsupportedFeatureError,
+)
+from memwal_ops.formats.lance.engines.api import BlockedRegionsError
+from memwal_ops.formats.lance.memwal.backlog import subtract
+from memwal_ops.formats.lance.memwal.generations import generation_ref
+from memwal_ops.formats.lance.memwal.region_columns import region_columns
+from memwal_ops.formats.lance.memwal.region_log import read_log
+from memwal_ops.formats.lance.memwal.region_specs import MANUAL
+from memwal_ops.formats.lance.memwal.region_values import RegionValues, region_values_of, table_spec
+from memwal_ops.formats.lance.memwal.regions import NoRegionManifestError
+from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
+from memwal_ops.formats.lance.memwal.wal import unflushed_entries
+from memwal_ops.formats.lance.projection import TOMBSTONE
+from memwal_ops.formats.lance.wire.region_fields import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.engines.pruning import Wanted
+    from memwal_ops.formats.lance.memwal.generations import GenerationRef
+    from memwal_ops.formats.lance.memwal.memtable import InMemory
+    from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+    from memwal_ops.formats.lance.wire.snapshot_rows import RegionRow
+
+Consistency = Literal["strong", "manifests", "snapshot"]
+CONSISTENCIES: tuple[Consistency, ...] = ("strong", "manifests", "snapshot")
+_CONCURRENT_READS = 16
+_ATTEMPTS = 10
+# How it shows that a generation was collected meanwhile, or the version expired: it is not listed, or files are gone.
+_GONE = (GenerationMissingError, GenerationCorruptError, BlockedRegionsError, ObjectNotFoundError)
+_Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True)
+class RegionRead:
+    """One region at one moment.
+
+    Attributes:
+        region_id: the region.
+        values: by which rows are told into it; None: they are not, or not known.
+        flushed: its unmerged generations, ascending.
+        merged: those that are merged and still listed, ascending.
+        current: the number of the generation that will have the rows in memory; 0: not known.
+        memory: rows that no generation has, with ``_tombstone``, in the order of writes; None: not read.
+        writer: the writer of this process that has them; None: they are from the log.
+    """
+
+    region_id: UUID
+    values: RegionValues | None
+    flushed: tuple[GenerationRef, ...]
+    merged: tuple[GenerationRef, ...] = ()
+    current: int = 0
+    memory: pa.Table | None = None
+    writer: RegionWriter | None = None
+
+
+@dataclass(frozen=True)
+class Unmerged:
+    """What is not merged in a version, at one moment; ``pruned`` are regions without rows that were asked for."""
+
+    table: Table
+    regions: tuple[RegionRead, ...]
+    pruned: tuple[UUID, ...]
+
+
+def read_unmerged(
+    table: Table,
+    consistency: Consistency,
+    *,
+    wanted: Wanted | None = None,
+    writers: Iterable[RegionWriter] = (),
+) -> Unmerged:
+    """Read what is not merged in a version.
+
+    Args:
+        table: the version.
+        consistency: ``strong``: manifests and logs of all regions, and so every durable row that was acknowledged
+            before. ``manifests``: no log. ``snapshot``: the regions of the index's snapshot, and no request for each.
+        wanted: regions without such rows are left out (S0-200).
+        writers: of this process; of their regions the manifest and the rows in memory are read in any case.
+
+    Raises:
+        GenerationMissingError: one is neither merged in this version nor listed; see :func:`at_newest`.
+        UnsupportedFeatureError: a log whose entries cannot be read here.
+        MemwalOpsError: a manifest, or an entry that is not the last, is missing or damaged.
+    """
+    own = {one.region_id: one for one in writers}
+    rows: dict[UUID, RegionRow | None]
+    if consistency == "snapshot":
+        snapshot = read_snapshot(table)
+        rows = {one.region_id: one for one in (() if snapshot is None else snapshot.regions)}
+    else:
+        rows = dict.fromkeys(table.regions.region_ids)
+    # A writer may have made its region after the regions were listed.
+    region_ids = sorted({*rows, *own})
+
+    def read_one(region_id: UUID) -> RegionRead | None:
+        row = rows.get(region_id)
+        if row is not None and region_id not in own:
+            return _of_snapshot(table, row)
+        return _of_manifest(table, region_id, wanted, own.get(region_id), log=consistency == "strong")
+
+    with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-regions") as pool:
+        found = [one for one in pool.map(read_one, region_ids) if one is not None]
+    kept = [one for one in found if _may_have(one.values, wanted)]
+    return Unmerged(table, tuple(kept), tuple(one.region_id for one in found if one not in kept))
+
+
+def at_newest(table: Table, read: Callable[[Table], _Read]) -> _Read:
+    """Read a version, or a newer one where generations that it needs were merged and collected since (S0-197).
+
+    Timeline otherwise: a reader opens version 5; generation 3 is merged as version 6, drained and deleted; version 5
+    has no row of it, and the region's manifest does not list it any more: its rows would be in neither.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return read(table)
+        except _GONE:
+            newest = table.newest()
+            if newest.version == table.version:
+                raise
+            table = newest
+    return read(table)
+
+
+def _may_have(values: RegionValues | None, wanted: Wanted | None) -> bool:
+    return values is None or wanted is None or wanted.may_be_in(values)
+
+
+def _of_snapshot(table: Table, row: RegionRow) -> RegionRead | None:
+    if row.state is None:
+        return None  # the shard layout: only the manifest has it
+    merged = table.index.merged_generations.get(row.region_id, 0)
+    refs = sorted(
+        (generation_ref(row.region_id, one) for one in row.state.flushed_generations), key=lambda one: one.generation
+    )
+    values = None
+    if row.region_spec_id != MANUAL:
+        values = _values(lambda: _values_of_row(table, row))
+    return RegionRead(
+        row.region_id,
+        values,
+        tuple(one for one in refs if one.generation > merged),
+        tuple(one for one in refs if one.generation <= merged),
+        row.state.current_generation,
+    )
+
+
+def _of_manifest(
+    table: Table, region_id: UUID, wanted: Wanted | None, writer: RegionWriter | None, *, log: bool
+) -> RegionRead | None:
+    """The region as its manifest has it, with the rows in memory; without these where it has no row that is wanted."""
+    region = table.region(region_id)
+    for _ in range(_ATTEMPTS):
+        try:
+            manifest = region.latest(checked=True)
+        except NoRegionManifestError:
+            if region.is_claimed():
+                raise
+            return None
+        held = None if writer is None or writer.epoch != manifest.writer_epoch else writer.in_memory()
+        # Not listed in this manifest, and not in memory any more: the flush came between. Rows that are both listed and
+        # in memory are no harm: what is in memory is as new, or newer.
+        if held is None or held.generation <= manifest.current_generation:
+            break
+    else:
+        raise CommitConflictError(f"Region {region_id}: its writer flushed {_ATTEMPTS} times while it was read.")
+    backlog, fault = subtract(manifest, table.index.merged_generations.get(region_id, 0))
+    if fault is not None:
+        raise fault.error
+    listed = [one for one in manifest.flushed_generations if one.generation <= backlog.merged]
+    merged = tuple(generation_ref(region_id, one) for one in sorted(listed, key=lambda one: one.generation))
+    values = None
+    # pylance hashes values otherwise: its regions are never left out.
+    if manifest.region_spec_id != MANUAL and table.layout_of(region_id).generations_in_log:
+        values = _values(lambda: region_values_of(table, manifest))
+    memory = None
+    if _may_have(values, wanted):
+        if held is not None:
+            memory = _held(table, region_id, held)
+        elif log:
+            memory = _log(table, manifest)
+    return RegionRead(
+        region_id,
+        values,
+        backlog.pending,
+        merged,
+        manifest.current_generation,
+        memory,
+        None if held is None else writer,
+    )
+
+
+def _values(read: Callable[[], RegionValues | None]) -> RegionValues | None:
+    """The region's values; None also where they are not known: such a region is never left out."""
+    try:
+        return read()
+    except MemwalOpsError:
+        return None
+
+
+def _values_of_row(table: Table, row: RegionRow) -> RegionValues:
+    spec = table_spec(table, row.region_spec_id)
+    return RegionValues(spec, tuple(canonical(row.fields.get(one.field_id)) for one in spec.fields))
+
+
+def _held(table: Table, region_id: UUID, held: InMemory) -> pa.Table | None:
+    where = f"Region {region_id} has rows in memory that were"
+    return _in_order(table, [(rows, ids, where) for rows, ids in held.fragments])
+
+
+def _log(table: Table, manifest: RegionManifest) -> pa.Table | None:
+    """The rows of the entries that no generation has."""
+    if not table.layout_of(manifest.region_id).generations_in_log:
+        if not unflushed_entries(table, manifest):
+            return None
+        raise UnsupportedFeatureError(
+            f"The log of region {manifest.region_id} is pylance's, which this reader does not read.",
+            remedy='Let its writer flush; or read(..., consistency="manifests").',
+        )
+    entries = [one for one in read_log(table.store, manifest) if not one.cut]
+    where = f"of region {manifest.region_id} was"
+    return _in_order(table, [(one.rows, one.field_ids, f"WAL entry {one.entry_id} {where}") for one in entries])
+
+
+def _in_order(table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] | None, str]]) -> pa.Table | None:
+    """Rows in the columns of the table, with ``_tombstone``; None where there are none.
+
+    Args:
+        fragments: rows, the field ids of their columns as far as they are known, and what they are in an error.
+    """
+    if not fragments:
+        return None
+    columns = region_columns(table)
+    found = []
+    for rows, field_ids, what in fragments:
+        ids = columns.ids[: -1 if TOMBSTONE not in rows.column_names else None]
+        if field_ids not in {None, ids} or {*rows.column_names} - {*columns.schema.names}:
+            raise UnsupportedFeatureError(
+                f"{what} written when the table had other columns.",
+                remedy="Open a RegionWriter on the region, and flush it: generations of any columns are read.",
+            )
+        whole = rows
+        if TOMBSTONE not in rows.column_names:
+            whole = rows.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), rows.num_rows))
+        elif rows.column(TOMBSTONE).null_count:  # a row is deleted only if it says so
+            dead = pc.fill_null(rows.column(TOMBSTONE), fill_value=False)
+            whole = rows.set_column(rows.column_names.index(TOMBSTONE), TOMBSTONE, dead)
+        found.append(whole.select(columns.schema.names).cast(columns.schema))
+    return pa.concat_tables(found)
