@@ -1,1 +1,0 @@
-"""How a merge runs: an engine takes one pass and lands it."""

@@ -1,0 +1,1 @@
+"""Lance tables: base table, MemWAL, and the jobs that maintain them."""

@@ -1,0 +1,1 @@
+"""What ``verify`` checks of a Lance table, by part. Each check reads only and yields findings."""

@@ -1,0 +1,94 @@
+"""Check the base table: the files of the newest version, the versions before it, and its transaction file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.verification import Finding, Severity, finding_of
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, runbook
+from memwal_ops.formats.lance.damage import REMEDIES, damages
+from memwal_ops.formats.lance.referenced_files import list_manifests, version_of_main
+from memwal_ops.formats.lance.unreadable_versions import check_versions
+from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from memwal_ops.formats.lance.table import Table
+
+_PAGE = runbook(TableCorruptError.exit_code) or ""
+# Without --deep, of the versions: how many manifests are decoded, the newest ones.
+_NEWEST = 100
+
+
+def check_files(table: Table) -> Iterator[Finding]:
+    """Every file that the newest version needs is there and whole; its transaction file is."""
+    for path, why in damages(table):
+        remedy = REMEDIES.get(path.split("/", 1)[0]) or TableCorruptError.remedy
+        yield Finding(
+            Severity.ERROR, "base_file", path, f"It {why}.", "Scans of the newest version fail.", remedy, _PAGE
+        )
+    name = table.manifest.manifest.transaction_file
+    if name and table.store.head(f"{TRANSACTIONS_FOLDER}/{name}") is None:
+        yield Finding(
+            Severity.WARNING, "transaction_file", f"{TRANSACTIONS_FOLDER}/{name}", "The newest version names it.",
+            "A commit that began before this version cannot be compared with it, and fails.",
+            "None: the next commit names its own.",
+        )  # fmt: skip
+
+
+def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
+    """Each version's manifest has its own number inside and can be read; none lost all rows by a fault."""
+    manifests = {
+        version: path
+        for path in list_manifests(table.store, VERSIONS_FOLDER)
+        if (version := version_of_main(path)) is not None
+    }
+    look = check_versions(table)
+    for version, missing in sorted(look.unreadable.items()):
+        if missing == manifests.get(version):
+            continue  # reported below
+        yield Finding(
+            Severity.WARNING, "version_unreadable", f"version {version}", f"{missing} is missing.",
+            "Readers of that version fail; the newest does not need the file.",
+            "memwal-ops expire URI removes the version when nothing holds it.", runbook(26) or "",
+        )  # fmt: skip
+    rows_before = 0
+    for version, path in sorted(manifests.items())[0 if deep else -_NEWEST :]:
+        try:
+            found = decode_version_manifest(table.store.get(path))
+        except ObjectNotFoundError:
+            continue  # expired meanwhile
+        except InvalidFormatError as error:
+            yield finding_of(
+                TableCorruptError(f"It cannot be decoded: {error}"), "version_manifest", path,
+                "Readers of that version fail, and gc and expire delete nothing.",
+            )  # fmt: skip
+            continue
+        if found.manifest.version != version:
+            yield Finding(
+                Severity.ERROR, "version_manifest", path, f"It says that it is version {found.manifest.version}.",
+                "Readers of that version get another one.", "Restore the manifest from a backup.", _PAGE,
+            )  # fmt: skip
+        rows = sum(fragment.physical_rows for fragment in found.manifest.fragments)
+        if rows_before and not found.manifest.fragments and version == table.version:
+            yield Finding(
+                Severity.WARNING, "version_emptied", path,
+                f"It has no fragments; the version before has {rows_before:,} rows.",
+                "If the rows were not deleted on purpose, the newest version hides them.",
+                f"If so: lance.dataset(URI, version={version - 1}).restore()", _PAGE,
+            )  # fmt: skip
+        rows_before = rows
+
+
+def check_references(table: Table) -> Iterator[Finding]:
+    """Tags name versions that are listed."""
+    tags: Mapping[str, Mapping[str, object]] = table.dataset.tags.list()
+    for name, tag in sorted(tags.items()):
+        version = int(str(tag["version"]))
+        if tag.get("branch") is None and not table.has_revision(version):
+            yield Finding(
+                Severity.WARNING, "tag", f"the tag {name!r}", f"It names version {version}, which is gone.",
+                "Readers by that tag fail.", "Delete the tag, or set it to a version that is there.", runbook(26) or "",
+            )  # fmt: skip

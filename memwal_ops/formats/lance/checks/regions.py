@@ -1,0 +1,178 @@
+"""Check one region: its manifests and hint, the generations that it lists, and its write-ahead log."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.verification import Finding, Severity, finding_of
+from memwal_ops.errors import (
+    GenerationMissingError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    RegionManifestCorruptError,
+    WalCorruptError,
+    runbook,
+)
+from memwal_ops.formats.lance.memwal.generations import generation_ref, open_generation
+from memwal_ops.formats.lance.memwal.region_contents import read_region_contents
+from memwal_ops.formats.lance.memwal.regions import RegionManifestGoneError
+from memwal_ops.formats.lance.memwal.wal import read_writer_epoch, wal_entry_path
+from memwal_ops.formats.lance.wire.names import parse_generation_dir
+from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
+from memwal_ops.storage.api import LinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.formats.lance.memwal.backlog import RegionBacklog
+    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.memwal.region_contents import RegionContents
+    from memwal_ops.formats.lance.schema_history import SchemaHistory
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+
+# Without --deep, of each region: manifest versions and WAL entries that are read, the newest ones.
+_NEWEST = 20
+_STOPS = "Merges stop before it; readers of the region do not see these rows, or fail."
+
+
+def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterator[Finding]:
+    """Every version that is kept decodes, and no number in them ever falls; the hint names one of them."""
+    manifest = state.manifest
+    store = table.region(manifest.region_id)
+    versions = store.versions()
+    hint = store.hint()
+    if hint is None:
+        yield Finding(
+            Severity.INFO, "version_hint", f"{store.folder}/version_hint.json", "It is missing, or cannot be read.",
+            "Readers list the folder instead.", "None: the next writer, or gc, writes it.",
+            about=str(manifest.region_id),
+        )  # fmt: skip
+    elif hint < manifest.version:
+        yield Finding(
+            Severity.INFO, "version_hint", f"{store.folder}/version_hint.json",
+            f"It names version {hint}; the newest is {manifest.version}.",
+            "Readers need a request for each version in between.", "None: the next writer, or gc, writes it.",
+            about=str(manifest.region_id),
+        )  # fmt: skip
+    older: RegionManifest | None = None
+    for version in versions if deep else versions[-_NEWEST:]:
+        try:
+            found = store.read(version)
+        except RegionManifestGoneError:
+            continue  # gc runs beside this
+        except RegionManifestCorruptError as error:
+            yield finding_of(
+                error, "old_manifest", store.path(version), "A reader that began with it fails.", Severity.WARNING
+            )
+            continue
+        for name in ("writer_epoch", "current_generation", "replay_after_wal_id"):
+            before, now = (getattr(one, name) or 0 for one in (older or found, found))
+            if now < before:
+                yield Finding(
+                    Severity.ERROR, name, store.path(version), f"{name} falls from {before} to {now}.",
+                    "Two writers, or a restored folder: a fenced writer may be accepted again, rows may be replayed "
+                    "twice or not at all.",
+                    "Stop the region's writer. Restore the region's folder as a whole from one backup.",
+                    runbook(RegionManifestCorruptError.exit_code) or "",
+                )  # fmt: skip
+        older = found
+
+
+def check_generations(
+    table: Table, state: RegionBacklog, contents: RegionContents, history: SchemaHistory
+) -> Iterator[Finding | Generation]:
+    """Every listed generation has its directory; every unmerged one opens, with columns that the base table has.
+
+    Yields: findings, and each unmerged generation that opens.
+    """
+    manifest, merged = state.manifest, state.merged
+    numbers = listed_as_stored(manifest.source)  # decoded, they are in order
+    late = next((after for before, after in pairwise(numbers) if after <= before), None)
+    if late is not None:
+        yield Finding(
+            Severity.INFO, "generation_order", str(manifest.region_id),
+            f"Its manifest lists generation {late} twice, or behind a higher one.",
+            "Jobs order by number and count it once; a reader that uses the list may read an older row.",
+            "None: gc writes the list again when it drains; fix the writer.", about=str(manifest.region_id),
+        )  # fmt: skip
+    for flushed in manifest.flushed_generations:
+        ref = generation_ref(manifest.region_id, flushed)
+        exists = flushed.path in contents.directories
+        if flushed.generation <= merged:
+            if not exists:
+                yield Finding(
+                    Severity.WARNING, "merged_generation_missing", ref.folder,
+                    f"Generation {flushed.generation} is merged and listed, and its directory is missing.",
+                    "The base table has its rows; a reader of an older version, or one whose index lacks them, fails.",
+                    "memwal-ops gc URI --apply takes it from the list when nothing needs it.",
+                    about=f"{manifest.region_id}/{flushed.generation}",
+                )  # fmt: skip
+        elif not exists:
+            error = GenerationMissingError(f"The directory of {ref} is missing.")
+            yield finding_of(error, "generation_missing", ref.folder, _STOPS)
+        else:
+            try:
+                yield open_generation(table, ref, history)
+            except MemwalOpsError as error:
+                yield finding_of(error, "generation", ref.folder, _STOPS)
+    listed = {one.path for one in manifest.flushed_generations}
+    for name, directory in sorted(contents.directories.items()):
+        if parse_generation_dir(name) is not None and name not in listed:
+            yield Finding(
+                Severity.INFO, "unlisted_generation", f"_mem_wal/{manifest.region_id}/{name}",
+                f"No manifest lists it; {directory.objects} objects, {directory.bytes:,} bytes.",
+                "It costs space: a flush that was not finished, or a generation that was taken from the list.",
+                "None: memwal-ops gc URI --apply deletes it when it is old enough.",
+            )  # fmt: skip
+
+
+def check_log(table: Table, state: RegionBacklog, contents: RegionContents, *, deep: bool) -> Iterator[Finding]:
+    """Above the last flushed entry the log has no gap, its epochs never fall, and none is above the manifest's."""
+    manifest = state.manifest
+    flushed = manifest.replay_after_wal_id or 0
+    ids = [entry for entry in contents.wal.ids if entry > flushed]
+    last = max(manifest.wal_id_last_seen or 0, ids[-1] if ids else 0)
+    missing = next(iter(sorted({*range(flushed + 1, last + 1)} - {*ids})), None) if len(ids) < last - flushed else None
+    if missing is not None:
+        path = wal_entry_path(manifest.region_id, missing, table.layout_of(manifest.region_id))
+        error = WalCorruptError(f"WAL entry {missing} is missing, although entry {last} was written.")
+        yield finding_of(error, "wal_gap", path, "A replay stops there: acknowledged rows above it are lost to it.")
+    epoch = 0
+    for entry in ids if deep else ids[-_NEWEST:]:
+        path = wal_entry_path(manifest.region_id, entry, table.layout_of(manifest.region_id))
+        try:
+            found = read_writer_epoch(table, manifest.region_id, entry)
+        except ObjectNotFoundError:
+            continue
+        except MemwalOpsError as error:
+            yield finding_of(error, "wal_entry", path, "A replay stops there.")
+            continue
+        if found < epoch or found > manifest.writer_epoch:
+            above = f"of epoch {epoch}" if found < epoch else f"of the manifest's epoch {manifest.writer_epoch}"
+            yield Finding(
+                Severity.ERROR, "wal_epoch", path,
+                f"It was written under epoch {found}, behind {'an entry ' if found < epoch else 'a claim '}{above}.",
+                "A writer that was fenced went on, or the manifests are older than the log.",
+                "Stop the region's writers; look which of them wrote it before any of its rows is trusted.",
+                runbook(WalCorruptError.exit_code) or "",
+            )  # fmt: skip
+        epoch = max(epoch, found)
+
+
+def contents_of(table: Table, state: RegionBacklog) -> RegionContents | Finding:
+    """A listing of the region's folder, or why there is none."""
+    try:
+        return read_region_contents(table.store, state.manifest.region_id, table.layout_of(state.manifest.region_id))
+    except LinkError as error:
+        return finding_of(error, "link", str(state.manifest.region_id), "Files behind a link are not seen.")
+
+
+def check_unrecognized(contents: RegionContents) -> Iterator[Finding]:
+    """What neither Lance nor memwal-ops writes into a region's folder."""
+    for path in sorted(contents.strays):
+        yield Finding(
+            Severity.INFO, "unrecognized", path, "No writer of this format makes such a file.",
+            "No job reads or deletes it.", "Remove it yourself if it is yours.",
+        )  # fmt: skip

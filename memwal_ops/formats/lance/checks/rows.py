@@ -1,0 +1,85 @@
+"""Check rows (``--deep``): duplicate keys, keys of two regions, generations that do not match their metadata."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from memwal_ops.core.verification import Finding, Severity, finding_of
+from memwal_ops.errors import DuplicateKeysError, MemwalOpsError, runbook
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.wire.names import region_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.table import Table
+
+_PAGE = runbook(DuplicateKeysError.exit_code) or ""
+_REGION = "_region"
+
+
+def check_base_keys(table: Table) -> Iterator[Finding]:
+    """Check that no key is NULL or a duplicate. Memory: the key columns of the base table."""
+    with lance_errors("read the keys of", table.location.uri):
+        keys = table.dataset.to_table(columns=list(table.primary_key))
+    nulls = sum(column.null_count for column in keys.columns)
+    if nulls:
+        yield Finding(
+            Severity.ERROR, "null_keys", "the base table", f"{nulls:,} key values are NULL.",
+            "No merge can update or delete these rows.", "Give them keys, or delete them.", _PAGE,
+        )  # fmt: skip
+    counts = keys.group_by(list(table.primary_key)).aggregate([([], "count_all")])
+    twice = counts.filter(pa.compute.greater(counts["count_all"], 1))
+    if twice.num_rows:
+        rows = pa.compute.sum(twice["count_all"]).as_py()
+        yield Finding(
+            Severity.ERROR, "duplicate_keys", "the base table",
+            f"{twice.num_rows:,} keys are in it more than once ({rows:,} rows).",
+            "Readers get them twice; a merge replaces all of them by one.",
+            "Delete what is too much, by row id.", _PAGE,
+        )  # fmt: skip
+
+
+def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generation]]) -> Iterator[Finding]:
+    """Every unmerged generation reads, has no NULL key, and shares no key with another region.
+
+    Memory: the key columns of all unmerged generations.
+    """
+    parts: list[pa.Table] = []
+    for number, region_id in enumerate(sorted(opened)):
+        for one in opened[region_id]:
+            try:
+                keys = one.read_keys().select(range(len(table.primary_key)))
+            except MemwalOpsError as error:
+                yield finding_of(error, "generation_rows", one.ref.folder, "Merges stop before it; readers fail.")
+                continue
+            nulls = sum(column.null_count for column in keys.columns)
+            if nulls:
+                yield Finding(
+                    Severity.ERROR, "null_keys", one.ref.folder, f"{nulls:,} key values are NULL.",
+                    "Merges refuse the generation.", "Ask the writer's owner; the rows are in the log.", _PAGE,
+                )  # fmt: skip
+            if one.ref.rows is not None and one.ref.rows != one.physical_rows:
+                yield Finding(
+                    Severity.INFO, "row_count", one.ref.folder,
+                    f"It has {one.physical_rows:,} rows; the region's manifest says {one.ref.rows:,}.",
+                    "Budgets of merges are estimated wrongly.", "None.",
+                )  # fmt: skip
+            parts.append(keys.append_column(_REGION, pa.repeat(pa.scalar(number, pa.int64()), keys.num_rows)))
+    if len(opened) < 2 or not parts:  # noqa: PLR2004 - one region shares with no other
+        return
+    keys = pa.concat_tables(parts)
+    counts = keys.group_by(keys.column_names[:-1]).aggregate([(_REGION, "count_distinct"), (_REGION, "min")])
+    shared = counts.filter(pa.compute.greater(counts[f"{_REGION}_count_distinct"], 1))
+    if shared.num_rows:
+        region = sorted(opened)[shared[f"{_REGION}_min"][0].as_py()]
+        yield Finding(
+            Severity.ERROR, "shared_keys", region_folder(region),
+            f"{shared.num_rows:,} keys wait in this region and in another one.",
+            "Which row is newer is unknown: merges of both stop.",
+            "Route each key to one region; see the page for rows that wait already.", _PAGE,
+        )  # fmt: skip

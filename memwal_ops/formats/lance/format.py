@@ -1,0 +1,46 @@
+"""The Lance table format: detect and open tables. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.protocols import Capability
+from memwal_ops.formats.lance.specs import DEMO, INIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import Listing, Store
+    from memwal_ops.storage.locations import Location
+
+_VERSIONS = "_versions"
+
+
+class LanceFormat:
+    """The format of Lance tables with a MemWAL index."""
+
+    name = "lance"
+    requires = frozenset({Capability.PUT_IF_ABSENT})
+
+    suffix = ".lance"
+    init = INIT
+    demo = DEMO
+
+    def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
+        """The region, and the generation in it."""
+        generation = blocked.get("generation")
+        return f"Region {blocked['region_id']}", "" if generation is None else f"generation {generation}"
+
+    def detect(self, root: Listing) -> bool:
+        """Whether there is a folder of version manifests."""
+        return _VERSIONS in root.directories
+
+    def open(self, location: Location, store: Store) -> Table:
+        """The newest version. Raises: see :func:`memwal_ops.formats.lance.table.load`."""
+        from memwal_ops.formats.lance.table import load  # noqa: PLC0415 - pylance: not before a table is opened
+
+        return load(location, store)
+
+
+FORMAT = LanceFormat()

@@ -1,0 +1,170 @@
+"""Find the files of the base table to which no version refers any more.
+
+A file is garbage if no manifest in the store refers to it (of main, of any branch, detached), and
+* an expired version referred to it, or
+* it is older than a week: left by a killed commit. Younger files may belong to a commit in progress.
+
+Files that Lance does not write in these folders are kept, and so are files behind a directory link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from memwal_ops.formats.lance.referenced_files import (
+    BASE_FOLDERS,
+    file_key,
+    is_unfinished,
+    list_manifests,
+    missing_files,
+    read_references,
+    version_of_main,
+)
+from memwal_ops.formats.lance.set_aside import list_set_aside
+from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+    from datetime import datetime
+
+    from memwal_ops.formats.lance.set_aside import SetAside
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+# As long as pylance's own clean-up waits: a bulk load writes for days before it commits.
+UNFINISHED_AGE = timedelta(days=7)
+_BATCH = 1000
+_MISSING = 1000
+
+
+@dataclass(slots=True)
+class Needed:
+    """The file keys to which the manifests in the store refer, as far as they were read.
+
+    Attributes:
+        keys: of all files to which a version that is kept refers.
+        own: of those that must exist for a version of main to be readable.
+        on_branches: of those to which branches and detached versions refer.
+        expired: of all files to which an expired version refers, needed or not.
+        copies: the manifests that were set aside, as of the first call of :meth:`read`.
+    """
+
+    keys: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)
+    on_branches: set[str] = field(default_factory=set)
+    expired: set[str] = field(default_factory=set)
+    copies: tuple[SetAside, ...] = ()
+    _complete: bool = False
+    # Objects and not paths: a version's number, so its path, may be used again.
+    _seen: set[ObjectMeta] = field(default_factory=set)
+
+    def read(self, store: Store, going: Collection[str] = ()) -> None:
+        """Read every manifest that was not read before; the first call also reads the copies that were set aside.
+
+        Manifests are listed before copies, and listed again if one was deleted before it was read: so a version that
+        another run expires meanwhile is found in one of the two. Before files of expired versions are deleted,
+        tags, branches and holds must be listed after the first call, and versions that were put back be read again.
+
+        Args:
+            store: the table's.
+            going: paths of manifests that count as expired, for a plan.
+
+        Raises:
+            TableCorruptError: a manifest does not decode; the result must not be used.
+            UnsupportedFeatureError: a manifest may refer to files in unknown ways.
+        """
+        while not self._read_manifests(store, going):
+            pass
+        if not self._complete:
+            self._complete = True
+            self.copies = list_set_aside(store)
+            for _, found in read_references(store, [one.meta.path for one in self.copies]):
+                self.expired |= found.all
+
+    def _read_manifests(self, store: Store, going: Collection[str]) -> bool:
+        fresh = {path: meta for path, meta in list_manifests(store).items() if meta not in self._seen}
+        for path, found in read_references(store, sorted(fresh)):
+            self._seen.add(fresh.pop(path))
+            if path in going:
+                self.expired |= found.all
+                continue
+            self.keys |= found.all
+            if version_of_main(path) is not None:
+                self.own |= found.own
+            else:
+                self.on_branches |= found.all
+        return not fresh
+
+
+@dataclass(slots=True)
+class Garbage:
+    """The garbage, and missing files.
+
+    Attributes:
+        objects: number of garbage files.
+        bytes: their size.
+        for_branches: files of expired versions that are kept since a branch or a detached version refers to them.
+        complete: whether the listing was completed.
+        missing: keys of missing files to which a version of main refers, ascending; the first 1,000.
+    """
+
+    objects: int = 0
+    bytes: int = 0
+    for_branches: int = 0
+    missing: tuple[str, ...] = ()
+    complete: bool = False
+
+
+def find_garbage(
+    store: Store,
+    needed: Needed,
+    now: datetime,
+    on_batch: Callable[[list[ObjectMeta]], bool] = lambda _: True,
+) -> Garbage:
+    """List the base files once and select those that are garbage.
+
+    Args:
+        store: the table's.
+        needed: the references of its manifests.
+        now: by the store's clock, UTC.
+        on_batch: called with up to 1,000 files at a time; returns whether to continue.
+    """
+    found = Garbage()
+    absent = set(needed.own)
+    files = _garbage(store, needed, now, found, absent)
+    while batch := list(islice(files, _BATCH)):
+        found.objects += len(batch)
+        found.bytes += sum(meta.size for meta in batch)
+        if not on_batch(batch):
+            return found
+    found.complete = True
+    found.missing = tuple(missing_files(store, sorted(absent)[:_MISSING]))
+    return found
+
+
+def _garbage(store: Store, needed: Needed, now: datetime, found: Garbage, absent: set[str]) -> Iterator[ObjectMeta]:
+    for folder in (*BASE_FOLDERS, VERSIONS_FOLDER):
+        for meta in store.list(folder):
+            key = file_key(meta.path)
+            absent.discard(key or "")
+            if key is None:
+                if is_unfinished(meta.path) and now - meta.last_modified > UNFINISHED_AGE:
+                    yield meta
+            elif key in needed.keys:
+                found.for_branches += key in needed.expired and key in needed.on_branches and key not in needed.own
+            elif key in needed.expired or now - meta.last_modified > UNFINISHED_AGE:
+                yield meta
+
+
+def unreadable_versions(store: Store, missing: Collection[str]) -> dict[int, str]:
+    """One missing file for each listed version of main that refers to any. Reads every manifest again."""
+    paths = [path for path in list_manifests(store, VERSIONS_FOLDER) if version_of_main(path) is not None]
+    missing_keys = frozenset(missing)
+    unreadable = {}
+    for path, refers in read_references(store, paths):
+        version = version_of_main(path)
+        if version is not None and (absent := refers.own & missing_keys):
+            unreadable[version] = min(absent)
+    return unreadable

@@ -1,0 +1,1 @@
+"""The jobs that apply to Lance tables."""

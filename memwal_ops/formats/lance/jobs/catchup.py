@@ -1,0 +1,358 @@
+"""The catch-up job: bring the base table's indexes up to the merged generations, one after the other.
+
+For each index: read the progress, let pylance build the missing segments without publishing them, check
+that they cover the fragments and that a vector index kept its codebook, publish them as exactly the
+next version together with the index's entry in ``index_catchup``. A merge that is published in between does not
+invalidate the build: it stays correct, and the next run adds the rest.
+
+An entry in ``index_catchup`` is computed from the fragments, whatever it was before: all merged generations if
+every fragment is covered; else those that were merged in the version that the index was built on,
+if the index still covers that version; else none.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.core.context import RunContext
+from memwal_ops.errors import (
+    CodebookChangedError,
+    CommitStateUnknownError,
+    IndexesBehindError,
+    InvalidUsageError,
+    InvariantViolatedError,
+    LeaseLostError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    RegionReplacedError,
+)
+from memwal_ops.formats.lance.base_indexes import BaseIndex, base_indexes, coverage, covered_by
+from memwal_ops.formats.lance.catchup_claims import claim, stale_claims
+from memwal_ops.formats.lance.codebook import Codebook, read_codebook
+from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
+from memwal_ops.formats.lance.damage import name_damage, names_damage
+from memwal_ops.formats.lance.index_build import IndexBuild, discard, update_index
+from memwal_ops.formats.lance.jobs.catchup_report import CatchupDecision, CatchupReport, IndexReport, Partitions
+from memwal_ops.formats.lance.jobs.index_publishing import publish_build, publish_change
+from memwal_ops.formats.lance.leftovers import sweep_leftovers
+from memwal_ops.formats.lance.memwal.backlog import Blocked, read_backlog
+from memwal_ops.formats.lance.options import CatchupOptions
+from memwal_ops.formats.lance.wire.memwal_index import with_catchup
+from memwal_ops.log import get_logger
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from memwal_ops.formats.lance.jobs.codebook_migration import MigrationReport
+    from memwal_ops.formats.lance.table import Table
+
+__all__ = ["CatchupOptions", "apply", "backlog", "plan"]
+
+
+@dataclass(slots=True)
+class _Run:
+    """State of a run; ``table`` is the newest version that it has read."""
+
+    table: Table
+    options: CatchupOptions
+    note: CommitNote
+    retry: CommitRetry = field(default_factory=CommitRetry)
+
+
+@names_damage
+def plan(table: Table, options: CatchupOptions, context: RunContext | None = None) -> CatchupReport | MigrationReport:
+    """Report what :func:`apply` would do, without changes: decision ``dry_run``."""
+    del context
+    if options.migrate_codebook:
+        from memwal_ops.formats.lance.jobs.codebook_migration import migrate  # noqa: PLC0415 - it catches indexes up
+
+        return migrate(table, *options.migrate_codebook, dry_run=True)
+    started = time.monotonic()
+    check_rewritable(table)
+    reports = []
+    for index in _wanted(table, options):
+        need = _need(table, index, options)
+        if need == "unchanged":
+            need = _next_need(table, index, options)
+        reports.append(_report(table, table, index.name, options, "would_update" if need == "update" else need))
+    decision, seconds = CatchupDecision.DRY_RUN, time.monotonic() - started
+    return CatchupReport(decision, str(uuid.uuid4()), tuple(reports), table.version, 0, seconds, _replaced(table))
+
+
+@names_damage
+def apply(table: Table, options: CatchupOptions, context: RunContext | None = None) -> CatchupReport | MigrationReport:
+    """Bring the indexes up to date, and make ``index_catchup`` agree with them (S0-179 to S0-181).
+
+    Args:
+        table: any version of the table; the newest is read during the run.
+        options: see :class:`CatchupOptions`.
+        context: can stop the run between two indexes.
+
+    Returns:
+        The report. It has the error of an index that failed; the others are processed.
+
+    Raises:
+        InvalidUsageError: an index that the table does not have.
+        UnsupportedFeatureError: a table whose manifest must not be rewritten here.
+        CommitStateUnknownError: the store lost the answer to a commit; run it again.
+    """
+    context = context or RunContext()
+    if options.migrate_codebook:
+        from memwal_ops.formats.lance.jobs.codebook_migration import migrate  # noqa: PLC0415 - it catches indexes up
+
+        return migrate(table, *options.migrate_codebook, dry_run=False)
+    return catch_up(table, options, context)
+
+
+def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> CatchupReport:
+    """Run :func:`apply` without the migration of a codebook."""
+    started = time.monotonic()
+    check_rewritable(table)
+    run = _Run(table, options, CommitNote.new("catchup"))
+    wanted = [index.name for index in _wanted(table, options)]
+    if any(_next_need(table, index, options) == "update" for index in _wanted(table, options)):
+        probe_conditional_writes(table.store)
+        sweep_leftovers(table)
+    outcomes = []
+    for name in wanted:
+        context.checkpoint()
+        outcomes.append(_catch_up(run, name))
+        context.advance("catching up", "indexes", total=len(wanted))
+    recorded = _record(run, wanted)
+    reports = [_finish(run, outcome, recorded=outcome.name in recorded) for outcome in outcomes]
+    decision = _decide(reports)
+    context.figures["conflicts"] += run.retry.conflicts
+    context.figures["indexes_updated"] += sum(report.decision == "updated" for report in reports)
+    if decision is CatchupDecision.CAUGHT_UP:
+        context.revisions.append(run.table.version)
+    return CatchupReport(
+        decision=decision,
+        run_id=run.note.run_id,
+        indexes=tuple(reports),
+        version=run.table.version,
+        lost_races=run.retry.conflicts,
+        seconds=time.monotonic() - started,
+        blocked=_replaced(run.table),
+    )
+
+
+def _replaced(table: Table) -> tuple[Blocked, ...]:
+    """Regions that reuse the id of a merged region: ``index_catchup`` entries under this id belong to the old one."""
+    regions = table.index.merged_generations.keys() & set(table.regions.region_ids)
+    blocked = read_backlog(table, regions).blocked if regions else ()
+    return tuple(fault for fault in blocked if isinstance(fault.error, RegionReplacedError))
+
+
+def _decide(reports: Iterable[IndexReport]) -> CatchupDecision:
+    decisions = {report.decision for report in reports}
+    if not decisions:
+        return CatchupDecision.NO_INDEXES
+    if "failed" in decisions:
+        return CatchupDecision.INCOMPLETE
+    return CatchupDecision.CAUGHT_UP if decisions & {"updated", "recorded"} else CatchupDecision.UNCHANGED
+
+
+def _wanted(table: Table, options: CatchupOptions) -> tuple[BaseIndex, ...]:
+    indexes = base_indexes(table)
+    unknown = sorted(set(options.indexes) - set(indexes))
+    if unknown:
+        raise InvalidUsageError(
+            f"{table.location.uri} has no index {', '.join(unknown)}.",
+            remedy=f"Its indexes: {', '.join(indexes) or 'none'}.",
+        )
+    return tuple(indexes[name] for name in (sorted(set(options.indexes)) or indexes))
+
+
+def _need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
+    """The decision for an index: update, below_threshold or unchanged."""
+    behind = coverage(index.covered, table.manifest)
+    if len(index.segments) > options.max_segments:
+        return "update"
+    if behind.complete:
+        return "unchanged"
+    return "below_threshold" if behind.uncovered_rows < options.min_uncovered_rows else "update"
+
+
+def _next_need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
+    """As :func:`_need`; a stale entry in ``index_catchup`` counts as an update."""
+    need = _need(table, index, options)
+    return "update" if need != "update" and stale_claims(table, [index.name]) else need
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Result for one index: the version at its start, the decision, and the error if it failed."""
+
+    name: str
+    first: Table
+    decision: str
+    error: MemwalOpsError | None
+    seconds: float
+
+
+def _catch_up(run: _Run, name: str) -> _Outcome:
+    """Catch up one index; an error of this index is part of its outcome."""
+    started = time.monotonic()
+    run.table = first = run.table.newest()
+    error: MemwalOpsError | None = None
+    try:
+        decision = _update(run, name)
+    except (CommitStateUnknownError, LeaseLostError):
+        raise
+    except MemwalOpsError as failed:
+        failure = name_damage(first, failed)
+        get_logger(__name__).warning("index_failed", table=first.location.uri, index=name, error=str(failure))
+        decision, error = "failed", failure
+        run.table = run.table.newest()
+    return _Outcome(name, first, decision, error, time.monotonic() - started)
+
+
+def _finish(run: _Run, outcome: _Outcome, *, recorded: bool) -> IndexReport:
+    decision = "recorded" if recorded and outcome.decision == "unchanged" else outcome.decision
+    report = _report(outcome.first, run.table, outcome.name, run.options, decision)
+    return replace(report, error=outcome.error, seconds=outcome.seconds)
+
+
+def _report(first: Table, last: Table, name: str, options: CatchupOptions, decision: str) -> IndexReport:
+    """The report of one index, from its states in two versions."""
+    before, after = base_indexes(first).get(name), base_indexes(last).get(name)
+    behind = coverage(frozenset() if before is None else before.covered, first.manifest)
+    latest = after or before
+    return IndexReport(
+        name=name,
+        type="unknown" if latest is None else latest.type,
+        uncovered_fragments=len(behind.uncovered),
+        uncovered_rows=behind.uncovered_rows,
+        segments=0 if after is None else len(after.segments),
+        before=first.index.index_catchup.get(name, {}),
+        after=last.index.index_catchup.get(name, {}),
+        decision=decision if after is not None else "dropped",
+        partitions=None if after is None else _partitions(last, after, options),
+        error=None,
+        seconds=0.0,
+    )
+
+
+def _partitions(table: Table, index: BaseIndex, options: CatchupOptions) -> Partitions | None:
+    if not index.is_vector:
+        return None
+    try:
+        segments = [read_codebook(table, entry).sizes for entry in index.segments]
+    except MemwalOpsError:
+        return None  # only for the report; where the codebook is needed, this is an error
+    sizes = [sum(rows) for rows in zip_longest(*segments, fillvalue=0)]
+    return Partitions(len(sizes), max(sizes), min(sizes), options.retrain_imbalance_threshold) if sizes else None
+
+
+def _update(run: _Run, name: str) -> str:
+    """Build and publish until the index covers the version that it was built on; return the decision."""
+    while True:
+        table = run.table
+        index = base_indexes(table).get(name)
+        need = "dropped" if index is None else _need(table, index, run.options)
+        if index is None or need != "update":
+            return need
+        try:
+            return "updated" if _build_and_publish(run, table, index) else "unchanged"
+        except (CommitLostError, ObjectNotFoundError) as error:
+            newest = run.table.newest()
+            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
+                raise  # not a file of an old version that was cleaned up meanwhile
+            run.table = run.retry.conflict(newest, error)
+
+
+def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> bool:
+    """Build once and publish; return False if there was nothing to build."""
+    codebooks = _codebooks(table, index)
+    build = update_index(table, index.name, merge=_segments_to_merge(index, run.options))
+    if build is None:
+        _refuse_unbuilt(table, index)
+        return False
+    kept = [entry for entry in index.segments if UUID(bytes=entry.uuid.uuid) not in build.removed]
+    covered = build.covered | covered_by(kept)
+    try:
+        _check(table, index, build, covered, codebooks)
+    except MemwalOpsError:
+        discard(table, build)
+        raise
+
+    def change(newest: Table) -> IndexChange:
+        generations = claim(newest, covered, progress_when_built=table.index.merged_generations)
+        details = with_catchup(newest.index.details, {index.name: generations})
+        return IndexChange(details, added=build.added, removed=build.removed)
+
+    run.table = publish_build(table, index.name, build, change, run.note, run.retry)
+    return True
+
+
+def _refuse_unbuilt(table: Table, index: BaseIndex) -> None:
+    """Raise if the index is behind although pylance built nothing: it silently skips an index with missing files."""
+    behind = coverage(index.covered, table.manifest)
+    if behind.uncovered_rows:
+        raise IndexesBehindError(
+            f"pylance built nothing for index {index.name} and raised no error, although the index does not cover "
+            f"{behind.uncovered_rows:,} rows in fragments {sorted(behind.uncovered)}.",
+            remedy="Its files may be missing or damaged. Merge all, then create it again (runbooks/index-behind.md).",
+        )
+
+
+def _segments_to_merge(index: BaseIndex, options: CatchupOptions) -> int | None:
+    """How many segments the new rows are merged with; see :func:`update_index`.
+
+    A vector index gets a new segment each time, until there are too many; a scalar index is merged
+    as pylance does it, into one.
+    """
+    if len(index.segments) >= options.max_segments:
+        return len(index.segments)
+    return 0 if index.is_vector else None
+
+
+def _codebooks(table: Table, index: BaseIndex) -> frozenset[Codebook]:
+    return frozenset(read_codebook(table, entry) for entry in index.segments) if index.is_vector else frozenset()
+
+
+def _check(
+    table: Table, index: BaseIndex, build: IndexBuild, covered: frozenset[int], before: frozenset[Codebook]
+) -> None:
+    """Refuse a build that does not cover its version, or has another codebook."""
+    uncovered = coverage(covered, table.manifest).uncovered
+    if uncovered:
+        raise InvariantViolatedError(
+            f"pylance updated index {index.name}, but it does not cover fragments {sorted(uncovered)}."
+        )
+    after = frozenset(read_codebook(table, entry) for entry in build.added) if index.is_vector else frozenset()
+    if after - before:
+        old, new = (sorted(codebook.partitions for codebook in codebooks) for codebooks in (before, after))
+        raise CodebookChangedError(
+            f"pylance changed the codebook of index {index.name} (partitions before {old}, after {new}); "
+            "the build was not published, and the table is unchanged."
+        )
+
+
+def _record(run: _Run, names: Collection[str]) -> frozenset[str]:
+    """Make ``index_catchup`` agree with the fragments, in one commit; return the indexes with stale entries."""
+    stale: dict[str, dict[UUID, int]] = {}
+
+    def change(table: Table) -> IndexChange | None:
+        stale.clear()
+        stale.update(stale_claims(table, names))
+        return IndexChange(with_catchup(table.index.details, stale)) if stale else None
+
+    run.table = publish_change(run.table, change, run.note, run.retry)
+    return frozenset(stale)
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """Rows and fragments that an index does not cover; those of the index that is furthest behind."""
+    behind = [coverage(index.covered, table.manifest) for index in base_indexes(table).values()]
+    return {
+        "uncovered_rows": max((index.uncovered_rows for index in behind), default=0),
+        "uncovered_fragments": max((len(index.uncovered) for index in behind), default=0),
+    }

@@ -1,0 +1,96 @@
+"""The report of a compaction, as JSON and as text."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from memwal_ops.text import counted, paragraph, size_text
+
+
+class CompactDecision(enum.StrEnum):
+    """How a compaction ended."""
+
+    COMPACTED = "compacted"
+    UNCHANGED = "unchanged"
+    DRY_RUN = "dry_run"
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """Report of a compaction.
+
+    In a dry run ``fragments_added`` and ``fragments_after`` are estimates.
+
+    Attributes:
+        why: why nothing was, or would be, rewritten; None if something was.
+        bytes_written: size of the new data files; None in a dry run.
+        snapshot_lost: the table had a region snapshot in a file, which is no longer found.
+    """
+
+    decision: CompactDecision
+    run_id: str
+    why: str | None
+    fragments_before: int
+    fragments_after: int
+    fragments_removed: int
+    fragments_added: int
+    rows_rewritten: int
+    bytes_written: int | None
+    snapshot_lost: bool
+    version: int
+    lost_races: int
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """0: failures are raised."""
+        return 0
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``compact --json``."""
+        return {
+            "decision": self.decision.value,
+            "why": self.why,
+            "fragments_before": self.fragments_before,
+            "fragments_after": self.fragments_after,
+            "fragments_removed": self.fragments_removed,
+            "fragments_added": self.fragments_added,
+            "rows_rewritten": self.rows_rewritten,
+            "bytes_written": self.bytes_written,
+            "snapshot_lost": self.snapshot_lost,
+            "version": self.version,
+            "seconds": round(self.seconds, 6),
+            "lost_races": self.lost_races,
+            "run_id": self.run_id,
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        parts = [paragraph(_headline(self), hanging="  ")]
+        if self.snapshot_lost:
+            parts.append(
+                paragraph(
+                    "The region snapshot was in a file that is no longer found; run memwal-ops snapshot to store it "
+                    "again. Until then readers list the regions.",
+                    hanging="  ",
+                )
+            )
+        return "\n".join(parts)
+
+
+def _headline(report: CompactReport) -> str:
+    change = f"{counted(report.fragments_removed, 'fragment')} into {report.fragments_added:,}"
+    rows = counted(report.rows_rewritten, "row")
+    match report.decision:
+        case "compacted":
+            return (
+                f"compacted: {change}, {rows}, {size_text(report.bytes_written or 0)} written, "
+                f"{counted(report.fragments_after, 'fragment')} now, version {report.version}, {report.seconds:.2f} s."
+            )
+        case "unchanged":
+            return f"unchanged: nothing was rewritten. {report.why}"
+        case _:
+            if report.why is not None:
+                return f"dry_run: would rewrite nothing. {report.why}"
+            return f"dry_run: would rewrite {change} (about), {rows}; nothing was changed."

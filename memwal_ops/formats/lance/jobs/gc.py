@@ -1,0 +1,181 @@
+"""The gc job: delete objects that are no longer needed, and report what holds the others.
+
+Planning, proving and deleting are the same for every format (:mod:`memwal_ops.core.collector`). The candidates of a
+Lance table and their gates are in the modules ``gc_*``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core import collector
+from memwal_ops.core.context import RunContext
+from memwal_ops.core.gc_report import GcDecision
+from memwal_ops.core.gc_report import GcReport as BaseReport
+from memwal_ops.formats.lance.damage import names_damage
+from memwal_ops.formats.lance.identity import anchored
+from memwal_ops.formats.lance.jobs.gc_candidates import KINDS, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc_collectors import RegionCollector, TableCollector, views
+from memwal_ops.formats.lance.jobs.gc_rules import Basis, read_rules
+from memwal_ops.formats.lance.jobs.gc_wal import WalView
+from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.options import CareOptions, GcOptions
+from memwal_ops.storage.clock import store_time
+from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from uuid import UUID
+
+    from memwal_ops.core.collector import Collector
+    from memwal_ops.formats.lance.table import Table
+
+__all__ = ["GcOptions", "GcReport", "apply", "backlog", "candidates", "plan"]
+
+
+@dataclass(kw_only=True)
+class GcReport(BaseReport[LanceCandidate]):
+    """Report of a gc run.
+
+    Attributes:
+        regions: how many were found.
+        sealed: how many of them are sealed.
+        versions: how many versions of the table may be opened.
+        reader_grace: how long drained generations are kept.
+    """
+
+    kinds = KINDS
+    drains = ("generation", "generations")
+    closing = "memwal-ops why URI PATH shows the conditions of one of them."
+
+    regions: int = 0
+    sealed: int = 0
+    versions: int = 0
+    reader_grace: timedelta = timedelta(0)
+
+    def about(self) -> str:
+        """See the base class."""
+        text = f"{counted(self.regions, 'region')}, {counted(self.versions, 'version')} that may be opened"
+        return f"{text}, {counted(self.sealed, 'sealed region')}" if self.sealed else text
+
+    def notes(self) -> Iterator[str]:
+        """See the base class."""
+        if self.decision is GcDecision.PLANNED and self.drainable:
+            yield (
+                f"{counted(self.drainable, 'generation is', 'generations are')} no longer needed: --apply takes them "
+                "off the region's list, and a run after --reader-grace deletes them."
+            )
+        if self.drained and self.reader_grace:
+            later = datetime.now(UTC) + self.reader_grace
+            yield f"Run it again after {later:%Y-%m-%d %H:%M} UTC, to delete what was drained now."
+
+    def details(self) -> Mapping[str, Any]:
+        """See the base class."""
+        return {
+            "regions": {
+                "total": self.regions,
+                "sealed": self.sealed,
+                "unreadable": [
+                    {"region_id": str(region_id), "error": why} for region_id, why in sorted(self.faults.items())
+                ],
+            },
+            "retained_versions": self.versions,
+        }
+
+
+@names_damage
+def plan(
+    table: Table,
+    options: GcOptions,
+    context: RunContext | None = None,
+    *,
+    limit: int | None = None,
+    on_candidate: Callable[[LanceCandidate], None] = lambda _: None,
+) -> GcReport:
+    """What is deletable, what is held and by what, what is not recognized. Reads only, in constant memory.
+
+    Args:
+        table: the newest version of it.
+        options: see :class:`GcOptions`.
+        context: reports progress per candidate, and can stop the run after each.
+        limit: most candidates of each verdict in the report; None: as in the options.
+        on_candidate: called with every candidate when it is found.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    report = _report(options, applied=False)
+    collectors = _collectors(Basis(read_rules(table, options, datetime.now(UTC))), report)
+    return collector.plan(collectors, report, _limited(options, limit), context or RunContext(), on_candidate)
+
+
+@names_damage
+def apply(
+    table: Table,
+    options: GcOptions,
+    context: RunContext | None = None,
+    *,
+    limit: int | None = None,
+    on_candidate: Callable[[LanceCandidate], None] = lambda _: None,
+) -> GcReport:
+    """Drain and delete. Safe to kill, to repeat, and to run concurrently with itself, writers, readers and all jobs.
+
+    Args:
+        table: any version of it; the newest is read before each batch.
+        options: see :class:`GcOptions`.
+        context: reports progress per candidate, and can stop the run after each.
+        limit: most candidates of each verdict in the report; None: as in the options.
+        on_candidate: called with every candidate when it is settled.
+
+    Raises:
+        StorageError: the store failed before anything could be proven.
+    """
+    context = context or RunContext()
+    probe_conditional_writes(table.store)
+    report = _report(options, applied=True)
+    table, anchor = anchored(table)
+    collectors = _collectors(Basis(read_rules(table, options, store_time(table.store)), (anchor,)), report)
+    collector.collect(collectors, report, _limited(options, limit), context, on_candidate)
+    context.figures["generations_drained"] += report.drained
+    return report
+
+
+def candidates(table: Table, options: CareOptions, regions: Iterable[UUID] | None = None) -> Iterator[LanceCandidate]:
+    """All candidates of a plan; if ``regions`` are given, only those that belong to these."""
+    report = GcReport(applied=False)
+    basis = Basis(read_rules(table, options, datetime.now(UTC)))
+    return collector.candidates(_collectors(basis, report, regions), report)
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """Generations that are merged, and still on a region's list."""
+    regions = read_backlog(table).regions.values()
+    return {
+        "merged_generations": sum(
+            flushed.generation <= region.merged for region in regions for flushed in region.manifest.flushed_generations
+        )
+    }
+
+
+def _collectors(
+    basis: Basis, report: GcReport, regions: Iterable[UUID] | None = None
+) -> Iterator[Collector[LanceCandidate]]:
+    """One for each region, then one for the rest."""
+    report.versions = len(basis.rules.retention.versions)
+    for region_id, log in views(basis.rules, regions):
+        report.regions += 1
+        report.sealed += isinstance(log, WalView) and log.view.newest.sealed
+        yield RegionCollector(basis, region_id, log)
+    if regions is None:
+        yield TableCollector(basis)
+
+
+def _report(options: GcOptions, *, applied: bool) -> GcReport:
+    return GcReport(applied=applied, warnings=options.dangers(), reader_grace=options.reader_grace)
+
+
+def _limited(options: GcOptions, limit: int | None) -> GcOptions:
+    return options if limit is None else replace(options, limit=limit)

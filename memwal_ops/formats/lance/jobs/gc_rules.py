@@ -1,0 +1,125 @@
+"""The inputs of gc's proofs, as of one moment: the table, the versions that may be opened, the clock.
+
+A proof is never older than one batch of deletions: before each, all inputs are read again
+(:meth:`Basis.renew`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.candidates import Gate, age_gate
+from memwal_ops.formats.lance.catchup_claims import covered_generations
+from memwal_ops.formats.lance.identity import table_anchor
+from memwal_ops.formats.lance.retention import Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+    from memwal_ops.core.anchors import Anchor
+    from memwal_ops.formats.lance.options import CareOptions
+    from memwal_ops.formats.lance.table import Table
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All inputs of a proof that do not belong to one region.
+
+    Attributes:
+        table: the newest version when this was read.
+        retention: which versions may be opened, and by what.
+        covered: per base index and region the last generation that the index covers in the base.
+        now: when the run began, by the slower of our clock and the store's.
+        options: how careful to be.
+    """
+
+    table: Table
+    retention: Retention
+    covered: Mapping[str, Mapping[UUID, int]]
+    now: datetime
+    options: CareOptions
+
+    def reread(self) -> Rules:
+        """The same, read again. ``now`` stays: candidates do not age during a run."""
+        table = self.table.newest()
+        self.retention.refresh(table, self.now)
+        covered = self.covered if table.version == self.table.version else covered_generations(table)
+        return replace(self, table=table, covered=covered)
+
+    def with_retention(self, retention: Retention) -> Rules:
+        """The same rules as if only these versions may be opened."""
+        return replace(self, retention=retention)
+
+    def generation_gates(self, region_id: UUID, generation: int) -> tuple[Gate, ...]:
+        """The gates of a generation that do not depend on its region's manifest (S0-184, S0-188, S0-189)."""
+        merged = self.table.index.merged_generations.get(region_id, 0)
+        if generation > merged:
+            return (Gate(met=False, text=f"not merged yet: the base table holds generations up to {merged}"),)
+        gates = [Gate(met=True, text=f"merged: the base table holds generations up to {merged}")]
+        behind = {name: reached.get(region_id, 0) for name, reached in self.covered.items()}
+        gates += [
+            Gate(met=False, text=f"index {name} covers generations only up to {reached} (memwal-ops catchup)")
+            for name, reached in sorted(behind.items())
+            if reached < generation
+        ]
+        if all(reached >= generation for reached in behind.values()):
+            names = ", ".join(sorted(behind))
+            gates.append(Gate(met=True, text=f"covered by index {names}" if names else "there is no index to catch up"))
+        needed = self.retention.needs(region_id, generation)
+        if needed is None:
+            gates.append(Gate(met=True, text="merged in every version, tag, branch and hold that may be opened"))
+        else:
+            text = f"needed by {needed}: not merged there, or its search indexes lack it"
+            gates.append(Gate(met=False, text=f"{text} (memwal-ops expire)" if needed.startswith("version") else text))
+        return tuple(gates)
+
+    @property
+    def base_points_into_mem_wal(self) -> bool:
+        """Whether a version of the base table may have data files below ``_mem_wal/``: then all there is kept."""
+        return self.retention.points_into_mem_wal
+
+    def age_gate(self, what: str, written: datetime, limit: timedelta) -> Gate:
+        """The gate of an age; see :func:`memwal_ops.core.candidates.age_gate`."""
+        return age_gate(what, written, limit, self.now)
+
+
+@dataclass
+class Basis:
+    """The current rules, and the anchors of the table that was read first; shared by all collectors of a run.
+
+    Attributes:
+        anchors: of the table; empty for a plan, which deletes nothing.
+    """
+
+    rules: Rules
+    anchors: tuple[Anchor, ...] = ()
+
+    def renew(self) -> None:
+        """Read all inputs of proofs again.
+
+        An anchor is checked right before each deletion, and once more before a newer one replaces it: since it
+        still exists after the newer version was read, that version is of the same table.
+
+        Raises:
+            TableReplacedError: the table may have been replaced.
+        """
+        rules, anchors = self.rules.reread(), self.anchors
+        if rules.table.version != self.rules.table.version:
+            anchors = (table_anchor(rules.table),)
+            self.check()
+        self.rules, self.anchors = rules, anchors
+
+    def check(self) -> None:
+        """Raise ``TableReplacedError`` if the table may have been replaced; called right before each write."""
+        for anchor in self.anchors:
+            anchor.check(self.rules.table.store)
+
+
+def read_rules(table: Table, options: CareOptions, now: datetime) -> Rules:
+    """All inputs of proofs but the regions, as of now."""
+    retention = Retention()
+    retention.refresh(table, now)
+    return Rules(table, retention, covered_generations(table), now, options)

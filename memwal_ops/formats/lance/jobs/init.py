@@ -1,0 +1,166 @@
+"""Create the MemWAL index of a Lance table, or add region specs and maintained indexes to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.formats.lance.memwal.create import create_mem_wal, plan_additions, plan_mem_wal, refuse_existing
+from memwal_ops.formats.lance.memwal.region_specs import RegionField, RegionSpec
+from memwal_ops.formats.lance.table import Table, read_table
+from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.options import InitOptions
+    from memwal_ops.formats.lance.wire._pb import memwal_pb2
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+_WORDS = {
+    "created": "was created",
+    "added": "was extended",
+    "unchanged": "was there already",
+    "dry_run": "would be created",
+}
+# So many region ids a text for a person lists.
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class InitReport:
+    """The result of ``init``.
+
+    Attributes:
+        decision: created, added, unchanged or dry_run.
+        uri: the table.
+        version: its newest version.
+        specs: all region specs as they are stored, or would be.
+        maintained_indexes: all names.
+        added_specs: ids of the specs that this run added, or would add.
+        added_indexes: maintained indexes that this run added, or would add.
+        open_regions: regions of other specs that still take rows; they must be sealed and merged before rows are
+            routed by an added spec.
+    """
+
+    decision: str
+    uri: str
+    version: int
+    specs: tuple[memwal_pb2.RegionSpec, ...]
+    maintained_indexes: tuple[str, ...]
+    added_specs: tuple[int, ...] = ()
+    added_indexes: tuple[str, ...] = ()
+    open_regions: tuple[UUID, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0."""
+        return 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``--json``."""
+        return {
+            "decision": self.decision,
+            "uri": self.uri,
+            "version": self.version,
+            "region_specs": [
+                {"spec_id": one.spec_id, "fields": [_field(field) for field in one.fields]} for one in self.specs
+            ],
+            "maintained_indexes": [*self.maintained_indexes],
+            "added_region_specs": [*self.added_specs],
+            "added_maintained_indexes": [*self.added_indexes],
+            "open_regions": [str(one) for one in self.open_regions],
+        }
+
+    def describe(self) -> str:
+        """The text for a terminal."""
+        fields = [f"{field.field_id} ({field.result_type})" for one in self.specs for field in one.fields]
+        regions = f"regions by {', '.join(fields)}" if fields else "regions that writers choose"
+        kept = f"indexes that writers keep: {', '.join(self.maintained_indexes) or 'that of the key'}"
+        extends = self.decision == "dry_run" and (self.added_specs or self.added_indexes)
+        done = "would be extended" if extends else _WORDS[self.decision]
+        text = f"The MemWAL index of {self.uri} {done} (version {self.version}): {regions}; {kept}."
+        if self.added_specs:
+            text += f"\nNew region specs: {', '.join(map(str, self.added_specs))}."
+        if self.added_indexes:
+            text += f"\nNew maintained indexes: {', '.join(self.added_indexes)}."
+        if self.open_regions:
+            shown = ", ".join(map(str, self.open_regions[:_SHOWN])) + (", ..." if self.open_regions[_SHOWN:] else "")
+            text += (
+                f"\nOpen regions of other specs: {len(self.open_regions)} ({shown}). RegionRouter refuses the new spec "
+                "until each is sealed, by RegionWriter(URI, REGION).seal(), and memwal-ops merge URI has run."
+            )
+        return text
+
+
+def init(location: Location, store: Store, options: InitOptions, *, dry_run: bool) -> InitReport:
+    """Create the MemWAL index according to the options, or add what it lacks. Nothing is changed or removed.
+
+    Raises:
+        MemwalOpsError: as :func:`memwal_ops.formats.lance.memwal.create.create_mem_wal`.
+    """
+    fields = tuple(RegionField.parse(one) for one in options.region_fields)
+    wanted: dict[str, Any] = {
+        "region_specs": (RegionSpec(fields),) if fields else (),
+        "maintained_indexes": options.maintained_indexes,
+    }
+    table = read_table(location, store)
+    if table.memwal is not None:
+        return _add(table, wanted, dry_run=dry_run)
+    if table.manifest.indexes is not None and find_memwal_entry(table.manifest.indexes) is not None:
+        _ = table.index  # legacy: raises, with the way out
+    refuse_existing(table)
+    details = plan_mem_wal(table, **wanted)
+    if not dry_run:
+        table = create_mem_wal(location, store, **wanted)
+        details = table.index.details
+    return _report("dry_run" if dry_run else "created", table, details)
+
+
+def _add(table: Table, wanted: dict[str, Any], *, dry_run: bool) -> InitReport:
+    before = table.index.details
+    details = plan_additions(table, wanted["region_specs"], wanted["maintained_indexes"])
+    if details == before:
+        return _report("unchanged", table, details)
+    if not dry_run:
+        table = create_mem_wal(table.location, table.store, **wanted)
+        details = table.index.details
+    return _report("dry_run" if dry_run else "added", table, details, before)
+
+
+def _report(
+    decision: str,
+    table: Table,
+    details: memwal_pb2.MemWalIndexDetails,
+    before: memwal_pb2.MemWalIndexDetails | None = None,
+) -> InitReport:
+    old = details if before is None else before
+    known = {one.spec_id for one in old.region_specs}
+    added = tuple(one.spec_id for one in details.region_specs if one.spec_id not in known)
+    regions: list[UUID] = []
+    for region_id in table.regions.region_ids if added else ():
+        newest = table.region(region_id).latest(checked=True)
+        if not newest.sealed and newest.region_spec_id != max(added):
+            regions.append(region_id)
+    return InitReport(
+        decision,
+        table.location.uri,
+        table.version,
+        tuple(details.region_specs),
+        tuple(details.maintained_indexes),
+        added,
+        tuple(one for one in details.maintained_indexes if one not in old.maintained_indexes),
+        tuple(regions),
+    )
+
+
+def _field(field: memwal_pb2.RegionField) -> dict[str, Any]:
+    return {
+        "field_id": field.field_id,
+        "source_ids": [*field.source_ids],
+        "transform": field.transform if field.HasField("transform") else None,
+        "expression": field.expression if field.HasField("expression") else None,
+        "result_type": field.result_type,
+        "parameters": dict(field.parameters),
+    }

@@ -1,0 +1,114 @@
+"""The verify job of tables with the legacy MemWAL index: its states against the rules, the history and the data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.own_files import check_own_files
+from memwal_ops.core.verification import Finding, Findings, Severity, VerifyReport, finding_of
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
+from memwal_ops.formats.lance.legacy.emptied import find_emptied
+from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of, unmerged
+from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
+from memwal_ops.formats.lance.legacy.states import disorder
+from memwal_ops.formats.lance.options import MergeOptions
+from memwal_ops.formats.lance.wire.legacy_index import MemWal, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.options import VerifyOptions
+    from memwal_ops.formats.lance.table import Table
+
+_STOPS = "Merges of the region stop there."
+
+
+def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
+    """Check the newest version: files, versions, states, and, if ``options.deep``, the rows that are not merged.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    del context
+    findings = Findings(options.max_findings)
+    checked = {"fragments": len(table.manifest.manifest.fragments), "MemWALs": 0}
+    findings.extend(check_files(table))
+    findings.extend(check_version_manifests(table, deep=options.deep))
+    findings.extend(check_references(table))
+    findings.extend(check_own_files(table))
+    if (emptied := find_emptied(table)) is not None:
+        error = emptied.error("merge")
+        findings.add(finding_of(error, "emptied", f"version {table.version}", "Readers find no rows."))
+    try:
+        mem_wals = mem_wals_of(table)
+    except MemwalOpsError as error:
+        findings.add(finding_of(error, "legacy_index", "the MemWAL index", "No job can continue."))
+    else:
+        checked["MemWALs"] = len(mem_wals)
+        findings.extend(check_states(table, mem_wals))
+        if options.deep:
+            findings.extend(check_rows(table, mem_wals))
+    return VerifyReport(table.version, findings, checked)
+
+
+apply = plan
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """None."""
+    del table
+    return {}
+
+
+def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
+    """States, owners and versions of MemWALs, by the index and the manifests alone."""
+    meanings = Meanings(table)
+    for region in sorted({one.id.region for one in mem_wals}):
+        found = unmerged(mem_wals, region, meanings)
+        place = f"region {region!r}"
+        if found.fault is not None:
+            where = f"{place}, generation {found.fault.generation}"
+            yield finding_of(found.fault.error, found.fault.error.reason, where, _STOPS)
+        elif (said := disorder(mem_wals, region)) is not None:
+            yield Finding(
+                Severity.WARNING, "mem_wal_states", place, said, "A merge waits for the lower generation.",
+                "Let the region's writer seal and flush it; or migrate, which replays its log.",
+                "docs/legacy-memwal.md",
+            )  # fmt: skip
+    places: dict[str, MemWal] = {}
+    for one in mem_wals:
+        if one.last_updated_dataset_version > table.version:
+            yield Finding(
+                Severity.WARNING, "mem_wal_version", str(one.id),
+                f"Version {one.last_updated_dataset_version} changed it last, and the newest is {table.version}.",
+                "What FLUSHED means cannot be told.", "Give --flushed-means to merge and migrate.",
+                "runbooks/errors/36-flushed_meaning_unknown.md",
+            )  # fmt: skip
+        if not one.owner_id and one.state is not State.MERGED:
+            yield Finding(
+                Severity.WARNING, "mem_wal_owner", str(one.id), "It has no owner.",
+                "Two writers may write to it at once.", "Stop its writers, and migrate.", "docs/legacy-memwal.md",
+            )  # fmt: skip
+        other = places.setdefault(one.wal_location, one)
+        if other is not one:
+            yield Finding(
+                Severity.ERROR, "wal_shared", str(one.id), f"It has the log of {other.id}: {one.wal_location}.",
+                "A replay gives the rows of both; gc keeps the log.", "Find out whose entries stand there.",
+                "docs/legacy-memwal.md",
+            )  # fmt: skip
+
+
+def check_rows(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
+    """Whether the rows of each MemWAL that is not merged can be read, and fit the table."""
+    options = MergeOptions(primary_key=() if table.primary_key else tuple(table.dataset.schema.names[:1]))
+    meanings = Meanings(table)
+    with MemTables(with_key(table, options), options) as mem_tables:
+        for region in sorted({one.id.region for one in mem_wals}):
+            for one in unmerged(mem_wals, region, meanings).mem_wals:
+                read = mem_tables.generation if one.state is State.FLUSHED else mem_tables.drained
+                try:
+                    read(one)
+                except MemwalOpsError as error:
+                    yield finding_of(error, error.reason, str(one.id), _STOPS)

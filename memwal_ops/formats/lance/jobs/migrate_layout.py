@@ -1,0 +1,271 @@
+"""Migrate a table between the layouts of today: shard to region, or back.
+
+Nothing is converted. What the regions of the other layout hold goes into the base table, as it would anyway, and new
+writers make new regions. The order, each step of which may be the last one before a crash:
+
+1. Merge what these regions list, while their writers go on. A generation that cannot be merged is found here, before
+   any writer is fenced.
+2. Seal each (:mod:`memwal_ops.formats.lance.memwal.region_seal`), and merge what that flushed.
+3. Publish version V + 1, which records the layout, if at V each such region is sealed and merged. Whoever published
+   another V + 1 meanwhile wins, and everything is decided again.
+4. List the regions again: one that a writer made since step 2 is sealed and merged as well. It loses nothing before:
+   each region is read, merged and collected by its own layout.
+
+Progress is never touched: a region's id keeps it, and is never used again.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.errors import CommitConflictError, InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
+from memwal_ops.formats.lance.base_indexes import base_indexes
+from memwal_ops.formats.lance.catchup_claims import covered_generations
+from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, check_committable, commit_details
+from memwal_ops.formats.lance.jobs import merge
+from memwal_ops.formats.lance.jobs.migrate_layout_report import LayoutRegion, LayoutReport
+from memwal_ops.formats.lance.jobs.migrate_report import MigrateDecision
+from memwal_ops.formats.lance.layouts.detection import layout_named, layout_of_region
+from memwal_ops.formats.lance.legacy.migration import CONFIG_KEY
+from memwal_ops.formats.lance.memwal.backlog import Blocked, read_backlog
+from memwal_ops.formats.lance.memwal.region_seal import seal_region
+from memwal_ops.formats.lance.memwal.region_transforms import TRANSFORMS
+from memwal_ops.formats.lance.memwal.snapshots import is_external, snapshot_path
+from memwal_ops.formats.lance.memwal.wal import unflushed_entries, unflushed_rows
+from memwal_ops.formats.lance.options import MergeOptions
+from memwal_ops.formats.lance.wire._pb import memwal_pb2
+from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, with_layout_record
+from memwal_ops.formats.lance.wire.memwal_index import with_catchup
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.memwal.backlog import RegionBacklog
+    from memwal_ops.formats.lance.options import MigrateOptions
+    from memwal_ops.formats.lance.table import Table
+
+# Each round merges and seals; a second one merges what sealing flushed. More only where writers make new regions.
+_ROUNDS = 20
+_SEALED_AT_ONCE = 8
+
+
+def target_of(table: Table, options: MigrateOptions) -> Layout | None:
+    """The layout that a table of today's layouts is to have afterwards; None: that is not what is asked.
+
+    Raises:
+        OptionError: options for legacy tables were given.
+    """
+    if table.memwal is None:
+        return None
+    record = table.layout_record
+    if not options.rollback:
+        target = None if options.to is None else layout_named(options.to)
+    elif record is None or (record.before is None and CONFIG_KEY in table.manifest.manifest.config):
+        return None  # it may have been migrated from the legacy layout
+    else:
+        target = layout_named(record.before or record.layout)
+    if target is not None:
+        options.refuse_legacy()
+    return target
+
+
+def plan(table: Table, target: Layout, options: MigrateOptions) -> LayoutReport:
+    """What :func:`apply` would do; reads only."""
+    run = _Run(target, options, table.layout.name)
+    _check(table, target)
+    found = _read(table, target)
+    if found.blocked:
+        return run.report(MigrateDecision.BLOCKED, table, found.open, found.blocked)
+    nothing = table.layout is target and not found.open
+    return run.report(MigrateDecision.NOTHING_TO_MIGRATE if nothing else MigrateDecision.PLANNED, table, found.open)
+
+
+def apply(table: Table, target: Layout, options: MigrateOptions, context: RunContext) -> LayoutReport:
+    """Migrate. Safe to kill and to repeat; of two at once one publishes, and the other finds it done.
+
+    Raises:
+        UnsupportedFeatureError: the table cannot be committed to, or has region specs that the layout cannot route by;
+            nothing was changed.
+        CommitConflictError: writers claim regions, or make new ones, again and again; or too many commit conflicts.
+        MemwalOpsError: as a merge.
+    """
+    run = _Run(target, options, table.layout.name)
+    _check(table, target)
+    probe_conditional_writes(table.store)
+    retry = CommitRetry()
+    handled: dict[UUID, LayoutRegion] = {}
+    changed, rounds = False, 0
+    while True:
+        context.checkpoint()
+        found = _read(table, target)
+        blocked = found.blocked
+        handled = {one.region_id: one for one in found.open} | handled
+        if found.open and not blocked:
+            changed, rounds = True, rounds + 1
+            if rounds > _ROUNDS:
+                raise CommitConflictError(
+                    f"Writers make regions of the {table.layout.name} layout in {table.location.uri} again and again.",
+                    remedy="Stop them, and run it again.",
+                )
+            blocked = _merge(table, found.open, context)
+            table = table.newest()
+            if not blocked:
+                _seal(table, found.open, context)
+        if blocked:
+            return run.report(MigrateDecision.BLOCKED, table, tuple(handled.values()), blocked)
+        if found.open:
+            continue
+        if table.layout is target:
+            done = MigrateDecision.ROLLED_BACK if options.rollback else MigrateDecision.MIGRATED
+            decision = done if changed else MigrateDecision.NOTHING_TO_MIGRATE
+            return run.report(decision, table, tuple(handled.values()))
+        try:
+            context.revisions.append(_publish(table, target, run))
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+            context.figures["conflicts"] += 1
+        else:
+            changed, table = True, retry.landed(table)
+
+
+class _Run:
+    """What is the same in each report of a run."""
+
+    def __init__(self, target: Layout, options: MigrateOptions, before: str) -> None:
+        self.note = CommitNote.new("migrate")
+        self.rollback, self.before = options.rollback, before
+        self._target, self._started = target, time.monotonic()
+
+    def report(
+        self,
+        decision: MigrateDecision,
+        table: Table,
+        regions: Sequence[LayoutRegion],
+        blocked: Sequence[Blocked] = (),
+    ) -> LayoutReport:
+        return LayoutReport(
+            decision, self.note.run_id, table.location.uri, self.before, self._target.name, self.rollback,
+            table.primary_key, tuple(sorted(regions, key=lambda one: one.region_id)), tuple(blocked), table.version,
+            time.monotonic() - self._started,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The regions of the other layout that are not sealed, merged and flushed; and those that block the migration."""
+
+    open: tuple[LayoutRegion, ...]
+    blocked: tuple[Blocked, ...]
+
+
+def _check(table: Table, target: Layout) -> None:
+    """Refuse, before any work, what could not be merged, published or written afterwards."""
+    check_committable(table)
+    if not target.generations_in_log:
+        return
+    columns = {one.id: one.name for one in table.manifest.manifest.fields}
+    for spec in table.index.region_specs:
+        for field in spec.fields:
+            unknown = field.HasField("transform") and field.transform not in TRANSFORMS
+            others = [columns.get(one, str(one)) for one in field.source_ids]
+            others = [one for one in others if one not in table.primary_key]
+            if unknown or others:
+                why = f"{field.transform!r} is none of its transforms" if unknown else f"{others[0]} is no key column"
+                raise UnsupportedFeatureError(
+                    f"{table.location.uri} has region spec {spec.spec_id}, by which no writer of the region layout can "
+                    f"route rows: {why}.",
+                    remedy="Leave the table in the shard layout.",
+                )
+
+
+def _read(table: Table, target: Layout) -> _Found:
+    """Read the regions of the other layout; their manifests after the version was."""
+    every = table.regions.region_ids
+    others = [one for one in every if (layout_of_region(table.store, one) or table.layout) is not target]
+    backlog = read_backlog(table, others)
+    blocked = [*backlog.blocked]
+    opened: list[LayoutRegion] = []
+    for region_id, region in sorted(backlog.regions.items()):
+        if any(fault.region_id == region_id for fault in blocked):
+            continue
+        try:
+            unflushed = unflushed_entries(table, region.manifest)
+            if region.manifest.sealed and unflushed:
+                if unflushed_rows(table, region.manifest):
+                    raise _unreachable_rows(region)
+                unflushed = 0
+        except MemwalOpsError as error:
+            blocked.append(Blocked(region_id, None, error))
+            continue
+        if region.pending or not region.manifest.sealed:
+            opened.append(_region(region, unflushed))
+    return _Found(tuple(opened), tuple(blocked))
+
+
+def _region(region: RegionBacklog, unflushed: int) -> LayoutRegion:
+    manifest = region.manifest
+    return LayoutRegion(
+        manifest.region_id, region.merged, manifest.current_generation, tuple(one.generation for one in region.pending),
+        sum(one.rows or 0 for one in region.pending), unflushed, manifest.sealed,
+    )  # fmt: skip
+
+
+def _unreachable_rows(region: RegionBacklog) -> InvalidUsageError:
+    manifest = region.manifest
+    return InvalidUsageError(
+        f"Region {manifest.region_id} is sealed, and its log has rows behind entry {manifest.replay_after_wal_id or 0} "
+        "that no generation has: a writer that does not follow the rules of fencing put them after it was sealed.",
+        remedy="Copy the region's wal folder to a safe place, and put the rows that are still wanted again, with a new "
+        "writer. Then move these entries to a place outside the table, and run it again.",
+    )
+
+
+def _merge(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> tuple[Blocked, ...]:
+    """Merge what these regions list; those that it could not."""
+    waiting = tuple(one.region_id for one in regions if one.unmerged)
+    if not waiting:
+        return ()
+    return merge.apply(table, MergeOptions(regions=waiting), context).blocked
+
+
+def _seal(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> None:
+    """Seal these regions, a few at a time."""
+    waiting = [one.region_id for one in regions if not one.sealed]
+    _ = table.layout  # read once, before the threads use it
+
+    def seal(region_id: UUID) -> None:
+        seal_region(table, region_id)
+        context.advance("sealing", "regions", 1, total=len(waiting))
+
+    with ThreadPoolExecutor(_SEALED_AT_ONCE) as pool:
+        for _ in pool.map(seal, waiting):
+            context.checkpoint()
+
+
+def _publish(table: Table, target: Layout, run: _Run) -> int:
+    """Publish the next version, which records the layout. Progress, specs and maintained indexes stay as they are."""
+    details = memwal_pb2.MemWalIndexDetails()
+    details.CopyFrom(table.index.details)
+    # A snapshot has the columns that readers of the old layout expect. pylance counts its buckets in num_regions.
+    if details.HasField("inline_snapshots") or (
+        is_external(table) and table.store.head(snapshot_path(table.index.uuid)) is not None
+    ):
+        details.ClearField("inline_snapshots")
+        details.num_regions = 0
+    if target.unlisted_index_is_caught_up and not table.layout.unlisted_index_is_caught_up:
+        unlisted = base_indexes(table).keys() - table.index.index_catchup.keys()
+        if unlisted and table.index.merged_generations:
+            covered = covered_generations(table)
+            details = with_catchup(details, {name: covered[name] for name in unlisted})
+    record = LayoutRecord(target.name, None if run.rollback else table.layout.name)
+    manifest = with_layout_record(table.manifest.manifest, record)
+    manifest.config.pop(CONFIG_KEY, None)  # the legacy index cannot be put back any more
+    return commit_details(table, manifest, details.SerializeToString(deterministic=True), run.note)

@@ -1,0 +1,93 @@
+"""The fixes of ``repair`` for tables with the legacy MemWAL index: take back the loss of all rows to a state commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.repair import Fix, Made, UnsafeError
+from memwal_ops.core.repair_report import Choice
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.commit import CommitLostError, CommitNote
+from memwal_ops.formats.lance.jobs.repair_choices import CHOICES
+from memwal_ops.formats.lance.jobs.repair_fixes import transaction_fix
+from memwal_ops.formats.lance.jobs.repair_places import RowsPlace, fragments_of
+from memwal_ops.formats.lance.legacy.emptied import Emptied, find_emptied, restore_emptied
+from memwal_ops.formats.lance.referenced_files import missing_files, references
+from memwal_ops.formats.lance.versions import read_version_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.core.repair import Keep
+    from memwal_ops.core.verification import Finding
+    from memwal_ops.formats.lance.table import Table
+
+
+def fix_of_legacy(table: Table, finding: Finding) -> Fix[Table] | None:
+    """The fix of a finding; None: there is none for such findings. Reads only.
+
+    Raises:
+        UnsafeError: it is not safe here.
+    """
+    if finding.check == "transaction_file":
+        return transaction_fix(table, finding)
+    if finding.check not in {"emptied", "version_emptied"}:
+        return None
+    emptied = _emptied(table)
+
+    def make(table: Table, keep: Keep) -> Made:
+        if table.manifest.manifest.fragments:
+            return Made.GONE
+        again = _emptied(table)
+        source = read_version_manifest(table.store, again.source or 0, table.naming)
+        keep(RowsPlace.name, fragments_of(table.manifest.manifest), fragments_of(source.manifest))
+        try:
+            restore_emptied(table, again, CommitNote.new("repair"))
+        except CommitLostError:
+            return Made.OVERTAKEN
+        return Made.DONE
+
+    text = f"publish a version with the {emptied.rows:,} rows of version {emptied.source}, which a state commit lost"
+    return Fix("rows:", text, make)
+
+
+def _emptied(table: Table) -> Emptied:
+    """What a state commit emptied, with the version that has the rows, which can be read."""
+    emptied = find_emptied(table)
+    if emptied is None or emptied.source is None:
+        raise UnsafeError("That a commit of MemWAL states lost the rows cannot be proven, or no version has them.")
+    try:
+        source = read_version_manifest(table.store, emptied.source, table.naming)
+        gone = missing_files(table.store, references(source).own)
+    except MemwalOpsError as error:
+        raise UnsafeError(f"Version {emptied.source}, which has the rows, cannot be read: {error}") from error
+    if gone or list(source.manifest.fields) != list(table.manifest.manifest.fields):
+        raise UnsafeError(f"Version {emptied.source}, which has the rows, lacks files or has other columns.")
+    return emptied
+
+
+LEGACY_CHOICES: Mapping[str, tuple[Choice, ...]] = {
+    **CHOICES,
+    "emptied": (
+        Choice("Restore the table from a backup.", "What was committed since the backup is lost."),
+        Choice("If it never had rows: append one.", "None."),
+    ),
+    "mem_wal_states": (
+        Choice("Let the region's writer seal and flush the lower generation.", "The writer has to be of that release."),
+        Choice("memwal-ops migrate URI, which replays its log.", "Its writers have to be replaced."),
+    ),
+    "mem_wal_version": (
+        Choice(
+            "Say what FLUSHED means: --flushed-means of merge and migrate.",
+            "If you are wrong, rows are merged twice, or not at all.",
+        ),
+    ),
+    "mem_wal_owner": (
+        Choice("Stop the region's writers, and migrate.", "Its writers have to be replaced."),
+        Choice("Leave it as it is.", "Two writers may write to it at once."),
+    ),
+    "wal_shared": (
+        Choice("Find out whose entries the log has, and stop the other writer.", "Rows of the other one are gone."),
+        Choice("Leave it as it is.", "A replay gives the rows of both; gc keeps the log."),
+    ),
+}

@@ -1,0 +1,100 @@
+"""The report of a snapshot run, as JSON and as text."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from memwal_ops.errors import RegionsBlockedError
+from memwal_ops.text import counted, paragraph
+
+
+class SnapshotDecision(enum.StrEnum):
+    """How a snapshot run ended."""
+
+    BUILT = "built"
+    UNCHANGED = "unchanged"
+    DRY_RUN = "dry_run"
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An entry of ``_mem_wal/`` that is not in the snapshot, by its path below the table's root."""
+
+    path: str
+    reason: str
+    detail: str
+    is_fault: bool
+
+    def to_json(self) -> dict[str, object]:
+        """The ``skipped`` entry of a report; ``fault`` is false if the snapshot is complete without it."""
+        return {"path": self.path, "reason": self.reason, "detail": self.detail, "fault": self.is_fault}
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReport:
+    """Report of a snapshot run.
+
+    ``stored`` is inline or external: where the rows are (dry_run: would be) stored. ``is_current`` is
+    false only if a dry run found a snapshot that is missing or behind.
+    """
+
+    decision: SnapshotDecision
+    run_id: str
+    num_regions: int
+    stored: str
+    wal_hints_updated: int
+    skipped: tuple[Skipped, ...]
+    version: int
+    lost_races: int
+    seconds: float
+    is_current: bool = True
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether a region could not be read."""
+        return any(entry.is_fault for entry in self.skipped)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command."""
+        return RegionsBlockedError.exit_code if self.has_faults else 0
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``snapshot --json``."""
+        return {
+            "decision": self.decision.value,
+            "num_regions": self.num_regions,
+            "stored": self.stored,
+            "current": self.is_current,
+            "wal_hints_updated": self.wal_hints_updated,
+            "skipped": [entry.to_json() for entry in self.skipped],
+            "version": self.version,
+            "seconds": round(self.seconds, 6),
+            "lost_races": self.lost_races,
+            "run_id": self.run_id,
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        parts = [_headline(self)]
+        if self.wal_hints_updated:
+            parts.append(f"Updated the hint to the end of the log of {counted(self.wal_hints_updated, 'region')}.")
+        for entry in self.skipped:
+            mark = "NOT READ" if entry.is_fault else "skipped"
+            parts.append(paragraph(f"{mark}: {entry.path} ({entry.reason}). {entry.detail}", hanging="  "))
+        return "\n".join(parts)
+
+
+def _headline(report: SnapshotReport) -> str:
+    regions = counted(report.num_regions, "region")
+    where = "inside the index" if report.stored == "inline" else "in a file next to the index"
+    match report.decision:
+        case "built":
+            return f"built: {regions}, {where}, as version {report.version}, {report.seconds:.2f} s."
+        case "unchanged":
+            return f"unchanged: the stored snapshot of {regions} is current; nothing was committed."
+        case _:
+            if report.is_current:
+                return f"dry_run: the stored snapshot of {regions} is current; there is nothing to do."
+            return f"dry_run: would store {regions} {where}; nothing was changed."

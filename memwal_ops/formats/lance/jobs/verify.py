@@ -1,0 +1,143 @@
+"""The verify job: check everything of a table that can be checked without changing it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.context import RunContext
+from memwal_ops.core.own_files import check_own_files
+from memwal_ops.core.verification import Finding, Findings, Severity, VerifyReport, finding_of
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
+from memwal_ops.formats.lance.checks.index import check_catchup, check_progress, check_snapshot
+from memwal_ops.formats.lance.checks.regions import (
+    check_generations,
+    check_log,
+    check_manifests,
+    check_unrecognized,
+    contents_of,
+)
+from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows
+from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.schema_history import SchemaHistory
+from memwal_ops.storage.api import LinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.memwal.backlog import RegionBacklog
+    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.options import VerifyOptions
+    from memwal_ops.formats.lance.table import Table
+
+_CONCURRENT_REGIONS = 8
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """None."""
+    del table
+    return {}
+
+
+def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
+    """Check the newest version, the regions, and what memwal-ops keeps beside them.
+
+    Requests: one listing of each region and of the versions, one or two for each file of the newest version, each
+    unmerged generation, and each of the newest manifests and unflushed log entries.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    run = _Verification(table, options, context or RunContext())
+    run.check()
+    return VerifyReport(table.version, run.findings, run.checked)
+
+
+apply = plan
+
+
+@dataclass
+class _Region:
+    findings: list[Finding] = field(default_factory=list)
+    opened: list[Generation] = field(default_factory=list)
+    entries: int = 0
+
+
+class _Verification:
+    def __init__(self, table: Table, options: VerifyOptions, context: RunContext) -> None:
+        self.table, self.options, self.context = table, options, context
+        self.findings = Findings(options.max_findings)
+        self.checked = {"regions": 0, "generations": 0, "log entries": 0, "fragments": 0}
+        self.history = SchemaHistory(table)
+
+    def check(self) -> None:
+        """All checks, the base table first."""
+        table, deep = self.table, self.options.deep
+        self.checked["fragments"] = len(table.manifest.manifest.fragments)
+        self._add("base table", lambda: check_files(table))
+        self._add("versions", lambda: check_version_manifests(table, deep=deep))
+        self._add("tags", lambda: check_references(table))
+        backlog_ = read_backlog(table)
+        for fault in backlog_.blocked:
+            place = f"region {fault.region_id}" + (f", generation {fault.generation}" if fault.generation else "")
+            self.findings.add(finding_of(fault.error, fault.error.reason, place, "Merges of the region stop there."))
+        opened: dict[UUID, list[Generation]] = {}
+        states = sorted(backlog_.regions.items())
+        with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
+            for (region_id, _), region in zip(states, pool.map(lambda one: self._region(one[1]), states), strict=True):
+                self.context.advance("checking regions", "regions", total=len(states))
+                self.checked["regions"] += 1
+                self.checked["log entries"] += region.entries
+                self.checked["generations"] += len(region.opened)
+                opened[region_id] = region.opened
+                self.findings.extend(region.findings)
+        regions = backlog_.regions
+        self._add("progress", lambda: check_progress(table, regions))
+        self._add("catch-up entries", lambda: check_catchup(table))
+        self._add("region snapshot", lambda: check_snapshot(table, regions))
+        self._add("leases and holds", lambda: check_own_files(table))
+        for path in table.regions.strays:
+            self.findings.add(Finding(
+                Severity.INFO, "unrecognized", path, "It is no region.", "No job reads or deletes it.",
+                "Remove it yourself if it is yours.",
+            ))  # fmt: skip
+        if deep:
+            self._add("keys", lambda: check_base_keys(table))
+            self._add("rows of generations", lambda: check_generation_rows(table, opened))
+
+    def _add(self, what: str, check: Callable[[], Iterable[Finding]]) -> None:
+        """Run a check; one that cannot be finished is a finding itself."""
+        self.context.checkpoint()
+        try:
+            self.findings.extend(check())
+        except LinkError as error:
+            self.findings.add(finding_of(error, "link", what, "Files behind a link are not checked."))
+        except MemwalOpsError as error:
+            self.findings.add(finding_of(error, "not_checked", what, "This part could not be checked to its end."))
+
+    def _region(self, state: RegionBacklog) -> _Region:
+        region = _Region()
+        contents = contents_of(self.table, state)
+        if isinstance(contents, Finding):
+            region.findings.append(contents)
+            return region
+        region.entries = len(contents.wal.ids)
+        deep = self.options.deep
+        try:
+            region.findings += check_manifests(self.table, state, deep=deep)
+            for one in check_generations(self.table, state, contents, self.history):
+                if isinstance(one, Finding):
+                    region.findings.append(one)
+                else:
+                    region.opened.append(one)
+            region.findings += check_log(self.table, state, contents, deep=deep)
+            region.findings += check_unrecognized(contents)
+        except MemwalOpsError as error:
+            place = f"region {state.manifest.region_id}"
+            region.findings.append(
+                finding_of(error, "not_checked", place, "The region could not be checked to its end.")
+            )
+        return region

@@ -1,0 +1,216 @@
+"""The why job: show every condition that holds an object or makes it deletable. Reads only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from memwal_ops.core.candidates import Gate, Verdict
+from memwal_ops.errors import GenerationMissingError, InvalidUsageError, ObjectNotFoundError
+from memwal_ops.formats.lance.damage import names_damage
+from memwal_ops.formats.lance.jobs import expire, gc
+from memwal_ops.formats.lance.jobs.gc_candidates import Kind, LanceCandidate
+from memwal_ops.formats.lance.memwal.region_identity import check_identity
+from memwal_ops.formats.lance.memwal.regions import is_id_prefix
+from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_version_manifest_name, region_folder
+from memwal_ops.text import counted, paragraph, printable, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.options import CareOptions, WhyOptions
+    from memwal_ops.formats.lance.table import Table
+
+_VERDICTS = {Verdict.DELETE: "is deletable", Verdict.HELD: "is kept", Verdict.UNKNOWN: "is unknown, and kept"}
+_GENERATION = re.compile(r"[0-9]{1,20}")
+_GROUPED = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A candidate, or ``count`` candidates with the same gates, of which ``candidate`` is the first."""
+
+    candidate: LanceCandidate
+    count: int
+    bytes: int
+
+    def to_json(self) -> dict[str, object]:
+        """The entry of ``why --json``; ``gates`` has all conditions."""
+        return {
+            **self.candidate.to_json(),
+            "verdict": self.candidate.verdict.value,
+            "items": self.count,
+            "bytes": self.bytes,
+            "gates": [{"met": gate.met, "text": gate.text} for gate in self.candidate.gates],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All candidates at the target."""
+
+    target: str
+    reasons: tuple[Reason, ...]
+
+    decision = "explained"
+    exit_code = 0
+
+    def describe(self) -> str:
+        """The reasons as text for people."""
+        return "\n\n".join(_described(reason) for reason in self.reasons)
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``why --json``."""
+        return {"target": self.target, "reasons": [reason.to_json() for reason in self.reasons]}
+
+
+@names_damage
+def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -> Explanation:
+    """Why ``options.target`` is still here; see :func:`explain`."""
+    del context
+    return explain(table, options.target, options)
+
+
+apply = plan
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """Empty: the job has no backlog."""
+    del table
+    return {}
+
+
+def explain(table: Table, target: str, options: CareOptions) -> Explanation:
+    """Why a region, a generation, or a file is still here.
+
+    Args:
+        table: the newest version of it.
+        target: a region id, or the beginning of one (8 characters or more); ``region/generation``; a path below
+            the table, or its whole URI.
+        options: as for gc; they decide what is old enough.
+
+    Raises:
+        InvalidUsageError: the target is not one of these.
+        ObjectNotFoundError: the target does not exist.
+        RegionReplacedError: a generation of a region that is blocked until a person runs adopt.
+    """
+    path = _with_whole_id(table, target.removeprefix(table.location.uri).strip("/"))
+    region_id, wanted = _wanted(path)
+    if path.startswith(f"{VERSIONS_FOLDER}/"):
+        candidates = _version(table, path, options)
+    else:
+        regions = None if region_id is None else [region_id]
+        candidates = [one for one in gc.candidates(table, options, regions) if wanted(one)]
+    if not candidates and region_id is not None and region_id in table.regions.region_ids:
+        _refuse_missing(table, region_id, path)
+    if not candidates:
+        if next(iter(table.store.list(path)), None) is None and table.store.head(path) is None:
+            raise ObjectNotFoundError(
+                f"{target} does not exist in {table.location.uri}.",
+                remedy="Give a region id (memwal-ops inspect lists them), REGION/GENERATION, or a path in it.",
+            )
+        candidates = [of_the_base(table, path)]
+    # A folder within a region is shown object by object.
+    whole = region_id is None or path.removeprefix(f"{MEM_WAL_FOLDER}/") == str(region_id)
+    return Explanation(target, grouped(candidates, group=whole))
+
+
+def _with_whole_id(table: Table, path: str) -> str:
+    """The path; if it begins with the beginning of a region id, with the whole id."""
+    first, slash, rest = path.partition("/")
+    region_id = table.regions.by_prefix(first.lower()) if is_id_prefix(first.lower()) else None
+    return path if region_id is None else f"{region_id}{slash}{rest}"
+
+
+def _refuse_missing(table: Table, region_id: UUID, path: str) -> None:
+    """Raise ``GenerationMissingError`` if a listed generation has no directory: its rows may be lost."""
+    name = path.rsplit("/", 1)[-1]
+    manifest = table.region(region_id).latest(checked=True)
+    check_identity(table, manifest)
+    for listed in manifest.flushed_generations:
+        if name in {str(listed.generation), listed.path}:
+            raise GenerationMissingError(
+                f"Generation {listed.generation} of region {region_id} is listed by the region manifest, but its "
+                f"directory {listed.path} is missing.",
+                remedy="See runbooks/merge-blocked.md, generation_missing; delete nothing of this region.",
+            )
+
+
+def _wanted(path: str) -> tuple[UUID | None, Callable[[LanceCandidate], bool]]:
+    """The region of a path, if any, and which of its candidates the path selects."""
+    parts = path.removeprefix(f"{MEM_WAL_FOLDER}/").split("/")
+    try:
+        region_id = UUID(parts[0])
+    except ValueError:
+        if not path:
+            raise InvalidUsageError(
+                "Name a target: a region id, REGION/GENERATION, or a path below the table."
+            ) from None
+        return None, lambda candidate: _covers(candidate, path)
+    if len(parts) == 1:
+        return region_id, lambda _: True
+    if _GENERATION.fullmatch(parts[1]):
+        return region_id, lambda candidate: candidate.generation == int(parts[1])
+    full = f"{region_folder(region_id)}/{'/'.join(parts[1:])}"
+    return region_id, lambda candidate: _covers(candidate, full)
+
+
+def _covers(candidate: LanceCandidate, path: str) -> bool:
+    return candidate.path == path or path.startswith(f"{candidate.path}/") or candidate.path.startswith(f"{path}/")
+
+
+def _version(table: Table, path: str, options: CareOptions) -> list[LanceCandidate]:
+    name = parse_version_manifest_name(path.rsplit("/", 1)[-1])
+    if name is None or name.detached:
+        return [candidate for candidate in gc.candidates(table, options) if candidate.path == path]
+    plan = expire.plan(table, expire.ExpireOptions())
+    kept: Mapping[int, str] = {kept_version.version: kept_version.because for kept_version in plan.kept}
+    state = table.store.head(path)
+    if state is None:
+        return []
+    gate = Gate(
+        met=name.version not in kept, text=kept.get(name.version, "older than 7 d; memwal-ops expire deletes it")
+    )
+    return [LanceCandidate(Kind.BASE, path, state.size, 1, (gate,))]
+
+
+def of_the_base(table: Table, path: str) -> LanceCandidate:
+    """A path that no collector has candidates for."""
+    text = "not of MemWAL: deleted with the last version that names it, and never if no version names it"
+    objects = list(table.store.list(path))
+    meta = table.store.head(path) if not objects else None
+    size = sum(meta.size for meta in objects) if meta is None else meta.size
+    return LanceCandidate(Kind.BASE, path, size, max(1, len(objects)), (Gate(met=False, text=text),))
+
+
+def grouped(candidates: list[LanceCandidate], *, group: bool) -> tuple[Reason, ...]:
+    """One reason per candidate, generations ascending; if ``group``, one for all log entries or manifests alike."""
+    kinds = list(dict.fromkeys(candidate.kind for candidate in candidates))
+    candidates.sort(key=lambda one: (str(one.region_id or ""), kinds.index(one.kind), one.generation or 0))
+    groups: dict[object, list[LanceCandidate]] = {}
+    for at, one in enumerate(candidates):
+        key: object = at
+        if group and one.kind in _GROUPED:
+            key = (one.kind, one.region_id, one.verdict, tuple(gate.met for gate in one.gates), _held_by(one))
+        groups.setdefault(key, []).append(one)
+    return tuple(Reason(alike[0], len(alike), sum(one.bytes for one in alike)) for alike in groups.values())
+
+
+def _held_by(candidate: LanceCandidate) -> str:
+    return candidate.why if candidate.verdict is Verdict.HELD else ""
+
+
+def _described(reason: Reason) -> str:
+    candidate = reason.candidate
+    verdict = _VERDICTS[candidate.verdict]
+    more = "" if reason.count == 1 else f" and {counted(reason.count - 1, 'more like it', 'more like it')}"
+    name = f"{printable(candidate.path)}{more}"
+    lines = [f"{name} ({size_text(reason.bytes)}) {verdict}:"]
+    lines += [
+        paragraph(f"{'+' if gate.met else '-'} {gate.text}", indent="  ", hanging="  ") for gate in candidate.gates
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,341 @@
+"""The options of the jobs of Lance tables, with their units, bounds and help. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.collector import CollectOptions
+from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
+from memwal_ops.core.options import (
+    OptionError,
+    Options,
+    choice,
+    count,
+    duration,
+    flag,
+    group,
+    number,
+    parts,
+    size,
+    text,
+    texts,
+)
+from memwal_ops.core.repair_options import RepairOptions as BaseRepairOptions
+from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
+from memwal_ops.units import duration_text
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+DEFAULT_MAX_BYTES = 1 << 30
+"""Budget of one pass of the local engine, in bytes; its memory follows it."""
+SPARK_MAX_BYTES = 1 << 40
+"""The same for Spark, whose memory per executor follows the size of a generation instead."""
+DEFAULT_SPARK_ABOVE = 64 << 30
+"""Backlog in bytes above which ``auto`` selects Spark, if Spark can run; below, one machine is faster."""
+DEFAULT_TARGET_ROWS = 1 << 20
+DEFAULT_INSPECT_LIMIT = 1000
+
+_SAFE_READER_GRACE = timedelta(minutes=1)
+_SAFE_ORPHAN_AGE = timedelta(hours=1)
+_SAFE_FENCE_RETENTION = timedelta(days=1)
+_SAFE_MANIFESTS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegacyOptions(Options):
+    """What has to be said of a table with the MemWAL index of Lance 0.31 to 1.x; no other table has these options."""
+
+    primary_key: tuple[str, ...] = texts(
+        help="A key column of a table that marks none (repeatable).", flag="--primary-key", metavar="COLUMN"
+    )
+    flushed_means: str | None = choice(
+        None,
+        "merged",
+        "unmerged",
+        help="Meaning of FLUSHED if the release is unknown.",
+    )
+    mem_table: str | None = text(
+        None,
+        metavar="URI",
+        help="Flushed MemTables, if moved: see docs/legacy-memwal.md.",
+    )
+    wal_reader: str | None = text(
+        None,
+        metavar="MODULE:NAME",
+        shown_default="Lance and Arrow files",
+        help="Reader of a log to replay (docs/legacy-memwal.md).",
+    )
+    restore: bool = flag(help="First restore rows that MemWAL commits dropped.")
+
+    def given(self) -> tuple[str, ...]:
+        """The names of those that differ from their defaults."""
+        values = {
+            "primary_key": bool(self.primary_key),
+            "flushed_means": self.flushed_means is not None,
+            "mem_table": self.mem_table is not None,
+            "wal_reader": self.wal_reader is not None,
+            "restore": self.restore,
+        }
+        return tuple(name for name, is_given in values.items() if is_given)
+
+    def refuse_legacy(self) -> None:
+        """Raise ``OptionError`` where one is given: the table is of another layout."""
+        if names := self.given():
+            listed = ", ".join(f"{{{name}}}" for name in names)
+            raise OptionError(
+                f"{listed} is for tables with the legacy MemWAL index only; this one has today's.", *names
+            )
+
+
+@dataclass(frozen=True)
+class MigrateOptions(LegacyOptions):
+    """Options of migrate."""
+
+    to: str | None = choice(
+        None,
+        "shard",
+        "region",
+        help="The layout: shard is pylance's own, region that of the specification.",
+        shown_default="shard for a legacy table; else none",
+    )
+    rollback: bool = flag(help="Put the layout of before back: the legacy index only until regions were written.")
+
+    def validate(self) -> None:
+        """Refuse a rollback that is to do more."""
+        if self.rollback and self.given():
+            raise OptionError("{rollback} takes no other options.", "rollback")
+
+    @property
+    def layout(self) -> str:
+        """The layout that a legacy table is migrated to."""
+        return self.to or "shard"
+
+
+@dataclass(frozen=True)
+class MergeOptions(LegacyOptions):
+    """Options of merge."""
+
+    regions: tuple[UUID | str, ...] = parts(
+        help="Only this region, by id or a prefix of 8 (repeatable).",
+        flag="--region",
+        metavar="ID",
+    )
+    engine: str = choice(
+        "auto",
+        "local",
+        "spark",
+        "auto",
+        help="Where the merge runs; auto selects Spark for a backlog above --spark-above, if Spark can run.",
+    )
+    max_bytes: int | None = size(
+        None,
+        minimum=1,
+        shown_default="1GiB; on Spark 1TiB",
+        help="Budget of one pass; it bounds the local engine's memory.",
+    )
+    max_generations: int | None = count(None, minimum=1, help="At most this many generations in one pass.")
+    master: str | None = text(None, shown_default="as configured", help="Spark master URL.")
+    spark_above: int = size(DEFAULT_SPARK_ABOVE, minimum=0, help="Backlog above which auto uses Spark.")
+
+    def validate(self) -> None:
+        """Refuse a Spark master for the local engine."""
+        if self.master is not None and self.engine == "local":
+            raise OptionError("{master} applies to Spark only, and {engine} is local.", "master")
+
+
+@dataclass(frozen=True)
+class CatchupOptions(Options):
+    """Options of catchup."""
+
+    indexes: tuple[str, ...] = texts(help="Only this index (repeatable).", flag="--index", metavar="NAME")
+    min_uncovered_rows: int = count(0, minimum=0, help="Skip an index that is behind by fewer rows.")
+    max_segments: int = count(8, minimum=1, help="Merge the segments of an index that has more.")
+    retrain_imbalance_threshold: float = number(
+        20.0,
+        minimum=1,
+        help="Report an IVF index whose largest partition has this many times the rows of its smallest (S4-038).",
+    )
+    migrate_codebook: tuple[str, ...] = texts(
+        values=2,
+        metavar="OLD NEW",
+        help="Do the next step of replacing vector index OLD by NEW, which has new centroids.",
+    )
+
+
+@dataclass(frozen=True)
+class CompactOptions(Options):
+    """Options of compact."""
+
+    target_rows: int = count(
+        DEFAULT_TARGET_ROWS, minimum=1, help="Target rows per fragment; smaller adjacent fragments are joined."
+    )
+
+
+@dataclass(frozen=True)
+class SnapshotOptions(Options):
+    """Options of snapshot."""
+
+    inline_threshold: int = count(
+        100, minimum=0, help="Up to this many regions, store the rows inside the index; else in a file (S0-104)."
+    )
+
+
+@dataclass(frozen=True)
+class ExpireOptions(Options):
+    """Options of expire."""
+
+    older_than: timedelta = duration(
+        timedelta(days=7), help="Expire only versions that were published at least this long ago."
+    )
+    keep: int = count(1, minimum=1, help="Keep the newest N versions, at any age.", metavar="N")
+
+
+@dataclass(frozen=True)
+class CareOptions(Options):
+    """The retention periods on which the gates of gc depend."""
+
+    reader_grace: timedelta = duration(
+        timedelta(minutes=15), help="How long a reader may use a region manifest after it read it."
+    )
+    orphan_min_age: timedelta = duration(timedelta(days=3), help="How long a flush or a commit may take.")
+    manifest_retention: int = count(20, minimum=1, help="How many of each region's newest manifest versions to keep.")
+    fence_retention: timedelta = duration(
+        timedelta(days=30), help="How long a fenced writer may stall and then write again."
+    )
+    allow_unsafe: bool = flag(help="Accept values below their safe minimum.")
+
+    def validate(self) -> None:
+        """Refuse values that may lose data, with the timeline of the loss."""
+        dangers = self._dangers()
+        if dangers and not self.allow_unsafe:
+            raise OptionError(
+                " ".join(text for _, text in dangers),
+                *(name for name, _ in dangers),
+                remedy="Give a larger value, or {allow_unsafe} if no other process uses the table.",
+            )
+
+    def dangers(self) -> tuple[str, ...]:
+        """For each value below its safe minimum, the timeline that loses data."""
+        return tuple(text.replace(f"{{{name}}}", name.replace("_", " ")) for name, text in self._dangers())
+
+    def _dangers(self) -> list[tuple[str, str]]:
+        found = []
+        if self.reader_grace < _SAFE_READER_GRACE:
+            text = (
+                "a reader reads the manifest, a merge commits, the generation is collected, and the reader, which "
+                "then opens it, fails or misses its rows."
+            )
+            found.append(("reader_grace", f"{{reader_grace}} below {duration_text(_SAFE_READER_GRACE)}: {text}"))
+        if self.orphan_min_age < _SAFE_ORPHAN_AGE:
+            text = (
+                "a writer has written a generation's files, they are collected as an orphan, and the writer publishes "
+                "a generation that does not exist."
+            )
+            found.append(("orphan_min_age", f"{{orphan_min_age}} below {duration_text(_SAFE_ORPHAN_AGE)}: {text}"))
+        if self.manifest_retention < _SAFE_MANIFESTS:
+            text = (
+                "a reader reads version N from the hint, a writer publishes N+1, N is collected, and the reader finds "
+                "no version at all."
+            )
+            found.append(("manifest_retention", f"{{manifest_retention}} below {_SAFE_MANIFESTS}: {text}"))
+        if self.fence_retention < _SAFE_FENCE_RETENTION:
+            text = (
+                "a writer stalls, two others claim the region, the entry at its position is collected, and the writer "
+                "resumes: its next write is acknowledged and lost."
+            )
+            found.append(
+                ("fence_retention", f"{{fence_retention}} below {duration_text(_SAFE_FENCE_RETENTION)}: {text}")
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class GcOptions(CollectOptions, CareOptions):
+    """Options of gc."""
+
+
+@dataclass(frozen=True)
+class AdoptOptions(Options):
+    """Options of adopt: the decision about regions with a reused id."""
+
+    answer: str | None = choice(
+        None,
+        "merged",
+        "unmerged",
+        flag="--as",
+        help="merged: the base table has the generations, as its progress records. unmerged: merge them all.",
+    )
+    regions: tuple[UUID | str, ...] = parts(
+        help="Only this region, by its id or the first 8 characters or more (repeatable).  [default: all blocked]",
+        flag="--region",
+        metavar="ID",
+    )
+
+
+@dataclass(frozen=True)
+class InspectOptions(Options):
+    """Options of inspect."""
+
+    limit: int = count(
+        DEFAULT_INSPECT_LIMIT,
+        minimum=0,
+        metavar="N",
+        help="List at most this many generations, and this many strays.",
+    )
+
+
+@dataclass(frozen=True)
+class WhyOptions(CareOptions):
+    """Options of why: the target, and the retention periods that gc would use."""
+
+    target: str = text("", positional=True, metavar="PATH_OR_REGION[/GENERATION]", help="The object to explain.")
+
+
+@dataclass(frozen=True)
+class MaintainOptions(BaseMaintainOptions):
+    """Options of maintain."""
+
+    merge: MergeOptions = group(MergeOptions, "max_bytes", help="Options of merge.")
+    catchup: CatchupOptions = group(CatchupOptions, help="Options of catchup.")
+    compact: CompactOptions = group(CompactOptions, help="Options of compact.")
+    snapshot: SnapshotOptions = group(SnapshotOptions, "inline_threshold", help="Options of snapshot.")
+    expire: ExpireOptions = group(ExpireOptions, "older_than", "keep", help="Options of expire.")
+    gc: GcOptions = group(
+        GcOptions,
+        "reader_grace",
+        "orphan_min_age",
+        "manifest_retention",
+        "fence_retention",
+        "max_deletes",
+        "allow_unsafe",
+        help="Options of gc.",
+    )
+
+
+@dataclass(frozen=True)
+class InitOptions(Options):
+    """Options of init: how rows are routed to regions, and which indexes writers maintain."""
+
+    region_fields: tuple[str, ...] = texts(
+        help="How rows are routed to regions, for example 'bucket(id, 16)'; several make one spec. Without it, "
+        "writers choose their regions. An expression is given as JSON: field_id, sources, expression, result_type.",
+        flag="--region-field",
+        metavar="FIELD",
+    )
+    maintained_indexes: tuple[str, ...] = texts(
+        help="A base index that writers maintain for rows that are not merged yet (repeatable).",
+        flag="--maintained-index",
+        metavar="NAME",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(BaseVerifyOptions):
+    """What a user may ask of a verification."""
+
+
+class RepairOptions(BaseRepairOptions):
+    """What a user may ask of a repair."""

@@ -1,0 +1,278 @@
+"""Publish a version under exactly its number, and determine the outcome.
+
+One put-if-not-exists publishes a version. This module handles the cases in which its answer is not
+reliable: the answer was lost, a repeated request was answered with "exists", or the number was used and freed
+again by a clean-up during a stall. The content of the version is built in
+:mod:`memwal_ops.formats.lance.commit`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.anchors import Anchor, delete_proven
+from memwal_ops.errors import (
+    CommitStateUnknownError,
+    InvalidFormatError,
+    LeaseLostError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    StorageError,
+    TableReplacedError,
+)
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.referenced_files import missing_files, references
+from memwal_ops.formats.lance.retention import named_versions
+from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, read_version_manifest, version_path
+from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
+from memwal_ops.log import get_logger
+from memwal_ops.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+_HINT = f"{VERSIONS_FOLDER}/latest_version_hint.json"
+
+
+class CommitLostError(MemwalOpsError):
+    """Another writer published ``V + 1`` first: nothing of this run is visible, and it has to decide again.
+
+    ``files_unreferenced``: no version refers to the files that the operation wrote, so they can be deleted.
+    """
+
+    exit_code = 30
+    reason = "commit_lost"
+
+    def __init__(self, message: str, *, files_unreferenced: bool = True) -> None:
+        super().__init__(message)
+        self.files_unreferenced = files_unreferenced
+
+
+@dataclass(frozen=True, slots=True)
+class CommitNote:
+    """The job, run and release that commit, as recorded in the version's transaction properties."""
+
+    job: str
+    run_id: str
+    release: str
+
+    @classmethod
+    def new(cls, job: str) -> CommitNote:
+        """A note with a new run id."""
+        return cls(job, str(uuid.uuid4()), __version__)
+
+    def properties(self) -> dict[str, str]:
+        """The transaction properties, which distinguish leftovers from files of other writers (docs/jobs.md)."""
+        return {"memwal-ops.job": self.job, "memwal-ops.run_id": self.run_id, "memwal-ops.version": self.release}
+
+
+def refuse_overtaken(table: Table, version: int) -> None:
+    """Refuse to publish if another version was published since: its name may be free again.
+
+    Timeline: a merger stalls at V; others commit V+1 and V+2, a clean-up removes V+1 and the files
+    to which only V referred. The name V+1 is free, but a version under it would refer to deleted files.
+    """
+    with lance_errors("find the newest version of", table.location.uri):
+        newest = table.dataset.latest_version
+    if newest != table.version:
+        raise lost(table, version)
+    refuse_replaced(table, version)
+
+
+def refuse_replaced(table: Table, version: int) -> None:
+    """Refuse to publish if the table was replaced by another one at the same version.
+
+    Timeline: a merger reads version 3; the table is removed and created again by the same steps, so that it
+    is at version 3, too. A version 4 made from what was read would refer to files of the removed table.
+    """
+    try:
+        current = read_version_manifest(table.store, table.version, table.naming)
+    except (ObjectNotFoundError, InvalidFormatError) as error:
+        raise lost(table, version) from error
+    if current != table.manifest:
+        raise lost(table, version)
+
+
+def is_taken(table: Table, version: int) -> bool:
+    """Whether a version of that number exists."""
+    return table.store.head(version_path(version, table.naming)) is not None
+
+
+def lost(table: Table, version: int, *, files_unreferenced: bool = True) -> CommitLostError:
+    """The error for a version that another writer published first."""
+    return CommitLostError(
+        f"Version {version} of {table.location.uri} was published by another writer.",
+        files_unreferenced=files_unreferenced,
+    )
+
+
+def publish(table: Table, data: bytes, version: int) -> None:
+    """Put the manifest ``data`` as ``version``, if that version does not exist.
+
+    Raises:
+        CommitLostError: another writer published that version.
+        CommitStateUnknownError: the store gave no answer and reading back gave none either.
+    """
+    path = version_path(version, table.naming)
+    try:
+        published = table.store.put_if_absent(path, data)
+    except StorageError as error:
+        stored = _read_back(table, path, error)
+        if stored is None:
+            # Not there now, but a request that is still in flight may succeed later: the outcome is
+            # unknown, so this run must not report a failure and must not clean up.
+            raise CommitStateUnknownError(
+                f"The store gave no answer to the commit of version {version}: {error}"
+            ) from error
+        published = stored == data
+    else:
+        if not published:
+            # The name is taken, perhaps by this run: a client that repeats a put after a lost answer
+            # gets "exists". Every build of a version contains its own transaction uuid,
+            # so equal bytes were written by this run.
+            stored = _read_back(table, path, None)
+            if stored is None:
+                # Taken a moment ago, and absent now: cleaned up, or this answer is stale and the
+                # manifest is this run's. The files to which it may refer must be kept.
+                raise lost(table, version, files_unreferenced=False)
+            published = stored == data
+    if not published:
+        raise lost(table, version)
+
+
+def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | None:
+    try:
+        return table.store.get(path)
+    except ObjectNotFoundError:
+        return None
+    except StorageError as error:
+        raise CommitStateUnknownError(f"The store gave no answer to the commit at {path}: {error}") from (
+            cause or error
+        )
+
+
+def verify_in_history(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
+    """Verify that the published version is in the table's history: later versions are built on it.
+
+    :func:`refuse_overtaken` does not cover the put itself: a run that stalls between the two publishes
+    a version on which no later version is built. It must not report success, and the version may be broken.
+
+    Only a version that cannot be read is deleted here, and none to which a tag, a branch or a hold refers: whether it
+    was late is decided by modification times, and the clock of another machine may be behind. All other versions are
+    kept and logged. No other file is deleted in any case: a version in the history may refer to it.
+
+    Raises:
+        CommitLostError: it is not in the history.
+        CommitStateUnknownError: the table could not be read. The caller must not treat this as a
+            refusal: the version exists and refers to its files.
+    """
+    try:
+        _verify_in_history(table, published, progress)
+    except CommitLostError:
+        raise
+    except MemwalOpsError as error:
+        raise CommitStateUnknownError(
+            f"Version {published.manifest.version} was published, but whether later versions are built on it "
+            f"could not be verified: {error}"
+        ) from error
+
+
+def _verify_in_history(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
+    version = int(published.manifest.version)
+    newest = table.newest()
+    added = _names(published) - _names(table.manifest)
+    if newest.version <= version or added & _names(newest.manifest):
+        return
+    if added and _was_published_late(table, version, added):
+        # Times may be wrong, so later versions may be built on this one. Deciding again loses nothing.
+        kept = not _delete_unreadable(newest, published)
+        get_logger(__name__).warning("published_late", table=table.location.uri, version=version, kept=kept)
+        raise CommitLostError(
+            f"Version {version} of {table.location.uri} was published after a later version.", files_unreferenced=False
+        )
+    if any(newest.index.merged_generations.get(region_id, 0) < merged for region_id, merged in progress.items()):
+        # A later version took progress back (a plain commit of the MemWAL index does that,
+        # landmine 1), or it cannot be determined which was published first. Merging again is idempotent.
+        raise CommitLostError(
+            f"Version {newest.version} of {table.location.uri} took back the merge progress of version {version}.",
+            files_unreferenced=False,
+        )
+
+
+def _was_published_late(table: Table, version: int, added: set[tuple[object, ...]]) -> bool:
+    """Whether a later version was published first: it is older by the store's clock, and not built on this one.
+
+    The clock alone is not a proof: on a shared file system it is the writing machine's clock.
+    """
+    published = {
+        name.version: meta.last_modified
+        for meta in table.store.list(VERSIONS_FOLDER)
+        if (name := parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])) is not None and not name.detached
+    }
+    at = published.get(version)
+    older = [later for later, time in published.items() if at is not None and later > version and time < at]
+    return bool(older) and added.isdisjoint(_names(read_version_manifest(table.store, min(older), table.naming)))
+
+
+def _delete_unreadable(newest: Table, published: VersionManifest) -> bool:
+    """Delete the published version if files that it needs are missing, and no tag, branch or hold refers to it.
+
+    Returns:
+        Whether it was deleted.
+    """
+    version = int(published.manifest.version)
+    path = version_path(version, newest.naming)
+    try:
+        needed = references(published).own - references(newest.manifest).own
+    except InvalidFormatError:
+        return False  # written by a release with more kinds of files
+    if not missing_files(newest.store, needed) or version in named_versions(newest):
+        return False
+    meta = newest.store.head(path)
+    if meta is None or newest.store.get(path) != encode_version_manifest(published):
+        return False  # expired meanwhile, or another writer's
+    try:
+        return not delete_proven(newest.store, [path], [Anchor(f"Version {version}", meta)]).failed
+    except TableReplacedError:
+        return False
+
+
+def _names(version: VersionManifest) -> set[tuple[object, ...]]:
+    """The unique names by which a version's descendants are recognized: data files, deletion vectors and indexes.
+
+    This includes indexes that the version itself removed: it was built on a version that had them.
+    """
+    fragments = version.manifest.fragments
+    indexes = [] if version.indexes is None else [*version.indexes.indices]
+    if version.transaction is not None:
+        indexes += version.transaction.create_index.removed_indices
+    return (
+        {(file.path,) for fragment in fragments for file in fragment.files}
+        | {
+            (fragment.id, fragment.deletion_file.read_version, fragment.deletion_file.id)
+            for fragment in fragments
+            if fragment.HasField("deletion_file")
+        }
+        | {("index", entry.uuid.uuid) for entry in indexes}
+    )
+
+
+def advance_hint(table: Table, version: int) -> None:
+    """Advance pylance's hint of the newest version, best effort: readers probe onward from an older one.
+
+    Errors are ignored, because the version is published. Timeline of the loss that this prevents: a merger publishes
+    V+1, its lease is lost, the write of the hint is denied, and the caller takes that for a failed commit and deletes
+    the files of V+1.
+    """
+    try:
+        if table.store.head(_HINT) is not None:
+            table.store.put(_HINT, b'{"version":%d}' % version)
+    except (StorageError, LeaseLostError):
+        return

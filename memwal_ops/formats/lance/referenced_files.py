@@ -1,0 +1,182 @@
+"""Determine the files of the base table to which version manifests refer, and classify paths of the base table.
+
+Every file has a key: a data file and its blob sidecars share one, as do all files of an index.
+A manifest refers to keys, and a path has at most one. So files of all kinds are needed under the same condition:
+a version that is kept refers to their key.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
+from memwal_ops.formats.lance.versions import BRANCHES_FOLDER, TRANSACTIONS_FOLDER, VERSIONS_FOLDER
+from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import check_writable, decode_version_manifest
+from memwal_ops.storage.api import LinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+DATA_FOLDER = "data"
+DELETIONS_FOLDER = "_deletions"
+BASE_FOLDERS = (DATA_FOLDER, DELETIONS_FOLDER, INDICES_FOLDER, TRANSACTIONS_FOLDER)
+_CONCURRENT_READS = 16
+_CHUNK = 4 * _CONCURRENT_READS
+_DELETION_SUFFIX = {0: "arrow", 1: "bin"}
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+# Files that Lance writes below the base folders; nothing else there is ever garbage.
+_DATA = re.compile(rf"({DATA_FOLDER}/[^/]+\.lance)")
+_SIDECAR = re.compile(rf"({DATA_FOLDER}/[^/]+)/[^/]+\.blob")
+_INDEX = re.compile(rf"({INDICES_FOLDER}/{_UUID})/.+")
+_OTHER = re.compile(rf"({DELETIONS_FOLDER}/[^/]+\.(?:arrow|bin)|{TRANSACTIONS_FOLDER}/[^/]+\.txn)")
+_UNFINISHED = re.compile(rf"{DATA_FOLDER}/(?:[^/]+/)?\.tmp[^/]*|{VERSIONS_FOLDER}/\.tmp[^/]*")
+# Indexes of Lance's own have no files, or have them by other rules.
+_SYSTEM_INDEX = "__lance_"
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """The keys to which one version refers.
+
+    Attributes:
+        own: keys below the table's own folders, of files that must exist for the version to be readable.
+        all: ``own``, files at other base paths by the names that they would have here, and files that are not needed
+            for reading: transaction files, and Lance's system indexes.
+    """
+
+    own: frozenset[str]
+    all: frozenset[str]
+
+
+def references(version: VersionManifest) -> References:
+    """The references of a manifest; on a branch, files of main have a base path, and only their names are used.
+
+    Raises:
+        InvalidFormatError: a deletion file of an unknown type.
+    """
+    own: set[str] = set()
+    others: set[str] = set()
+    for fragment in version.manifest.fragments:
+        for file in fragment.files:
+            (others if file.HasField("base_id") else own).add(f"{DATA_FOLDER}/{file.path}")
+        if fragment.HasField("deletion_file"):
+            deletion = fragment.deletion_file
+            (others if deletion.HasField("base_id") else own).add(_deletion_path(fragment.id, deletion))
+    if version.indexes is not None:
+        for index in version.indexes.indices:
+            elsewhere = index.HasField("base_id") or index.name.startswith(_SYSTEM_INDEX)
+            (others if elsewhere else own).add(f"{INDICES_FOLDER}/{UUID(bytes=index.uuid.uuid)}")
+    if version.manifest.transaction_file:
+        others.add(f"{TRANSACTIONS_FOLDER}/{version.manifest.transaction_file}")
+    return References(frozenset(own), frozenset(own | others))
+
+
+def file_key(path: str) -> str | None:
+    """The key of a path below the table's root; None for files that Lance does not write there."""
+    if sidecar := _SIDECAR.fullmatch(path):
+        return f"{sidecar[1]}.lance"
+    match = _DATA.fullmatch(path) or _INDEX.fullmatch(path) or _OTHER.fullmatch(path)
+    return match[1] if match else None
+
+
+def version_of_main(path: str) -> int | None:
+    """The version of main that has its manifest at a path; None for branches, detached versions and other files."""
+    folder, _, name = path.rpartition("/")
+    parsed = parse_version_manifest_name(name) if folder == VERSIONS_FOLDER else None
+    return None if parsed is None or parsed.detached else parsed.version
+
+
+def is_unfinished(path: str) -> bool:
+    """Whether it is a local writer's temporary file, to which no version can refer."""
+    return _UNFINISHED.fullmatch(path) is not None
+
+
+def list_manifests(store: Store, *folders: str) -> dict[str, ObjectMeta]:
+    """All manifests by path: of main, of all branches (including those without a reference file), and detached ones.
+
+    One listing of ``_versions/`` and one of all branches' files; with ``folders``, of those instead.
+    """
+    manifests: dict[str, ObjectMeta] = {}
+    for folder in folders or (VERSIONS_FOLDER, BRANCHES_FOLDER):
+        manifests |= {meta.path: meta for meta in store.list(folder) if _is_manifest(meta.path)}
+    return manifests
+
+
+def read_references(store: Store, paths: Iterable[str]) -> Iterator[tuple[str, References]]:
+    """Read the references of each of these manifests, except those that no longer exist. One request for each.
+
+    Raises:
+        TableCorruptError: a manifest does not decode, so that its references are unknown.
+        UnsupportedFeatureError: a manifest has unknown feature flags: it may have other references.
+    """
+    remaining = iter(paths)
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        while chunk := list(islice(remaining, _CHUNK)):
+            for path, refers in zip(chunk, pool.map(lambda path: _read(store, path), chunk), strict=True):
+                if refers is not None:
+                    yield path, refers
+
+
+def refuse_linked_folders(store: Store) -> None:
+    """Refuse a table with symbolic links in place of base folders (local files), before anything is deleted.
+
+    Files behind a link are in no listing, so that they could not be distinguished from missing files.
+
+    Raises:
+        LinkError: a folder is a link.
+    """
+    for folder in (VERSIONS_FOLDER, *BASE_FOLDERS):
+        store.head(f"{folder}/.memwal-ops")
+
+
+def missing_files(store: Store, keys: Iterable[str]) -> list[str]:
+    """The keys that have no file, ascending; a file behind a link is not missing."""
+    ascending = sorted(keys)
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        results = pool.map(lambda key: _exists(store, key), ascending)
+        return [key for key, exists in zip(ascending, results, strict=True) if not exists]
+
+
+def _exists(store: Store, key: str) -> bool:
+    try:
+        if key.startswith(f"{INDICES_FOLDER}/"):
+            return next(iter(store.list(key)), None) is not None
+        return store.head(key) is not None
+    except LinkError:
+        return True
+
+
+def _read(store: Store, path: str) -> References | None:
+    try:
+        version = decode_version_manifest(store.get(path))
+        check_writable(version.manifest)
+        return references(version)
+    except ObjectNotFoundError:
+        return None
+    except InvalidFormatError as error:
+        raise TableCorruptError(
+            f"{path} cannot be read ({error}), so it is unknown which files its version needs."
+        ) from error
+
+
+def _is_manifest(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return folder.rpartition("/")[2] == VERSIONS_FOLDER and parse_version_manifest_name(name) is not None
+
+
+def _deletion_path(fragment_id: int, deletion: table_pb2.DeletionFile) -> str:
+    suffix = _DELETION_SUFFIX.get(deletion.file_type)
+    if suffix is None:
+        raise InvalidFormatError(f"deletion file type {deletion.file_type} is unknown")
+    return f"{DELETIONS_FOLDER}/{fragment_id}-{deletion.read_version}-{deletion.id}.{suffix}"

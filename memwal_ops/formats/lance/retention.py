@@ -1,0 +1,359 @@
+"""Track which versions of a table can be opened, and which generations they need.
+
+A reader of base version N reads N's fragments and, on top of them, every generation that N has not
+merged. As long as N can be opened, those generations must be kept (S0-189). N can be opened while its
+manifest exists: by its number, by a tag, on a branch. A tag, a branch or a hold keeps a manifest
+from being expired; a generation is kept by the manifest.
+
+A table may have 50,000 versions. Only the merge progress of each matters, and only merges change it:
+it is stored per region as the versions at which it changed. A version is immutable, so it is
+read only once, however often the retention is refreshed.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.holds import Hold, holds, holds_in_force
+from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.version_progress import read_version_progress
+from memwal_ops.formats.lance.versions import BRANCHES_FOLDER, VERSIONS_FOLDER
+from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.storage.api import LinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.version_progress import VersionProgress
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+_CONCURRENT_READS = 16
+_CHUNK = 512
+_SHOWN = 3
+# No branch has an empty name.
+_DETACHED = ""
+_NO_VERSION = 1 << 64
+
+
+class Retention:
+    """All versions of one table that can be opened, as of the last :meth:`refresh`.
+
+    Attributes:
+        tags: branch (None: main) and version of each tag.
+        holds: the reader holds in force.
+    """
+
+    def __init__(self) -> None:
+        """Start empty, before the first :meth:`refresh`."""
+        self.tags: Mapping[str, tuple[str | None, int]] = {}
+        self.holds: tuple[Hold, ...] = ()
+        self._branched: Mapping[int, Sequence[str]] = {}
+        self._trees: dict[str | None, _Tree] = {}
+
+    def refresh(self, table: Table, now: datetime) -> None:
+        """List the versions, tags, branches and holds again, and read the versions that are new.
+
+        Args:
+            table: any version of it.
+            now: the time at which holds are in force, UTC.
+
+        Requests: one listing per 1,000 versions and tree, one to four for each new version, and what
+        pylance needs for tags and branches.
+
+        Raises:
+            StorageError: the store failed; the retention must not be used.
+        """
+        with lance_errors("list the tags and branches of", table.location.uri):
+            tags = table.dataset.tags.list()
+            branches = table.dataset.branches.list()
+        self.tags = {name: (tag["branch"], int(tag["version"])) for name, tag in tags.items()}
+        self.holds = holds_in_force(table.store, now)
+        branched: dict[int, list[str]] = {}
+        for branch_name, branch in branches.items():
+            if branch["parent_branch"] is None:
+                branched.setdefault(int(branch["parent_version"]), []).append(branch_name)
+        self._branched = branched
+        folders: dict[str | None, str] = {None: VERSIONS_FOLDER, _DETACHED: VERSIONS_FOLDER}
+        folders |= {name: f"{BRANCHES_FOLDER}/{name}/{VERSIONS_FOLDER}" for name in branches}
+        self._trees = {name: self._trees.get(name, _Tree()) for name in folders}
+        for name, folder in folders.items():
+            self._trees[name].refresh(table.store, _list_versions(table.store, folder, detached=name == _DETACHED))
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """The reason for each version file that cannot be read. Such a version may need every generation."""
+        reasons = {path: why for tree in self._trees.values() for path, why in tree.unreadable.items()}
+        # Every version that pylance can open must be in the listing: it may be behind a link, or the listing be stale.
+        for name, (branch, version) in self.tags.items():
+            tree = self._trees.get(branch)
+            if tree is None or not tree.reads(version):
+                why = f"the tag refers to version {version}, which is not in the listing, or cannot be read"
+                reasons[f"_refs/tags/{name}.json"] = why
+        for branch in self._trees:
+            if branch and not self._trees[branch].all_versions:
+                reasons[f"{BRANCHES_FOLDER}/{branch}"] = "the branch has no version that is in the listing"
+        return reasons
+
+    @property
+    def branches(self) -> int:
+        """The number of branches."""
+        return sum(bool(name) for name in self._trees)
+
+    @property
+    def points_into_mem_wal(self) -> bool:
+        """Whether a version may have data files below ``_mem_wal/``: then nothing there is deletable."""
+        return any(tree.pointing for tree in self._trees.values())
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions of main, ascending."""
+        return self._trees[None].all_versions
+
+    def written(self, version: int) -> datetime:
+        """When a version of main was published, by the store's clock, UTC."""
+        return self._trees[None].written(version)
+
+    def manifest_bytes(self, version: int) -> int:
+        """The size of the manifest of a version of main."""
+        return self._trees[None].size(version)
+
+    def without(self, versions: Collection[int]) -> Retention:
+        """The retention without these versions of main. A shallow copy, which must not be refreshed."""
+        reduced = copy.copy(self)
+        main = copy.copy(self._trees[None])
+        main.versions = [version for version in main.versions if version not in versions]
+        reduced._trees = {**self._trees, None: main}  # noqa: SLF001 - of the same class
+        return reduced
+
+    def protected(self) -> Mapping[int, str]:
+        """The versions of main that must not be expired, each with the tags, branches and holds that keep it."""
+        at = {version for branch, version in self.tags.values() if branch is None} | self._branched.keys()
+        at |= {version for hold in self.holds for version in hold.versions}
+        return {
+            version: ", ".join(
+                [
+                    *self._named(None, version),
+                    *(f"branch {name} left from version {version}" for name in self._branched.get(version, ())),
+                ]
+            )
+            for version in at
+        }
+
+    def names_index(self, uuid: UUID) -> bool:
+        """Whether a version may refer to the index entry of that id; true if any version cannot be read."""
+        return bool(self.unreadable) or any(uuid in tree.index_uuids for tree in self._trees.values())
+
+    def needs(self, region_id: UUID, generation: int) -> str | None:
+        """The versions, tags, branches and holds that need a generation, as text; None: it is not needed."""
+        if self.unreadable:
+            path, why = next(iter(self.unreadable.items()))
+            return f"{path} cannot be read, and may need it: {why}"
+        trees = sorted(self._trees.items(), key=lambda item: item[0] or "")
+        parts = [self._words(name, versions) for name, tree in trees if (versions := tree.below(region_id, generation))]
+        return " and ".join(parts) or None
+
+    def _words(self, branch: str | None, versions: Sequence[int]) -> str:
+        at = {version for tree, version in self.tags.values() if tree == branch}
+        at |= {version for hold in self.holds for version in hold.versions if branch is None}
+        named = [text for version in sorted(at) if _holds(versions, version) for text in self._named(branch, version)]
+        text = _span(versions)
+        if branch == _DETACHED:
+            text = "a commit under way or a detached version"
+        elif branch is not None:
+            text = f"branch {branch} ({text})"
+        if named:
+            more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+            text += f" ({', '.join(named[:_SHOWN])}{more})"
+        return text
+
+    def _named(self, branch: str | None, version: int) -> Iterator[str]:
+        for name, tagged in sorted(self.tags.items()):
+            if tagged == (branch, version):
+                yield f"tag {name} at version {version}"
+        for hold in self.holds:
+            if branch is None and version in hold.versions:
+                yield f"hold {hold.number} of {hold.by} on version {version} until {hold.until:%Y-%m-%d %H:%M} UTC"
+
+
+def named_versions(table: Table) -> frozenset[int]:
+    """The versions of main to which a tag, a branch or a hold refers, including detached ones and expired holds.
+
+    For deleting a version by another proof than its expiry; no clock is read.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    with lance_errors("list the tags and branches of", table.location.uri):
+        tags = table.dataset.tags.list().values()
+        branches = table.dataset.branches.list().values()
+    named = {int(tag["version"]) for tag in tags if tag["branch"] is None}
+    named |= {int(branch["parent_version"]) for branch in branches if branch["parent_branch"] is None}
+    return frozenset(named | {held for hold in holds(table) if not hold.released for held in hold.versions})
+
+
+def _list_versions(store: Store, folder: str, *, detached: bool) -> dict[int, ObjectMeta]:
+    listed: dict[int, ObjectMeta] = {}
+    for meta in store.list(folder, after=f"{folder}/d" if detached else None):
+        name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
+        if name is not None and name.detached is detached:
+            listed[name.version] = meta
+    return listed
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The versions of main, of one branch, or those that are detached.
+
+    Attributes:
+        versions: those with a MemWAL index, ascending. The others have no generations to read.
+        index_uuids: ids of their MemWAL index entries.
+        unreadable: the reason for each file that cannot be read.
+        pointing: those that may have data files below ``_mem_wal/``.
+    """
+
+    pointing: set[int] = field(default_factory=set)
+    versions: list[int] = field(default_factory=list)
+    index_uuids: dict[UUID, int] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    # Size, time and tag of each version's file: a number may be used again after a clean-up.
+    _seen: dict[int, tuple[int, float, str | None]] = field(default_factory=dict)
+    _paths: dict[int, str] = field(default_factory=dict)
+    _uuids: dict[int, UUID] = field(default_factory=dict)
+    # Per region, ascending: (first version, progress from that version on). Before the first: 0.
+    _changes: dict[UUID, list[tuple[int, int]]] = field(default_factory=dict)
+    _last: Mapping[UUID, int] = field(default_factory=dict)
+    # The changes are complete up to this version, including those of versions that no longer exist.
+    _highest: int = 0
+
+    @property
+    def all_versions(self) -> tuple[int, ...]:
+        """All versions, including those without a MemWAL index, ascending."""
+        return tuple(sorted(self._seen))
+
+    def reads(self, version: int) -> bool:
+        """Whether the version exists and can be read."""
+        return version in self._seen and version not in self._paths
+
+    def written(self, version: int) -> datetime:
+        """When a version was published."""
+        return datetime.fromtimestamp(self._seen[version][1], UTC)
+
+    def size(self, version: int) -> int:
+        """The size of a version's manifest, in bytes."""
+        return self._seen[version][0]
+
+    def refresh(self, store: Store, listed: Mapping[int, ObjectMeta]) -> None:
+        """Drop the versions that no longer exist, and read the new ones."""
+        fresh = sorted(listed.keys() - self._seen.keys())
+        changed = any(_identity(listed[version]) != seen for version, seen in self._seen.items() if version in listed)
+        if changed or (fresh and fresh[0] < self._highest):
+            self._forget()
+            fresh = sorted(listed)
+        for expired in self._seen.keys() - listed.keys():
+            self._drop(expired)
+        numbers = iter(fresh)
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            while chunk := list(islice(numbers, _CHUNK)):
+                outcomes = pool.map(lambda version: _read(store, listed[version]), chunk)
+                for version, outcome in zip(chunk, outcomes, strict=True):
+                    self._add(version, listed[version], outcome)
+
+    def below(self, region_id: UUID, generation: int) -> list[int]:
+        """Versions with a progress in the region below the generation, ascending."""
+        changes = [(0, 0), *self._changes.get(region_id, ()), (_NO_VERSION, generation)]
+        below: list[int] = []
+        for (start, progress), (end, _) in pairwise(changes):
+            if progress < generation:
+                below += self.versions[bisect_left(self.versions, start) : bisect_left(self.versions, end)]
+        return below
+
+    def _add(self, version: int, meta: ObjectMeta, outcome: VersionProgress | str | _Gone) -> None:
+        if isinstance(outcome, _Gone):
+            return
+        self._seen[version] = _identity(meta)
+        self._highest = version
+        if isinstance(outcome, str):
+            self.unreadable[meta.path] = outcome
+            self._paths[version] = meta.path
+            return
+        if outcome.points_into_mem_wal:
+            self.pointing.add(version)
+        uuid = outcome.index_uuid
+        if uuid is None:
+            return
+        self.versions.append(version)
+        self._uuids[version] = uuid
+        self.index_uuids[uuid] = self.index_uuids.get(uuid, 0) + 1
+        merged = outcome.merged_generations
+        if merged != self._last:
+            for region_id in merged.keys() | self._last.keys():
+                progress = merged.get(region_id, 0)
+                if progress != self._last.get(region_id, 0):
+                    self._changes.setdefault(region_id, []).append((version, progress))
+            self._last = merged
+
+    def _drop(self, version: int) -> None:
+        del self._seen[version]
+        self.pointing.discard(version)
+        self.unreadable.pop(self._paths.pop(version, ""), None)
+        uuid = self._uuids.pop(version, None)
+        if uuid is None:
+            return
+        del self.versions[bisect_left(self.versions, version)]
+        self.index_uuids[uuid] -= 1
+        if not self.index_uuids[uuid]:
+            del self.index_uuids[uuid]
+
+    def _forget(self) -> None:
+        for collection in (
+            self.pointing,
+            self.versions,
+            self.index_uuids,
+            self.unreadable,
+            self._seen,
+            self._paths,
+            self._uuids,
+            self._changes,
+        ):
+            collection.clear()
+        self._last = {}
+        self._highest = 0
+
+
+class _Gone:
+    """A version that was expired between the listing and the read."""
+
+
+def _read(store: Store, meta: ObjectMeta) -> VersionProgress | str | _Gone:
+    try:
+        return read_version_progress(store, meta)
+    except ObjectNotFoundError:
+        return _Gone()
+    except (InvalidFormatError, TableCorruptError, LegacyLayoutError, LinkError) as error:
+        return str(error)
+
+
+def _identity(meta: ObjectMeta) -> tuple[int, float, str | None]:
+    return (meta.size, meta.last_modified.timestamp(), meta.e_tag)
+
+
+def _holds(ascending: Sequence[int], version: int) -> bool:
+    at = bisect_left(ascending, version)
+    return at < len(ascending) and ascending[at] == version
+
+
+def _span(versions: Sequence[int]) -> str:
+    if len(versions) == 1:
+        return f"version {versions[0]}"
+    if versions[-1] - versions[0] + 1 == len(versions):
+        return f"versions {versions[0]} to {versions[-1]}"
+    return f"{len(versions)} versions from {versions[0]} to {versions[-1]}"

@@ -1,0 +1,368 @@
+"""The jobs of Lance tables, as they are registered (pyproject.toml). Imports nothing heavy."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from memwal_ops.core.demo import DemoSpec
+from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job
+from memwal_ops.formats.lance.options import (
+    AdoptOptions,
+    CatchupOptions,
+    CompactOptions,
+    ExpireOptions,
+    GcOptions,
+    InitOptions,
+    InspectOptions,
+    MaintainOptions,
+    MergeOptions,
+    MigrateOptions,
+    RepairOptions,
+    SnapshotOptions,
+    VerifyOptions,
+    WhyOptions,
+)
+
+_JOBS = "memwal_ops.formats.lance.jobs"
+_CONFLICTS = MetricSpec("count", "Commit conflicts of the run.", "run", "conflicts", per_job=True)
+
+MERGE = JobSpec(
+    name="merge",
+    summary="Merge flushed generations into the base table.",
+    help="""Merge the flushed generations of the table at URI into its base table.
+
+Works pass by pass; each pass is one new version that carries rows, deletions and progress together. Safe to kill, to
+run twice, and to run on several machines at once.
+
+\b
+Examples:
+  memwal-ops merge s3://bucket/orders.lance --dry-run
+  memwal-ops merge orders.lance --max-bytes 256MiB
+
+Exit codes: 0 merged, nothing_to_merge, superseded or dry_run; 10 a region is blocked (the others are merged); others:
+runbooks/README.md.""",
+    options=MergeOptions,
+    load=f"{_JOBS}.merge",
+    pool="merge",
+    enabled=True,
+    every=timedelta(minutes=10),
+    when="generations >= 8 or bytes >= 256MiB",
+    metrics={
+        "generations": MetricSpec(
+            "count", "Flushed generations that are not merged.", exported="backlog_generations", role="backlog"
+        ),
+        "rows": MetricSpec("count", "Unmerged rows, as the region manifests record them.", exported="backlog_rows"),
+        "bytes": MetricSpec("bytes", "Unmerged bytes, as the region manifests record them.", exported="backlog_bytes"),
+        "oldest_age": MetricSpec(
+            "seconds", "Age of the oldest unmerged generation.", exported="backlog_oldest_seconds", role="age"
+        ),
+        "regions_behind": MetricSpec("count", "Regions with an unmerged generation.", role="behind"),
+        "blocked_regions": MetricSpec(
+            "count", "Regions that cannot be merged completely.", exported="blocked_regions", role="blocked"
+        ),
+        "regions_blocked": MetricSpec(
+            "count", "Regions that the run could not merge completely.", "run", role="blocked"
+        ),
+        "bytes_merged": MetricSpec("bytes", "Bytes of the generations merged.", "run", "merged_bytes"),
+        "rows_merged": MetricSpec("count", "Rows of the generations merged.", "run", "merged_rows"),
+        "conflicts": _CONFLICTS,
+    },
+)
+CATCHUP = JobSpec(
+    name="catchup",
+    summary="Bring the base indexes up to the merged generations.",
+    help="""Bring the base indexes of the table at URI up to date, and correct index_catchup.
+
+Each index is committed as one new version. A vector index keeps its codebook, or is not changed. Safe to kill, to run
+twice, and to run beside mergers and writers.
+
+\b
+Examples:
+  memwal-ops catchup s3://bucket/orders.lance
+  memwal-ops catchup orders.lance --index embedding_idx --dry-run
+
+Exit codes: 0 caught_up, unchanged, no_indexes or dry_run; 10 a region's id was used before (region_replaced); 18 an
+index failed (the others were updated); 19 a rebuild would have changed the codebook of each index that failed; others:
+runbooks/README.md.""",
+    options=CatchupOptions,
+    load=f"{_JOBS}.catchup",
+    after=frozenset({"merge"}),
+    enabled=True,
+    every=timedelta(minutes=30),
+    when="uncovered_rows >= 100000",
+    hung_after=timedelta(hours=2),
+    metrics={
+        "uncovered_rows": MetricSpec(
+            "count", "Rows that the least complete base index does not cover.", exported="uncovered_rows"
+        ),
+        "uncovered_fragments": MetricSpec("count", "Fragments that the least complete base index does not cover."),
+        "conflicts": _CONFLICTS,
+    },
+)
+COMPACT = JobSpec(
+    name="compact",
+    summary="Join small base fragments and drop deleted rows.",
+    help="""Join small fragments of the table at URI, and rewrite those with many deleted rows.
+
+Runs pylance's own compaction, and then restores what it changed in the MemWAL index. Safe to kill, to run twice, and to
+run beside mergers and writers.
+
+\b
+Examples:
+  memwal-ops compact s3://bucket/orders.lance
+  memwal-ops compact orders.lance --target-rows 500000 --dry-run
+
+Exit codes: 0 compacted, unchanged or dry_run; others: runbooks/README.md.""",
+    options=CompactOptions,
+    load=f"{_JOBS}.compact",
+    after=frozenset({"merge", "catchup"}),
+    enabled=True,
+    every=timedelta(hours=6),
+    hung_after=timedelta(hours=2),
+    metrics={
+        "fragments": MetricSpec("count", "Fragments of the base table.", exported="fragments"),
+        "small_fragments": MetricSpec("count", "Fragments below the default target size of a compaction."),
+        "conflicts": _CONFLICTS,
+    },
+)
+SNAPSHOT = JobSpec(
+    name="snapshot",
+    summary="Store the state of all regions for readers.",
+    help="""Store a snapshot of all regions of the table at URI in its MemWAL index.
+
+Readers then find the regions without a listing. Merge progress, configuration and index catch-up do not change. Safe to
+kill, to run twice, and to run beside mergers and writers.
+
+\b
+Examples:
+  memwal-ops snapshot s3://bucket/orders.lance
+  memwal-ops snapshot orders.lance --dry-run
+
+Exit codes: 0 built, unchanged or dry_run; 10 a region could not be read (the others are in the snapshot); others:
+runbooks/README.md.""",
+    options=SnapshotOptions,
+    load=f"{_JOBS}.snapshot",
+    after=frozenset({"merge", "catchup", "compact"}),
+    enabled=True,
+    every=timedelta(minutes=15),
+    metrics={
+        "snapshot_age": MetricSpec("seconds", "Age of the region snapshot.", exported="snapshot_age_seconds"),
+        "conflicts": _CONFLICTS,
+    },
+)
+EXPIRE = JobSpec(
+    name="expire",
+    summary="Delete old base versions, so that gc can delete the generations that they need.",
+    help="""Delete old base versions of the table at URI that no tag, branch or hold keeps.
+
+A version is deleted if it is older than --older-than AND not one of the newest --keep: first its manifest, then the
+files that no other version and no branch refers to. Files that no version refers to at all are deleted after a week.
+Generations that only an expired version needed can then be deleted by gc.
+
+A shallow clone elsewhere reads this table's files: tag the version that it was cloned from first.
+
+\b
+Examples:
+  memwal-ops expire s3://bucket/orders.lance
+  memwal-ops expire orders.lance --older-than 30d --apply
+
+Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; others: runbooks/README.md.""",
+    options=ExpireOptions,
+    load=f"{_JOBS}.expire",
+    pool="collect",
+    deletes=True,
+    unless_blocked=True,
+    after=frozenset({"merge", "catchup", "compact", "snapshot"}),
+    every=timedelta(hours=6),
+    hung_after=timedelta(hours=2),
+    metrics={
+        "versions": MetricSpec("count", "Base versions that exist.", exported="versions"),
+        "bytes_collected": MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
+    },
+)
+GC = JobSpec(
+    name="gc",
+    summary="Plan the deletion of garbage; with --apply, delete it.",
+    help="""Collect the garbage of the table at URI.
+
+That is: merged generations, flushed WAL entries, old region manifests, orphans, old snapshots, and leftovers of killed
+commits. Each deletion is proven, or not done: a generation stays while a version, tag, branch, hold or index needs it.
+Safe to kill, to run twice, and to run beside writers, readers and all other jobs.
+
+\b
+Examples:
+  memwal-ops gc s3://bucket/orders.lance
+  memwal-ops gc orders.lance --apply --max-deletes 10000
+
+Exit codes: 0 planned, nothing_to_delete, drained or deleted; 10 a region could not be read (all of it was kept); 27
+some deletions failed; 28 the table may have been replaced since the plan; others: runbooks/README.md.""",
+    options=GcOptions,
+    load=f"{_JOBS}.gc",
+    pool="collect",
+    deletes=True,
+    after=frozenset({"merge", "catchup", "compact", "snapshot", "expire"}),
+    every=timedelta(hours=1),
+    metrics={
+        "merged_generations": MetricSpec(
+            "count", "Merged generations that a region manifest still lists.", exported="merged_generations"
+        ),
+        "bytes_collected": MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
+        "objects_collected": MetricSpec("count", "Objects that gc deleted.", "run", "collected_objects"),
+    },
+)
+MAINTAIN = maintain_job(
+    summary="Merge, catch up, compact, snapshot, expire and collect, in that order.",
+    help="""Run all jobs that are due on the table at URI: merge, catchup, compact, snapshot, expire, gc.
+
+The first four build and commit; expire and gc delete only with --apply. If a step fails, the other building steps still
+run, and nothing is deleted. Safe to kill, to run twice, and to run several times at once.
+
+\b
+Examples:
+  memwal-ops maintain s3://bucket/orders.lance
+  memwal-ops maintain orders.lance --apply --budget 45m
+
+Exit codes: 0 maintained, over_budget or dry_run; otherwise that of the first step that failed.""",
+    options=MaintainOptions,
+    hung_after=timedelta(hours=2),
+    metrics={"conflicts": _CONFLICTS},
+)
+ADOPT = JobSpec(
+    name="adopt",
+    summary="Decide whether the generations of a region with a reused id are merged.",
+    help="""Decide about regions of the table at URI that are blocked by region_replaced.
+
+Their id was used before: on a branch or a clone, after a region's folder was removed, or before the table was
+overwritten. If the table has merge progress for the old region, --as unmerged moves the generations to a new region
+with a new id, seals the old region and fences its writer. Safe to kill and to run twice.
+
+\b
+Examples:
+  memwal-ops adopt s3://bucket/orders.lance --as unmerged
+  memwal-ops adopt orders.lance --region 0b8f2a1c --as merged --apply
+
+Exit codes: 0 planned, adopted or nothing_to_adopt; others: runbooks/README.md.""",
+    options=AdoptOptions,
+    load=f"{_JOBS}.adopt",
+    deletes=True,
+    by_hand=True,
+    in_maintain=False,
+)
+INSPECT = read_only_job(
+    name="inspect",
+    summary="Show a table and its backlog.",
+    help="""Show the table at URI: regions, generations, indexes and the backlog. Changes nothing.
+
+\b
+Examples:
+  memwal-ops inspect s3://bucket/orders.lance
+  memwal-ops inspect orders.lance --json
+
+Exit code 0 also if a region is blocked: inspect reports it, and does not fail.""",
+    options=InspectOptions,
+    load=f"{_JOBS}.inspect",
+)
+VERIFY = read_only_job(
+    name="verify",
+    summary="Check everything of a table against everything else; changes nothing.",
+    help="""Check the table at URI: files of the newest version, older versions, region manifests, generations, logs,
+the MemWAL index, leases and holds; with --deep also rows and keys. Changes nothing. Each finding says where, what
+follows, and what to do.
+
+\b
+Examples:
+  memwal-ops verify s3://bucket/orders.lance
+  memwal-ops verify orders.lance --deep --json
+
+Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks/README.md.""",
+    options=VerifyOptions,
+    load=f"{_JOBS}.verify",
+)
+REPAIR = JobSpec(
+    name="repair",
+    summary="Fix what has a provably safe fix; without --apply, only say what.",
+    help="""Verify the table at URI, and fix each finding that has a provably safe fix: hints, references to merged
+generations without files, snapshots that cannot be read, catch-up entries that claim too much, expired leases,
+transaction files, versions that a commit of indexes emptied. For the other findings it prints what you can decide, and
+what that costs.
+
+What is replaced is kept below _mem_wal_ops/quarantine/; --undo ID brings it back, unless it was changed since. Safe to
+kill, to run twice, and to run beside writers and all other jobs. Without --apply, nothing is changed.
+
+\b
+Examples:
+  memwal-ops repair s3://bucket/orders.lance
+  memwal-ops repair orders.lance --apply
+
+Exit codes: 0 nothing_to_repair, planned, repaired or undone; 9 a person has to decide about an error; others:
+runbooks/README.md.""",
+    options=RepairOptions,
+    load=f"{_JOBS}.repair:JOB",
+    deletes=True,
+    in_maintain=False,
+    every=timedelta(days=1),
+    metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
+)
+WHY = read_only_job(
+    name="why",
+    summary="Print why an object is kept, or is deletable.",
+    help="""Print why a region, a generation or a file of the table at URI is kept, or is deletable. Changes nothing.
+
+Each line is one condition of its deletion: + is met, - is not, with the reason. gc deletes an object that meets all.
+
+\b
+Examples:
+  memwal-ops why s3://bucket/orders.lance 0b8f2a1c/3
+  memwal-ops why orders.lance _versions/18446744073709551610.manifest
+
+Exit codes: 0; 25 the target does not exist; others: runbooks/README.md.""",
+    options=WhyOptions,
+    load=f"{_JOBS}.why",
+)
+MIGRATE = JobSpec(
+    name="migrate",
+    summary="Migrate a table to another layout of its MemWAL.",
+    help="""Migrate the table at URI to another layout of its MemWAL. Safe to kill, and to repeat.
+
+A table with the MemWAL index of Lance 0.31 to 1.x: its regions get ids, what is flushed is adopted as generations, the
+primary key is marked, and the index is replaced, in one version. MemWALs that are not flushed are replayed from their
+logs, or refused: their writers lose them.
+
+A table of today's layouts, with --to: its regions of the other layout are fenced, flushed, sealed and merged, and one
+version records the layout. Stop their writers before: they cannot go on. No row that was acknowledged as durable is
+lost. New writers make regions of their own. See docs/formats/lance.md.
+
+\b
+Examples:
+  memwal-ops migrate orders.lance --primary-key id
+  memwal-ops migrate s3://bucket/orders.lance --to region --apply
+
+Exit codes: 0 planned, migrated, rolled_back or nothing_to_migrate; 10 a region blocks it; others:
+runbooks/README.md.""",
+    options=MigrateOptions,
+    load=f"{_JOBS}.migrate",
+    deletes=True,
+    by_hand=True,
+    in_maintain=False,
+)
+LEGACY_CODE = {
+    "inspect": f"{_JOBS}.legacy_inspect",
+    "merge": f"{_JOBS}.legacy_merge",
+    "gc": f"{_JOBS}.legacy_gc",
+    "why": f"{_JOBS}.legacy_why",
+    "verify": f"{_JOBS}.legacy_verify",
+    "repair": f"{_JOBS}.repair:LEGACY_JOB",
+    "migrate": MIGRATE.load,
+    "maintain": MAINTAIN.load,
+}
+"""Per job that applies to tables with the legacy MemWAL index, the code that it has for them."""
+INIT = InitSpec(
+    summary="adds a MemWAL index to a Lance table with a primary key, so that region-layout writers can use it.",
+    options=InitOptions,
+    load=f"{_JOBS}.init:init",
+)
+DEMO = DemoSpec(
+    "Orders, written by pylance's MemWAL writer.",
+    "memwal_ops.formats.lance.jobs.demo:demo",
+    {"shard": "memwal_ops.formats.lance.jobs.demo:demo", "region": "memwal_ops.formats.lance.jobs.demo_region:demo"},
+)

@@ -1,0 +1,321 @@
+"""Open a Lance table as an immutable ``Table``, pinned to one version.
+
+Its dataset, its manifest and its merge progress all belong to the same version.
+After a commit conflict, a job takes a new one with :meth:`Table.newest` and decides again from the start.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from memwal_ops.core import registry
+from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
+from memwal_ops.errors import (
+    InvalidFormatError,
+    NoMemWalIndexError,
+    NoPrimaryKeyError,
+    NotALanceTableError,
+    ObjectNotFoundError,
+    StorageError,
+    TableCorruptError,
+    TableNotFoundError,
+)
+from memwal_ops.formats.lance.datasets import open_dataset
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.layouts.detection import (
+    layout_named,
+    layout_of_entry,
+    layout_of_region,
+    layout_of_regions,
+)
+from memwal_ops.formats.lance.memwal.region_identity import MergeHistory
+from memwal_ops.formats.lance.memwal.regions import RegionListing, RegionManifestStore, list_regions
+from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, read_version_manifest, version_path
+from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, layout_record
+from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy
+from memwal_ops.formats.lance.wire.names import NamingScheme, naming_scheme, parse_version_manifest_name
+from memwal_ops.formats.lance.wire.region_records import region_records
+from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, check_readable
+from memwal_ops.storage.objects import is_empty
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    import lance
+
+    from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.protocols import TableFormat, TableSummary
+    from memwal_ops.core.table_history import TableHistory
+    from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.wire.region_records import RegionRecord
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+# Names that are checked for a mixture of naming schemes: one page of a listing, not 50,000 versions.
+_NAMES_CHECKED = 1000
+_OPENINGS = 4
+
+
+@dataclass(frozen=True)
+class Table(GuardedTable):
+    """One version of one table.
+
+    Attributes:
+        location: its URI and storage options; its ``repr`` contains no secret.
+        store: the table's folder as an object store.
+        dataset: pylance's handle, pinned to ``version``.
+        manifest: the version manifest of exactly that version, including unknown fields.
+        naming: the naming scheme of ``_versions/``.
+        memwal: the MemWAL index of that version: configuration, merge progress, catch-up; None if it has none.
+        primary_key: names of the key columns in key order.
+    """
+
+    location: Location
+    store: Store
+    dataset: lance.LanceDataset
+    manifest: VersionManifest
+    naming: NamingScheme
+    memwal: MemWalIndex | None
+    primary_key: tuple[str, ...]
+    guard: CommitGuard = field(default_factory=Unguarded, compare=False)
+
+    @property
+    def format(self) -> TableFormat:
+        """The Lance format."""
+        from memwal_ops.formats.lance.format import FORMAT  # noqa: PLC0415 - it opens tables
+
+        return FORMAT
+
+    @property
+    def jobs(self) -> Mapping[str, JobSpec]:
+        """The registered jobs that apply to the table's layout."""
+        registered = registry.job_specs(self.format.name)
+        # Region and shard have all of them, and telling those apart takes listings.
+        return registered if self.memwal is not None else self.layout.jobs(registered)
+
+    def why_not(self, job: str) -> MemwalOpsError | None:
+        """Why a job that is not among :attr:`jobs` does not apply; None: there is no such job."""
+        known = job in registry.job_specs(self.format.name)
+        return self.layout.why_not(self.location, self.store, job) if known and self.memwal is None else None
+
+    @property
+    def revision(self) -> int:
+        """The base version."""
+        return self.version
+
+    def has_revision(self, revision: int) -> bool:
+        """Whether that version's manifest exists. One request."""
+        return self.store.head(version_path(revision, self.naming)) is not None
+
+    def missing_of(self, revision: int) -> str | None:
+        """A missing file that the version needs, else None. One request for each file not shared with this version."""
+        from memwal_ops.formats.lance.unreadable_versions import missing_of_version  # noqa: PLC0415 - it reads tables
+
+        return missing_of_version(self, revision)
+
+    def summary(self) -> TableSummary:
+        """Backlog metrics of all jobs, and the blocked regions."""
+        from memwal_ops.formats.lance.summary import summarize  # noqa: PLC0415 - it reads what jobs read
+
+        return summarize(self)
+
+    def recent_history(self, limit: int) -> TableHistory:
+        """The newest versions, and what they show of generations, indexes and storage."""
+        from memwal_ops.formats.lance.recent_history import recent_history  # noqa: PLC0415 - pages and reports only
+
+        return recent_history(self, limit)
+
+    @property
+    def version(self) -> int:
+        """The base version that this table is pinned to."""
+        return int(self.manifest.manifest.version)
+
+    @cached_property
+    def regions(self) -> RegionListing:
+        """The region directories, listed once per table value."""
+        return list_regions(self.store)
+
+    @property
+    def index(self) -> MemWalIndex:
+        """``memwal``, required.
+
+        Raises:
+            NoMemWalIndexError, LegacyLayoutError: the table has none that this release reads.
+        """
+        if self.memwal is None:
+            raise self.layout.why_not(self.location, self.store, "This") or NoMemWalIndexError(
+                f"{self.location.uri} is a Lance table without a MemWAL index."
+            )
+        return self.memwal
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout, as a migration recorded it, or detected from the stored bytes.
+
+        New regions are written in it. Detecting it takes some listings, at the first use.
+        """
+        entry = None if self.manifest.indexes is None else find_memwal_entry(self.manifest.indexes)
+        recorded = None if self.layout_record is None else layout_named(self.layout_record.layout)
+        return layout_of_entry(entry) or recorded or layout_of_regions(self.store, self.regions.region_ids)
+
+    @property
+    def layout_record(self) -> LayoutRecord | None:
+        """What a migration between the layouts of today recorded."""
+        return layout_record(self.manifest.manifest)
+
+    def layout_of(self, region_id: UUID) -> Layout:
+        """The layout of one region: after a migration, earlier regions remain in the layout that they were written in.
+
+        One or two listings, at the first use, if the table was migrated.
+        """
+        if self.layout_record is None:
+            return self.layout
+        if (found := self._region_layouts.get(region_id) or layout_of_region(self.store, region_id)) is None:
+            return self.layout
+        return self._region_layouts.setdefault(region_id, found)
+
+    @cached_property
+    def _region_layouts(self) -> dict[UUID, Layout]:
+        return {}
+
+    @cached_property
+    def records(self) -> Mapping[UUID, RegionRecord]:
+        """The record of each region: its last merged generation, as far as this version records it."""
+        return region_records(self.manifest.manifest)
+
+    @cached_property
+    def history(self) -> MergeHistory:
+        """The history of merges in the existing versions, read lazily."""
+        return MergeHistory(self.store)
+
+    def region(self, region_id: UUID) -> RegionManifestStore:
+        """The manifest store of one region; the region need not exist."""
+        return RegionManifestStore(self.store, region_id)
+
+    def newest(self) -> Table:
+        """The newest version of the same table, everything read again."""
+        newest = load(self.location.refreshed(), self.store)
+        return replace(newest, guard=self.guard)
+
+
+def open_lance_table(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Table:
+    """:func:`memwal_ops.core.registry.open_table`, for code that works on the regions of Lance tables only.
+
+    Raises:
+        LegacyLayoutError: it has the MemWAL index of older Lance releases.
+        NotALanceTableError: it is a table of another format.
+        MemwalOpsError: as :func:`memwal_ops.core.registry.open_table` and :func:`load`.
+    """
+    table = registry.open_table(uri, storage_options)
+    if not isinstance(table, Table):
+        raise NotALanceTableError(
+            f"{table.location.uri} is a table of the format {table.format.name}, and this works on Lance tables only.",
+            remedy="Give a Lance table, or use a job of that format: memwal-ops inspect URI shows the table.",
+        )
+    _ = table.index
+    return table
+
+
+def load(location: Location, store: Store) -> Table:
+    """Open the newest version of a Lance table with MemWAL, of today's or of the legacy layout.
+
+    Raises:
+        TableNotFoundError: the prefix is empty.
+        NotALanceTableError: it is not a Lance table.
+        NoMemWalIndexError: MemWAL was never initialised on it.
+        NoPrimaryKeyError: it has no unenforced primary key (S0-002); legacy tables may have none.
+        UnsupportedFeatureError: it needs a feature that this release does not support (S3-012).
+        TableCorruptError: its newest manifest does not decode, or naming schemes are mixed (S3-047).
+        StorageError: the store refused or failed, by kind.
+    """
+    table = read_table(location, store)
+    refused = table.layout.refusal(location, store) if table.memwal is None else None
+    if refused is not None:
+        raise refused
+    if table.memwal is not None and not table.primary_key:
+        raise NoPrimaryKeyError(f"{location.uri} has a MemWAL index, but no column is marked as its primary key.")
+    return table
+
+
+def read_table(location: Location, store: Store) -> Table:
+    """Open the newest version of a Lance table of any layout, including those to which no job applies.
+
+    Raises: see :func:`load`, but NoMemWalIndexError and NoPrimaryKeyError.
+    """
+    scheme = _naming_scheme(location, store)
+    dataset, manifest = _open_newest(location, store, scheme)
+    check_readable(manifest.manifest)
+    entry = None if manifest.indexes is None else find_memwal_entry(manifest.indexes)
+    memwal = None if entry is None or is_legacy(entry) else decode_memwal_index(entry)
+    return Table(location, store, dataset, manifest, scheme, memwal, _primary_key(dataset))
+
+
+def _naming_scheme(location: Location, store: Store) -> NamingScheme:
+    entries = list(islice(store.list(VERSIONS_FOLDER), _NAMES_CHECKED))
+    names = [meta.path.rsplit("/", 1)[-1] for meta in entries]
+    scheme = naming_scheme(name for name in names if parse_version_manifest_name(name) is not None)
+    if scheme is not None:
+        return scheme
+    if is_empty(store) and not os.path.isfile(location.uri):
+        raise TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.")
+    raise NotALanceTableError(f"{location.uri} has no {VERSIONS_FOLDER}/*.manifest, so it is not a Lance table.")
+
+
+def _open_newest(location: Location, store: Store, scheme: NamingScheme) -> tuple[lance.LanceDataset, VersionManifest]:
+    """The newest version and its manifest.
+
+    If others commit meanwhile, a clean-up may remove the version after it was found to be the newest and
+    before it is read: then there is a newer one, and opening is repeated.
+    """
+    for attempt in range(_OPENINGS):
+        try:
+            with lance_errors("open the table", location.uri):
+                dataset = open_dataset(location)
+            return dataset, _read_manifest(store, dataset.version, scheme)
+        except (ObjectNotFoundError, TableNotFoundError) as error:
+            if attempt == _OPENINGS - 1:
+                _diagnose(store, scheme)
+                raise NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error
+        except StorageError:
+            _diagnose(store, scheme)
+            raise
+    raise AssertionError  # pragma: no cover - the loop returns or raises
+
+
+def _diagnose(store: Store, scheme: NamingScheme) -> None:
+    """Raise a specific error if the newest manifest is the reason why pylance cannot open the table."""
+    names = (parse_version_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in store.list(VERSIONS_FOLDER))
+    newest = max((name.version for name in names if name is not None and name.scheme is scheme), default=0)
+    check_readable(_read_manifest(store, newest, scheme).manifest)
+
+
+def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionManifest:
+    try:
+        manifest = read_version_manifest(store, version, scheme)
+    except InvalidFormatError as error:
+        raise TableCorruptError(f"The manifest of version {version} cannot be read: {error}") from error
+    if manifest.manifest.version != version:
+        raise TableCorruptError(
+            f"{version_path(version, scheme)} contains version {manifest.manifest.version} instead of {version}."
+        )
+    return manifest
+
+
+def _primary_key(dataset: lance.LanceDataset) -> tuple[str, ...]:
+    """Names of the key columns, by their position if the metadata has one (S0-002)."""
+    marked: list[tuple[int, str]] = []
+    for order, column in enumerate(dataset.schema):
+        metadata = column.metadata or {}
+        position = metadata.get(b"lance-schema:unenforced-primary-key:position")
+        flag = metadata.get(b"lance-schema:unenforced-primary-key", b"").lower()
+        if position is not None and position.isdigit() and int(position) > 0:
+            marked.append((int(position), column.name))
+        elif flag in {b"true", b"1", b"yes"}:
+            marked.append((10_000 + order, column.name))
+    return tuple(name for _, name in sorted(marked))

@@ -1,0 +1,101 @@
+"""Find listed versions that cannot be read, because files to which they refer are missing.
+
+A clean-up that deletes data before manifests leaves such versions if it is killed or refused, as does manual
+deletion of files. Only files to which the newest version does not refer are checked: no clean-up deletes others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import TableCorruptError
+from memwal_ops.formats.lance.referenced_files import (
+    list_manifests,
+    missing_files,
+    read_references,
+    references,
+    version_of_main,
+)
+from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, version_path
+
+if TYPE_CHECKING:
+    from memwal_ops.formats.lance.table import Table
+
+_MANIFEST_BYTES = 32 << 20
+_FILES = 1000
+
+
+@dataclass(slots=True)
+class VersionsCheck:
+    """The result of checking the versions of main.
+
+    Attributes:
+        listed: the number of versions.
+        checked: how many of them were checked, the oldest first; this includes the newest, which is open.
+        unreadable: one missing file for each unreadable version.
+    """
+
+    listed: int
+    checked: int = 1
+    unreadable: dict[int, str] = field(default_factory=dict)
+
+    def to_json(self, *, limit: int = 100) -> dict[str, object]:
+        """The ``versions`` entry of ``inspect --json``."""
+        entries = [{"version": version, "missing": path} for version, path in sorted(self.unreadable.items())]
+        return {"listed": self.listed, "checked": self.checked, "unreadable": entries[:limit]}
+
+
+def missing_of_version(table: Table, version: int) -> str | None:
+    """A missing file to which the version refers; None if there is none, or no such version.
+
+    One request for each file that the version does not share with ``table``'s.
+
+    Raises:
+        TableCorruptError: the version's manifest does not decode.
+    """
+    newest = references(table.manifest).own
+    for _, found in read_references(table.store, [version_path(version, table.naming)]):
+        return next(iter(missing_files(table.store, found.own - newest)), None)
+    return None
+
+
+def check_versions(table: Table) -> VersionsCheck:
+    """Check the versions for missing files, the oldest first, as a clean-up begins there.
+
+    Bounded: it ends after 32 MiB of manifests, or 1,000 files; one request for each. A manifest that does not
+    decode is counted as unreadable by its own path.
+    """
+    manifests = {
+        version: meta
+        for path, meta in list_manifests(table.store, VERSIONS_FOLDER).items()
+        if (version := version_of_main(path)) is not None and version < table.version
+    }
+    look = VersionsCheck(len(manifests) + 1)
+    newest = references(table.manifest).own
+    asked: dict[str, bool] = {}
+    size = 0
+    for version, meta in sorted(manifests.items()):
+        size += meta.size
+        if size > _MANIFEST_BYTES:
+            break
+        try:
+            found = next(iter(read_references(table.store, [meta.path])), None)
+        except TableCorruptError:
+            look.unreadable[version] = meta.path
+            look.checked += 1
+            continue
+        own = frozenset() if found is None else found[1].own - newest
+        fresh = own - asked.keys()
+        if len(asked) + len(fresh) > _FILES:
+            break
+        lost = frozenset(missing_files(table.store, fresh))
+        asked |= {key: key in lost for key in fresh}
+        if gone := [key for key in own if asked[key]]:
+            look.unreadable[version] = min(gone)
+        look.checked += 1
+    # The files of a version that was expired meanwhile are not missing but deleted.
+    for version in [*look.unreadable]:
+        if table.store.head(manifests[version].path) is None:
+            del look.unreadable[version]
+    return look

@@ -1,1 +1,0 @@
-"""What the suite does to a table: each job plans, then applies."""
