@@ -1,0 +1,387 @@
+"""Compact fragments and segments into one new segment and one manifest (S4-025 to S4-036).
+
+Memory: the fragments of the pass, bounded by ``max_bytes``, and one cluster; a training also holds a sample,
+and spills rows to local files if they exceed the budget. The ids of the log are in memory, those of segments are not.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from memwal_ops.errors import FragmentCorruptError, UnsupportedFeatureError
+from memwal_ops.formats.zeppelin.backlog import BlockedFragment, read_fragments
+from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader, SegmentWriter, create, joined
+from memwal_ops.formats.zeppelin.training import (
+    SAMPLES_PER_CLUSTER,
+    Sample,
+    Training,
+    clusters_for,
+    imbalance,
+    make_quantizer,
+    nearest,
+    outgrown,
+    read_training,
+    too_imbalanced,
+    train,
+    training_bytes,
+    training_path,
+)
+from memwal_ops.formats.zeppelin.ulid import new_ulid
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
+from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef, timestamp
+from memwal_ops.formats.zeppelin.wire.segment import (
+    CENTROIDS,
+    attributes_name,
+    cluster_name,
+    decode_attributes,
+    decode_cluster,
+    encode_attributes,
+    encode_cluster,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.options import MergeOptions
+    from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
+
+    Matrix = NDArray[np.float32]
+
+
+@dataclass
+class Inputs:
+    """The log of a pass: the newest write of every id in it.
+
+    Attributes:
+        table: the manifest at which it was read, with our token in it.
+        fragments: exactly those that were read.
+        rows: the newest upserts.
+        deleted: ids whose newest write is a delete.
+        hidden: ids that are hidden in segments (wiki ``pending_deletes``).
+        upserts: all upserts that were read.
+        blocked: the first fragment that cannot be used.
+    """
+
+    table: Namespace
+    fragments: tuple[FragmentRef, ...]
+    rows: Rows
+    deleted: frozenset[str]
+    hidden: frozenset[str]
+    upserts: int
+    blocked: BlockedFragment | None
+
+    @property
+    def superseded(self) -> frozenset[str]:
+        """Ids whose rows in segments are replaced or deleted."""
+        return frozenset(self.rows.ids) | self.deleted | self.hidden
+
+
+@dataclass
+class Built:
+    """The objects that a pass wrote; no manifest lists them yet. ``segment`` is None if no row is left."""
+
+    segment: SegmentRef | None
+    paths: list[str] = field(default_factory=list)
+    retrained: bool = False
+    rows: int = 0
+
+
+def dimensions_of(table: Namespace) -> int | None:
+    """The dimensions of the namespace's vectors, from its settings or a segment; None: only its log has them."""
+    if table.meta.dimensions is not None:
+        return table.meta.dimensions
+    if table.manifest.segments:
+        return int(SegmentReader(table.store, table.manifest.segments[-1]).centroids().shape[1])
+    return None
+
+
+def metric_of(table: Namespace, asked: str | None) -> tuple[str, str | None]:
+    """The metric of the namespace, and a warning if it is not recorded.
+
+    Raises:
+        UnsupportedFeatureError: another metric was given than its settings have.
+    """
+    recorded = table.meta.metric
+    if recorded is not None and asked is not None and recorded != asked:
+        raise UnsupportedFeatureError(
+            f"{table.location.uri} has the metric {recorded}; {asked} was asked for.", remedy="Leave --metric out."
+        )
+    if recorded is None and asked is None:
+        return "cosine", "This namespace does not record its metric; cosine was assumed. Give --metric."
+    return recorded or asked or "", None
+
+
+def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: RunContext) -> Inputs:
+    """Read fragments in order, up to one that cannot be used (S4-027); in each, deletes apply before upserts."""
+    dimensions = dimensions_of(table)
+    newest: dict[str, tuple[int, int] | None] = {}
+    read: list[tuple[FragmentRef, Fragment]] = []
+    blocked, upserts = None, 0
+    for ref, found in read_fragments(table, fragments, dimensions):
+        if not isinstance(found, Fragment):
+            blocked = BlockedFragment(ref.id, found)
+            break
+        if dimensions is not None and found.dimensions not in {None, dimensions}:
+            why = f"The fragment {ref.key} has {found.dimensions} dimensions; those before have {dimensions}."
+            blocked = BlockedFragment(ref.id, FragmentCorruptError(why))
+            break
+        dimensions = dimensions or found.dimensions
+        newest.update(dict.fromkeys(found.deletes))
+        newest.update((name, (len(read), row)) for row, name in enumerate(found.ids))
+        upserts += len(found.ids)
+        read.append((ref, found))
+        context.advance("reading fragments", "fragments", total=len(fragments))
+    kept: list[list[int]] = [[] for _ in read]
+    for place in newest.values():
+        if place is not None:
+            kept[place[0]].append(place[1])
+    parts = [
+        Rows(one.ids, one.values, one.attributes).take(np.array(sorted(places), dtype=np.intp))
+        for (_, one), places in zip(read, kept, strict=True)
+        if places
+    ]
+    hidden = table.manifest.pending if table.manifest.dialect == WIKI else ()
+    return Inputs(
+        table=table,
+        fragments=tuple(ref for ref, _ in read),
+        rows=joined(parts, dimensions or 0),
+        deleted=frozenset(name for name, place in newest.items() if place is None),
+        hidden=frozenset(hidden),
+        upserts=upserts,
+        blocked=blocked,
+    )
+
+
+class Compaction:
+    """Build the segment of a pass from the remaining rows of old segments and those of the log.
+
+    Attributes:
+        built: the objects written so far; a run that is stopped removes them.
+    """
+
+    def __init__(self, inputs: Inputs, options: MergeOptions, metric: str, context: RunContext) -> None:
+        """No segment is read yet."""
+        self.built = Built(None)
+        self._inputs, self._options, self._metric, self._context = inputs, options, metric, context
+        self._store = inputs.table.store
+        self._segments = inputs.table.manifest.segments
+        self._superseded = inputs.superseded
+
+    def build(self) -> Built:
+        """Write the segment, with the existing centroids or new ones (S4-030, S4-031, S4-038)."""
+        last = read_training(self._store, self._segments[-1].id) if len(self._segments) == 1 else None
+        old = sum(one.vectors for one in self._segments)
+        trains = len(self._segments) != 1 or self._options.retrain or outgrown(self._inputs.upserts, last, old)
+        sizes: list[int] | None = None if trains else self._extend(last)
+        if sizes is not None and any(sizes) and too_imbalanced(sizes, self._options.retrain_imbalance_threshold, last):
+            unused, self.built = self.built.paths, Built(None)
+            self._inputs.table.discard(unused)
+            sizes = None
+        if sizes is None:
+            self._train()
+        return self.built
+
+    def _extend(self, last: Training | None) -> list[int]:
+        """Keep the centroids: each new row is assigned to the nearest. Returns the resulting cluster sizes."""
+        (segment,) = self._segments
+        reader = SegmentReader(self._store, segment)
+        centroids = reader.centroids()
+        new, rows = self._inputs.rows, self._inputs.rows.ids
+        with self._context.phase("assign"):
+            labels = nearest(new.vectors, centroids, self._metric) if rows else np.zeros(0, np.intp)
+        order = np.argsort(labels, kind="stable")
+        bounds = np.searchsorted(labels[order], np.arange(len(centroids) + 1))
+        kept: Sample | None = None
+        if self._kind in {"scalar", "product"}:
+            kept = self._sampled()
+        with self._writing(centroids, None if kept is None else kept.rows()) as writer:
+            for number, standing in enumerate(reader.clusters()):
+                added = new.take(order[bounds[number] : bounds[number + 1]])
+                writer.add(joined([standing.without(self._superseded), added], centroids.shape[1]))
+                self._context.advance("writing clusters", "clusters", total=len(centroids))
+            sizes = [*writer.sizes]
+            if any(sizes):
+                upserts = self._inputs.upserts + (0 if last is None else last.upserts)
+                base = segment.vectors if last is None else last.rows
+                # A segment that another program trained: its imbalance before this pass counts as that of its training.
+                left = imbalance(sizes) if last is None else last.imbalance
+                self._finish(writer, Training(base, min(left, imbalance(sizes)) if last is None else left, upserts))
+        return sizes
+
+    def _train(self) -> None:
+        """Train new centroids from a sample of all rows; then assign every row to the nearest."""
+        with self._context.phase("sample"):
+            sample = self._sampled()
+        if not sample.seen:
+            return  # every row is deleted: no segment
+        with self._context.phase("k-means"):
+            clusters = self._options.clusters or clusters_for(sample.seen)
+            centroids = train(sample.rows(), clusters, self._metric)
+        self._context.alive()
+        spill = _Spill(self._options.max_bytes // 2, len(centroids), centroids.shape[1])
+        with spill, self._writing(centroids, sample.rows()) as writer:
+            for rows in self._all_rows():
+                with self._context.phase("assign"):
+                    spill.add(rows, nearest(rows.vectors, centroids, self._metric))
+                self._context.alive()
+            for rows in spill.clusters():
+                writer.add(rows)
+                self._context.advance("writing clusters", "clusters", total=len(centroids))
+            self.built.retrained = True
+            self._finish(writer, Training(sample.seen, imbalance(writer.sizes)))
+
+    @property
+    def _kind(self) -> str | None:
+        """The quantization: as given in the options, else that of the previous segment."""
+        if self._options.quantization is not None:
+            return None if self._options.quantization == "none" else self._options.quantization
+        before = self._segments[-1].quantization if self._segments else None
+        # Two-bit codes need a rotation that only the server has; full precision is valid for every reader.
+        return before if before in {"scalar", "product"} else None
+
+    def _sampled(self) -> Sample:
+        most = max(1, self._options.max_bytes // 4 // max(4, 4 * self._inputs.rows.vectors.shape[1]))
+        expected = sum(one.vectors for one in self._segments) + len(self._inputs.rows.ids)
+        wanted = SAMPLES_PER_CLUSTER * max(CODES_SAMPLED, self._options.clusters or clusters_for(expected))
+        sample = Sample(min(most, wanted))
+        for rows in self._all_rows():
+            sample.add(rows.vectors)
+            self._context.alive()
+        return sample
+
+    def _all_rows(self) -> Iterator[Rows]:
+        """Every current row: a later segment overrides an earlier one, the log overrides both."""
+        seen: set[str] = set()
+        several = len(self._segments) > 1
+        yield self._inputs.rows
+        for segment in reversed(self._segments):
+            own: set[str] = set()
+            for rows in SegmentReader(self._store, segment).clusters():
+                standing = rows.without(self._superseded)
+                if several:
+                    own.update(standing.ids)
+                    standing = standing.without(seen)
+                yield standing
+            seen |= own
+
+    @contextmanager
+    def _writing(self, centroids: Matrix, sample: Matrix | None) -> Iterator[SegmentWriter]:
+        table, dialect = self._inputs.table, self._inputs.table.manifest.dialect
+        name = f"seg{'-' if dialect == WIKI else '_'}{new_ulid()}"
+        bitmaps = {*self._options.bitmap_field, *(field for one in self._segments for field in one.bitmap_fields)}
+        texts = {*self._options.fts_field, *(field for one in self._segments for field in one.fts_fields)}
+        segment = SegmentRef(
+            name,
+            f"segments/{name}/",
+            0,
+            len(centroids),
+            self._kind,
+            tuple(sorted(bitmaps)),
+            tuple(sorted(texts)),
+            created_at=timestamp(datetime.now(UTC)),
+        )
+        quantizer = None if sample is None else make_quantizer(self._kind, sample)
+        writer = SegmentWriter(table.store, segment, centroids, quantizer)
+        self.built.paths = writer.paths
+        if dialect == NATIVE:
+            self._stage(writer)
+        yield writer
+
+    def _stage(self, writer: SegmentWriter) -> None:
+        """Publish the names of the objects being written: a server's gc keeps them while our lease is valid."""
+        namespace, token = self._inputs.table.manifest.namespace, self._inputs.table.manifest.token
+        clusters = range(len(writer.centroids))
+        names = [CENTROIDS, *map(cluster_name, clusters), *map(attributes_name, clusters)]
+        document = {"fencing_token": token, "keys": [f"{namespace}/{writer.segment.prefix}{name}" for name in names]}
+        self._store.put(staging_path(token), json.dumps(document, indent=2).encode())
+
+    def _finish(self, writer: SegmentWriter, training: Training) -> None:
+        segment = writer.finish()
+        self.built.rows = sum(writer.sizes)
+        self.built.segment = replace(segment, vectors=self.built.rows)
+        path = training_path(segment.id)
+        self.built.paths.append(path)
+        create(self._store, path, training_bytes(training))
+
+
+def staging_path(token: int) -> str:
+    """The path at which a native compaction publishes the names of the objects that it is writing."""
+    return f"_staging/{token}.json"
+
+
+# Product quantization trains 256 codes for each part of a vector.
+CODES_SAMPLED = 16
+
+
+class _Spill:
+    """Rows by cluster: in memory up to ``most`` bytes, then in local files, deleted at the end of the run."""
+
+    def __init__(self, most: int, clusters: int, dimensions: int) -> None:
+        self._most, self._dimensions = most, dimensions
+        self._held: list[list[Rows]] = [[] for _ in range(clusters)]
+        self._bytes = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def add(self, rows: Rows, labels: NDArray[np.intp]) -> None:
+        """Add rows, each with its cluster."""
+        order = np.argsort(labels, kind="stable")
+        bounds = np.searchsorted(labels[order], np.arange(len(self._held) + 1))
+        for cluster in np.unique(labels):
+            part = rows.take(order[bounds[cluster] : bounds[cluster + 1]])
+            self._held[cluster].append(part)
+            self._bytes += part.bytes
+        if self._bytes > self._most:
+            self._flush()
+
+    def clusters(self) -> Iterator[Rows]:
+        """The rows of each cluster in turn."""
+        for number in range(len(self._held)):
+            found = joined([*self._read(number), *self._held[number]], self._dimensions)
+            self._held[number] = []
+            yield found
+
+    def _flush(self) -> None:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="memwal-ops-")
+        for number, parts in enumerate(self._held):
+            if parts:
+                with self._file(number).open("ab") as file:
+                    for part in parts:
+                        cluster = encode_cluster(part.ids, part.vectors, self._dimensions)
+                        attributes = encode_attributes(part.attributes)
+                        file.write(struct.pack("<QQ", len(cluster), len(attributes)) + cluster + attributes)
+                parts.clear()
+        self._bytes = 0
+
+    def _read(self, number: int) -> Iterator[Rows]:
+        if self._folder is None or not self._file(number).exists():
+            return
+        with self._file(number).open("rb") as file:
+            while header := file.read(16):
+                sizes = struct.unpack("<QQ", header)
+                ids, vectors = decode_cluster(file.read(sizes[0]))
+                yield Rows(ids, vectors, decode_attributes(file.read(sizes[1]), len(ids)))
+
+    def _file(self, number: int) -> Path:
+        assert self._folder is not None  # noqa: S101 - the callers check
+        return Path(self._folder.name, str(number))

@@ -1,0 +1,56 @@
+"""The Zeppelin format: detect and open namespaces. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.protocols import Capability
+from memwal_ops.formats.zeppelin.specs import DEMO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.storage.api import Listing, Store
+    from memwal_ops.storage.locations import Location
+
+MANIFEST = "manifest.json"
+META = "meta.json"
+_OTHERS = "_versions"
+_SIGNS = {"wal", "segments", "manifests", "input-wal", "late"}
+_OURS = "_mem_wal_ops"
+
+
+class ZeppelinFormat:
+    """Namespaces with a WAL of fragments and IVF segments, which one manifest object lists."""
+
+    name = "zeppelin"
+    requires = frozenset({Capability.PUT_IF_ABSENT, Capability.COMPARE_AND_SWAP})
+    suffix = ""
+    init = None
+    demo = DEMO
+
+    def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
+        """A namespace has one log, which is blocked by a fragment."""
+        return "The log", f"fragment {blocked['fragment']}" if "fragment" in blocked else ""
+
+    def detect(self, root: Listing) -> bool:
+        """Whether there is a manifest object, and no file that a namespace does not have; no request is made.
+
+        ``manifest.json`` alone is not sufficient: web applications have one.
+        """
+        names = {meta.path for meta in root.objects}
+        if _OTHERS in root.directories or not names & {MANIFEST, META}:
+            return False
+        if _SIGNS & {*root.directories}:
+            return True
+        return MANIFEST in names and names <= {MANIFEST, META, "lease.json"} and {*root.directories} <= {_OURS}
+
+    def open(self, location: Location, store: Store) -> Namespace:
+        """The newest manifest. Raises: see :func:`memwal_ops.formats.zeppelin.namespace.load`."""
+        from memwal_ops.formats.zeppelin.namespace import load, swappable  # noqa: PLC0415 - see the module
+
+        return load(location, swappable(store))
+
+
+FORMAT = ZeppelinFormat()

@@ -1,0 +1,138 @@
+"""Record the manifests of a namespace as numbered revisions, kept for readers that still use them.
+
+``native``: ``manifests/<version>.msgpack``, the manifest's bytes; a revision is the manifest version, and every
+publication records its predecessor and itself.
+
+``wiki``: the document has no version and no list of keys to be deleted later, so numbered records are kept in
+``_mem_wal_ops/history/<n>.json``. A compaction records the manifest that it replaces, and its own. Manifests
+published in between (appends, tokens) belong to the revision that the next compaction records, which lists no fewer
+entries: only compactions remove any.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, VersionGoneError
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
+from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.wire.manifest import Manifest
+    from memwal_ops.storage.api import Store
+
+WIKI_FOLDER, NATIVE_FOLDER = "_mem_wal_ops/history", "manifests"
+_NAME = re.compile(r"(?:_mem_wal_ops/history/([0-9]{20})\.json|manifests/([0-9]{20})\.msgpack)")
+_ATTEMPTS = 100
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recorded revision: its number, its object, and when it was written, by the store's clock."""
+
+    revision: int
+    path: str
+    written: datetime
+    bytes: int = 0
+
+
+def path_of(revision: int, dialect: str) -> str:
+    """The path of a revision's object."""
+    if dialect == NATIVE:
+        return f"{NATIVE_FOLDER}/{revision:020}.msgpack"
+    return f"{WIKI_FOLDER}/{revision:020}.json"
+
+
+def entries(store: Store, dialect: str) -> list[Entry]:
+    """All recorded revisions, oldest first. One listing."""
+    folder = NATIVE_FOLDER if dialect == NATIVE else WIKI_FOLDER
+    found = ((_NAME.fullmatch(meta.path), meta) for meta in store.list(folder))
+    named = (
+        Entry(int(match[1] or match[2]), meta.path, meta.last_modified, meta.size)
+        for match, meta in found
+        if match is not None
+    )
+    return sorted(named, key=lambda one: one.revision)
+
+
+def position(store: Store, manifest: Manifest, data: bytes) -> tuple[int, bool]:
+    """The revision of the live manifest, and whether it is recorded."""
+    if manifest.dialect == NATIVE:
+        version = manifest.version or 0
+        return max(version, 1), store.head(path_of(version, NATIVE)) is not None
+    newest = next(reversed(entries(store, manifest.dialect)), None)
+    if newest is None:
+        return 1, False
+    recorded = _content(store, newest.path) == data
+    return newest.revision + (not recorded), recorded
+
+
+def has(table: Namespace, revision: int) -> bool:
+    """Whether a revision is recorded. One request."""
+    return table.store.head(path_of(revision, table.manifest.dialect)) is not None
+
+
+def read(table: Namespace, revision: int) -> Manifest:
+    """The manifest of a recorded revision.
+
+    Raises:
+        VersionGoneError: it is not recorded.
+        TableCorruptError: the record cannot be read.
+    """
+    path = path_of(revision, table.manifest.dialect)
+    try:
+        data = _content(table.store, path)
+        return decode_manifest(data, table.manifest.namespace, dialect=table.manifest.dialect)
+    except ObjectNotFoundError as error:
+        raise VersionGoneError(f"{table.location.uri} has no revision {revision}.") from error
+    except InvalidFormatError as error:
+        raise TableCorruptError(
+            f"{path} of {table.location.uri} cannot be read: {error}",
+            remedy="Restore it from a backup; or delete it, if no reader follows that revision.",
+        ) from error
+
+
+def record(store: Store, manifest: Manifest, data: bytes) -> int:
+    """Record a manifest, if it is not recorded yet, and return its revision.
+
+    Raises:
+        TableCorruptError: its native version is recorded with other content.
+    """
+    if manifest.dialect == NATIVE:
+        version = manifest.version or 0
+        path = path_of(version, NATIVE)
+        if not store.put_if_absent(path, data) and store.get(path) != data:
+            raise TableCorruptError(
+                f"{path} records another manifest of version {version} than the live one.",
+                remedy="Compare the two; two servers wrote to copies of the namespace, or one was restored.",
+            )
+        return version
+    for _ in range(_ATTEMPTS):
+        newest = next(reversed(entries(store, manifest.dialect)), None)
+        if newest is not None and _content(store, newest.path) == data:
+            return newest.revision
+        number = 1 if newest is None else newest.revision + 1
+        document = {"revision": number, "manifest": data.decode()}
+        path, record_ = path_of(number, manifest.dialect), json.dumps(document, ensure_ascii=False).encode()
+        if store.put_if_absent(path, record_) or store.get(path) == record_:
+            return number
+    raise TableCorruptError(f"Other runs recorded {_ATTEMPTS} revisions before this one could.")
+
+
+def _content(store: Store, path: str) -> bytes:
+    data = store.get(path)
+    if path.startswith(NATIVE_FOLDER):
+        return data
+    try:
+        return str(json.loads(data)["manifest"]).encode()
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TableCorruptError(
+            f"{path} cannot be read: {error!r:.120}.",
+            remedy="Restore it from a backup; or delete it, if no reader follows that revision.",
+        ) from error

@@ -1,0 +1,366 @@
+"""Collect the garbage of a namespace: objects that no reader and no commit can need (S4-010, S4-034, S4-037).
+
+| what | proof |
+|---|---|
+| fragment, segment | a recorded revision listed it (or a commit put it into native ``pending_deletes``), and neither the live manifest nor a retained revision does: a compaction removed it, and its rows are in the segment that was published then |
+| orphan segment | no manifest lists it; an earlier run recorded that, ``reader_grace`` ago; and the manifest has a token above its writer's, so that its writer cannot publish it any more |
+| orphan fragment | no manifest lists it; an earlier run recorded that, ``orphan_min_age`` ago: a writer may stall between its PUT and its compare-and-swap, and has no lease |
+| revision | it is not retained, and no object exists that only it lists |
+| anything else | kept, reported as unrecognized |
+
+Segments are deleted by whole prefixes: a carried cluster keeps the prefix that contains it, at any age.
+"""  # noqa: E501 - a table
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from memwal_ops.core import collector
+from memwal_ops.core.anchors import Anchor, anchor_at
+from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, age_gate, unrecognized
+from memwal_ops.core.gc_report import GcReport, KindText
+from memwal_ops.core.holds import announced_expiry
+from memwal_ops.errors import BusyError, TableReplacedError
+from memwal_ops.formats.zeppelin.lease import DEFAULT_TTL, claim, held_lease
+from memwal_ops.formats.zeppelin.ledger import read_ledger, write_ledger
+from memwal_ops.formats.zeppelin.publish import FencedError, probe, recorded, retried
+from memwal_ops.formats.zeppelin.roots import Cache, prefix_of, read_roots
+from memwal_ops.formats.zeppelin.ulid import ulid_time
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
+from memwal_ops.storage.clock import store_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.zeppelin.ledger import Ledger
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.options import GcOptions
+    from memwal_ops.formats.zeppelin.roots import Roots
+    from memwal_ops.formats.zeppelin.wire.manifest import Manifest
+    from memwal_ops.storage.api import ObjectMeta
+
+_FRAGMENT = {
+    NATIVE: re.compile(r"wal/[0-9A-Za-z_-]{1,64}\.wal"),
+    WIKI: re.compile(r"wal/[0-9A-Za-z_-]{1,64}\.fragment\.json"),
+}
+_SEGMENT = re.compile(r"segments/[0-9A-Za-z_-]{1,64}/[^/]+")
+_TRAINING = re.compile(r"_mem_wal_ops/training/([0-9A-Za-z_-]{1,64})\.json")
+_STAGING = re.compile(r"_staging/([0-9]{1,20})\.json")
+# Objects that are neither fragments nor segments, and are never collected.
+_KEPT = re.compile(
+    r"(manifest|meta|lease)\.json|(manifests|snapshots|_gc|_lifecycle|input-wal|sources|late)/.*"
+    r"|_mem_wal_ops/((holds|expiries|leases|probe|clock|history|gc|quarantine)/.*|swap\.lock)"
+)
+
+
+_RETIRED = Gate(met=True, text="a manifest listed it, and a compaction removed it")
+
+
+class Kind(enum.StrEnum):
+    """The kinds of candidates."""
+
+    FRAGMENT = "fragment"
+    SEGMENT = "segment"
+    ORPHAN_FRAGMENT = "orphan_fragment"
+    ORPHAN_SEGMENT = "orphan_segment"
+    NOTE = "note"
+    REVISION = "revision"
+
+
+class ZeppelinGcReport(GcReport[Candidate]):
+    """The report of gc, as in every format."""
+
+    kinds = {  # noqa: RUF012 - as in the base class
+        Kind.FRAGMENT: KindText("fragments", ("fragment", "fragments")),
+        Kind.SEGMENT: KindText("segments"),
+        Kind.ORPHAN_FRAGMENT: KindText("orphan fragments"),
+        Kind.ORPHAN_SEGMENT: KindText("orphan segments"),
+        Kind.NOTE: KindText("staging records of compactions", ("note", "notes")),
+        Kind.REVISION: KindText("revisions", ("revision", "revisions")),
+        UNKNOWN: KindText("unknown"),
+    }
+
+    def notes(self) -> Iterator[str]:
+        """Why a first run deletes no orphans."""
+        if any(self.counts.get(kind) for kind in (Kind.ORPHAN_FRAGMENT, Kind.ORPHAN_SEGMENT)):
+            yield "Orphans are deleted in two runs: the first with --apply records them, a later one deletes them."
+
+
+@dataclass
+class Judge:
+    """Judges candidates by roots, lease and ledger."""
+
+    options: GcOptions
+    now: datetime
+    ledger: Ledger
+    roots: Roots
+    cache: Cache = field(default_factory=Cache)
+    # The token that this run put into the manifest; None: none.
+    token: int | None = None
+    busy: str | None = None
+
+    @classmethod
+    def of(cls, table: Namespace, options: GcOptions, now: datetime) -> Judge:
+        """Read everything, and return the judge."""
+        cache = Cache()
+        roots = read_roots(table, options.keep_revisions, options.reader_grace, now, cache)
+        return cls(options, now, read_ledger(table), roots, cache)
+
+    def refresh(self, table: Namespace) -> None:
+        """Read the live manifest, the history, holds and snapshots again."""
+        self.roots = read_roots(
+            table.newest(), self.options.keep_revisions, self.options.reader_grace, self.now, self.cache
+        )
+
+    def fragment(self, path: str, size: int) -> Candidate:
+        """One object of the log."""
+        needed = self.roots.fragments.get(path)
+        if needed is not None or path in self.roots.cleared:
+            return Candidate(Kind.FRAGMENT, path, size, 1, (_needed(needed), _RETIRED))
+        ulid = path.rpartition("/")[2].partition(".")[0]
+        limit = self.options.orphan_min_age
+        gates = (_needed(needed), self._noted(path, limit), self._made(ulid, limit))
+        return Candidate(Kind.ORPHAN_FRAGMENT, path, size, 1, gates)
+
+    def segment(self, prefix: str, size: int, objects: int) -> Candidate:
+        """All objects of a segment, as one candidate."""
+        needed, path = self.roots.prefixes.get(prefix), prefix.rstrip("/")
+        if needed is not None or prefix in self.roots.cleared:
+            return Candidate(Kind.SEGMENT, path, size, objects, (_needed(needed), _RETIRED))
+        limit = self.options.reader_grace
+        ulid = path.rpartition("/")[2].removeprefix("seg")[1:]
+        gates = (_needed(needed), self._noted(path, limit), self._made(ulid, limit), self._fenced())
+        return Candidate(Kind.ORPHAN_SEGMENT, path, size, objects, gates)
+
+    def note(self, path: str, size: int, written: datetime) -> Candidate:
+        """A staging record or training record of a compaction: no row depends on it."""
+        staged = _STAGING.fullmatch(path)
+        if staged is not None:
+            newer = Gate(int(staged[1]) < self.roots.table.manifest.token, "a later token is in the manifest")
+        else:
+            match = _TRAINING.fullmatch(path)
+            prefix = f"segments/{match[1] if match else ''}/"
+            newer = Gate(prefix not in self.roots.prefixes, "no retained revision has its segment")
+        gates = (newer, age_gate("It was written", written, self.options.reader_grace, self.now))
+        return Candidate(Kind.NOTE, path, size, 1, gates)
+
+    def _noted(self, path: str, limit: timedelta) -> Gate:
+        self.ledger.seen.add(path)
+        since = self.ledger.since.get(path)
+        if since is None:
+            return Gate(met=False, text="no earlier run recorded that no manifest lists it")
+        gate = age_gate("An earlier run recorded that no manifest lists it", since, limit, self.now)
+        return replace(gate, met=self.now - since >= limit)
+
+    def _made(self, ulid: str, limit: timedelta) -> Gate:
+        made = ulid_time(ulid)
+        if made is None:
+            return Gate(met=True, text="its name has no time")
+        return age_gate("It was made, by its name", made, limit, self.now)
+
+    def _fenced(self) -> Gate:
+        if self.busy is not None:
+            return Gate(met=False, text=f"a compaction may be writing it: {self.busy}")
+        if self.token is None:
+            return Gate(met=True, text="a token above its writer's is put into the manifest before the deletion")
+        return Gate(met=True, text=f"the token {self.token} is in the manifest: its writer cannot publish it any more")
+
+
+class Objects(collector.Collector[Candidate]):
+    """Fragments, segments and records of compactions, from one listing of the namespace."""
+
+    def __init__(self, table: Namespace, judge: Judge, anchors: tuple[Anchor, ...] = ()) -> None:
+        """Nothing is listed yet."""
+        self.table, self.judge, self.store = table, judge, table.store
+        self._anchors = anchors
+        self.standing: set[str] = set()
+        self._is_fragment = _FRAGMENT[table.manifest.dialect].fullmatch
+
+    @property
+    def anchors(self) -> Sequence[Anchor]:
+        """The newest recorded manifest; none for a plan."""
+        return self._anchors
+
+    def stages(self) -> Iterator[collector.Stage[Candidate]]:
+        """Fragments and records as they are listed, then segments."""
+        segments: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        yield collector.Stage(self._listed(segments))
+        yield collector.Stage(self.judge.segment(prefix, *sizes) for prefix, sizes in sorted(segments.items()))
+
+    def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
+        """Judge the batch by roots that are read again."""
+        self.judge.refresh(self.table)
+        for one in batch:
+            if one.kind in {Kind.FRAGMENT, Kind.ORPHAN_FRAGMENT}:
+                yield self.judge.fragment(one.path, one.bytes)
+            elif one.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}:
+                yield self.judge.segment(f"{one.path}/", one.bytes, one.objects)
+            elif (meta := self.store.head(one.path)) is not None:
+                yield self.judge.note(one.path, meta.size, meta.last_modified)
+
+    def objects(self, candidate: Candidate) -> Iterable[tuple[str, int]]:
+        """The objects below a segment's prefix now."""
+        if candidate.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}:
+            return ((meta.path, meta.size) for meta in self.store.list(candidate.path))
+        return super().objects(candidate)
+
+    def left(self, candidate: Candidate) -> None:
+        """Record a candidate that was not deleted: the revision that proves it must be kept for the next run."""
+        segment = candidate.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}
+        self.standing.add(f"{candidate.path}/" if segment else candidate.path)
+
+    def _listed(self, segments: dict[str, list[int]]) -> Iterator[Candidate]:
+        for meta in self.store.list():
+            found = self._candidate(meta, segments)
+            if found is not None:
+                yield found
+
+    def _candidate(self, meta: ObjectMeta, segments: dict[str, list[int]]) -> Candidate | None:
+        path = meta.path
+        if self._is_fragment(path):
+            return self.judge.fragment(path, meta.size)
+        if _SEGMENT.fullmatch(path):
+            sizes = segments[prefix_of(path)]
+            sizes[0] += meta.size
+            sizes[1] += 1
+            return None
+        if _TRAINING.fullmatch(path) or _STAGING.fullmatch(path):
+            return self.judge.note(path, meta.size, meta.last_modified)
+        if _KEPT.fullmatch(path):
+            return None
+        return unrecognized(path, meta.size, f"no object of a {self.table.manifest.dialect} namespace has such a name")
+
+
+class Revisions(collector.Collector[Candidate]):
+    """Recorded revisions, after the objects that only they list."""
+
+    def __init__(self, table: Namespace, judge: Judge, objects: Objects, anchors: tuple[Anchor, ...] = ()) -> None:
+        """``objects`` determines which objects still exist."""
+        self.table, self.judge, self.store = table, judge, table.store
+        self._anchors = anchors
+        self._objects = objects
+
+    @property
+    def anchors(self) -> Sequence[Anchor]:
+        """The newest recorded manifest; none for a plan."""
+        return self._anchors
+
+    def stages(self) -> Iterator[collector.Stage[Candidate]]:
+        """Oldest first."""
+        yield collector.Stage(self._judged(one.entry.revision) for one in self.judge.roots.revisions)
+
+    def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
+        """Judge the batch by what is retained now."""
+        self.judge.refresh(self.table)
+        wanted = {one.path for one in batch}
+        numbers = [one.entry.revision for one in self.judge.roots.revisions if one.entry.path in wanted]
+        return [self._judged(number) for number in numbers]
+
+    def _judged(self, number: int) -> Candidate:
+        one = next(one for one in self.judge.roots.revisions if one.entry.revision == number)
+        manifest = self.judge.cache.read.get(number)
+        named = frozenset() if manifest is None else manifest.fragment_keys | manifest.prefixes
+        standing = sorted(named & self._objects.standing)
+        gates = (
+            Gate(one.kept is None, one.kept or "not retained"),
+            Gate(not standing, f"{standing[0]} still exists" if standing else "no object exists that only it lists"),
+        )
+        return Candidate(Kind.REVISION, one.entry.path, one.entry.bytes, 1, gates)
+
+
+def backlog(table: Namespace) -> Mapping[str, float]:
+    """Native: keys pending deletion."""
+    return {"pending_keys": len(table.manifest.pending) if table.manifest.dialect == NATIVE else 0}
+
+
+def plan(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinGcReport:
+    """The candidates and what keeps the others. Reads only."""
+    table.check_writable()
+    judge = Judge.of(table, options, datetime.now(UTC))
+    objects = Objects(table, judge)
+    return collector.plan(
+        [objects, Revisions(table, judge, objects)], ZeppelinGcReport(applied=False), options, context
+    )
+
+
+def apply(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinGcReport:
+    """Delete. Safe to kill, to run twice and at once, and beside writers, readers and compactions.
+
+    Raises:
+        UnsupportedFeatureError: only a server can determine what this namespace needs.
+        TableCorruptError: a revision or a snapshot cannot be read, so the objects that it needs are unknown.
+    """
+    table.check_writable()
+    probe(table)
+    # The grace period of its predecessors counts from the time at which the live manifest is recorded.
+    table = recorded(table)
+    now = store_time(table.store)
+    report = ZeppelinGcReport(applied=True)
+    judge = Judge.of(table, options, now)
+    expiring = [one.entry.revision for one in judge.roots.revisions if one.kept is None]
+    with ExitStack() as stack:
+        if expiring:
+            # A hold placed from now on sees the announcement; one placed before is read with the roots.
+            stack.enter_context(announced_expiry(table.store, expiring))
+        table = _fence(table, judge)
+        judge.refresh(table)
+        anchors = (anchor_at(table.store, _anchor_path(judge), "The newest recorded manifest"),)
+        objects = Objects(table, judge, anchors)
+        collectors = [objects, Revisions(table, judge, objects, anchors)]
+        collector.collect(collectors, report, options, context)
+    if report.replaced is None:
+        _settle_pending(table)
+        write_ledger(table, judge.ledger, now)
+    return report
+
+
+def _anchor_path(judge: Judge) -> str:
+    newest = next(reversed(judge.roots.revisions), None)
+    if newest is None:
+        raise TableReplacedError("No manifest is recorded any more: another table was created or restored there.")
+    return newest.entry.path
+
+
+def _fence(table: Namespace, judge: Judge) -> Namespace:
+    """Put a new token into the manifest if an orphan segment is old enough to be deleted.
+
+    Why: A (token 5) uploads S2 and stalls, for days; no other process compacts; S2's objects are deleted as orphans; A
+    resumes, the manifest still has its token, and it publishes a segment whose objects are gone.
+    """
+    old = judge.now - judge.options.reader_grace
+    if not any(path.startswith("segments/") and since <= old for path, since in judge.ledger.since.items()):
+        return table
+    try:
+        with held_lease(table, DEFAULT_TTL) as lease:
+            table = claim(table.newest(), lease)
+            judge.token = lease.token
+            return recorded(table)
+    except (BusyError, FencedError) as error:
+        judge.busy = str(error)
+        return table
+
+
+def _settle_pending(table: Namespace) -> None:
+    """Native: remove keys from ``pending_deletes`` whose objects are gone, by compare-and-swap."""
+    table = table.newest()
+    if table.manifest.dialect != NATIVE or not table.manifest.pending:
+        return
+    standing = {meta.path for folder in ("wal", "segments") for meta in table.store.list(folder)}
+    gone = {key for key in table.manifest.pending if key not in standing and table.store.head(key) is None}
+
+    def change(table: Namespace) -> Manifest | None:
+        rest = [key for key in table.manifest.pending if key not in gone]
+        return None if len(rest) == len(table.manifest.pending) else table.manifest.changed(pending=rest)
+
+    retried(table, change)
+
+
+def _needed(by: str | None) -> Gate:
+    return Gate(by is None, by or "neither the live manifest nor a retained revision needs it")

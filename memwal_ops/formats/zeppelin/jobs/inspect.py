@@ -1,0 +1,124 @@
+"""Show a namespace and its backlog. Reads only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.formats.zeppelin import backlog as log
+from memwal_ops.formats.zeppelin.lease import read_lease
+from memwal_ops.text import grid, size_text, time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.options import InspectOptions
+    from memwal_ops.formats.zeppelin.wire.lease import LeaseRecord
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The data that ``inspect`` prints for one manifest."""
+
+    table: Namespace
+    backlog: Mapping[str, float]
+    missing: tuple[str, ...]
+    lease: LeaseRecord | None
+    limit: int
+
+    decision = "inspected"
+    exit_code = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``inspect --json``."""
+        table, manifest = self.table, self.table.manifest
+        return {
+            "decision": self.decision,
+            "uri": table.location.uri,
+            "format": table.format.name,
+            "dialect": manifest.dialect,
+            "encoding": manifest.encoding,
+            "namespace": manifest.namespace,
+            "version": table.revision,
+            "dimensions": table.meta.dimensions,
+            "metric": table.meta.metric,
+            "state": table.meta.state,
+            "unwritable": manifest.unwritable,
+            "fencing_token": manifest.token,
+            "lease": self._lease(),
+            "pending_deletes": len(manifest.pending),
+            "segments": [
+                {
+                    "id": one.id,
+                    "vectors": one.vectors,
+                    "clusters": one.clusters,
+                    "quantization": one.quantization,
+                    "bitmap_fields": [*one.bitmap_fields],
+                    "fts_fields": [*one.fts_fields],
+                    "hierarchical": one.hierarchical,
+                }
+                for one in manifest.segments
+            ],
+            "fragments": [
+                {"id": one.id, "vectors": one.vectors, "deletes": one.deletes, "missing": one.key in self.missing}
+                for one in manifest.fragments[: self.limit]
+            ],
+            "truncated": len(manifest.fragments) > self.limit,
+            "backlog": dict(self.backlog),
+        }
+
+    def describe(self) -> str:
+        """The inspection as text for people."""
+        table, manifest = self.table, self.table.manifest
+        lease = self._lease()
+        held = "never acquired"
+        if lease is not None:
+            held = f"{lease['state']} ({lease['holder']}, token {lease['token']})"
+        what = f"{self.backlog['fragments']:.0f} fragments, {self.backlog['rows']:,.0f} vectors"
+        waiting = f"{what}, {size_text(self.backlog['bytes'])}, the oldest for {time_text(self.backlog['oldest_age'])}"
+        rows = [
+            ("namespace", f"{manifest.namespace}, {manifest.dialect} dialect, manifest as {manifest.encoding}"),
+            ("revision", f"{table.revision}, fencing token {manifest.token}"),
+            ("vectors", f"{table.meta.dimensions or 'unknown'} dimensions, metric {table.meta.metric or 'unknown'}"),
+            ("waiting", waiting),
+            ("pending", f"{len(manifest.pending)} pending deletes"),
+            ("lease", held),
+        ]
+        lines = [f"{name:<10} {text}" for name, text in rows]
+        if manifest.unwritable is not None:
+            lines.append(f"{'read-only':<10} {manifest.unwritable}")
+        cells = [
+            (one.id, f"{one.vectors:,}", str(one.clusters), one.quantization or "none", ", ".join(one.bitmap_fields))
+            for one in manifest.segments
+        ]
+        if cells:
+            headings = ("segment", "vectors", "clusters", "codes", "bitmaps")
+            lines += ["", grid(headings, cells, words=("segment", "codes", "bitmaps"))]
+        lines += [f"missing: {one}" for one in self.missing]
+        return "\n".join(lines)
+
+    def _lease(self) -> dict[str, Any] | None:
+        if self.lease is None:
+            return None
+        state = "held" if self.lease.expires > datetime.now(UTC) else "expired"
+        expires = self.lease.expires.isoformat(timespec="seconds")
+        return {"holder": self.lease.holder, "token": self.lease.token, "expires": expires, "state": state}
+
+
+def backlog(table: Namespace) -> Mapping[str, float]:
+    """None of its own."""
+    del table
+    return {}
+
+
+def plan(table: Namespace, options: InspectOptions, context: RunContext | None = None) -> Inspection:
+    """Inspect the namespace: its manifest, one listing of its log, and its lease."""
+    del context
+    lease = read_lease(table)
+    return Inspection(table, log.figures(table), table.missing_fragments(), lease and lease[0], options.limit)
+
+
+apply = plan

@@ -1,0 +1,306 @@
+"""Compact the log of a namespace into its segment, pass by pass (S4-025 to S4-036)."""
+
+from __future__ import annotations
+
+import enum
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.context import RunContext
+from memwal_ops.errors import MemwalOpsError, RegionsBlockedError, StorageError, UnsupportedFeatureError
+from memwal_ops.formats.zeppelin import backlog as log
+from memwal_ops.formats.zeppelin.compaction import Built, Compaction, Inputs, metric_of, read_inputs, staging_path
+from memwal_ops.formats.zeppelin.lease import claim, held_lease
+from memwal_ops.formats.zeppelin.publish import FencedError, probe, retried
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
+from memwal_ops.log import get_logger
+from memwal_ops.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from memwal_ops.formats.zeppelin.backlog import BlockedFragment
+    from memwal_ops.formats.zeppelin.lease import HeldLease
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.options import MergeOptions
+    from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest
+
+# A pass whose inputs were replaced starts again; a process that replaces them has our token, or none.
+_MOST_RESTARTS = 8
+
+
+class MergeDecision(enum.StrEnum):
+    """The decisions of a compaction."""
+
+    MERGED = "merged"
+    NOTHING_TO_MERGE = "nothing_to_merge"
+    SUPERSEDED = "superseded"
+    BLOCKED = "blocked"
+    DRY_RUN = "dry_run"
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """One published pass: its fragments, and the resulting segment."""
+
+    version: int
+    fragments: int
+    upserts: int
+    deletes: int
+    segment: str | None
+    rows: int
+    retrained: bool
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``passes`` entry."""
+        return {**vars(self), "seconds": round(self.seconds, 6)}
+
+
+@dataclass
+class MergeReport:
+    """The result of a compaction; in a plan, ``fragments`` are those that would be compacted."""
+
+    decision: MergeDecision
+    version: int
+    fragments: int
+    passes: list[PassReport] = field(default_factory=list)
+    blocked: BlockedFragment | None = None
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """10 if the log cannot be compacted completely."""
+        return RegionsBlockedError.exit_code if self.decision is MergeDecision.BLOCKED else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``merge --json``."""
+        return {
+            "decision": self.decision.value,
+            "version": self.version,
+            "fragments": self.fragments,
+            "passes": [one.to_json() for one in self.passes],
+            "blocked": [] if self.blocked is None else [self.blocked.to_json()],
+            "warnings": self.warnings,
+            "seconds": round(self.seconds, 6),
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        what = {
+            MergeDecision.MERGED: f"{counted(self.fragments, 'fragment')} compacted",
+            MergeDecision.NOTHING_TO_MERGE: "all fragments are compacted",
+            MergeDecision.SUPERSEDED: "another compactor has a later token; nothing of this run is visible",
+            MergeDecision.BLOCKED: f"{counted(self.fragments, 'fragment')} compacted, up to an unusable one",
+            MergeDecision.DRY_RUN: f"{counted(self.fragments, 'fragment')} would be compacted",
+        }[self.decision]
+        lines = [f"{self.decision}: {what}; the namespace is at revision {self.version}."]
+        for one in self.passes:
+            how = "new centroids" if one.retrained else "existing centroids"
+            lines.append(
+                f"  revision {one.version}: {counted(one.fragments, 'fragment')} ({one.upserts:,} upserts, "
+                f"{one.deletes:,} deletes) -> {one.segment or 'no segment'}, {counted(one.rows, 'row')}, {how}, "
+                f"{one.seconds:.1f} s"
+            )
+        if self.blocked is not None:
+            lines += [f"  blocked: {self.blocked.error}", f"           {self.blocked.error.remedy}"]
+        return "\n".join(lines)
+
+
+class _ReplacedError(Exception):
+    """The manifest does not list the inputs of a pass any more: the pass is computed again."""
+
+
+def backlog(table: Namespace) -> Mapping[str, float]:
+    """Fragments, rows, bytes and age of the backlog, and the number of missing fragments."""
+    return log.figures(table)
+
+
+def plan(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> MergeReport:
+    """The fragments that would be compacted. Reads the manifest and one listing only."""
+    del context
+    _check(table)
+    missing = table.missing_fragments()
+    warning = metric_of(table, options.metric)[1]
+    warnings = [*([] if warning is None else [warning]), *(f"The fragment {one} is missing." for one in missing)]
+    return MergeReport(MergeDecision.DRY_RUN, table.revision, len(table.manifest.fragments), warnings=warnings)
+
+
+def apply(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> MergeReport:
+    """Compact all fragments that are listed now; fragments appended meanwhile are for the next run.
+
+    Raises:
+        BusyError: another compactor holds the lease.
+        UnsupportedFeatureError: only a server may write the namespace.
+        SegmentCorruptError: an object of the segment is missing or damaged; nothing was published.
+        CommitConflictError: other writers replaced the manifest too often.
+    """
+    context, started = context or RunContext(), time.monotonic()
+    _check(table)
+    metric, warning = metric_of(table, options.metric)
+    report = MergeReport(MergeDecision.NOTHING_TO_MERGE, table.revision, 0)
+    if warning is not None:
+        report.warnings.append(warning)
+        get_logger(__name__).warning("metric_unknown", table=table.location.uri, metric=metric)
+    if _waits(table.manifest, options):
+        probe(table)
+        wanted = {one.id for one in table.manifest.fragments}
+        try:
+            with held_lease(table, options.lease_ttl, options.wait) as lease:
+                table = _Run(options, context, metric, lease, report, wanted).run(table)
+        except FencedError as error:
+            get_logger(__name__).info("superseded", table=table.location.uri, why=str(error))
+            report.decision = MergeDecision.SUPERSEDED
+        report.version = table.revision
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _check(table: Namespace) -> None:
+    table.check_writable()
+    if table.manifest.dialect == NATIVE and table.meta.full_text:
+        raise UnsupportedFeatureError(
+            f"{table.location.uri} has full-text search on {', '.join(table.meta.full_text)}, with stemming that only "
+            "its server implements: text queries would find nothing in a segment without it.",
+            remedy="Let the Zeppelin server compact it, or migrate it.",
+        )
+
+
+def _waits(manifest: Manifest, options: MergeOptions) -> bool:
+    """Whether there is work: a log, ids to hide permanently, or a requested training."""
+    hidden = manifest.dialect == WIKI and manifest.pending
+    return bool(manifest.fragments or hidden or (options.retrain and manifest.segments))
+
+
+@dataclass
+class _Run:
+    """The passes under one lease."""
+
+    options: MergeOptions
+    context: RunContext
+    metric: str
+    lease: HeldLease
+    report: MergeReport
+    wanted: set[str]
+    restarts: int = 0
+
+    def run(self, table: Namespace) -> Namespace:
+        """Run passes until all fragments that were listed at the start are compacted."""
+        first = True
+        while True:
+            self.context.checkpoint()
+            table = claim(table.newest(), self.lease)
+            if not first and not any(one.id in self.wanted for one in table.manifest.fragments):
+                return table
+            if first and not _waits(table.manifest, self.options):
+                return table  # another compactor was done before we acquired the lease
+            try:
+                table, more = self._pass(table)
+            except _ReplacedError as error:
+                self.restarts += 1
+                self.context.figures["conflicts"] += 1
+                if self.restarts > _MOST_RESTARTS:
+                    raise FencedError(f"The inputs were replaced {self.restarts} times in a row: {error}") from error
+                continue
+            if not more:
+                return table
+            first = False
+
+    def _pass(self, table: Namespace) -> tuple[Namespace, bool]:
+        """Run and publish one pass; returns whether there may be another one."""
+        started = time.monotonic()
+        with self.context.phase("read"):
+            inputs = read_inputs(table, self._within_budget(table), self.context)
+        if inputs.blocked is not None and not self._is_listed(table, inputs.blocked.fragment):
+            raise _ReplacedError(f"{inputs.blocked.fragment} is not listed any more")
+        self.report.blocked = inputs.blocked
+        if inputs.blocked is not None:
+            self.report.decision = MergeDecision.BLOCKED
+            if not inputs.fragments:
+                return table, False
+        compaction = Compaction(inputs, self.options, self.metric, self.context)
+        try:
+            built = compaction.build()
+            table = self._commit(inputs, built)
+        except StorageError:
+            raise  # unknown whether the manifest lists it: it is kept, and gc determines that
+        except BaseException:
+            with suppress(MemwalOpsError):
+                table.discard(compaction.built.paths)
+            raise
+        if built.segment is None:
+            table.discard(built.paths)
+        if table.manifest.dialect == NATIVE:
+            with suppress(MemwalOpsError):
+                table.store.delete_many([staging_path(self.lease.token)])
+        self._note(table, inputs, built, time.monotonic() - started)
+        self.options = replace(self.options, retrain=False)  # once
+        return table, inputs.blocked is None
+
+    def _within_budget(self, table: Namespace) -> Sequence[FragmentRef]:
+        """The first fragments of the log, up to the budget; at least one."""
+        sizes = {meta.path: meta.size for meta in table.store.list("wal")} if table.manifest.fragments else {}
+        chosen: list[FragmentRef] = []
+        held = 0
+        for ref in table.manifest.fragments:
+            held += sizes.get(ref.key, 0)
+            if chosen and held > self.options.max_bytes:
+                break
+            chosen.append(ref)
+        return chosen
+
+    def _is_listed(self, table: Namespace, fragment: str) -> bool:
+        return any(one.id == fragment for one in table.newest().manifest.fragments)
+
+    def _commit(self, inputs: Inputs, built: Built) -> Namespace:
+        """Publish, if our token is in force and all inputs are listed; checked at every attempt (S4-042, S4-043).
+
+        Exactly the inputs are removed from the log: a fragment with a smaller ULID may have been appended meanwhile.
+        """
+        read = {one.id for one in inputs.fragments}
+        old = {one.id for one in inputs.table.manifest.segments}
+        retired = self._retired(inputs) if inputs.table.manifest.dialect == NATIVE else []
+
+        def change(table: Namespace) -> Manifest:
+            live = table.manifest
+            self.lease.check()
+            if live.token != self.lease.token:
+                raise FencedError(f"The manifest has the token {live.token}; ours is {self.lease.token}.")
+            gone = (read - {one.id for one in live.fragments}) | (old - {one.id for one in live.segments})
+            if gone:
+                raise _ReplacedError(f"not listed any more: {', '.join(sorted(gone))}")
+            if live.dialect == WIKI and set(live.pending) - inputs.hidden:
+                # They would hide ids that the log wrote again, which are in our segment now.
+                raise _ReplacedError("ids were added to pending_deletes")
+            segments = [one for one in live.segments if one.id not in old]
+            if built.segment is not None:
+                segments.insert(0, built.segment)
+            pending = (
+                [] if live.dialect == WIKI else [*live.pending, *(one for one in retired if one not in live.pending)]
+            )
+            fragments = [one for one in live.fragments if one.id not in read]
+            return live.changed(fragments=fragments, segments=segments, pending=pending)
+
+        with self.context.phase("commit"):
+            return retried(inputs.table.newest(), change, compaction=True)
+
+    def _retired(self, inputs: Inputs) -> list[str]:
+        """Keys that the commit retires: those of the log, and of all objects that only the old segment needs."""
+        prefixes = sorted(inputs.table.manifest.prefixes)
+        objects = [meta.path for prefix in prefixes for meta in inputs.table.store.list(prefix.rstrip("/"))]
+        return [*(one.key for one in inputs.fragments), *objects]
+
+    def _note(self, table: Namespace, inputs: Inputs, built: Built, seconds: float) -> None:
+        deletes = sum(one.deletes for one in inputs.fragments)
+        segment = None if built.segment is None else built.segment.id
+        counts = (len(inputs.fragments), inputs.upserts, deletes)
+        self.report.passes.append(PassReport(table.revision, *counts, segment, built.rows, built.retrained, seconds))
+        self.report.fragments += len(inputs.fragments)
+        if self.report.decision is not MergeDecision.BLOCKED:
+            self.report.decision = MergeDecision.MERGED
+        self.context.revisions.append(table.revision)
+        self.context.figures["fragments_merged"] += len(inputs.fragments)
+        self.context.figures["rows_merged"] += inputs.upserts

@@ -1,0 +1,193 @@
+"""Acquire, renew and release the lease of a namespace: one compactor at a time, with a rising fencing token.
+
+See S4-039 to S4-048. A lease saves work; its token is put into the manifest before anything is read (:func:`claim`).
+From then on every commit with an older token fails, however long its owner stalled: ours because the manifest's token
+must equal ours, Zeppelin's because it must not be above theirs. A lease is never deleted: a new one would start at
+token 1.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import BusyError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.zeppelin.publish import FencedError, retried
+from memwal_ops.formats.zeppelin.wire.lease import LEASE, LeaseRecord, decode_lease, encode_lease
+from memwal_ops.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.wire.manifest import Manifest
+
+DEFAULT_TTL = timedelta(minutes=5)
+_ATTEMPTS = 5
+_POLL_SECONDS = 0.1
+# Three misses in a row are needed to lose it.
+_BEATS = 3
+_RELEASED = timedelta(seconds=1)
+_ODD = timedelta(days=1)
+
+
+@dataclass
+class HeldLease:
+    """A lease that this run holds; ``lost`` once another process has it."""
+
+    token: int
+    holder: str
+    lost: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """Refuse to continue once it is lost. Raises ``FencedError``."""
+        if self.lost.is_set():
+            raise FencedError(f"The lease with token {self.token} was taken by another compactor.")
+
+
+@contextmanager
+def held_lease(table: Namespace, ttl: timedelta, wait: timedelta = timedelta(0)) -> Iterator[HeldLease]:
+    """Hold the namespace's lease during the block; renewed every third of ``ttl``, released by expiry at the end.
+
+    Args:
+        table: the namespace.
+        ttl: it expires that long after its last renewal.
+        wait: how long to wait for a lease that another compactor holds.
+
+    Raises:
+        BusyError: another compactor holds it.
+        TableCorruptError: ``lease.json`` cannot be read.
+    """
+    lease = _acquire(table, ttl, wait)
+    stop = threading.Event()
+    beats = threading.Thread(target=_heartbeat, args=(table, lease, ttl, stop), daemon=True, name="zeppelin-lease")
+    beats.start()
+    try:
+        yield lease
+    finally:
+        stop.set()
+        beats.join()
+        _release(table, lease)
+
+
+def claim(table: Namespace, lease: HeldLease) -> Namespace:
+    """Put the lease's token into the manifest, and return the namespace: only what is read after this may be committed.
+
+    Why before reading: B (token 6) reads S1 and F1 to F4. A, which stalled past its lease (token 5), reads F1 to F5 and
+    publishes S2. B, which puts its token in only now, would replace S2 by its own segment: F5 is lost, although both
+    checks passed.
+
+    Raises:
+        FencedError: the manifest has a later token.
+    """
+
+    def put_token(table: Namespace) -> Manifest | None:
+        lease.check()
+        if table.manifest.token > lease.token:
+            raise FencedError(f"The manifest has the token {table.manifest.token}; ours is {lease.token}.")
+        return None if table.manifest.token == lease.token else table.manifest.changed(token=lease.token)
+
+    return retried(table, put_token)
+
+
+def read_lease(table: Namespace) -> tuple[LeaseRecord, str] | None:
+    """The stored lease, and its entity tag; None: no lease was ever acquired.
+
+    Raises:
+        TableCorruptError: it cannot be read.
+    """
+    try:
+        data, tag = table.store.get_with_tag(LEASE)
+    except ObjectNotFoundError:
+        return None
+    try:
+        return decode_lease(data), tag
+    except InvalidFormatError as error:
+        raise TableCorruptError(
+            f"{LEASE} of {table.location.uri} cannot be read: {error}",
+            remedy=f"Restore {LEASE} with a fencing_token at or above {table.manifest.token}; never delete it.",
+        ) from error
+
+
+def _acquire(table: Namespace, ttl: timedelta, wait: timedelta) -> HeldLease:
+    holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    deadline = time.monotonic() + wait.total_seconds()
+    attempts = 0
+    while True:
+        standing = read_lease(table)
+        now = datetime.now(UTC)
+        if standing is not None and standing[0].expires > now:
+            if time.monotonic() >= deadline:
+                raise BusyError(_busy(table, standing[0], now))
+            time.sleep(_POLL_SECONDS)
+            continue
+        # Above the manifest's token, too: after a lease was removed, the next one must not start at 1 again.
+        token = 1 + max(table.newest().manifest.token, 0 if standing is None else standing[0].token)
+        record = LeaseRecord(holder, token, now, now + ttl)
+        if _put(table, record, None if standing is None else standing[1]):
+            return HeldLease(token, holder)
+        attempts += 1
+        if attempts >= _ATTEMPTS:
+            raise BusyError(f"The lease of {table.location.uri} was taken by others {attempts} times in a row.")
+
+
+def _put(table: Namespace, record: LeaseRecord, tag: str | None) -> bool:
+    data = encode_lease(record, table.manifest.dialect)
+    if tag is not None:
+        return table.store.compare_and_swap(LEASE, data, tag)
+    # "Exists" may be our own put, after a lost answer.
+    return table.store.put_if_absent(LEASE, data) or table.store.get(LEASE) == data
+
+
+def _busy(table: Namespace, lease: LeaseRecord, now: datetime) -> str:
+    left = lease.expires - now
+    odd = " That is far ahead: the holder's clock, or ours, is wrong." if left > _ODD else ""
+    return (
+        f"{lease.holder} compacts {table.location.uri} (token {lease.token}); its lease ends in "
+        f"{left.total_seconds():.0f} s.{odd}"
+    )
+
+
+def _heartbeat(table: Namespace, lease: HeldLease, ttl: timedelta, stop: threading.Event) -> None:
+    while not stop.wait(ttl.total_seconds() / _BEATS):
+        try:
+            if not _renew(table, lease, ttl):
+                lease.lost.set()
+                return
+        except MemwalOpsError as error:
+            # The lease is not lost by that: the next renewal tries again, and the manifest's token is authoritative.
+            get_logger(__name__).warning("lease_not_renewed", table=table.location.uri, error=str(error))
+        except BaseException:
+            lease.lost.set()
+            raise
+
+
+def _renew(table: Namespace, lease: HeldLease, ttl: timedelta) -> bool:
+    """Renew it for another ``ttl``, even if expired, unless another process acquired it; returns whether it is ours."""
+    for _ in range(2):
+        standing = read_lease(table)
+        if standing is None or (standing[0].token, standing[0].holder) != (lease.token, lease.holder):
+            return False
+        now = datetime.now(UTC)
+        if _put(table, LeaseRecord(lease.holder, lease.token, now, now + ttl), standing[1]):
+            return True
+    return False
+
+
+def _release(table: Namespace, lease: HeldLease) -> None:
+    """Mark it as expired, if it is ours; best effort: it expires anyway (S4-046, S4-048)."""
+    try:
+        standing = read_lease(table)
+        if standing is None or (standing[0].token, standing[0].holder) != (lease.token, lease.holder):
+            return
+        past = datetime.now(UTC) - _RELEASED
+        _put(table, LeaseRecord(lease.holder, lease.token, standing[0].acquired, past), standing[1])
+    except MemwalOpsError as error:
+        get_logger(__name__).warning("lease_not_released", table=table.location.uri, error=str(error))

@@ -1,0 +1,99 @@
+"""The options of the jobs of Zeppelin namespaces. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from memwal_ops.core.collector import CollectOptions
+from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
+from memwal_ops.core.options import Options, choice, count, duration, flag, group, number, size, text, texts
+from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
+
+DEFAULT_MAX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class MergeOptions(Options):
+    """Options of merge."""
+
+    max_bytes: int = size(
+        DEFAULT_MAX_BYTES, minimum=1, help="Budget of one pass: bytes of log read, and of rows in memory."
+    )
+    metric: str | None = choice(
+        None, "cosine", "euclidean", "dot_product", help="The metric of a namespace without meta.json."
+    )
+    retrain: bool = flag(help="Train new centroids.")
+    retrain_imbalance_threshold: float = number(
+        10.0, minimum=1.0, metavar="X", help="Train new centroids if largest cluster / smallest cluster is above this."
+    )
+    clusters: int | None = count(None, minimum=1, metavar="N", help="Clusters to train; by default one per 3,000 rows.")
+    quantization: str | None = choice(
+        None,
+        "none",
+        "scalar",
+        "product",
+        help="Additional codes; by default as in the previous segment.",
+    )
+    bitmap_field: tuple[str, ...] = texts(metavar="FIELD", help="Also build a bitmap index of this attribute.")
+    fts_field: tuple[str, ...] = texts(metavar="FIELD", help="Also build an inverted index of this attribute.")
+    lease_ttl: timedelta = duration(
+        timedelta(minutes=5),
+        minimum=timedelta(seconds=1),
+        maximum=timedelta(days=1),
+        help="Time to live of the lease.",
+    )
+    wait: timedelta = duration(timedelta(0), help="Wait that long while another compactor holds the lease.")
+
+
+@dataclass(frozen=True)
+class GcOptions(CollectOptions):
+    """Options of gc."""
+
+    reader_grace: timedelta = duration(
+        timedelta(minutes=15), help="Readers may use a manifest that long after the next one was published."
+    )
+    keep_revisions: int | None = count(
+        None,
+        minimum=1,
+        metavar="N",
+        help="Keep the objects that the newest N revisions need.",
+        shown_default="1; 128 of a native namespace, as its server does",
+    )
+    orphan_min_age: timedelta = duration(
+        timedelta(days=7), help="Delete an unlisted fragment after that; until then its writer may be stalled."
+    )
+
+
+@dataclass(frozen=True)
+class WhyOptions(GcOptions):
+    """Options of why: the target, and the retention periods that gc would use."""
+
+    target: str = text("", positional=True, metavar="PATH", help="The object to explain.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(BaseVerifyOptions):
+    """Options of verify."""
+
+    metric: str | None = choice(
+        None, "cosine", "euclidean", "dot_product", help="The metric of a namespace without meta.json."
+    )
+    retrain_imbalance_threshold: float = number(
+        10.0, minimum=1.0, metavar="X", help="Report if largest cluster / smallest cluster is above this."
+    )
+
+
+@dataclass(frozen=True)
+class InspectOptions(Options):
+    """Options of inspect."""
+
+    limit: int = count(100, minimum=0, metavar="N", help="List at most this many fragments in --json.")
+
+
+@dataclass(frozen=True)
+class MaintainOptions(BaseMaintainOptions):
+    """Options of maintain."""
+
+    merge: MergeOptions = group(MergeOptions, help="Options of the merge step.")
+    gc: GcOptions = group(GcOptions, help="Options of the gc step.")

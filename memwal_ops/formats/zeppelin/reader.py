@@ -1,0 +1,257 @@
+"""Query a namespace: nearest vectors, or best-matching texts, by the rules of the format (S4-008, S4-014)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops.errors import (
+    FragmentCorruptError,
+    FragmentMissingError,
+    InvalidFormatError,
+    InvalidUsageError,
+    ObjectNotFoundError,
+    SegmentCorruptError,
+)
+from memwal_ops.formats.zeppelin.backlog import read_fragments
+from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
+from memwal_ops.formats.zeppelin.filters import compile_filter
+from memwal_ops.formats.zeppelin.namespace import METRICS, load, swappable
+from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
+from memwal_ops.formats.zeppelin.wire.fragment import WIKI, Fragment
+from memwal_ops.formats.zeppelin.wire.indexes import decode_text_index, text_name, words
+from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.objects import open_store
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
+
+    Matrix = NDArray[np.float32]
+    Hit = tuple[float, str, Attributes | None]
+
+# If objects are gone because the manifest was replaced meanwhile, a reader starts again with the newest; so often.
+_ATTEMPTS = 5
+_K1, _B = 1.2, 0.75
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query; see :func:`memwal_ops.formats.zeppelin.query`."""
+
+    vector: Sequence[float] | None = None
+    text: str | None = None
+    field: str | None = None
+    k: int = 10
+    nprobe: int = 8
+    filter: Mapping[str, Any] | None = None
+    metric: str | None = None
+    consistency: str = "strong"
+
+    def check(self) -> None:
+        """Refuse invalid arguments. Raises ``InvalidUsageError``."""
+        if (self.vector is None) == (self.text is None):
+            raise InvalidUsageError("Give a vector or a text, and not both.")
+        if self.text is not None and self.field is None:
+            raise InvalidUsageError("A text needs the field that it is searched in.")
+        if self.k < 1 or self.nprobe < 1:
+            raise InvalidUsageError("k and nprobe must be at least 1.")
+        if self.consistency not in {"strong", "eventual"}:
+            raise InvalidUsageError(f"The consistency is strong or eventual, not {self.consistency!r}.")
+        if self.metric is not None and self.metric not in METRICS:
+            raise InvalidUsageError(f"The metric is one of {', '.join(METRICS)}, not {self.metric!r}.")
+
+
+@dataclass(frozen=True)
+class Log:
+    """The uncompacted log: the newest write of each id in it, and ids to be hidden in segments."""
+
+    rows: Rows
+    superseded: frozenset[str]
+
+
+def run_query(
+    uri: str | os.PathLike[str], query: Query, storage_options: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Run a query, see :func:`memwal_ops.formats.zeppelin.query`."""
+    query.check()
+    location = resolve(uri, storage_options)
+    store = swappable(open_store(location))
+    return query_namespace(load(location, store), query)
+
+
+def query_namespace(table: Namespace, query: Query) -> list[dict[str, Any]]:
+    """Query an open namespace; if objects of its manifest are gone, query the newest manifest."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _answer(table, query)
+        except (FragmentMissingError, SegmentCorruptError, ObjectNotFoundError):
+            newest = table.newest()
+            if newest.data == table.data or attempt == _ATTEMPTS - 1:
+                raise
+            table = newest
+    raise AssertionError  # pragma: no cover - the loop returns or raises
+
+
+def read_log(table: Namespace, *, strong: bool = True) -> Log:
+    """Read the log as it applies to segments: in order, deletes of a fragment before its upserts.
+
+    Raises:
+        FragmentMissingError, FragmentCorruptError: of the first fragment that cannot be used.
+    """
+    hidden = table.manifest.pending if table.manifest.dialect == WIKI else ()
+    newest: dict[str, tuple[NDArray[np.float32], Attributes | None] | None] = {}
+    for _, found in read_fragments(table, table.manifest.fragments if strong else (), dimensions_of(table)):
+        if not isinstance(found, Fragment):
+            raise found
+        newest.update(dict.fromkeys(found.deletes))
+        newest.update(zip(found.ids, zip(found.values, found.attributes, strict=True), strict=True))
+    standing = {name: row for name, row in newest.items() if row is not None}
+    widths = {len(row[0]) for row in standing.values()}
+    if len(widths) > 1:
+        raise FragmentCorruptError(f"Fragments have vectors of {sorted(widths)} dimensions.")
+    vectors = np.stack([row[0] for row in standing.values()]) if standing else np.zeros((0, 0), np.float32)
+    return Log(Rows([*standing], vectors, [row[1] for row in standing.values()]), frozenset({*newest, *hidden}))
+
+
+def live_rows(table: Namespace) -> Iterator[Rows]:
+    """Every row that a strong query may return, once each: those of the log, then by segment and cluster."""
+    log = read_log(table)
+    yield log.rows
+    yield from (rows for _, _, rows in _segment_rows(table, log, None, ""))
+
+
+def _answer(table: Namespace, query: Query) -> list[dict[str, Any]]:
+    log = read_log(table, strong=query.consistency == "strong")
+    passes = compile_filter(query.filter)
+    hits = _by_text(table, query, log, passes) if query.text is not None else _by_vector(table, query, log, passes)
+    best = sorted(hits, key=lambda hit: (hit[0], hit[1]))[: query.k]
+    return [{"id": name, "distance": float(far), "attributes": more or {}} for far, name, more in best]
+
+
+def _by_vector(table: Namespace, query: Query, log: Log, passes: Callable[[Attributes | None], bool]) -> Iterator[Hit]:
+    metric, _ = metric_of(table, query.metric)
+    try:
+        wanted = np.asarray(query.vector, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidUsageError(f"The vector is not a list of numbers: {error}.") from error
+    dimensions = dimensions_of(table) or (log.rows.vectors.shape[1] if log.rows.ids else None)
+    if wanted.ndim != 1 or not np.isfinite(wanted).all() or (dimensions is not None and len(wanted) != dimensions):
+        raise InvalidUsageError(f"The vector must have {dimensions} finite values.")
+
+    def nearest(rows: Rows) -> Iterator[Hit]:
+        """The best of these rows: at most k of them can be among the best of all."""
+        kept = [at for at, more in enumerate(rows.attributes) if passes(more)]
+        if not kept:
+            return
+        far = distances(rows.vectors[kept], wanted, metric)
+        best = np.argsort(far, kind="stable")[: query.k]
+        yield from ((float(far[at]), rows.ids[kept[at]], rows.attributes[kept[at]]) for at in best)
+
+    yield from nearest(log.rows)
+    probed = (wanted, query.nprobe)
+    for _, _, rows in _segment_rows(table, log, probed, metric):
+        yield from nearest(rows)
+
+
+def distances(vectors: Matrix, wanted: NDArray[np.float32], metric: str) -> NDArray[np.float32]:
+    """Per row its distance, smaller is nearer: 1 - cosine, squared Euclidean, or the negative dot product."""
+    found: NDArray[np.float32]
+    if metric == "euclidean":
+        found = ((vectors - wanted) ** 2).sum(axis=1)
+        return found
+    dot = vectors @ wanted
+    if metric == "dot_product":
+        found = -dot
+        return found
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(wanted)
+    cosine = np.divide(dot, lengths, out=np.zeros_like(dot), where=lengths > np.finfo(np.float32).eps)
+    found = 1 - np.clip(cosine, -1, 1)
+    return found
+
+
+def _segment_rows(
+    table: Namespace,
+    log: Log,
+    probed: tuple[NDArray[np.float32], int] | None,
+    metric: str,
+    reads: Callable[[SegmentReader, int], bool] = lambda *_: True,
+) -> Iterator[tuple[SegmentReader, int, Rows]]:
+    """Current rows of segments: a later segment overrides; of each, the clusters nearest to ``probed``, or all."""
+    later: set[str] = set()
+    segments = table.manifest.segments
+    for place, segment in enumerate(reversed(segments)):
+        reader = SegmentReader(table.store, segment)
+        chosen: Sequence[int] = range(segment.clusters)
+        if probed is not None:
+            far = distances(reader.centroids(), probed[0], metric)
+            chosen = [int(one) for one in np.argsort(far, kind="stable")[: probed[1]]]
+        for number in (one for one in chosen if reads(reader, one)):
+            yield reader, number, reader.cluster(number).without(log.superseded).without(later)
+        if place < len(segments) - 1:  # an older one may have the same ids, in any cluster
+            later.update(name for number in range(segment.clusters) for name in reader.vectors(number)[0])
+
+
+def _by_text(table: Namespace, query: Query, log: Log, passes: Callable[[Attributes | None], bool]) -> Iterator[Hit]:
+    """BM25 over all live texts of the field; a segment's inverted lists determine which clusters must be read."""
+    field, terms = query.field or "", [*dict.fromkeys(words(query.text))]
+    found: list[tuple[str, Attributes | None, Counter[str], int]] = []
+    documents = length = 0
+    skipped: list[tuple[int, float]] = []
+    frequencies: Counter[str] = Counter()
+    for rows in _candidates(table, log, field, terms, skipped):
+        for name, more in zip(rows.ids, rows.attributes, strict=True):
+            text = words((more or {}).get(field))
+            if not text:
+                continue
+            documents, length = documents + 1, length + len(text)
+            counts = Counter(word for word in text if word in terms)
+            frequencies.update(counts.keys())
+            if counts and passes(more):
+                found.append((name, more, counts, len(text)))
+    documents += sum(count for count, _ in skipped)
+    average = (length + sum(count * size for count, size in skipped)) / documents if documents else 1.0
+    weights = {term: math.log((documents - frequencies[term] + 0.5) / (frequencies[term] + 0.5) + 1) for term in terms}
+    for name, more, counts, size in found:
+        score = sum(
+            weights[term] * count * (_K1 + 1) / (count + _K1 * (1 - _B + _B * size / average))
+            for term, count in counts.items()
+        )
+        yield -score, name, more
+
+
+def _candidates(
+    table: Namespace, log: Log, field: str, terms: Sequence[str], skipped: list[tuple[int, float]]
+) -> Iterator[Rows]:
+    """Rows that may have one of the terms. Of clusters without any in their inverted lists, only counts and lengths."""
+
+    def mentions(reader: SegmentReader, number: int) -> bool:
+        if field not in reader.segment.fts_fields:
+            return True
+        found = _text_index(table, reader, number).get(field)
+        if found is None:
+            return False
+        if any(term in found["postings"] for term in terms):
+            return True
+        skipped.append((found["doc_count"], found["avg_doc_length"]))
+        return False
+
+    yield log.rows
+    yield from (rows for _, _, rows in _segment_rows(table, log, None, "", mentions))
+
+
+def _text_index(table: Namespace, reader: SegmentReader, number: int) -> Mapping[str, Any]:
+    path = reader.segment.prefix_of(number) + text_name(number)
+    try:
+        return decode_text_index(table.store.get(path))
+    except (ObjectNotFoundError, InvalidFormatError) as error:
+        raise SegmentCorruptError(f"{path} cannot be read: {error}") from error

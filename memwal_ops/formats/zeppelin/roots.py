@@ -1,0 +1,149 @@
+"""Determine what gc must keep: the objects of the live manifest and of every retained revision (S4-035).
+
+A revision is retained if it is one of the newest, if a hold or a named snapshot keeps it, and for a
+grace period after the next one was published: a reader that started just before still reads its objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from memwal_ops.core.holds import holds_in_force
+from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, VersionGoneError
+from memwal_ops.formats.zeppelin import history
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime, timedelta
+
+    from memwal_ops.formats.zeppelin.history import Entry
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.wire.manifest import Manifest
+    from memwal_ops.storage.api import Store
+
+SNAPSHOTS = "snapshots"
+NATIVE_KEPT, WIKI_KEPT = 128, 1
+
+
+@dataclass
+class Cache:
+    """Recorded manifests that were read: a record never changes."""
+
+    read: dict[int, Manifest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A recorded revision: ``kept`` is the reason why it is retained; None: it is not."""
+
+    entry: Entry
+    kept: str | None
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The roots of garbage collection.
+
+    Attributes:
+        table: the live manifest.
+        revisions: all that are recorded, oldest first.
+        fragments: per key the revision that needs it, as text.
+        prefixes: the same per prefix of a segment.
+        cleared: keys and prefixes that a recorded revision or ``pending_deletes`` lists: they were published once, and
+            removed by a compaction if no revision needs them now.
+    """
+
+    table: Namespace
+    revisions: tuple[Revision, ...]
+    fragments: Mapping[str, str]
+    prefixes: Mapping[str, str]
+    cleared: frozenset[str]
+
+
+def read_roots(table: Namespace, kept: int | None, grace: timedelta, now: datetime, cache: Cache) -> Roots:
+    """Read all roots again.
+
+    Args:
+        table: at its newest manifest.
+        kept: how many of the newest revisions are retained; None: as many as the dialect's own collector keeps.
+        grace: how long one is retained after the next was published.
+        now: by the slower of our clock and the store's.
+        cache: of earlier calls.
+
+    Raises:
+        TableCorruptError: a recorded revision or a snapshot cannot be read, so the objects that it needs are unknown.
+    """
+    native = table.manifest.dialect == NATIVE
+    newest = kept if kept is not None else NATIVE_KEPT if native else WIKI_KEPT
+    held = {number: f"hold {hold.number}" for hold in holds_in_force(table.store, now) for number in hold.versions}
+    held |= _pins(table.store) if native else {}
+    found = history.entries(table.store, table.manifest.dialect)
+    revisions = []
+    for place, entry in enumerate(found):
+        following = found[place + 1] if place + 1 < len(found) else None
+        why = None
+        if following is None or entry.revision >= table.revision:
+            why = "it is the newest"
+        elif len(found) - place <= newest:
+            why = f"it is one of the newest {newest}"
+        elif entry.revision in held:
+            why = f"{held[entry.revision]} keeps it"
+        elif grace and now - following.written < grace:
+            why = f"the next one is younger than {grace}"
+        revisions.append(Revision(entry, why))
+    return _collected(table, tuple(revisions), cache)
+
+
+def _collected(table: Namespace, revisions: tuple[Revision, ...], cache: Cache) -> Roots:
+    fragments: dict[str, str] = {}
+    prefixes: dict[str, str] = {}
+    cleared: set[str] = set()
+    for one in revisions:
+        number = one.entry.revision
+        if number not in cache.read:
+            try:
+                cache.read[number] = history.read(table, number)
+            except VersionGoneError:
+                continue  # another collector has expired it meanwhile
+        manifest = cache.read[number]
+        cleared |= manifest.fragment_keys | manifest.prefixes
+        if one.kept is not None:
+            what = f"revision {number} needs it: {one.kept}"
+            fragments |= dict.fromkeys(manifest.fragment_keys, what)
+            prefixes |= dict.fromkeys(manifest.prefixes, what)
+    live = table.manifest
+    fragments |= dict.fromkeys(live.fragment_keys, "the live manifest lists it")
+    prefixes |= dict.fromkeys(live.prefixes, "the live manifest needs it")
+    if live.dialect == NATIVE:
+        # Retired by a commit, which added the key there in the same compare-and-swap.
+        cleared |= {key if key.startswith("wal/") else prefix_of(key) for key in live.pending}
+    return Roots(table, revisions, fragments, prefixes, frozenset(cleared))
+
+
+def prefix_of(path: str) -> str:
+    """The prefix of the segment that an object belongs to."""
+    return "/".join(path.split("/")[:2]) + "/"
+
+
+def _pins(store: Store) -> dict[int, str]:
+    """The revisions that named snapshots of a native namespace pin."""
+    found = {}
+    for meta in store.list(SNAPSHOTS):
+        try:
+            data = store.get(meta.path)
+            version = msgpack.unpackb(data[1:])[0] if data[:1] == b"\x01" else None
+        except ObjectNotFoundError:
+            continue
+        except (ValueError, TypeError, IndexError, msgpack.UnpackException):
+            version = None
+        if type(version) is not int:
+            raise TableCorruptError(
+                f"{meta.path} cannot be read: what it pins is not known, and nothing may be deleted.",
+                remedy="Restore it from a backup, or remove it if that snapshot is not needed.",
+            )
+        found[version] = f"the snapshot {meta.path.removeprefix(f'{SNAPSHOTS}/').removesuffix('.msgpack')}"
+    return found

@@ -1,0 +1,218 @@
+"""Read and write the objects of segments. Memory: one cluster, or one group of clusters, at a time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwal_ops.errors import (
+    InvalidFormatError,
+    InvariantViolatedError,
+    ObjectNotFoundError,
+    SegmentCorruptError,
+    UnsupportedFeatureError,
+)
+from memwal_ops.formats.zeppelin.wire.indexes import bitmap_name, encode_bitmaps, encode_text_index, text_name
+from memwal_ops.formats.zeppelin.wire.segment import (
+    CENTROIDS,
+    attributes_name,
+    cluster_name,
+    decode_attributes,
+    decode_centroids,
+    decode_cluster,
+    decode_grouped,
+    encode_attributes,
+    encode_centroids,
+    encode_cluster,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any, TypeVar
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
+    from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
+    from memwal_ops.formats.zeppelin.wire.quantizers import Quantizer
+    from memwal_ops.storage.api import Store
+
+    Matrix = NDArray[np.float32]
+    T = TypeVar("T")
+
+_UPLOADS = 8
+# Objects waiting for upload: at most that many bytes, or that many objects.
+_WAITING_BYTES = 16 << 20
+_WAITING_OBJECTS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows: ``vectors`` has shape (len(ids), dimensions), float32."""
+
+    ids: Sequence[str]
+    vectors: Matrix
+    attributes: Sequence[Attributes | None]
+
+    def take(self, places: NDArray[np.intp]) -> Rows:
+        """The rows at these indexes."""
+        return Rows([self.ids[at] for at in places], self.vectors[places], [self.attributes[at] for at in places])
+
+    def without(self, ids: frozenset[str] | set[str] | Mapping[str, Any]) -> Rows:
+        """All rows except those of ``ids``."""
+        kept = [at for at, name in enumerate(self.ids) if name not in ids]
+        return self if len(kept) == len(self.ids) else self.take(np.array(kept, dtype=np.intp))
+
+    @property
+    def bytes(self) -> int:
+        """Approximate size in memory: an attribute has some hundred bytes."""
+        return self.vectors.nbytes + 128 * len(self.ids) + 256 * sum(one is not None for one in self.attributes)
+
+
+def joined(parts: Sequence[Rows], dimensions: int) -> Rows:
+    """Concatenate rows."""
+    vectors = [part.vectors for part in parts if len(part.ids)]
+    return Rows(
+        [name for part in parts for name in part.ids],
+        np.concatenate(vectors) if vectors else np.zeros((0, dimensions), np.float32),
+        [one for part in parts for one in part.attributes],
+    )
+
+
+class SegmentReader:
+    """The clusters of one segment.
+
+    Raises:
+        UnsupportedFeatureError: it is a tree of nodes, which this release does not read.
+    """
+
+    def __init__(self, store: Store, segment: SegmentRef) -> None:
+        """Nothing is read yet."""
+        if segment.hierarchical:
+            raise UnsupportedFeatureError(
+                f"The segment {segment.id} is hierarchical, which is not supported.",
+                remedy="Let its Zeppelin server maintain the namespace, or rebuild it there with a flat index.",
+            )
+        self.segment = segment
+        self._store = store
+        self._groups = {cluster: one for one in segment.objects for cluster in one["clusters"]}
+        self._group: Callable[[str], bytes] = lru_cache(maxsize=1)(self._object)
+
+    def centroids(self) -> Matrix:
+        """Shape (clusters, dimensions)."""
+        path = self.segment.prefix + CENTROIDS
+        found = _decoded(path, lambda: decode_centroids(self._object(path)))
+        if len(found) != self.segment.clusters:
+            raise SegmentCorruptError(f"{path} has {len(found)} centroids; the manifest says {self.segment.clusters}.")
+        return found
+
+    def cluster(self, number: int) -> Rows:
+        """The rows of a cluster."""
+        ids, vectors = self.vectors(number)
+        path = self.segment.prefix_of(number) + attributes_name(number)
+        attributes = _decoded(path, lambda: decode_attributes(self._object(path), len(ids)))
+        return Rows(ids, vectors, attributes)
+
+    def vectors(self, number: int) -> tuple[list[str], Matrix]:
+        """Ids and vectors of a cluster, without attributes."""
+        group = self._groups.get(number)
+        path = self.segment.prefix_of(number) + cluster_name(number) if group is None else group["key"]
+        if group is not None:
+            return _decoded(path, lambda: decode_grouped(self._group(path), number, group))
+        return _decoded(path, lambda: decode_cluster(self._object(path)))
+
+    def clusters(self) -> Iterator[Rows]:
+        """All of them, one after the other."""
+        return map(self.cluster, range(self.segment.clusters))
+
+    def _object(self, path: str) -> bytes:
+        try:
+            return self._store.get(path)
+        except ObjectNotFoundError as error:
+            raise SegmentCorruptError(f"{path}, which the manifest needs, is missing.") from error
+
+
+@dataclass
+class SegmentWriter:
+    """Write one segment, cluster by cluster; no manifest lists its objects until it is published.
+
+    Attributes:
+        store: for the objects.
+        segment: the entry so far; ``vectors`` is updated.
+        centroids: shape (clusters, dimensions).
+        quantizer: makes codes in addition to the full-precision rows.
+        sizes: rows per cluster.
+        paths: all objects that were written.
+    """
+
+    store: Store
+    segment: SegmentRef
+    centroids: Matrix
+    quantizer: Quantizer | None = None
+    sizes: list[int] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    _waiting: list[tuple[str, bytes]] = field(default_factory=list)
+
+    def add(self, rows: Rows) -> None:
+        """Write the next cluster, in the order of the centroids."""
+        number, dimensions = len(self.sizes), self.centroids.shape[1]
+        self.sizes.append(len(rows.ids))
+        objects = {
+            cluster_name(number): encode_cluster(rows.ids, rows.vectors, dimensions),
+            attributes_name(number): encode_attributes(rows.attributes),
+        }
+        if self.segment.bitmap_fields:
+            objects[bitmap_name(number)] = encode_bitmaps(rows.attributes, self.segment.bitmap_fields)
+        if self.segment.fts_fields:
+            objects[text_name(number)] = encode_text_index(rows.attributes, self.segment.fts_fields)
+        if self.quantizer is not None:
+            name, data = self.quantizer.cluster(number, rows.ids, rows.vectors)
+            objects[name] = data
+        self._put(objects)
+
+    def finish(self) -> SegmentRef:
+        """Write the objects of the segment as a whole, and return its entry for the manifest."""
+        objects = {CENTROIDS: encode_centroids(self.centroids)}
+        if self.quantizer is not None:
+            name, data = self.quantizer.artifact()
+            objects[name] = data
+        self._put(objects)
+        self._flush()
+        if len(self.sizes) != len(self.centroids):
+            raise InvariantViolatedError(f"{len(self.sizes)} of {len(self.centroids)} clusters were written.")
+        return self.segment
+
+    def _put(self, objects: Mapping[str, bytes]) -> None:
+        self._waiting += [(self.segment.prefix + name, data) for name, data in objects.items()]
+        if len(self._waiting) >= _WAITING_OBJECTS or sum(len(data) for _, data in self._waiting) >= _WAITING_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        # Recorded before they are written: a run that is stopped in between removes objects that may exist.
+        self.paths += [path for path, _ in self._waiting]
+        with ThreadPoolExecutor(_UPLOADS) as pool:
+            for _ in pool.map(lambda one: create(self.store, *one), self._waiting):
+                pass
+        self._waiting.clear()
+
+
+def create(store: Store, path: str, data: bytes) -> None:
+    """Create an object with a name that is unique to this run.
+
+    Raises:
+        InvariantViolatedError: there is another object of that name.
+    """
+    # "Exists" may be our own put, after a lost answer.
+    if not store.put_if_absent(path, data) and store.get(path) != data:
+        raise InvariantViolatedError(f"{path} exists with other content, although its name is random.")
+
+
+def _decoded(path: str, decode: Callable[[], T]) -> T:
+    try:
+        return decode()
+    except InvalidFormatError as error:
+        raise SegmentCorruptError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,116 @@
+"""The jobs of Zeppelin namespaces, as they are registered (pyproject.toml). Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from memwal_ops.core.demo import DemoSpec
+from memwal_ops.core.job import JobSpec, MetricSpec, maintain_job, read_only_job
+from memwal_ops.formats.zeppelin.options import (
+    GcOptions,
+    InspectOptions,
+    MaintainOptions,
+    MergeOptions,
+    VerifyOptions,
+    WhyOptions,
+)
+
+_JOBS = "memwal_ops.formats.zeppelin.jobs"
+_CONFLICTS = MetricSpec(
+    "count", "Commit conflicts: compare-and-swaps of the manifest that failed.", "run", "conflicts", per_job=True
+)
+
+MERGE = JobSpec(
+    name="merge",
+    summary="Compact WAL fragments into the indexed segment.",
+    help="""Compact the WAL fragments of the Zeppelin namespace at URI into its segment.
+
+Takes the namespace's lease, puts its fencing token into the manifest, and publishes by compare-and-swap. Safe to kill,
+to run twice, and to run beside writers; a second compactor exits with busy (57).
+
+\b
+Examples:
+  memwal-ops merge s3://bucket/my_namespace --dry-run
+  memwal-ops merge my_namespace --max-bytes 64MiB
+
+Exit codes: 0 merged, nothing_to_merge, superseded or dry_run; 10 a fragment is blocked (those before it are merged); 57
+another compactor holds the lease; others: runbooks/README.md.""",
+    options=MergeOptions,
+    load=f"{_JOBS}.merge",
+    pool="merge",
+    enabled=True,
+    every=timedelta(seconds=30),
+    when="fragments >= 100 or bytes >= 64MiB or oldest_age >= 5m",
+    hung_after=timedelta(hours=1),
+    metrics={
+        "fragments": MetricSpec(
+            "count", "WAL fragments that are not compacted.", exported="backlog_wal_fragments", role="backlog"
+        ),
+        "rows": MetricSpec("count", "Vectors in uncompacted fragments.", exported="backlog_rows"),
+        "bytes": MetricSpec("bytes", "Bytes of uncompacted fragments.", exported="backlog_bytes"),
+        "oldest_age": MetricSpec(
+            "seconds", "Age of the oldest uncompacted fragment.", exported="backlog_oldest_seconds", role="age"
+        ),
+        "blocked_fragments": MetricSpec(
+            "count", "Fragments that are listed and missing.", exported="blocked_fragments", role="blocked"
+        ),
+        "fragments_merged": MetricSpec("count", "Fragments compacted.", "run", "merged_fragments"),
+        "rows_merged": MetricSpec("count", "Rows of the fragments compacted.", "run", "merged_rows"),
+        "conflicts": _CONFLICTS,
+    },
+)
+GC = JobSpec(
+    name="gc",
+    summary="Plan the deletion of objects that no reader and no commit needs; with --apply, delete them.",
+    options=GcOptions,
+    load=f"{_JOBS}.gc",
+    pool="collect",
+    deletes=True,
+    after=frozenset({"merge"}),
+    every=timedelta(hours=1),
+    metrics={
+        "pending_keys": MetricSpec("count", "Keys in a native manifest that are pending deletion."),
+        "bytes_collected": MetricSpec("bytes", "Bytes that gc deleted.", "run", "collected_bytes"),
+        "objects_collected": MetricSpec("count", "Objects that gc deleted.", "run", "collected_objects"),
+    },
+)
+# The term of the Zeppelin document.
+COMPACT = replace(
+    MERGE, name="compact", in_maintain=False, by_hand=True, enabled=False, every=None, when=None, metrics={}
+)
+VERIFY = read_only_job(
+    name="verify",
+    summary="Check all objects of a namespace for consistency.",
+    help="""Check the Zeppelin namespace at URI: checksums of fragments, counts, missing objects, orphans, sizes of
+clusters, rows against centroids (a sample; all with --deep), lease and tokens. Changes nothing.
+
+\b
+Examples:
+  memwal-ops verify s3://bucket/my_namespace
+  memwal-ops verify my_namespace --deep --json
+
+Exit codes: 0 healthy, or warnings only; 9 an error was found: rows are missing, or a job cannot run; others:
+runbooks/README.md.""",
+    options=VerifyOptions,
+    load=f"{_JOBS}.verify",
+)
+WHY = read_only_job(
+    name="why",
+    summary="Print why an object is kept, or is deletable.",
+    options=WhyOptions,
+    load=f"{_JOBS}.why",
+)
+INSPECT = read_only_job(
+    name="inspect",
+    summary="Show a namespace and its backlog.",
+    options=InspectOptions,
+    load=f"{_JOBS}.inspect",
+)
+MAINTAIN = maintain_job(
+    summary="Run merge and gc, in that order.",
+    options=MaintainOptions,
+    hung_after=timedelta(hours=2),
+    metrics={"conflicts": _CONFLICTS},
+)
+DEMO = DemoSpec("A namespace of vectors with a log of fragments.", "memwal_ops.formats.zeppelin.jobs.demo:demo")

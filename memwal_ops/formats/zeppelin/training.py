@@ -1,0 +1,179 @@
+"""Train centroids by k-means, assign rows to the nearest, and decide when to train again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops.errors import ObjectNotFoundError
+from memwal_ops.formats.zeppelin.wire.quantizers import CODES, ProductQuantizer, ScalarQuantizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.zeppelin.wire.quantizers import Quantizer
+    from memwal_ops.storage.api import Store
+
+    Matrix = NDArray[np.float32]
+
+ITERATIONS = 25
+ROWS_PER_CLUSTER = 3000
+MOST_CLUSTERS = 4096
+SAMPLES_PER_CLUSTER = 256
+# If more rows were upserted since the last training than this many times the rows then, the centroids are outdated.
+GROWTH = 5.0
+# If a training ends as imbalanced as the data are, every compaction would repeat it: so another one is done only
+# if the imbalance has grown by a quarter since.
+_WORSE = 1.25
+_FOLDER = "_mem_wal_ops/training"
+_CHUNK = 4096
+# Among so few points, many may be equal, which leaves clusters empty.
+_FEW = 16
+_SUBSPACE = 4
+
+
+@dataclass(frozen=True)
+class Training:
+    """The record of a segment's last training: rows, imbalance, and upserts since."""
+
+    rows: int
+    imbalance: float
+    upserts: int = 0
+
+
+def clusters_for(rows: int) -> int:
+    """The number of clusters of a segment with that many rows."""
+    return max(1, min(MOST_CLUSTERS, round(rows / ROWS_PER_CLUSTER)))
+
+
+def imbalance(sizes: Sequence[int]) -> float:
+    """Largest cluster / smallest cluster; an empty one counts as one row (S4-038)."""
+    return max(sizes, default=0) / max(1, min(sizes, default=0))
+
+
+def too_imbalanced(sizes: Sequence[int], threshold: float, last: Training | None) -> bool:
+    """Whether the clusters are so imbalanced that new centroids must be trained (S4-038)."""
+    found = imbalance(sizes)
+    return found > threshold and (last is None or found > _WORSE * last.imbalance)
+
+
+def outgrown(upserts: int, last: Training | None, rows: int) -> bool:
+    """Whether so many rows were upserted since the last training that the centroids are outdated."""
+    base = rows if last is None else last.rows
+    since = upserts + (0 if last is None else last.upserts)
+    return since > GROWTH * max(1, base)
+
+
+def train(sample: Matrix, clusters: int, metric: str) -> Matrix:
+    """Centroids of a sample, shape (at most ``clusters``, dimensions)."""
+    points = prepared(sample, metric)
+    if len(points) <= _FEW * clusters:
+        points = np.unique(points, axis=0)
+    if len(points) <= clusters:
+        return points
+    from lance.util import KMeans  # noqa: PLC0415 - pylance: not for a namespace that needs no training
+
+    kmeans = KMeans(clusters, max_iters=ITERATIONS)
+    kmeans.fit(np.ascontiguousarray(points))
+    trained: Any = kmeans.centroids
+    found = np.asarray(trained.to_numpy_ndarray(), dtype=np.float32)
+    found = found[np.isfinite(found).all(axis=1)]
+    return found if len(found) else points[:clusters]
+
+
+def prepared(vectors: Matrix, metric: str) -> Matrix:
+    """Vectors as used for distances to centroids: normalized for cosine."""
+    if metric != "cosine":
+        return vectors
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    found: Matrix = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    return found
+
+
+def nearest(vectors: Matrix, centroids: Matrix, metric: str) -> NDArray[np.intp]:
+    """Per row the nearest centroid (S4-031)."""
+    found = np.empty(len(vectors), dtype=np.intp)
+    to = prepared(centroids, metric)
+    half = (to**2).sum(axis=1) / 2
+    for begins in range(0, len(vectors), _CHUNK):
+        part = prepared(vectors[begins : begins + _CHUNK], metric)
+        found[begins : begins + _CHUNK] = (half - part @ to.T).argmin(axis=1)
+    return found
+
+
+class Sample:
+    """A uniform sample of at most ``most`` rows of a stream."""
+
+    def __init__(self, most: int, seed: int = 0) -> None:
+        """An empty sample."""
+        self._most = max(1, most)
+        self._random = np.random.default_rng(seed)
+        self._rows: list[Matrix] = []
+        self._keys: list[NDArray[np.float64]] = []
+        self._held = 0
+        self.seen = 0
+
+    def add(self, vectors: Matrix) -> None:
+        """Add rows of the stream."""
+        if not len(vectors):
+            return
+        self.seen += len(vectors)
+        self._held += len(vectors)
+        self._rows.append(vectors)
+        self._keys.append(self._random.random(len(vectors)))
+        if self._held > 2 * self._most:
+            self._shrink()
+
+    def rows(self) -> Matrix:
+        """The sampled vectors."""
+        self._shrink()
+        return self._rows[0]
+
+    def _shrink(self) -> None:
+        rows, keys = np.concatenate(self._rows), np.concatenate(self._keys)
+        if len(rows) > self._most:
+            kept = np.argpartition(keys, self._most)[: self._most]
+            rows, keys = rows[kept], keys[kept]
+        self._rows, self._keys, self._held = [rows], [keys], len(rows)
+
+
+def make_quantizer(kind: str | None, sample: Matrix) -> Quantizer | None:
+    """A quantizer of a kind, calibrated or trained on a sample."""
+    if kind == "scalar":
+        return ScalarQuantizer(sample.min(axis=0), sample.max(axis=0))
+    if kind != "product":
+        return None
+    dimensions = sample.shape[1]
+    width = next(one for one in (_SUBSPACE, 2, 1) if dimensions % one == 0)
+    books = []
+    for begins in range(0, dimensions, width):
+        book = train(sample[:, begins : begins + width], CODES, "euclidean")
+        books.append(np.concatenate([book, np.repeat(book[-1:], CODES - len(book), axis=0)]))
+    return ProductQuantizer(np.stack(books))
+
+
+def read_training(store: Store, segment: str) -> Training | None:
+    """Read the record of a segment's training; None for a segment of another program."""
+    try:
+        found: Any = json.loads(store.get(training_path(segment)))
+        return Training(int(found["rows"]), float(found["imbalance"]), int(found["upserts"]))
+    except ObjectNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return None  # only a hint: without it, the next compaction trains again
+
+
+def training_bytes(training: Training) -> bytes:
+    """Encode the record."""
+    document = {"rows": training.rows, "imbalance": training.imbalance, "upserts": training.upserts}
+    return json.dumps(document).encode()
+
+
+def training_path(segment: str) -> str:
+    """The path of the record: not below the segment's prefix, in which the format defines all names."""
+    return f"{_FOLDER}/{segment}.json"

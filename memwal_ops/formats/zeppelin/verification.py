@@ -1,0 +1,319 @@
+"""Check a namespace: fragments, segments, history, lease, tokens and orphans. Reads only.
+
+Memory: one cluster, and eight bytes for each row of a segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from memwal_ops.core.candidates import Verdict
+from memwal_ops.core.verification import Finding, Severity, finding_of
+from memwal_ops.errors import (
+    FragmentCorruptError,
+    InvalidFormatError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    SegmentCorruptError,
+    TableCorruptError,
+    runbook,
+)
+from memwal_ops.formats.zeppelin import history
+from memwal_ops.formats.zeppelin.backlog import read_fragments
+from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
+from memwal_ops.formats.zeppelin.jobs.gc import Judge, Kind, Objects
+from memwal_ops.formats.zeppelin.lease import read_lease
+from memwal_ops.formats.zeppelin.options import GcOptions
+from memwal_ops.formats.zeppelin.segments import SegmentReader
+from memwal_ops.formats.zeppelin.training import imbalance, prepared
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
+from memwal_ops.formats.zeppelin.wire.indexes import (
+    bitmap_name,
+    decode_bitmaps,
+    decode_text_index,
+    encode_bitmaps,
+    encode_text_index,
+    text_name,
+)
+from memwal_ops.formats.zeppelin.wire.quantizers import CALIBRATION, CODEBOOK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.options import VerifyOptions
+    from memwal_ops.formats.zeppelin.segments import Rows
+    from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
+
+_SAMPLED = 32
+_NEAR = 1e-3
+_FAR = timedelta(days=1)
+_QUANTIZED = {"scalar": CALIBRATION, "product": CODEBOOK}
+
+
+@dataclass
+class Checked:
+    """Counts of the objects that were read."""
+
+    fragments: int = 0
+    rows: int = 0
+    clusters: int = 0
+    objects: dict[str, int] = field(default_factory=dict)
+
+
+def check_namespace(
+    table: Namespace, options: VerifyOptions, context: RunContext, checked: Checked
+) -> Iterator[Finding]:
+    """Yield every finding; ``checked`` is updated.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    yield from _settings(table)
+    yield from _lease(table)
+    yield from _log(table, context, checked)
+    for segment in table.manifest.segments:
+        try:
+            yield from _Segment(table, segment, options, context, checked).check()
+        except MemwalOpsError as error:
+            yield finding_of(error, "segment", segment.prefix, "Queries and compactions that need it fail.")
+    yield from _history(table)
+    if table.manifest.unwritable is None:
+        yield from _unneeded(table, checked)
+
+
+def _settings(table: Namespace) -> Iterator[Finding]:
+    why = table.manifest.unwritable
+    if why is not None:
+        yield Finding(
+            Severity.INFO, "writable", "manifest.json", f"It cannot be written by this release: {why}.",
+            "merge and gc refuse the namespace.", "Let its Zeppelin server maintain it, or migrate it.",
+        )  # fmt: skip
+    if table.manifest.dialect == NATIVE:
+        live = table.manifest.fragment_keys
+        for key in table.manifest.pending:
+            if key in live or any(key.startswith(prefix) for prefix in table.manifest.prefixes):
+                yield Finding(
+                    Severity.ERROR, "pending_deletes", key, "It is pending deletion, and the live manifest needs it.",
+                    "A gc that deletes it loses rows; memwal-ops keeps it.", "Take the key out of pending_deletes.",
+                )  # fmt: skip
+
+
+def _lease(table: Namespace) -> Iterator[Finding]:
+    try:
+        standing = read_lease(table)
+    except TableCorruptError as error:
+        yield finding_of(error, "lease", "lease.json", "No compaction can start.")
+        return
+    if standing is None:
+        return
+    lease, now = standing[0], datetime.now(UTC)
+    if lease.token < table.manifest.token:
+        yield Finding(
+            Severity.WARNING, "tokens", "lease.json",
+            f"Its token is {lease.token}; the manifest has {table.manifest.token} already.",
+            "The lease was deleted or restored: a compactor that continues from its token is refused.",
+            "None for memwal-ops: it continues above both. Never delete lease.json.",
+        )  # fmt: skip
+    if lease.expires - now > _FAR:
+        yield Finding(
+            Severity.WARNING, "lease", "lease.json", f"{lease.holder} holds it until {lease.expires.isoformat()}.",
+            "No compaction can start before that; the clock of its holder, or the local one, is wrong.",
+            "Correct the clock; write the lease again with the same token and a time in the past.",
+            runbook(57) or "",
+        )  # fmt: skip
+
+
+def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Finding]:
+    try:
+        dimensions = dimensions_of(table)
+    except SegmentCorruptError:
+        dimensions = None  # reported with its segment
+    refs = table.manifest.fragments
+    for ref, found in read_fragments(table, refs, dimensions):
+        context.advance("reading fragments", "fragments", total=len(refs))
+        checked.fragments += 1
+        if not isinstance(found, Fragment):
+            yield finding_of(found, "fragment", ref.key, "Compactions stop before it; strong queries fail.")
+            continue
+        checked.rows += len(found.ids)
+        both = {*found.ids} & {*found.deletes}
+        if both:
+            yield Finding(
+                Severity.WARNING, "fragment", ref.key, f"{min(both)!r} is both written and deleted in it.",
+                "The write counts; readers that apply deletes last would not show it.", "Fix the writer.",
+            )  # fmt: skip
+        if dimensions is not None and found.dimensions not in {None, dimensions}:
+            error = FragmentCorruptError(
+                f"{ref.key} has {found.dimensions} dimensions; those before have {dimensions}."
+            )
+            yield finding_of(error, "fragment", ref.key, "Compactions stop before it.")
+        dimensions = dimensions or found.dimensions
+    ids = [one.id for one in refs]
+    if table.manifest.dialect == WIKI and ids != sorted(ids):
+        late = next(b for a, b in pairwise(ids) if b < a)
+        yield Finding(
+            Severity.INFO, "order", f"wal/{late}.fragment.json",
+            "Its ULID is below that of the fragment listed before it.",
+            "None for memwal-ops, which uses the order of the list. A reader that sorts by ULID returns other rows.",
+            "Correct the writers' clocks.",
+        )  # fmt: skip
+
+
+class _Segment:
+    def __init__(
+        self, table: Namespace, segment: SegmentRef, options: VerifyOptions, context: RunContext, checked: Checked
+    ) -> None:
+        self.table, self.segment, self.options = table, segment, options
+        self.context, self.checked = context, checked
+        self.reader = SegmentReader(table.store, segment)
+        self.metric = metric_of(table, options.metric)[0]
+
+    def check(self) -> Iterator[Finding]:
+        """Centroids, then cluster by cluster."""
+        centroids = self.reader.centroids()
+        dimensions = self.table.meta.dimensions
+        if dimensions is not None and centroids.shape[1] != dimensions:
+            yield self._error(f"Its centroids have {centroids.shape[1]} dimensions; meta.json says {dimensions}.")
+        sizes: list[int] = []
+        hashes: list[Any] = []
+        random = np.random.default_rng(0)
+        for number in range(self.segment.clusters):
+            self.context.advance("reading clusters", "clusters", total=self.segment.clusters)
+            try:
+                rows = self.reader.cluster(number)
+            except SegmentCorruptError as error:
+                yield finding_of(error, "cluster", self.segment.prefix_of(number), "No query returns its rows.")
+                continue
+            self.checked.clusters += 1
+            self.checked.rows += len(rows.ids)
+            sizes.append(len(rows.ids))
+            hashes.append(np.array([xxhash.xxh64_intdigest(name.encode()) for name in rows.ids], np.uint64))
+            if len(rows.ids) and rows.vectors.shape[1] != centroids.shape[1]:
+                yield self._error(f"Cluster {number} has {rows.vectors.shape[1]} dimensions.")
+                continue
+            yield from self._rows(number, rows, centroids, random)
+            yield from self._indexes(number, rows)
+        yield from self._whole(sizes, np.concatenate(hashes) if hashes else np.zeros(0, np.uint64))
+
+    def _rows(self, number: int, rows: Rows, centroids: Any, random: np.random.Generator) -> Iterator[Finding]:
+        if not np.isfinite(rows.vectors).all():
+            yield self._error(f"Cluster {number} has a vector with a value that is not a finite number.")
+            return
+        chosen = np.arange(len(rows.ids))
+        if not self.options.deep and len(chosen) > _SAMPLED:
+            chosen = random.choice(len(chosen), _SAMPLED, replace=False)
+        to, points = prepared(centroids, self.metric), prepared(rows.vectors[chosen], self.metric)
+        far = (to**2).sum(axis=1) / 2 - points @ to.T
+        slack = _NEAR * (1 + np.abs(far).max(initial=0))
+        wrong = int((far[:, number] > far.min(axis=1, initial=np.inf) + slack).sum())
+        if wrong:
+            yield Finding(
+                Severity.WARNING, "assignment", f"{self.segment.prefix_of(number)}cluster_{number}.bin",
+                f"{wrong} of {len(chosen)} rows are nearer to another centroid, for the metric {self.metric}.",
+                "Queries that probe few clusters miss them.", "memwal-ops merge URI --retrain",
+            )  # fmt: skip
+
+    def _indexes(self, number: int, rows: Rows) -> Iterator[Finding]:
+        prefix, compares = self.segment.prefix_of(number), self.options.deep
+        wanted: list[tuple[str, Any, Any, tuple[str, ...]]] = []
+        if self.segment.bitmap_fields:
+            wanted.append((bitmap_name(number), decode_bitmaps, encode_bitmaps, self.segment.bitmap_fields))
+        if self.segment.fts_fields:
+            wanted.append((text_name(number), decode_text_index, encode_text_index, self.segment.fts_fields))
+        for name, decode, encode, fields in wanted:
+            path, wrong = prefix + name, None
+            try:
+                found = decode(self.table.store.get(path))
+                if (
+                    compares
+                    and self.table.manifest.dialect == WIKI
+                    and found != decode(encode(rows.attributes, fields))
+                ):
+                    wrong = "It does not match its cluster's attributes."
+            except ObjectNotFoundError:
+                wrong = "It is missing."
+            except InvalidFormatError as error:
+                wrong = str(error)
+            if wrong is not None:
+                yield Finding(
+                    Severity.ERROR, "index", path, wrong, "Queries that use it return wrong rows, or fail.",
+                    "memwal-ops merge URI --retrain writes all indexes again.", runbook(62) or "",
+                )  # fmt: skip
+
+    def _whole(self, sizes: list[int], hashes: Any) -> Iterator[Finding]:
+        segment = self.segment
+        twice = len(hashes) - len(np.unique(hashes))
+        if twice:
+            yield self._error(f"{twice} ids are in it more than once.")
+        if len(sizes) == segment.clusters and sum(sizes) != segment.vectors:
+            yield self._error(f"It has {sum(sizes)} rows; the manifest has {segment.vectors}.")
+        name = _QUANTIZED.get(segment.quantization or "")
+        if (
+            name is not None
+            and self.table.manifest.dialect == WIKI
+            and self.table.store.head(segment.prefix + name) is None
+        ):
+            yield self._error(f"It has {segment.quantization} codes, and {name} is missing.")
+        if sizes and imbalance(sizes) > self.options.retrain_imbalance_threshold:
+            yield Finding(
+                Severity.INFO, "imbalance", segment.prefix,
+                f"Its largest cluster has {max(sizes)} rows, its smallest {min(sizes)}.",
+                "Queries that probe the largest read more than others.", "memwal-ops merge URI --retrain",
+            )  # fmt: skip
+
+    def _error(self, evidence: str) -> Finding:
+        remedy = SegmentCorruptError.remedy
+        return Finding(
+            Severity.ERROR, "segment", self.segment.prefix, evidence, "Queries return wrong rows, or miss some.",
+            remedy,
+            runbook(62) or "",
+        )  # fmt: skip
+
+
+def _history(table: Namespace) -> Iterator[Finding]:
+    for entry in history.entries(table.store, table.manifest.dialect):
+        try:
+            history.read(table, entry.revision)
+            missing = table.missing_of(entry.revision)
+        except MemwalOpsError as error:
+            yield finding_of(
+                error, "history", entry.path, "gc deletes nothing: the objects that its readers need are unknown."
+            )
+            continue
+        if missing is not None and entry.revision != table.revision:
+            yield Finding(
+                Severity.WARNING, "history", entry.path, f"It lists {missing}, which is missing.",
+                "Readers of that revision fail.", "None, if no reader uses it; gc will delete the record.",
+            )  # fmt: skip
+
+
+def _unneeded(table: Namespace, checked: Checked) -> Iterator[Finding]:
+    try:
+        judge = Judge.of(table, GcOptions(), datetime.now(UTC))
+    except TableCorruptError as error:
+        yield finding_of(error, "history", "the history", "gc deletes nothing.")
+        return
+    counts = checked.objects
+    for stage in Objects(table, judge).stages():
+        for one in stage.candidates:
+            counts[str(one.kind)] = counts.get(str(one.kind), 0) + 1
+            if one.verdict is Verdict.UNKNOWN:
+                yield Finding(
+                    Severity.INFO, "unrecognized", one.path, one.why, "None: gc keeps it.",
+                    "Delete it by hand if it is yours.",
+                )  # fmt: skip
+    for kind in (Kind.ORPHAN_FRAGMENT, Kind.ORPHAN_SEGMENT):
+        if counts.get(kind):
+            yield Finding(
+                Severity.INFO, "orphans", "wal/" if kind is Kind.ORPHAN_FRAGMENT else "segments/",
+                f"{counts[kind]} that no manifest lists: left by killed runs, or about to be listed.",
+                "Storage that nothing reads.", "memwal-ops gc URI --apply deletes them in two runs.",
+            )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Decode and encode the objects of Zeppelin namespaces, in both dialects. No I/O."""

@@ -1,0 +1,461 @@
+"""Decode, change and encode manifests of both dialects and all encodings.
+
+``wiki``: pretty JSON with ``key`` and ``key_prefix`` in its entries; ``pending_deletes`` are **vector ids**.
+``native``: JSON, ``0x01`` and positional MessagePack, or ``0x02`` with an envelope before that; entries have a
+``sequence_number``, and ``pending_deletes`` are **object keys** that are pending deletion. Unknown fields are
+preserved, and an unchanged manifest encodes to the bytes that it was decoded from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FIELDS = (
+    "fragments", "segments", "compaction_watermark", "active_segment", "next_sequence", "pending_deletes",
+    "fencing_token", "updated_at", "version", "namespace", "namespace_incarnation", "deletion_fence",
+    "hierarchical_routing_nodes", "manifest_binding_version", "artifact_origins", "control_state_digest",
+    "branch_roots", "branch_lineage", "coarse_payload_encodings", "late_state", "input_fragments",
+    "semantic_coverage",
+)  # fmt: skip
+FRAGMENT_FIELDS = ("id", "vector_count", "delete_count", "sequence_number", "size_bytes", "artifact_origin")
+SEGMENT_FIELDS = (
+    "id", "vector_count", "cluster_count", "quantization", "hierarchical", "bitmap_fields", "fts_fields",
+    "has_global_fts", "cluster_owners", "sketch", "cluster_objects", "bootstrap", "membership", "artifact_origin",
+)  # fmt: skip
+_WIKI_FRAGMENT = ("id", "key", "vector_count", "delete_count", "created_at")
+_WIKI_SEGMENT = (
+    "id", "key_prefix", "vector_count", "centroid_count", "created_at", "quantization", "bitmap_fields", "fts_fields",
+)  # fmt: skip
+_OURS = (0, 2, 0)
+_VERSION = FIELDS.index("version")
+_PLAIN = {None, "v1"}
+_SEGMENT = re.compile(r"[^/\x00-\x1f]+")
+_ULID = re.compile(r"[0-9A-Za-z_-]{1,64}")
+# State of native namespaces that only a server may change.
+_SERVERS = (
+    "deletion_fence", "artifact_origins", "control_state_digest", "branch_roots", "branch_lineage", "late_state",
+    "input_fragments", "semantic_coverage", "hierarchical_routing_nodes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FragmentRef:
+    """A listed fragment. ``key`` is relative to the namespace; ``order`` rises in the order of replay."""
+
+    id: str
+    key: str
+    vectors: int
+    deletes: int
+    order: int
+    created_at: str | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class SegmentRef:
+    """A live segment.
+
+    Attributes:
+        id: its identifier.
+        prefix: of its objects, relative to the namespace, with the ``/`` at its end.
+        vectors: rows.
+        clusters: centroids.
+        quantization: None, ``scalar``, ``product``; native also ``two_bit``.
+        bitmap_fields: have bitmap indexes.
+        fts_fields: have inverted indexes.
+        owners: per cluster the prefix that contains its objects; empty: all are under ``prefix``.
+        objects: native grouped cluster objects, as the manifest lists them.
+        hierarchical: a tree of nodes instead of flat clusters.
+        created_at: ISO 8601; wiki only.
+    """
+
+    id: str
+    prefix: str
+    vectors: int
+    clusters: int
+    quantization: str | None = None
+    bitmap_fields: tuple[str, ...] = ()
+    fts_fields: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+    objects: tuple[Mapping[str, Any], ...] = ()
+    hierarchical: bool = False
+    created_at: str | None = None
+
+    def prefix_of(self, cluster: int) -> str:
+        """The prefix of a cluster's objects."""
+        return self.owners[cluster] if self.owners else self.prefix
+
+    @property
+    def prefixes(self) -> frozenset[str]:
+        """Every prefix with objects that it needs: its own, and those of carried clusters."""
+        return frozenset({self.prefix, *self.owners})
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of a namespace at one moment.
+
+    Attributes:
+        dialect: ``wiki`` or ``native``.
+        namespace: its name, the first part of all keys.
+        fragments: uncompacted, in the order of replay.
+        segments: the live ones, oldest first; a later one overrides.
+        pending: wiki: ids that are hidden in segments; native: keys, relative to the namespace.
+        token: the fencing token.
+        document: the fields as they were read.
+        encoding: ``json``, ``msgpack``, or ``envelope``.
+        header: the bytes before the MessagePack payload.
+        arity: of MessagePack lists: of the manifest, its fragments and its segments.
+    """
+
+    dialect: str
+    namespace: str
+    fragments: tuple[FragmentRef, ...]
+    segments: tuple[SegmentRef, ...]
+    pending: tuple[str, ...]
+    token: int
+    document: Mapping[str, Any]
+    encoding: str = "json"
+    header: bytes = b""
+    arity: tuple[int, int, int] = (len(FIELDS), len(FRAGMENT_FIELDS), len(SEGMENT_FIELDS))
+
+    @property
+    def version(self) -> int | None:
+        """The native manifest version; wiki manifests have none."""
+        return self.document.get("version") if self.dialect == NATIVE else None
+
+    @property
+    def prefixes(self) -> frozenset[str]:
+        """Prefixes of all segments' objects."""
+        return frozenset(prefix for one in self.segments for prefix in one.prefixes)
+
+    @property
+    def fragment_keys(self) -> frozenset[str]:
+        """Keys of all listed fragments."""
+        return frozenset(one.key for one in self.fragments)
+
+    @property
+    def unwritable(self) -> str | None:
+        """Why only a Zeppelin server may write this manifest; None: memwal-ops may."""
+        if self.dialect == WIKI:
+            return None
+        binding = self.document.get("manifest_binding_version")
+        if binding not in _PLAIN:
+            return f"its binding version is {binding!r}"
+        held = next((name for name in _SERVERS if self.document.get(name)), None)
+        if held is not None:
+            return f"it has {held.replace('_', ' ')}"
+        if self.encoding != "json" and self.arity[0] <= _VERSION:
+            return "it was written by a release whose manifests have no version"
+        if any(ref.get("artifact_origin") is not None for ref in self._raw("segments", "fragments")):
+            return "some of its objects belong to another namespace"
+        return None
+
+    def changed(
+        self,
+        *,
+        fragments: Sequence[FragmentRef] | None = None,
+        segments: Sequence[SegmentRef] | None = None,
+        pending: Sequence[str] | None = None,
+        token: int | None = None,
+        now: datetime | None = None,
+    ) -> Manifest:
+        """The next manifest: with these parts replaced, the version one higher, and a new ``updated_at``."""
+        document = dict(self.document)
+        kept = {one["id"]: one for one in self._raw("fragments")}
+        if fragments is not None:
+            document["fragments"] = [kept.get(one.id) or self._fragment(one) for one in fragments]
+        if segments is not None:
+            standing = {one["id"]: one for one in self._raw("segments")}
+            document["segments"] = [standing.get(one.id) or self._segment(one) for one in segments]
+            if self.dialect == NATIVE:
+                document["active_segment"] = segments[-1].id if segments else None
+                if encodings := document.get("coarse_payload_encodings"):
+                    live = {one.id for one in segments}
+                    document["coarse_payload_encodings"] = {k: v for k, v in encodings.items() if k in live}
+        if pending is not None:
+            document["pending_deletes"] = [self._absolute(one) for one in pending]
+        if token is not None:
+            document["fencing_token"] = token
+        if self.dialect == NATIVE:
+            document["version"] = (self.version or 0) + 1
+            top = max((one.order for one in fragments or ()), default=-1) + 1
+            document["next_sequence"] = max(document.get("next_sequence") or 0, top)
+        document["updated_at"] = timestamp(now or datetime.now(UTC))
+        return replace(
+            self,
+            document=document,
+            fragments=self.fragments if fragments is None else tuple(fragments),
+            segments=self.segments if segments is None else tuple(segments),
+            pending=self.pending if pending is None else tuple(pending),
+            token=self.token if token is None else token,
+        )
+
+    def _raw(self, *names: str) -> list[Mapping[str, Any]]:
+        return [one for name in names for one in self.document.get(name) or ()]
+
+    def _absolute(self, entry: str) -> str:
+        return f"{self.namespace}/{entry}" if self.dialect == NATIVE else entry
+
+    def _fragment(self, one: FragmentRef) -> dict[str, Any]:
+        if self.dialect == WIKI:
+            found = (one.id, f"{self.namespace}/{one.key}", one.vectors, one.deletes, one.created_at)
+            return dict(zip(_WIKI_FRAGMENT, found, strict=True))
+        return dict(
+            zip(FRAGMENT_FIELDS, (one.id, one.vectors, one.deletes, one.order, one.bytes or 0, None), strict=True)
+        )
+
+    def _segment(self, one: SegmentRef) -> dict[str, Any]:
+        fields = ([*one.bitmap_fields], [*one.fts_fields])
+        if self.dialect == WIKI:
+            prefix = f"{self.namespace}/{one.prefix}"
+            found = (one.id, prefix, one.vectors, one.clusters, one.created_at, one.quantization, *fields)
+            return dict(zip(_WIKI_SEGMENT, found, strict=True))
+        kind = one.quantization or "none"
+        more: tuple[Any, ...] = (False, [], None, [], None, None, None)
+        values = (one.id, one.vectors, one.clusters, kind, False, *fields, *more)
+        return dict(zip(SEGMENT_FIELDS, values, strict=True))
+
+
+def new_manifest(namespace: str, dialect: str, now: datetime | None = None) -> Manifest:
+    """The manifest of an empty namespace."""
+    moment = timestamp(now or datetime.now(UTC))
+    if dialect == WIKI:
+        names = ("fragments", "segments", "pending_deletes", "fencing_token", "updated_at")
+        return Manifest(WIKI, namespace, (), (), (), 0, dict(zip(names, ([], [], [], 0, moment), strict=True)))
+    empty: tuple[Any, ...] = ([], [], None, None, 0, [], 0, moment, 1, namespace, None, None, {}, "v1")
+    document = dict(zip(FIELDS, empty, strict=False))
+    arity = (len(empty), len(FRAGMENT_FIELDS), len(SEGMENT_FIELDS))
+    return Manifest(NATIVE, namespace, (), (), (), 0, document, "msgpack", b"\x01", arity)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of ``manifest.json``."""
+    if manifest.encoding == "json":
+        return json.dumps(manifest.document, indent=2, ensure_ascii=False).encode()
+    top, fragments, segments = manifest.arity
+    document = dict(manifest.document)
+    document["fragments"] = [_positional(one, FRAGMENT_FIELDS, fragments) for one in document["fragments"]]
+    document["segments"] = [_positional(one, SEGMENT_FIELDS, segments) for one in document["segments"]]
+    payload: bytes = msgpack.packb(_positional(document, FIELDS, top))
+    return manifest.header + payload
+
+
+def decode_manifest(data: bytes, namespace: str, *, dialect: str | None = None) -> Manifest:
+    """A manifest from the bytes of ``manifest.json``.
+
+    Args:
+        data: the object.
+        namespace: the name of its folder; the keys of a copied wiki manifest may have another one.
+        dialect: the dialect of the other objects, for a manifest without entries.
+
+    Raises:
+        InvalidFormatError: truncated or foreign bytes, mixed dialects, keys outside the namespace.
+        UnsupportedFeatureError: it requires a later reader.
+    """
+    try:
+        if data[:1] == b"{":
+            document = json.loads(data)
+            return _decode(document, namespace, _dialect(document, dialect), "json", b"")
+        if data[:1] == b"\x01":
+            return _decode_packed(data[1:], namespace, "msgpack", b"\x01")
+        if data[:1] == b"\x02":
+            return _decode_envelope(data, namespace)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        msgpack.UnpackException,
+    ) as error:
+        raise InvalidFormatError(f"It is not a manifest: {error!r:.200}.") from error
+    raise InvalidFormatError(f"It begins with {data[:4]!r}, which is not a known version of a manifest.")
+
+
+def timestamp(moment: datetime) -> str:
+    """ISO 8601 with ``Z``."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _decode_envelope(data: bytes, namespace: str) -> Manifest:
+    length = int.from_bytes(data[1:3], "big")
+    end = 3 + length
+    header = msgpack.unpackb(data[3:end])
+    least = tuple(int(part) for part in str(header["min_reader"]).split(".")[:3])
+    if least > _OURS:
+        raise UnsupportedFeatureError(
+            f"The manifest requires readers of Zeppelin {header['min_reader']} or later; this release reads 0.2.0."
+        )
+    # The payload is a manifest of version 1 without its version byte.
+    return _decode_packed(data[end:], namespace, "envelope", data[:end])
+
+
+def _decode_packed(payload: bytes, namespace: str, encoding: str, header: bytes) -> Manifest:
+    found = msgpack.unpackb(payload, strict_map_key=False)
+    if not isinstance(found, list) or not 1 < len(found) <= len(FIELDS):
+        raise InvalidFormatError("It is not a list with the number of fields of a manifest.")
+    document = dict(zip(FIELDS, found, strict=False))
+    fragments, segments = document["fragments"], document["segments"]
+    arity = (
+        len(found),
+        max((len(one) for one in fragments), default=len(FRAGMENT_FIELDS)),
+        max((len(one) for one in segments), default=len(SEGMENT_FIELDS)),
+    )
+    document["fragments"] = [_named(one, FRAGMENT_FIELDS) for one in fragments]
+    document["segments"] = [_named(one, SEGMENT_FIELDS) for one in segments]
+    return replace(_decode(document, namespace, NATIVE, encoding, header), arity=arity)
+
+
+def _named(values: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    if len(values) > len(names):
+        raise InvalidFormatError(f"An entry has {len(values)} fields; {len(names)} are known.")
+    return dict(zip(names, values, strict=False))
+
+
+def _positional(document: Mapping[str, Any], names: Sequence[str], arity: int) -> list[Any]:
+    return [document.get(name) for name in names[:arity]]
+
+
+def _dialect(document: Mapping[str, Any], known: str | None) -> str:
+    entries = [*(document.get("fragments") or ()), *(document.get("segments") or ())]
+    signs = {WIKI for one in entries if "key" in one or "key_prefix" in one}
+    signs |= {NATIVE for one in entries if "sequence_number" in one or "cluster_count" in one}
+    if document.keys() & {"active_segment", "next_sequence", "compaction_watermark"}:
+        signs.add(NATIVE)
+    if known is not None:
+        signs.add(known)
+    if len(signs) > 1:
+        raise InvalidFormatError("It mixes the two dialects: entries with a key, and others with a sequence number.")
+    return signs.pop() if signs else WIKI
+
+
+def _decode(document: Mapping[str, Any], namespace: str, dialect: str, encoding: str, header: bytes) -> Manifest:
+    if not isinstance(document["fragments"], list) or not isinstance(document["segments"], list):
+        raise InvalidFormatError("Its fragments and segments are not lists.")
+    token = document.get("fencing_token") or 0
+    if type(token) is not int or token < 0:
+        raise InvalidFormatError(f"Its fencing token is {token!r}.")
+    if dialect == WIKI:
+        return _decode_wiki(document, namespace, token)
+    named = document.get("namespace")
+    # A native manifest may have its namespace's name; one of another namespace was put here by mistake.
+    if named and named != namespace:
+        raise InvalidFormatError(f"It is the manifest of the namespace {named!r}.")
+    fragments = sorted((_native_fragment(one) for one in document["fragments"]), key=lambda one: one.order)
+    pending = [_relative(str(one), namespace) for one in document.get("pending_deletes") or ()]
+    active = document.get("active_segment")
+    segments = {one["id"]: _native_segment(one, namespace) for one in document["segments"]}
+    if active is not None and active not in segments:
+        raise InvalidFormatError(f"Its active segment {active!r} is not in its list of segments.")
+    live = (segments[active],) if active is not None else ()
+    found = Manifest(NATIVE, namespace, tuple(fragments), live, tuple(pending), token, document, encoding, header)
+    return _unique(found)
+
+
+def _decode_wiki(document: Mapping[str, Any], namespace: str, token: int) -> Manifest:
+    keys = [str(one["key"]) for one in document["fragments"]] + [str(one["key_prefix"]) for one in document["segments"]]
+    names = {key.partition("/")[0] for key in keys}
+    if len(names) > 1:
+        raise InvalidFormatError(f"Its keys belong to several namespaces: {', '.join(sorted(names))}.")
+    namespace = names.pop() if names else namespace
+    fragments = []
+    for order, one in enumerate(document["fragments"]):
+        key = _relative(one["key"], namespace)
+        if key != f"wal/{_checked(one['id'])}.fragment.json":
+            raise InvalidFormatError(f"The fragment {one['id']} has the key {one['key']!r}.")
+        counts = _count(one.get("vector_count", 0)), _count(one.get("delete_count", 0))
+        fragments.append(FragmentRef(one["id"], key, *counts, order, one.get("created_at")))
+    segments = []
+    for one in document["segments"]:
+        prefix = _relative(one["key_prefix"], namespace)
+        prefix = prefix if prefix.endswith("/") else f"{prefix}/"
+        if prefix != f"segments/{_checked(one['id'])}/":
+            raise InvalidFormatError(f"The segment {one['id']} has the prefix {one['key_prefix']!r}.")
+        segments.append(
+            SegmentRef(
+                one["id"],
+                prefix,
+                _count(one["vector_count"]),
+                _count(one["centroid_count"]),
+                one.get("quantization"),
+                tuple(map(str, one.get("bitmap_fields") or ())),
+                tuple(map(str, one.get("fts_fields") or ())),
+                created_at=one.get("created_at"),
+            )
+        )
+        if one.get("quantization") not in {None, "scalar", "product"}:
+            raise InvalidFormatError(f"The segment {one['id']} has the quantization {one['quantization']!r}.")
+    pending = document.get("pending_deletes") or []
+    if not all(isinstance(one, str) for one in pending):
+        raise InvalidFormatError("Its pending deletes are not ids.")
+    return _unique(Manifest(WIKI, namespace, tuple(fragments), tuple(segments), tuple(pending), token, document))
+
+
+def _native_fragment(one: Mapping[str, Any]) -> FragmentRef:
+    order = _count(one.get("sequence_number") or 0)
+    name = _checked(one["id"])
+    counts = _count(one["vector_count"]), _count(one["delete_count"])
+    return FragmentRef(name, f"wal/{name}.wal", *counts, order, bytes=one.get("size_bytes") or None)
+
+
+def _native_segment(one: Mapping[str, Any], namespace: str) -> SegmentRef:
+    objects = one.get("cluster_objects") or []
+    if objects and not isinstance(objects[0], dict):
+        names = ("key", "clusters", "live_offset", "live_len", "size_bytes", "cluster_layout_version", "row_layouts")
+        objects = [_named(each, names) for each in objects]
+    objects = [{**each, "key": _relative(each["key"], namespace)} for each in objects]
+    kind = one.get("quantization") or "none"
+    return SegmentRef(
+        _checked(one["id"]),
+        f"segments/{one['id']}/",
+        _count(one["vector_count"]),
+        _count(one["cluster_count"]),
+        None if kind == "none" else str(kind),
+        tuple(one.get("bitmap_fields") or ()),
+        tuple(one.get("fts_fields") or ()),
+        tuple(f"segments/{_checked(owner)}/" for owner in one.get("cluster_owners") or ()),
+        tuple(objects),
+        bool(one.get("hierarchical")),
+    )
+
+
+def _unique(manifest: Manifest) -> Manifest:
+    for named in (manifest.fragments, manifest.segments):
+        ids = [one.id for one in named]
+        if len(ids) != len(set(ids)):
+            raise InvalidFormatError("It lists a fragment or segment twice.")
+    return manifest
+
+
+def _relative(key: str, namespace: str) -> str:
+    first, _, rest = key.partition("/")
+    parts = rest.removesuffix("/").split("/")
+    if first != namespace or not all(_SEGMENT.fullmatch(part) and part not in {".", ".."} for part in parts):
+        raise InvalidFormatError(f"The key {key!r:.120} does not belong to the namespace {namespace}.")
+    return rest
+
+
+def _checked(name: object) -> str:
+    if not isinstance(name, str) or _ULID.fullmatch(name) is None:
+        raise InvalidFormatError(f"{name!r:.80} is not an identifier of a fragment or segment.")
+    return name
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise InvalidFormatError(f"{value!r:.40} is not a count.")
+    return value

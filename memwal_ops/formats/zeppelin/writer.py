@@ -1,0 +1,192 @@
+"""Append to a namespace: write a fragment, then the manifest that lists it (S4-001, S4-007, S4-021)."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops.errors import InvalidFormatError, InvalidUsageError
+from memwal_ops.formats.zeppelin.compaction import dimensions_of
+from memwal_ops.formats.zeppelin.format import MANIFEST, META
+from memwal_ops.formats.zeppelin.namespace import METRICS, load, swappable
+from memwal_ops.formats.zeppelin.publish import probe, retried
+from memwal_ops.formats.zeppelin.segments import create
+from memwal_ops.formats.zeppelin.ulid import new_ulid
+from memwal_ops.formats.zeppelin.wire.fragment import (
+    NATIVE,
+    WIKI,
+    Fragment,
+    check_attributes,
+    check_id,
+    encode_fragment,
+    matrix,
+)
+from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, encode_manifest, new_manifest, timestamp
+from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.objects import is_empty, open_store
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.wire.manifest import Manifest
+    from memwal_ops.storage.api import Store
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+# gc treats a fragment that no manifest lists as garbage after days: one that waited that long to be listed
+# is written again with a new name, which no ledger has.
+STALE_AFTER = timedelta(hours=1)
+
+
+class Writer:
+    """Append to a namespace. Any number of writers may, without a lease: compare-and-swap orders them."""
+
+    def __init__(self, table: Namespace) -> None:
+        """Nothing is written yet."""
+        self._table = table
+        self._dimensions = dimensions_of(table)
+        self._last = ""
+
+    def append(self, vectors: Sequence[Mapping[str, Any]] = (), deletes: Sequence[str] = ()) -> str:
+        """Write one fragment; durable and visible when it returns.
+
+        Args:
+            vectors: ``{"id", "values", "attributes"}`` each; ``attributes`` is optional.
+            deletes: ids; applied before the vectors of the same call.
+
+        Returns:
+            The fragment's id.
+
+        Raises:
+            InvalidUsageError: nothing to write, an id in both lists, values that are not finite numbers or of
+                another length than the namespace's.
+            CommitConflictError: other writers replaced the manifest too often; the fragment is not visible.
+        """
+        fragment = self._checked(vectors, deletes)
+        begun = time.monotonic()
+        written: list[FragmentRef] = []
+
+        def change(table: Namespace) -> Manifest:
+            nonlocal begun
+            listed = {one.id for one in table.manifest.fragments}
+            if not written or time.monotonic() - begun > STALE_AFTER.total_seconds():
+                begun = time.monotonic()
+                written[:] = [self._put(table, fragment, max(listed, default=""))]
+            (ref,) = written
+            last = max((one.order for one in table.manifest.fragments), default=-1)
+            order = max(last + 1, table.manifest.document.get("next_sequence") or 0)
+            placed = FragmentRef(ref.id, ref.key, ref.vectors, ref.deletes, order, ref.created_at, ref.bytes)
+            return table.manifest.changed(fragments=[*table.manifest.fragments, placed])
+
+        self._table = retried(self._table.newest(), change)
+        self._dimensions = self._dimensions or fragment.dimensions
+        return written[0].id
+
+    def _put(self, table: Namespace, fragment: Fragment, above: str) -> FragmentRef:
+        """Put the fragment with an id above all that are listed: ids rise even if clocks differ."""
+        self._last = new_ulid(max(above, self._last))
+        native = table.manifest.dialect == NATIVE
+        now = None if native else timestamp(datetime.now(UTC))
+        name = None if native else table.manifest.namespace
+        named = Fragment(self._last, fragment.ids, fragment.values, fragment.attributes, fragment.deletes, name, now)
+        data = encode_fragment(named, table.manifest.dialect)
+        key = f"wal/{named.id}.{'wal' if native else 'fragment.json'}"
+        create(table.store, key, data)
+        return FragmentRef(named.id, key, len(named.ids), len(named.deletes), 0, now, len(data))
+
+    def _checked(self, vectors: Sequence[Mapping[str, Any]], deletes: Sequence[str]) -> Fragment:
+        if not vectors and not deletes:
+            raise InvalidUsageError("There is neither a vector nor a delete to write.")
+        try:
+            ids = [check_id(one["id"], "The vector's") for one in vectors]
+            gone = [check_id(one, "The deleted") for one in deletes]
+            values = matrix([_listed(one["values"]) for one in vectors])
+            attributes = [check_attributes(one.get("attributes")) for one in vectors]
+        except (InvalidFormatError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidUsageError(
+                f"The vectors cannot be written: {error}", remedy='Each is {"id", "values", "attributes"}.'
+            ) from error
+        both = set(ids) & set(gone)
+        if both:
+            raise InvalidUsageError(f"{min(both)!r} is both written and deleted; append them one after the other.")
+        found = Fragment("", ids, values, attributes, gone)
+        if self._dimensions is not None and found.dimensions not in {None, self._dimensions}:
+            raise InvalidUsageError(
+                f"The vectors have {found.dimensions} dimensions; those of the namespace have {self._dimensions}."
+            )
+        return found
+
+
+def create_namespace(
+    uri: str | os.PathLike[str],
+    dimensions: int,
+    metric: str,
+    dialect: str,
+    storage_options: Mapping[str, str] | None = None,
+) -> Namespace:
+    """Create a namespace, see :func:`memwal_ops.formats.zeppelin.create`."""
+    location = resolve(uri, storage_options)
+    name = location.uri.rstrip("/").rpartition("/")[2]
+    if _NAME.fullmatch(name) is None:
+        raise InvalidUsageError(
+            f"{name!r} is not a valid namespace name: letters, digits, '-', '_' and '.', the first a letter or digit."
+        )
+    if metric not in METRICS or dialect not in {WIKI, NATIVE} or dimensions < 1:
+        raise InvalidUsageError(
+            f"A namespace cannot have {dimensions} dimensions, metric {metric!r} and dialect {dialect!r}.",
+            remedy=f"The metric is one of {', '.join(METRICS)}; the dialect is wiki or native.",
+        )
+    store = swappable(open_store(location))
+    if not is_empty(store):
+        raise InvalidUsageError(f"The prefix {location.uri} is not empty.", remedy="Give an empty prefix.")
+    probe_conditional_writes(store)
+    settings = _settings(name, dimensions, metric)
+    # The settings first: without them, vectors of any length would be accepted.
+    _settled(store, META, json.dumps(settings, indent=2).encode(), location.uri)
+    _settled(store, MANIFEST, encode_manifest(new_manifest(name, dialect)), location.uri)
+    table = load(location, store)
+    probe(table)
+    return table
+
+
+def open_namespace_writer(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Writer:
+    """Open a writer, see :func:`memwal_ops.formats.zeppelin.open_writer`."""
+    location = resolve(uri, storage_options)
+    table = load(location, swappable(open_store(location)))
+    table.check_writable()
+    probe(table)
+    return Writer(table)
+
+
+def _settings(name: str, dimensions: int, metric: str) -> dict[str, Any]:
+    now = timestamp(datetime.now(UTC))
+    return {
+        "name": name,
+        "dimensions": dimensions,
+        "distance_metric": metric,
+        "index_type": "ivf_flat",
+        "vector_count": 0,
+        "created_at": now,
+        "updated_at": now,
+        "state": "active",
+        "full_text_search": {},
+    }
+
+
+def _settled(store: Store, path: str, data: bytes, uri: str) -> None:
+    if not store.put_if_absent(path, data) and store.get(path) != data:
+        raise InvalidUsageError(f"Another process is creating a namespace at {uri}.")
+
+
+def _listed(values: Any) -> list[float]:
+    found = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if any(isinstance(one, bool) for one in found):
+        raise InvalidFormatError("A vector has a boolean value.")
+    return found
