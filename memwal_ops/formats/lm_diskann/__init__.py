@@ -1,0 +1,80 @@
+"""LM-DiskANN index folders: a graph of vectors on disk, searched with little memory.
+
+``create`` makes one, ``open`` returns an :class:`~memwal_ops.formats.lm_diskann.library.Index`. Both need the extra
+``lm-diskann``, and raise ``ExtraMissingError`` without it; importing this package needs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import os
+
+    from memwal_ops.formats.lm_diskann.library import Index
+
+
+def create(
+    folder: str | os.PathLike[str],
+    dimension: int = 128,
+    metric: str = "l2",
+    R: int = 70,  # noqa: N803 - the paper's words
+    alpha: float = 1.2,
+    L: int = 100,  # noqa: N803
+    quantizer: str = "pq",
+) -> None:
+    """Create an empty index folder.
+
+    Args:
+        folder: a local path that does not exist, or is an empty folder.
+        dimension: floats per vector.
+        metric: ``l2`` or ``cosine``.
+        R: most forward links of a node.
+        alpha: pruning parameter: above 1 keeps longer links, too.
+        L: length of the candidate list of inserts, and the default for searches.
+        quantizer: ``pq`` or ``ternary``.
+
+    Raises:
+        ExtraMissingError: the extra is not installed.
+        InvalidUsageError: a parameter is out of bounds, or the folder is not empty.
+        UnsupportedFeatureError: the folder is remote.
+    """
+    from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is asked for first
+
+    need_extra()
+    from memwal_ops.formats.lm_diskann import library  # noqa: PLC0415
+
+    library.create(folder, dimension=dimension, metric=metric, R=R, alpha=alpha, L=L, quantizer=quantizer)
+
+
+def open(  # noqa: A001 - lm_diskann.open, as gzip.open
+    folder: str | os.PathLike[str],
+    read_only: bool = False,  # noqa: FBT001, FBT002 - given by place, as the folder is
+    *,
+    cache_bytes: int | None = None,
+    wait: float | None = None,
+) -> Index:
+    """Open an index folder.
+
+    Args:
+        folder: a local path.
+        read_only: never open the store; any number of processes may read during writes of another one.
+        cache_bytes: budget of the block cache; None: 32 MiB.
+        wait: seconds to wait for another writer or job; None: 30.
+
+    Raises:
+        ExtraMissingError: the extra is not installed.
+        IndexBusyError: another writer or job has the writer lock.
+        MemwalOpsError: it does not exist, or is damaged.
+    """
+    from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - see create
+
+    need_extra()
+    from memwal_ops.formats.lm_diskann.library import CACHE, WAIT, Index  # noqa: PLC0415
+
+    return Index(
+        folder,
+        read_only=read_only,
+        cache_bytes=CACHE if cache_bytes is None else cache_bytes,
+        wait=WAIT if wait is None else wait,
+    )

@@ -1,0 +1,112 @@
+"""Build the whole graph: for the first codebook, and if an insert has at least as many rows as the index.
+
+Vectors, links and codes of all live nodes are in memory meanwhile: about 4 d + 6 R + 64 bytes per node. The blocks
+are written in chunks into slots that no reader uses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwal_ops.formats.lm_diskann import codebook
+from memwal_ops.formats.lm_diskann.kernels.building import finish, link_all, transpose, write_blocks
+from memwal_ops.formats.lm_diskann.kernels.checksum import seal
+from memwal_ops.formats.lm_diskann.kernels.distances import encode_many
+from memwal_ops.formats.lm_diskann.kernels.memory import pool
+from memwal_ops.formats.lm_diskann.kernels.reading import load
+from memwal_ops.formats.lm_diskann.transaction import ENTRIES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.transaction import Transaction
+
+_CHUNK = 2048
+_MEDOID_SAMPLE = 10_000
+
+
+def build(
+    staged: Transaction, new: NDArray[np.int64], new_rows: NDArray[np.int64], new_vectors: NDArray[np.float32]
+) -> None:
+    """Write a graph of all live nodes; the last of them are ``new`` and have no block yet."""
+    parameters = staged.parameters
+    nodes, rows = staged.live_nodes()
+    old = len(nodes) - len(new)
+    vectors = np.empty((len(nodes), parameters.dimension), np.float32)
+    versions = np.ones(len(nodes), np.int64)
+    _gather(staged, nodes[:old], vectors, versions)
+    vectors[old:] = new_vectors
+    rows[old:] = new_rows
+    if not staged.codebook_id:
+        staged.view.book = codebook.train(parameters, vectors)
+        staged.codebook_id, staged.codebook = 1, codebook.encode(staged.view.book)
+    random = np.random.default_rng(len(nodes))
+    order, entries = _order(vectors, random)
+    links, degrees = _graph(staged, vectors, order)
+    starts = np.zeros(len(nodes) + 1, np.int64)
+    referrers = np.empty(int(degrees.sum()), np.int32)
+    transpose(links, degrees, starts, referrers)
+    codes = np.empty((len(nodes), parameters.code_bytes), np.uint8)
+    encode_many(staged.view.book, vectors, codes)
+    staged.keep_only_dead()
+    slots = staged.slots.take(len(nodes))
+    layout = parameters.layout
+    room = pool(min(_CHUNK, len(nodes)), layout.block_size)
+    for first in range(0, len(nodes), _CHUNK):
+        count = min(_CHUNK, len(nodes) - first)
+        write_blocks(
+            room, layout, first, count, nodes, rows, versions, vectors, codes, links, degrees, starts, referrers,
+            staged.epoch, staged.origin, staged.codebook_id,
+        )  # fmt: skip
+        seal(room.u64, 0, count)
+        staged.write(slots[first : first + count], room.u8[:count])
+    staged.move(nodes, slots)
+    many = np.flatnonzero(np.diff(starts) > layout.backlinks)
+    pairs = [
+        np.stack(
+            [np.full(starts[one + 1] - starts[one], nodes[one]), nodes[referrers[starts[one] : starts[one + 1]]]], 1
+        )
+        for one in many
+    ]
+    staged.reset_overflow(nodes[:old], np.concatenate(pairs) if pairs else np.zeros((0, 2), np.int64))
+    staged.entries = nodes[entries]
+
+
+def _gather(
+    staged: Transaction, nodes: NDArray[np.int64], vectors: NDArray[np.float32], versions: NDArray[np.int64]
+) -> None:
+    """Vectors of nodes that have blocks, and the versions of their next blocks."""
+    source, layout = staged.view.source, staged.parameters.layout
+    for at, node in enumerate(nodes.tolist()):
+        row = load(source, layout.block_size, node, staged.epoch)
+        if row < 0:
+            raise staged.view.fail()
+        vectors[at] = source.pool.f32[row, 16 : 16 + layout.dimension]
+        versions[at] = source.pool.i64[row, 3] + (source.pool.i64[row, 2] != staged.epoch)
+
+
+def _order(vectors: NDArray[np.float32], random: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A random order that starts with an approximate medoid, and the entry points: that one, and some others."""
+    order = random.permutation(len(vectors)).astype(np.int64)
+    sample = order[:_MEDOID_SAMPLE]
+    medoid = int(sample[np.argmin(((vectors[sample] - vectors[sample].mean(0)) ** 2).sum(1))])
+    at = int(np.flatnonzero(order == medoid)[0])
+    order[0], order[at] = medoid, order[0]
+    return order, order[:ENTRIES].copy()
+
+
+def _graph(
+    staged: Transaction, vectors: NDArray[np.float32], order: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    parameters = staged.parameters
+    count, most = len(vectors), parameters.links
+    links = np.empty((count, most + most // 3 + 1), np.int32)
+    degrees, stamps = np.zeros(count, np.int32), np.zeros(count, np.int32)
+    alpha = np.float32(parameters.alpha**2)
+    for first in range(0, count, 10_000):  # signals are handled between chunks
+        last = min(count, first + 10_000)
+        link_all(vectors, order, first, last, most, parameters.search_list, alpha, links, degrees, stamps)
+    finish(vectors, int(order[0]), most, alpha, links, degrees)
+    return links, degrees

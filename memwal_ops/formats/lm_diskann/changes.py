@@ -1,0 +1,83 @@
+"""Define ``Changes``, everything that one commit changes, both in the store and in the view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+U4, U8, I8 = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<i8")
+
+
+def _no_numbers() -> NDArray[Any]:
+    return np.zeros(0, U8)
+
+
+def _no_pairs() -> NDArray[Any]:
+    return np.zeros((0, 2), U8)
+
+
+@dataclass(frozen=True)
+class State:
+    """The one row of ``lmd_metadata``.
+
+    Attributes:
+        epoch: of the last commit; the revision of the index.
+        merge_sequence_number: merges so far.
+        next_node_id: the next unused node id.
+        slot_count: slots allocated so far; the file may be longer after a killed run.
+        retained_from: the lowest epoch that can be read.
+        codebook_id: of the current codebook; 0: there is none, and no graph.
+        live: number of live rows.
+    """
+
+    epoch: int
+    merge_sequence_number: int = 0
+    next_node_id: int = 0
+    slot_count: int = 0
+    retained_from: int = 1
+    codebook_id: int = 0
+    live: int = 0
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes of one commit.
+
+    Attributes:
+        state: the state after the commit.
+        delta_nodes, blocks: nodes with a new version in the delta table, and the sealed blocks.
+        moved_nodes, moved_epochs, moved_slots: versions that are in the graph from now on, with their epochs.
+        retired: uint64 [n, 4]: slot, node, epoch of the version in it, epoch of the next version.
+        taken: slots that were on the free list.
+        merged_nodes, merged_versions: versions removed from the delta table.
+        row_ids, row_nodes: added rows, and their nodes.
+        removed: nodes whose rows are removed, and which become tombstones.
+        entries: all entry points from now on; None: unchanged.
+        overflow_reset: nodes whose overflowed backlinks are all dropped first.
+        overflow_added, overflow_dropped: uint64 [n, 2]: target and referrer.
+        codebook: id and bytes of a new codebook.
+    """
+
+    state: State
+    delta_nodes: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    blocks: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    moved_nodes: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    moved_epochs: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    moved_slots: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    retired: NDArray[np.uint64] = field(default_factory=lambda: np.zeros((0, 4), U8))
+    taken: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    merged_nodes: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    merged_versions: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    row_ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, I8))
+    row_nodes: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    removed: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    entries: NDArray[np.uint64] | None = None
+    overflow_reset: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    overflow_added: NDArray[np.uint64] = field(default_factory=_no_pairs)
+    overflow_dropped: NDArray[np.uint64] = field(default_factory=_no_pairs)
+    codebook: tuple[int, NDArray[np.uint8]] | None = None

@@ -1,0 +1,99 @@
+"""Access the files of an index folder; each durable step is passed to a function that may refuse it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+METADATA = "metadata.lmd"
+GRAPH = "graph.lmd"
+VIEW = "view"
+CURRENT = f"{VIEW}/CURRENT"
+
+Step = Callable[[str, Callable[[], Any]], Any]
+"""Carries out a durable step, given its name and action. Raises if the run must not have any further effect."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def plainly(name: str, act: Callable[[], Any]) -> Any:
+    """Run the action: for users of the library, who have no lease."""
+    del name
+    return act()
+
+
+def base_path(number: int) -> str:
+    """The path of a view's base."""
+    return f"{VIEW}/{number:016d}.base"
+
+
+def log_path(number: int) -> str:
+    """The path of a view's log."""
+    return f"{VIEW}/{number:016d}.log"
+
+
+def write_all(file: int, data: Any, offset: int) -> None:
+    """Write all bytes at an offset.
+
+    Raises:
+        StorageError: the disk is full, or failed.
+    """
+    view = memoryview(data).cast("B")
+    while view:
+        try:
+            done = os.pwrite(file, view, offset)
+        except OSError as error:
+            raise io_error(error) from error
+        view, offset = view[done:], offset + done
+
+
+def sync(file: int) -> None:
+    """Sync a file to disk. Raises ``StorageError``."""
+    try:
+        os.fsync(file)
+    except OSError as error:
+        raise io_error(error) from error
+
+
+def sync_folder(folder: str) -> None:
+    """Sync a folder's names to disk."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(file)
+    finally:
+        os.close(file)
+
+
+def replace_file(folder: str, path: str, data: Iterable[bytes]) -> None:
+    """Write a temporary file, fsync it, and rename it to its name.
+
+    Raises:
+        StorageError: the disk is full, or failed; the old file is unchanged.
+    """
+    target = os.path.join(folder, path)
+    fresh = f"{target}.new"
+    try:
+        with open(fresh, "wb") as file:
+            file.writelines(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, target)
+    except OSError as error:
+        raise io_error(error) from error
+    sync_folder(os.path.dirname(target))
+
+
+def io_error(error: OSError) -> StorageError:
+    """Translate an error of the file system."""
+    if error.errno in _FULL:
+        return StorageError(
+            f"The disk of the index folder is full: {error}.",
+            remedy="Free space and run it again; commits are complete, and nothing else became visible.",
+        )
+    return StorageError(f"The index folder cannot be read or written: {error}.")

@@ -1,0 +1,61 @@
+"""The LM-DiskANN format: detect and open index folders. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.protocols import Capability
+from memwal_ops.errors import UnsupportedFeatureError
+from memwal_ops.formats.lm_diskann.specs import DEMO, INIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.formats.lm_diskann.table import Table
+    from memwal_ops.storage.api import Listing, Store
+    from memwal_ops.storage.locations import Location
+
+MARKER = "metadata.lmd"
+
+
+class LmDiskAnnFormat:
+    """A graph index of vectors: delta blocks in a DuckDB store, and a page file."""
+
+    name = "lm_diskann"
+    requires = frozenset({Capability.PAGES})
+    suffix = ""
+    init = INIT
+    demo = DEMO
+
+    def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
+        """An index folder is one part; the report's entry has the node."""
+        del blocked
+        return "The index folder", ""
+
+    def detect(self, root: Listing) -> bool:
+        """Whether the marker file exists: no request is made."""
+        return any(meta.path == MARKER for meta in root.objects)
+
+    def open(self, location: Location, store: Store) -> Table:
+        """The newest published epoch.
+
+        Raises:
+            UnsupportedFeatureError: the folder is not on a file system.
+            ExtraMissingError: the extra is not installed.
+            MemwalOpsError: see :func:`memwal_ops.formats.lm_diskann.table.load`.
+        """
+        if location.scheme != "file":
+            raise UnsupportedFeatureError(
+                f"{location.uri} is an LM-DiskANN index, which needs a file system: pages of one file are "
+                "written in place and synced, which object stores do not support.",
+                remedy="Copy the folder to a local disk, and use it there.",
+            )
+        from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is asked for first
+
+        need_extra()
+        from memwal_ops.formats.lm_diskann.table import load  # noqa: PLC0415
+
+        return load(location, store)
+
+
+FORMAT = LmDiskAnnFormat()

@@ -1,0 +1,81 @@
+"""Create an index folder, or report that it exists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
+from memwal_ops.formats.lm_diskann import library
+
+if TYPE_CHECKING:
+    from memwal_ops.formats.lm_diskann.options import InitOptions
+    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+_WORDS = {"created": "was created", "unchanged": "exists already", "dry_run": "would be created"}
+
+
+@dataclass(frozen=True)
+class InitReport:
+    """``decision``: created, unchanged or dry_run; ``document``: the parameters."""
+
+    decision: str
+    uri: str
+    document: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        """0."""
+        return 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``--json``."""
+        return {"decision": self.decision, "uri": self.uri, **self.document}
+
+    def describe(self) -> str:
+        """The text for a terminal."""
+        text = ", ".join(f"{name} {value}" for name, value in self.document.items())
+        return f"The index folder {self.uri} {_WORDS[self.decision]}: {text}."
+
+
+def init(location: Location, store: Store, options: InitOptions, *, dry_run: bool) -> InitReport:
+    """Create the folder if it does not exist.
+
+    Raises:
+        InvalidUsageError: there is an index with other parameters, or other files; or a parameter is out of bounds.
+        UnsupportedFeatureError: the folder is remote.
+    """
+    del store
+    path = library.local_path(location.uri)
+    wanted: dict[str, Any] = {
+        "dimension": options.dimension,
+        "metric": options.index_metric,
+        "R": options.links,
+        "alpha": options.alpha,
+        "L": options.search_list,
+        "quantizer": options.quantizer,
+    }
+    try:
+        found = _document(library.read_parameters(path))
+    except (TableNotFoundError, NotALanceTableError):
+        if not dry_run:
+            library.create(path, **wanted)
+        return InitReport("dry_run" if dry_run else "created", path, wanted)
+    differ = [name for name, value in wanted.items() if found[name] != value]
+    if differ:
+        text = ", ".join(f"{name} is {found[name]}, not {wanted[name]}" for name in differ)
+        raise InvalidUsageError(f"{path} is an index with other parameters already: {text}.")
+    return InitReport("unchanged", path, wanted)
+
+
+def _document(found: Parameters) -> dict[str, Any]:
+    return {
+        "dimension": found.dimension,
+        "metric": found.metric,
+        "R": found.links,
+        "alpha": found.alpha,
+        "L": found.search_list,
+        "quantizer": found.quantizer,
+    }

@@ -1,0 +1,95 @@
+"""Show an index folder by its published view. Reads only."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.formats.lm_diskann.files import GRAPH
+from memwal_ops.formats.lm_diskann.jobs.merge import backlog as merge_backlog
+from memwal_ops.formats.lm_diskann.locks import lowest_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lm_diskann.options import InspectOptions
+    from memwal_ops.formats.lm_diskann.table import Table
+
+
+class Decision(enum.StrEnum):
+    """The only decision."""
+
+    INSPECTED = "inspected"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The inspection; ``document`` is the JSON document."""
+
+    document: Mapping[str, Any]
+
+    decision = Decision.INSPECTED
+    exit_code = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document."""
+        return dict(self.document)
+
+    def describe(self) -> str:
+        """The text for people."""
+        found = self.document
+        fixed, state, waits = found["parameters"], found["state"], found["backlog"]
+        graph = "no graph yet: every search compares all rows" if found["exact"] else "graph"
+        kept = f"Epochs {state['retained_from']} to {found['revision']} are retained"
+        return "\n".join(
+            [
+                f"LM-DiskANN index, epoch {found['revision']}: {state['live']:,} rows ({graph}).",
+                f"  {fixed['dimension']} dimensions, {fixed['metric']}, R {fixed['links']}, L {fixed['search_list']}, "
+                f"alpha {fixed['alpha']:g}, {fixed['quantizer']}.",
+                f"  Blocks of {fixed['block_size']:,} bytes; graph.lmd has {found['graph_bytes']:,} bytes.",
+                f"  {waits['delta_blocks']:,.0f} unmerged delta blocks ({waits['dirty_percent']:.1f} % of the nodes).",
+                f"  {kept}; lowest reader: {found['lowest_reader'] or 'none'}.",
+            ]
+        )
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """No metrics of its own."""
+    del table
+    return {}
+
+
+def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
+    """Inspect the view."""
+    del options, context
+    fixed = table.parameters
+    return Report(
+        {
+            "decision": Decision.INSPECTED.value,
+            "format": table.format.name,
+            "uri": table.location.uri,
+            "revision": table.revision,
+            "uuid": str(fixed.uuid),
+            "parameters": {
+                "dimension": fixed.dimension,
+                "metric": fixed.metric,
+                "links": fixed.links,
+                "alpha": fixed.alpha,
+                "search_list": fixed.search_list,
+                "quantizer": fixed.quantizer,
+                "block_size": fixed.layout.block_size,
+            },
+            "state": asdict(table.state),
+            "exact": not table.state.codebook_id,
+            "backlog": dict(merge_backlog(table)),
+            "view": table.view_number,
+            "graph_bytes": os.path.getsize(os.path.join(table.location.uri, GRAPH)),
+            "lowest_reader": lowest_reader(table.location.uri),
+        }
+    )
+
+
+apply = plan

@@ -1,0 +1,119 @@
+"""Merge delta blocks into the graph, batch by batch."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.errors import RegionsBlockedError
+from memwal_ops.formats.lm_diskann import merging
+from memwal_ops.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lm_diskann.merging import Bad
+    from memwal_ops.formats.lm_diskann.options import MergeOptions
+    from memwal_ops.formats.lm_diskann.table import Table
+
+_SHOWN = 20
+
+
+class Decision(enum.StrEnum):
+    """The decisions of a merge."""
+
+    MERGED = "merged"
+    NOTHING_TO_MERGE = "nothing_to_merge"
+    BLOCKED = "blocked"
+    DRY_RUN = "dry_run"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a merge, or its plan.
+
+    Attributes:
+        blocks: number of delta blocks; ``bytes``: their size.
+        epoch: of the index afterwards.
+        blocked: nodes that could not be merged, or have no block.
+        republished: the view was behind the store, and was published again.
+    """
+
+    decision: Decision
+    blocks: int
+    bytes: int
+    epoch: int
+    blocked: tuple[Bad, ...] = field(default=())
+    republished: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """10 if a node is blocked."""
+        return RegionsBlockedError.exit_code if self.blocked else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document."""
+        return {
+            "decision": self.decision.value,
+            "epoch": self.epoch,
+            "blocks": self.blocks,
+            "bytes": self.bytes,
+            "republished": self.republished,
+            "blocked": [{"node": one.node, "reason": one.why} for one in self.blocked],
+        }
+
+    def describe(self) -> str:
+        """The text for people."""
+        lines = [f"{self.decision}: {counted(self.blocks, 'delta block')}; the index is at epoch {self.epoch}."]
+        if self.republished:
+            lines.append("The published view was behind the store (a writer was killed); it was published again.")
+        lines += [f"  node {one.node}: {one.why}" for one in self.blocked[:_SHOWN]]
+        if self.blocked:
+            lines.append("Insert the rows of these nodes again (memwal-ops verify names them), or restore the folder.")
+        return "\n".join(lines)
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """The backlog metrics, from the published view."""
+    nodes = max(1, table.state.next_node_id)
+    return {
+        "delta_blocks": table.delta_blocks,
+        "delta_bytes": table.delta_blocks * table.parameters.layout.block_size,
+        "dirty_percent": 100 * table.delta_nodes / nodes,
+    }
+
+
+def plan(table: Table, options: MergeOptions, context: RunContext) -> Report:
+    """The backlog, from the published view; damaged blocks are found by a run only."""
+    del options, context
+    size = table.parameters.layout.block_size
+    return Report(Decision.DRY_RUN, table.delta_blocks, table.delta_blocks * size, table.revision)
+
+
+def apply(table: Table, options: MergeOptions, context: RunContext) -> Report:
+    """Merge the whole backlog.
+
+    Raises:
+        IndexBusyError: another writer or job has the index.
+        LeaseLostError: the guard denies; earlier commits are kept.
+        StorageError: the disk is full, or failed; earlier commits are kept.
+    """
+    bad: dict[int, Bad] = {}
+    blocks = size = 0
+    with table.open(options.wait.total_seconds()) as index:
+        missing = merging.missing_blocks(index.writable())
+        for batch in merging.merge(index, options.max_bytes, table.durable, bad):
+            blocks, size = blocks + batch.versions, size + batch.bytes
+            context.revisions.append(batch.epoch)
+            context.figures["blocks_merged"] += batch.versions
+            context.figures["bytes_merged"] += batch.bytes
+            context.advance("merging", "blocks", batch.versions, total=table.delta_blocks)
+            context.checkpoint()
+        if blocks:
+            merging.finish(index, table.durable)
+        blocked = (*bad.values(), *missing)
+        done = Decision.MERGED if blocks else Decision.NOTHING_TO_MERGE
+        decision = Decision.BLOCKED if blocked else done
+        return Report(decision, blocks, size, index.writable().state.epoch, blocked, index.republished)

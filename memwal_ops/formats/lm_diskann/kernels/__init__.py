@@ -1,0 +1,1 @@
+"""Compiled code: distances, checksums, block reads, beam search, pruning, insertion and the bulk build (numba)."""

@@ -1,0 +1,86 @@
+"""Compute squared L2 distances: exact, and estimated from codes."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+
+@numba.njit(cache=True, nogil=True, fastmath=True)
+def squared(a, b):
+    """The distance between two float32 vectors."""
+    total = np.float32(0)
+    for at in range(a.shape[0]):
+        difference = a[at] - b[at]
+        total += difference * difference
+    return total
+
+
+@numba.njit(cache=True, nogil=True, fastmath=True)
+def fill_table(book, query, table):
+    """Store each code value's share of the squared distance to ``query`` in ``table`` [bytes, 256]; returns the rest."""
+    rest = np.float32(0)
+    for at in range(query.shape[0]):
+        difference = query[at] - book.base[at]
+        rest += difference * difference
+    for byte in range(table.shape[0]):
+        start, width = book.starts[byte], book.widths[byte]
+        for value in range(256):
+            total = np.float32(0)
+            for at in range(width):
+                part = book.parts[byte, value, at]
+                total += part * (part - 2 * (query[start + at] - book.base[start + at]))
+            table[byte, value] = total
+    return rest
+
+
+@numba.njit(cache=True, nogil=True, fastmath=True)
+def estimated(table, rest, codes):
+    """The estimated squared distance between a code and the query of ``table``."""
+    total = rest
+    for byte in range(table.shape[0]):
+        total += table[byte, codes[byte]]
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+def encode(book, vector, code):
+    """Encode a vector into ``code``."""
+    if book.threshold.shape[0]:
+        half = code.shape[0] // 2
+        code[:] = 0
+        for at in range(vector.shape[0]):
+            difference = vector[at] - book.base[at]
+            if difference > book.threshold[at]:
+                code[at >> 3] |= np.uint8(1 << (at & 7))
+            elif difference < -book.threshold[at]:
+                code[half + (at >> 3)] |= np.uint8(1 << (at & 7))
+        return
+    for byte in range(code.shape[0]):
+        start, width = book.starts[byte], book.widths[byte]
+        best, chosen = np.float32(np.inf), 0
+        for value in range(256):
+            total = np.float32(0)
+            for at in range(width):
+                difference = vector[start + at] - book.base[start + at] - book.parts[byte, value, at]
+                total += difference * difference
+            if total < best:
+                best, chosen = total, value
+        code[byte] = chosen
+
+
+@numba.njit(cache=True, nogil=True)
+def encode_many(book, vectors, codes):
+    """Encode vectors [n, d] into ``codes`` [n, bytes]."""
+    for row in range(vectors.shape[0]):
+        encode(book, vectors[row], codes[row])
+
+
+@numba.njit(cache=True, nogil=True)
+def decode(book, code, vector):
+    """Decode the approximate vector of a code into ``vector``."""
+    vector[:] = book.base
+    for byte in range(code.shape[0]):
+        start, value = book.starts[byte], code[byte]
+        for at in range(book.widths[byte]):
+            vector[start + at] += book.parts[byte, value, at]

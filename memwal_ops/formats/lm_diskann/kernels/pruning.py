@@ -1,0 +1,50 @@
+"""LM-Prune: keep the nearest candidate, drop those much nearer to it than to the node, repeat until R are kept.
+
+Candidates equal to the node are kept, too, up to half of the list: by the rule alone, one of them would hide all
+others, and duplicate vectors would become chains that break when one of them is deleted.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from memwal_ops.formats.lm_diskann.kernels.distances import squared
+
+
+@numba.njit(cache=True, nogil=True)
+def prune(vectors, distances, count, alpha, most, chosen):
+    """Select neighbours.
+
+    Args:
+        vectors: float32 [count or more, d], of the candidates.
+        distances: float32, their squared distances to the node.
+        count: number of candidates.
+        alpha: squared: a candidate is dropped if ``alpha * d(kept, it) < d(node, it)``.
+        most: the most to select.
+        chosen: receives their indices, nearest first.
+
+    Returns:
+        The number selected.
+    """
+    order = np.argsort(distances[:count])
+    gone = np.zeros(count, np.uint8)
+    kept = 0
+    equal = max(1, most // 2)
+    for at in range(count):
+        one = order[at]
+        if gone[one]:
+            continue
+        if distances[one] == 0:
+            if equal == 0:
+                continue
+            equal -= 1
+        chosen[kept] = one
+        kept += 1
+        if kept == most:
+            break
+        for later in range(at + 1, count):
+            other = order[later]
+            if not gone[other] and alpha * squared(vectors[one], vectors[other]) < distances[other]:
+                gone[other] = 1
+    return kept

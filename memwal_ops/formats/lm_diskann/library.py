@@ -1,0 +1,497 @@
+"""The library class ``Index``: build, change and search an index folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from memwal_ops.errors import (
+    InvalidUsageError,
+    MemwalOpsError,
+    NotALanceTableError,
+    TableCorruptError,
+    TableNotFoundError,
+    UnsupportedFeatureError,
+    VersionGoneError,
+)
+from memwal_ops.formats.lm_diskann import merging, publishing
+from memwal_ops.formats.lm_diskann.changes import State
+from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, Step, io_error, plainly, replace_file, sync_folder
+from memwal_ops.formats.lm_diskann.kernels.memory import scratch
+from memwal_ops.formats.lm_diskann.kernels.searching import scan, search
+from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, Reader, WriterLock
+from memwal_ops.formats.lm_diskann.slots import needed_from
+from memwal_ops.formats.lm_diskann.store import NAME, Store
+from memwal_ops.formats.lm_diskann.transaction import Transaction
+from memwal_ops.formats.lm_diskann.view import View
+from memwal_ops.formats.lm_diskann.wire import parameters as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+
+CACHE = 32 << 20
+OVERLAY = 256 << 20
+WAIT = 30.0
+_EXACT_BELOW = 4096
+_ATTEMPTS = 20
+_WIDEST = 16
+_COSINE_HALF = 0.5
+
+
+class IdsExhaustedError(UnsupportedFeatureError):
+    """All node ids are used up; they are never reused."""
+
+    remedy = "Build a new index from the existing rows; nothing was changed."
+
+
+def create(
+    folder: str | os.PathLike[str],
+    *,
+    dimension: int,
+    metric: str = "l2",
+    R: int = 70,  # noqa: N803 - named as in the paper, like L
+    alpha: float = 1.2,
+    L: int = 100,  # noqa: N803
+    quantizer: str = "pq",
+) -> None:
+    """Create an empty index folder; its parent must exist.
+
+    Raises:
+        InvalidUsageError: a parameter is out of bounds; or the folder is not empty.
+        UnsupportedFeatureError: the folder is remote.
+    """
+    path = local_path(folder)
+    parameters = wire.Parameters(dimension, metric, R, float(alpha), L, quantizer, uuid.uuid4())
+    # Made under a temporary name: a killed run never leaves a partial index under the final name.
+    fresh = f"{path}.{parameters.uuid.hex}.new"
+    os.makedirs(os.path.join(fresh, READERS))
+    try:
+        for name in (GRAPH, WRITER):
+            with open(os.path.join(fresh, name), "xb") as file:
+                os.fsync(file.fileno())
+        Store.create(os.path.join(fresh, NAME), parameters.uuid)
+        publishing.first_view(fresh, parameters, State(1))
+        replace_file(fresh, METADATA, [wire.encode(parameters)])
+        sync_folder(fresh)
+        os.rename(fresh, path)
+    except OSError as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if os.path.lexists(path):
+            raise InvalidUsageError(
+                f"{path} exists already, and is not an empty folder.", remedy="Choose another name for the folder."
+            ) from error
+        raise io_error(error) from error
+    sync_folder(os.path.dirname(path) or "/")
+
+
+def local_path(folder: str | os.PathLike[str]) -> str:
+    """The absolute path of a folder.
+
+    Raises:
+        UnsupportedFeatureError: it is on an object store.
+    """
+    text = os.fspath(folder)
+    if "://" in text and not text.startswith("file://"):
+        raise UnsupportedFeatureError(
+            f"An LM-DiskANN index cannot be at {text.partition('://')[0]}://...: pages of one file are written in "
+            "place and synced, which object stores do not support.",
+            remedy="Put the folder on a local disk.",
+        )
+    return os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
+
+
+def read_parameters(path: str) -> Parameters:
+    """Read the fixed parameters of the index in a folder.
+
+    Raises:
+        TableNotFoundError, NotALanceTableError: there is none.
+        TableCorruptError, UnsupportedFeatureError: ``metadata.lmd`` cannot be used.
+    """
+    try:
+        with open(os.path.join(path, METADATA), "rb") as file:
+            return wire.decode(file.read())
+    except FileNotFoundError as error:
+        if os.path.isdir(path) and os.listdir(path):
+            raise NotALanceTableError(f"{path} is not an index folder: it has no {METADATA}.") from error
+        raise TableNotFoundError(f"No index found at {path}.") from error
+
+
+class Index:
+    """An open index. Use it as a context manager; safe from several threads, one call at a time.
+
+    Args:
+        folder: a local folder.
+        read_only: never open the store; any number of processes may read during writes of another one.
+        cache_bytes: budget of the block cache.
+        wait: seconds to wait for another writer or job.
+        step: carries out durable steps; that of a job checks its guard.
+        overlay_bytes: budget for the blocks that a transaction changes; 0: transactions are not possible.
+
+    Raises:
+        IndexBusyError: another writer or job has the writer lock.
+        MemwalOpsError: it does not exist, or is damaged.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        cache_bytes: int = CACHE,
+        wait: float = WAIT,
+        step: Step = plainly,
+        overlay_bytes: int = OVERLAY,
+    ) -> None:
+        self._overlay_bytes = overlay_bytes
+        self.folder = local_path(folder)
+        self.parameters = read_parameters(self.folder)
+        self._lock = threading.RLock()
+        self._step = step
+        self._transaction: Transaction | None = None
+        self._writer: WriterLock | None = None
+        self._store: Store | None = None
+        self._reader: Reader | None = None
+        self._room: tuple[tuple[int, int], Any] | None = None
+        try:
+            if not read_only:
+                self._writer = WriterLock(self.folder, wait)
+                self._store = Store(os.path.join(self.folder, NAME), self.parameters.uuid, self.parameters.quantizer)
+                self.republished = publishing.recover(self.folder, self.parameters, self._store, step)
+            self.view = self._open_view(cache_bytes, read_only=read_only)
+        except BaseException:
+            self._release()
+            raise
+
+    def _open_view(self, cache_bytes: int, *, read_only: bool) -> View:
+        budget = 0 if read_only or not self._overlay_bytes else max(self._overlay_bytes, 2 * self._worst())
+        overlay = budget // self.parameters.layout.block_size
+        view = View(self.folder, self.parameters, cache_bytes, overlay)
+        if read_only:
+            # Registered first, then read again: epochs that are given up in between are noticed.
+            self._reader = Reader(self.folder, view.epoch)
+            view.refresh()
+            self._reader.move(view.epoch)
+        else:
+            graph = os.fstat(view.files[0]).st_size
+            if graph < view.state.slot_count * self.parameters.layout.block_size:
+                view.close()
+                raise TableCorruptError(
+                    f"{GRAPH} in {self.folder} has {graph:,} bytes; the store has {view.state.slot_count:,} slots.",
+                    remedy="Restore the folder from a copy, or build the index again from its rows.",
+                )
+        return view
+
+    def _worst(self) -> int:
+        links = self.parameters.links
+        return (links * (links + 2) + 2) * self.parameters.layout.block_size
+
+    def close(self) -> None:
+        """Close it; an open transaction is rolled back."""
+        with self._lock:
+            if self._transaction is not None:
+                self._transaction.close()
+                self._transaction = None
+            if hasattr(self, "view"):
+                self.view.close()
+            self._release()
+
+    def _release(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        if self._store is not None:
+            self._store.close()
+        if self._writer is not None:
+            self._writer.release()
+        self._reader = self._store = self._writer = None
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    # -- what it is
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that this handle has read."""
+        return self.view.epoch
+
+    @property
+    def exact(self) -> bool:
+        """Whether every search compares all rows: there are too few for a codebook and a graph."""
+        return not self.view.state.codebook_id
+
+    def __len__(self) -> int:
+        """Number of rows at :attr:`epoch`."""
+        return self.view.state.live
+
+    # -- changes
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        """A transaction: its changes become visible at once, or not at all if the block raises.
+
+        Raises:
+            InvalidUsageError: the index is read-only, or a transaction is already open.
+        """
+        with self._lock:
+            store = self.writable()
+            if self._transaction is not None:
+                raise InvalidUsageError("A transaction is already open; transactions do not nest.")
+            if not self._overlay_bytes:
+                raise InvalidUsageError("The index was opened with overlay_bytes 0, so it cannot be changed.")
+            horizon = min(store.state.retained_from, needed_from(self.folder, store.state.epoch))
+            self._transaction = Transaction(self.view, store, horizon, self._step)
+            try:
+                yield self
+                self._transaction.commit()
+            finally:
+                self._transaction.close()
+                self._transaction = None
+                self._catch_up(store)
+
+    def _catch_up(self, store: Store) -> None:
+        """Read what was committed: from the log, or from another view if a frame could not be written."""
+        self.view.refresh()
+        if self.view.epoch != store.state.epoch:
+            publishing.recover(self.folder, self.parameters, store, self._step)
+            self.view.refresh()
+
+    def insert(self, row_ids: ArrayLike, vectors: ArrayLike) -> None:
+        """Insert rows. An existing row is replaced.
+
+        Args:
+            row_ids: int64 [n], all different.
+            vectors: float32 [n, d].
+
+        Raises:
+            InvalidUsageError: invalid shapes, types or values; nothing was changed.
+            StorageError: the disk is full, or failed; nothing was changed.
+        """
+        rows = self._row_ids(row_ids)
+        given = self._vectors(vectors)
+        if len(rows) != len(given):
+            raise InvalidUsageError(f"There are {len(rows)} row ids for {len(given)} vectors.")
+        if len(np.unique(rows)) != len(rows):
+            raise InvalidUsageError("A row id is given twice in one insert.")
+        with self._lock:
+            if self._transaction is None:
+                with self.transaction():
+                    self.insert(rows, given)
+            elif len(rows):
+                self._transaction.insert(rows, given)
+
+    def delete(self, row_ids: ArrayLike) -> int:
+        """Delete rows, and return how many of them existed.
+
+        Raises:
+            InvalidUsageError: the index is read-only.
+            StorageError: the disk is full, or failed; nothing was changed.
+        """
+        rows = np.unique(self._row_ids(row_ids))
+        with self._lock:
+            if self._transaction is None:
+                with self.transaction():
+                    return self.delete(rows)
+            return self._transaction.delete(rows)
+
+    def writable(self) -> Store:
+        """The store. Raises ``InvalidUsageError`` if the index is read-only."""
+        if self._store is None:
+            raise InvalidUsageError(f"{self.folder} is open read-only.", remedy="Open it without read_only.")
+        return self._store
+
+    def merge(self, max_bytes: int = merging.BATCH) -> int:
+        """Merge the delta blocks into the graph, like the job: for a writer that never closes its index.
+
+        Args:
+            max_bytes: of delta blocks in one commit.
+
+        Returns:
+            Number of merged versions; damaged ones are kept, and reported by the job and by verify.
+
+        Raises:
+            InvalidUsageError: the index is read-only, or a transaction is open.
+            StorageError: the disk is full, or failed; earlier commits are kept.
+        """
+        with self._lock:
+            self.writable()
+            if self._transaction is not None:
+                raise InvalidUsageError("A transaction is open; commit it first.")
+            merged = sum(batch.versions for batch in merging.merge(self, max_bytes, self._step, {}))
+            if merged:
+                merging.finish(self, self._step)
+            return merged
+
+    # -- search
+
+    def search(
+        self,
+        queries: ArrayLike,
+        k: int = 10,
+        L: int | None = None,  # noqa: N803 - see create
+        allow: ArrayLike | None = None,
+        as_of: int | None = None,
+        beam_width: int = 1,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Search the nearest committed rows of each query.
+
+        Args:
+            queries: float32 [m, d].
+            k: number of rows per query.
+            L: length of the candidate list, at least k; None: that of the index. Longer ones find more and read more.
+            allow: int64 [a]: only these rows.
+            as_of: a retained epoch; None: the newest.
+            beam_width: number of nodes whose blocks are read at once.
+
+        Returns:
+            Row ids int64 [m, k] and distances float32 [m, k], nearest first: squared L2, or 1 - cosine; -1 and
+            infinity if fewer are found.
+
+        Raises:
+            InvalidUsageError: invalid shapes or values.
+            VersionGoneError: ``as_of`` is not retained, or never existed.
+            TableCorruptError: a block is damaged.
+        """
+        given = self._vectors(queries)
+        limit = self.parameters.search_list if L is None else L
+        for name, value in (("k", k), ("L", limit), ("beam_width", beam_width)):
+            if not 1 <= value <= 1 << 20:
+                raise InvalidUsageError(f"{name} must be from 1 to 1048576, not {value}.")
+        wanted = None if allow is None else np.unique(np.ascontiguousarray(allow, np.int64).reshape(-1))
+        with self._lock:
+            for attempt in range(_ATTEMPTS):
+                found = self._search(given, k, max(limit, k), wanted, as_of, min(beam_width, 64))
+                if found is not None:
+                    return found
+                # A slot was reused since this view was published: a newer view has its current content.
+                if not self.view.refresh() and attempt > 2:  # noqa: PLR2004 - a commit may be under way
+                    raise self.view.fail()
+                self.view.reload()
+        raise self.view.fail()
+
+    def _search(
+        self, queries: NDArray[np.float32], k: int, limit: int, allow: NDArray[np.int64] | None, as_of: int | None,
+        width: int,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:  # fmt: skip
+        """One attempt; None if the view is stale."""
+        epoch = self._epoch(as_of)
+        ids = np.empty((len(queries), k), np.int64)
+        distances = np.empty((len(queries), k), np.float32)
+        changed = int(self.view.counts[1])
+        self.view.counts[1] = 0  # uncommitted changes of this handle are not visible to searches
+        try:
+            found = self._run(queries, limit, allow, epoch, width, ids, distances)
+        finally:
+            self.view.counts[1] = changed
+            if self._reader is not None and self._reader.epoch < self.view.epoch:
+                self._reader.move(self.view.epoch)
+        if found < 0:
+            return None
+        if self.parameters.metric == "cosine":
+            distances *= np.float32(_COSINE_HALF)
+        return ids, distances
+
+    def _epoch(self, as_of: int | None) -> int:
+        if self._reader is not None and as_of is not None and as_of < self._reader.epoch:
+            self._reader.move(max(as_of, 1))  # announced first, then the view is read: see Reader
+        if self._reader is not None:
+            self.view.refresh()
+        if as_of is None:
+            return self.view.epoch
+        if not self.view.state.retained_from <= as_of <= self.view.epoch:
+            if self._reader is not None:
+                self._reader.move(self.view.epoch)
+            raise VersionGoneError(
+                f"Epoch {as_of} of {self.folder} cannot be read.",
+                remedy=f"Epochs {self.view.state.retained_from} to {self.view.epoch} are retained now.",
+            )
+        return as_of
+
+    def _run(
+        self, queries: NDArray[np.float32], limit: int, allow: NDArray[np.int64] | None, epoch: int, width: int,
+        ids: NDArray[np.int64], distances: NDArray[np.float32],
+    ) -> int:  # fmt: skip
+        view, layout = self.view, self.parameters.layout
+        entries = view.entries(epoch)
+        nodes = None
+        if allow is not None and len(allow) <= _EXACT_BELOW:
+            nodes = np.sort(view.nodes_of(allow))
+        elif not len(entries):
+            nodes = np.arange(view.state.next_node_id, dtype=np.int64)
+        restricted = np.zeros(0, np.int64) if allow is None else allow
+        if nodes is not None:
+            return int(
+                scan(view.source, layout, nodes, queries, epoch, view.dead, view.dead_epochs, restricted,
+                     allow is not None, ids, distances)
+            )  # fmt: skip
+        reach = min(view.state.live, view.state.live if allow is None else len(allow), ids.shape[1])
+        # Tombstones and rows that are not allowed take up entries of the list.
+        wanted = view.state.live if allow is None else min(len(allow), view.state.live)
+        limit = int(limit * min(_WIDEST, (view.state.live + len(view.dead)) / max(1, wanted)))
+        left = np.arange(len(queries))
+        while True:
+            room = self._scratch(limit)
+            part, far = np.empty((len(left), ids.shape[1]), np.int64), np.empty((len(left), ids.shape[1]), np.float32)
+            found = search(
+                view.source, layout, room, view.book, queries[left], limit, width, epoch, entries, view.dead,
+                view.dead_epochs, restricted, allow is not None, part, far,
+            )  # fmt: skip
+            if found < 0:
+                return int(found)
+            ids[left], distances[left] = part, far
+            # Search again with a longer list for queries that found too few.
+            left = left[(part[:, :reach] < 0).any(axis=1)]
+            if not len(left) or limit >= view.state.next_node_id:
+                return 0
+            limit *= 2
+
+    def _scratch(self, limit: int) -> Any:
+        p, key = self.parameters, (limit, self.view.state.next_node_id.bit_length())
+        if self._room is None or self._room[0] != key:
+            room = scratch(limit, p.links, p.code_bytes, p.dimension, 1 << key[1], collect=False)
+            self._room = (key, room)
+        return self._room[1]
+
+    # -- what is given
+
+    def _row_ids(self, given: ArrayLike) -> NDArray[np.int64]:
+        rows = np.asarray(given)
+        if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+            raise InvalidUsageError(f"Row ids must be integers, [n]; these are {rows.dtype} {list(rows.shape)}.")
+        if rows.dtype.kind == "u" and len(rows) and int(rows.max()) > np.iinfo(np.int64).max:
+            raise InvalidUsageError("Row ids must be below 2**63.")
+        if len(rows) and int(rows.min()) < 0:
+            raise InvalidUsageError("Row ids must not be negative: -1 means none.")
+        return np.ascontiguousarray(rows, np.int64)
+
+    def _vectors(self, given: ArrayLike) -> NDArray[np.float32]:
+        vectors = np.array(given, np.float32, order="C", copy=None)
+        if vectors.ndim != 2 or vectors.shape[1] != self.parameters.dimension:  # noqa: PLR2004 - rows and columns
+            raise InvalidUsageError(
+                f"Vectors must be float32 [n, {self.parameters.dimension}]; these are {list(vectors.shape)}."
+            )
+        if not np.isfinite(vectors).all():
+            raise InvalidUsageError("A vector has a value that is not finite.")
+        if self.parameters.metric == "cosine":
+            lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+            if (lengths == 0).any():
+                raise InvalidUsageError("A vector of a cosine index is zero: it has no direction.")
+            vectors = (vectors / lengths).astype(np.float32)
+        return vectors
+
+
+__all__ = ["CACHE", "WAIT", "IdsExhaustedError", "Index", "MemwalOpsError", "create", "local_path", "read_parameters"]

@@ -1,0 +1,125 @@
+"""Lock writers and register readers: kernel locks on files of the folder, which end with their process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import uuid
+from contextlib import suppress
+from typing import Self
+
+from memwal_ops.formats.lm_diskann.errors import IndexBusyError
+
+WRITER = "writer.lock"
+READERS = "readers"
+_PAUSE = 0.05
+_FRESH = ".new"
+
+
+class WriterLock:
+    """The writer lock, which permits opening the store; acquired within ``wait`` seconds.
+
+    Raises:
+        IndexBusyError: another process, or another handle of this one, still has it.
+    """
+
+    def __init__(self, folder: str, wait: float) -> None:
+        self._file = os.open(os.path.join(folder, WRITER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        until = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < until:
+                    time.sleep(_PAUSE)
+                    continue
+                holder = os.pread(self._file, 100, 0).decode(errors="replace").strip() or "unknown"
+                os.close(self._file)
+                raise IndexBusyError(
+                    f"Another writer or job has {folder} (process {holder}); waited {wait:g} s for it."
+                ) from None
+            break
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Release it; the file is kept, since another process may be waiting for it."""
+        os.close(self._file)
+
+
+class Reader:
+    """A registered reader: while it exists, versions that a reader at ``epoch`` or later needs are kept."""
+
+    def __init__(self, folder: str, epoch: int) -> None:
+        self._path = os.path.join(folder, READERS, uuid.uuid4().hex)
+        fresh = self._path + _FRESH
+        self._file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        # Locked and written before it gets its name: a named file without a lock belongs to a dead process.
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self.move(epoch)
+        os.rename(fresh, self._path)
+
+    def move(self, epoch: int) -> None:
+        """Announce another epoch."""
+        os.pwrite(self._file, epoch.to_bytes(8, "little"), 0)
+        self.epoch = epoch
+
+    def close(self) -> None:
+        """Unregister it."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def lowest_reader(folder: str) -> int | None:
+    """The lowest epoch announced by a live reader; None if there is none. Dead readers do not count."""
+    lowest: int | None = None
+    for entry in os.scandir(os.path.join(folder, READERS)):
+        if entry.name.endswith(_FRESH):
+            continue
+        try:
+            file = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            if not _is_locked(file):
+                continue
+            data = os.pread(file, 8, 0)
+        finally:
+            os.close(file)
+        if len(data) == 8:  # noqa: PLR2004 - an uint64
+            epoch = int.from_bytes(data, "little")
+            lowest = epoch if lowest is None else min(lowest, epoch)
+    return lowest
+
+
+def dead_readers(folder: str) -> list[str]:
+    """The files of readers whose process has ended, relative to the folder."""
+    found = []
+    for entry in os.scandir(os.path.join(folder, READERS)):
+        with suppress(FileNotFoundError):
+            file = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if not _is_locked(file) and not entry.name.endswith(_FRESH):
+                    found.append(f"{READERS}/{entry.name}")
+            finally:
+                os.close(file)
+    return sorted(found)
+
+
+def _is_locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False

@@ -1,0 +1,222 @@
+"""Merge delta blocks into the graph in batches, one commit per batch.
+
+The order of a batch makes it safe. The blocks are written into slots that no reader uses, and synced; then one
+commit of the store updates the slot map, retires the old slots and deletes exactly the merged versions; then the view
+is published. If a run is killed before the commit, nothing has changed; after it, the next run publishes the view.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memwal_ops.formats.lm_diskann import publishing
+from memwal_ops.formats.lm_diskann.changes import U8, Changes
+from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync
+from memwal_ops.formats.lm_diskann.slots import Slots, needed_from
+from memwal_ops.formats.lm_diskann.transaction import write_runs
+from memwal_ops.formats.lm_diskann.wire.blocks import checksum, headers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.formats.lm_diskann.library import Index
+    from memwal_ops.formats.lm_diskann.store import Store
+
+BATCH = 64 << 20
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A node that cannot be merged, and the reason."""
+
+    node: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The result of one commit: number of versions, their bytes, and the epoch."""
+
+    versions: int
+    bytes: int
+    epoch: int
+
+
+def missing_blocks(store: Store) -> list[Bad]:
+    """Live rows whose nodes have a block neither in the delta table nor in the graph."""
+    rows, nodes = store.columns(
+        "SELECT row_id, node_id FROM lmd_lookup WHERE removed_epoch IS NULL AND node_id NOT IN (SELECT node_id FROM "
+        "lmd_slots) AND node_id NOT IN (SELECT node_id FROM lmd_delta_blocks) ORDER BY node_id"
+    )
+    return [Bad(node, f"row {row} has no block") for row, node in zip(rows.tolist(), nodes.tolist(), strict=True)]
+
+
+def merge(index: Index, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iterator[Batch]:
+    """Merge the whole backlog, ascending by node; each batch is committed and published when it is yielded.
+
+    Args:
+        index: writable, without an open transaction.
+        max_bytes: of delta blocks in a batch, which is about the memory that is used.
+        step: carries out durable steps.
+        bad: damaged nodes are added; they stay in the delta table.
+    """
+    store, view = index.writable(), index.view
+    [waiting] = store.columns("SELECT node_id FROM lmd_delta_blocks LIMIT 1")
+    if not len(waiting):
+        return
+    horizon = _give_up(index, step)
+    after = -1
+    size = index.parameters.layout.block_size
+    while True:
+        batch = _read(store, size, max_bytes, after, horizon, bad)
+        if batch is None:
+            break
+        after, nodes, epochs, versions, followed, blocks = batch
+        written = len(nodes)
+        if len(versions):
+            changes = _changes(store, nodes, epochs, versions, followed, horizon)
+            if written:
+                publishing.settle(view, step)
+                _write(index.folder, size, changes.moved_slots.astype(np.int64), blocks, step)
+            final = _only_newest(changes, followed)
+            step("commit the merge to the store", partial(store.commit, final))
+            publishing.append(view, replace(final, moved_nodes=changes.moved_nodes, moved_epochs=changes.moved_epochs,
+                                            moved_slots=changes.moved_slots), step)  # fmt: skip
+            view.refresh()
+            yield Batch(len(versions), len(versions) * size, final.state.epoch)
+
+
+def finish(index: Index, step: Step) -> None:
+    """Publish a base without a log, and delete the views before the previous one."""
+    number = publishing.publish(index.folder, index.parameters, index.writable(), step)
+    publishing.drop_older(index.folder, index.parameters, number - 1, step)
+    index.view.refresh()
+
+
+def _give_up(index: Index, step: Step) -> int:
+    """The epoch up to which freed slots may be reused, raised first if that frees any; see ``Reader``.
+
+    Timeline of what this prevents: a merge finds no reader; one announces epoch 5 and reads the view; the merge reuses
+    a slot that was freed at 7; the reader at 5 finds another node there. So the merge first publishes that epochs below
+    9 are given up, and checks for readers again: a reader that came before is found, a later one reads the new epoch.
+    """
+    store = index.writable()
+    needed = needed_from(index.folder, store.state.epoch)
+    [freed] = store.columns(
+        f"SELECT count(*) FROM lmd_free_nodes WHERE freed_epoch > {store.state.retained_from} "
+        f"AND freed_epoch <= {needed}"
+    )
+    if int(freed[0]):
+        changes = Changes(store.raise_retained(needed))
+        step("commit the lowest retained epoch", lambda: store.commit(changes))
+        publishing.append(index.view, changes, step)
+        index.view.refresh()
+    return min(store.state.retained_from, needed_from(index.folder, store.state.epoch))
+
+
+_Read = tuple[int, NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint8]]
+
+
+def _read(store: Store, size: int, max_bytes: int, after: int, horizon: int, bad: dict[int, Bad]) -> _Read | None:
+    """The next batch: its last node; node and epoch of versions to write; [n, 2] of all merged; the next epoch of each.
+
+    None at the end. A version that was superseded at the horizon or before is merged by dropping it.
+    """
+    most = max(1, max_bytes // size)
+    [wanted] = store.columns(
+        f"SELECT DISTINCT node_id FROM lmd_delta_blocks WHERE node_id >= {after + 1} ORDER BY node_id LIMIT {most}"
+    )
+    if not len(wanted):
+        return None
+    [nodes, versions, epochs, sums], data = store.blobs(
+        "SELECT node_id, version, commit_epoch, checksum, data FROM lmd_delta_blocks "
+        "WHERE node_id IN (SELECT id FROM wanted) ORDER BY node_id, commit_epoch", wanted=wanted,
+    )  # fmt: skip
+    last = int(wanted[-1])
+    for at, block in enumerate(data):
+        why = _damage(block, size, int(nodes[at]), int(versions[at]), int(epochs[at]), int(sums[at]))
+        if why is not None:
+            bad[int(nodes[at])] = Bad(int(nodes[at]), why)
+    good = ~np.isin(nodes, np.array([*bad], U8))
+    slotted, from_epoch = store.columns(
+        "SELECT node_id, from_epoch FROM lmd_slots WHERE node_id IN (SELECT id FROM wanted)", wanted=wanted
+    )
+    follows = _followers(nodes, epochs, slotted, from_epoch)
+    write = good & (follows > horizon)
+    chosen = np.flatnonzero(write)
+    blocks = np.frombuffer(b"".join(data[at] for at in chosen), np.uint8).reshape(len(chosen), size)
+    merged = np.stack([nodes[good], versions[good]], axis=1)
+    return last, nodes[write], epochs[write], merged, follows[write], blocks
+
+
+_NOT_YET = np.iinfo(np.uint64).max
+
+
+def _followers(
+    nodes: NDArray[np.uint64], epochs: NDArray[np.uint64], slotted: NDArray[np.uint64], from_epoch: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """The epoch of the next version of each delta version, in the delta table or the graph; the highest value: none."""
+    all_nodes, all_epochs = np.concatenate([nodes, slotted]), np.concatenate([epochs, from_epoch])
+    order = np.lexsort((all_epochs, all_nodes))
+    after = np.full(len(order), _NOT_YET, U8)
+    same = all_nodes[order][1:] == all_nodes[order][:-1]
+    after[:-1][same] = all_epochs[order][1:][same]
+    found = np.empty(len(order), U8)
+    found[order] = after
+    return found[: len(nodes)]
+
+
+def _damage(block: bytes, size: int, node: int, version: int, epoch: int, stored: int) -> str | None:
+    """The damage of a delta row; None: none."""
+    if len(block) != size:
+        return f"its delta block has {len(block)} bytes, not {size}"
+    head = headers(np.frombuffer(block, np.uint8).reshape(1, -1))[0]
+    if checksum(block) != stored or head["checksum"] != stored:
+        return "its delta block is damaged: bad checksum"
+    if (head["node_id"], head["version"], head["creation_epoch"]) != (node, version, epoch):
+        return "its delta block is that of another node or version"
+    return None
+
+
+def _changes(
+    store: Store, nodes: NDArray[np.uint64], epochs: NDArray[np.uint64], merged: NDArray[np.uint64],
+    follows: NDArray[np.uint64], horizon: int,
+) -> Changes:  # fmt: skip
+    """The commit of a batch; ``moved_*`` has all written versions, including superseded ones."""
+    slots = Slots(store, horizon)
+    to = slots.take(len(nodes)).astype(U8)
+    newest = follows == _NOT_YET
+    epoch = store.state.epoch + 1
+    old = np.stack([to[~newest], nodes[~newest], epochs[~newest], follows[~newest]], axis=1)
+    state = replace(
+        store.state, epoch=epoch, merge_sequence_number=store.state.merge_sequence_number + 1, slot_count=slots.count
+    )
+    return Changes(
+        state, moved_nodes=nodes, moved_epochs=epochs, moved_slots=to,
+        retired=np.concatenate([slots.superseded(nodes[newest], epoch), old]), taken=slots.taken,
+        merged_nodes=merged[:, 0], merged_versions=merged[:, 1],
+    )  # fmt: skip
+
+
+def _only_newest(changes: Changes, follows: NDArray[np.uint64]) -> Changes:
+    """For the store: the map has the newest versions; the others are on the list of retired slots."""
+    newest = follows == _NOT_YET
+    return replace(
+        changes, moved_nodes=changes.moved_nodes[newest], moved_epochs=changes.moved_epochs[newest],
+        moved_slots=changes.moved_slots[newest],
+    )  # fmt: skip
+
+
+def _write(folder: str, size: int, slots: NDArray[np.int64], blocks: NDArray[np.uint8], step: Step) -> None:
+    file = os.open(os.path.join(folder, GRAPH), os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        step("write blocks into free slots", lambda: write_runs(file, size, slots, blocks))
+        step("sync the graph", lambda: sync(file))
+    finally:
+        os.close(file)

@@ -1,0 +1,64 @@
+"""The options of the jobs of an index folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from memwal_ops.core.collector import CollectOptions
+from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
+from memwal_ops.core.options import Options, choice, count, duration, group, number, size
+from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitOptions(Options):
+    """Options of all jobs that open the store."""
+
+    wait: timedelta = duration(
+        timedelta(seconds=30), help="How long to wait for another writer or job before exiting as busy."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeOptions(WaitOptions):
+    """Options of merge."""
+
+    max_bytes: int = size(64 << 20, minimum=1 << 16, help="Bytes of delta blocks per commit; about the memory used.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcOptions(CollectOptions, WaitOptions):
+    """Options of gc."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintainOptions(BaseMaintainOptions):
+    """Options of maintain."""
+
+    merge: MergeOptions = group(MergeOptions, help="Options of merge.")
+    gc: GcOptions = group(GcOptions, help="Options of gc.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitOptions(Options):
+    """Options of init, which cannot be changed later."""
+
+    dimension: int = count(128, minimum=1, help="Floats per vector.")
+    index_metric: str = choice("l2", "l2", "cosine", help="The distance metric.")
+    links: int = count(70, minimum=4, help="R: most links of a node.")
+    alpha: float = number(1.2, minimum=1.0, metavar="X", help="Pruning parameter: above 1 keeps longer links, too.")
+    search_list: int = count(
+        100, minimum=1, help="L: length of the candidate list of inserts, and the default for searches."
+    )
+    quantizer: str = choice("pq", "pq", "ternary", help="How the vectors of neighbours are compressed.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(Options):
+    """Options of inspect."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(BaseVerifyOptions, WaitOptions):
+    """Options of verify."""

@@ -1,0 +1,218 @@
+"""Publish views: append a frame per commit, and write a new base at times."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lm_diskann.changes import I8, U4, U8
+from memwal_ops.formats.lm_diskann.files import (
+    CURRENT,
+    VIEW,
+    Step,
+    base_path,
+    log_path,
+    replace_file,
+    sync,
+    sync_folder,
+    write_all,
+)
+from memwal_ops.formats.lm_diskann.view import NEVER, View, read_current
+from memwal_ops.formats.lm_diskann.wire import frames
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.changes import Changes, State
+    from memwal_ops.formats.lm_diskann.store import Store
+    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+
+_NONE = 0xFFFFFFFF
+
+
+def recover(folder: str, parameters: Parameters, store: Store, step: Step) -> bool:
+    """Publish the view again unless it equals the content of the store; returns whether it was published.
+
+    A writer that was killed between its commit and its frame leaves a view that is behind; one that was killed while
+    writing its frame leaves invalid bytes, after which no further frame would be read.
+    """
+    try:
+        view = View(folder, parameters)
+    except MemwalOpsError:
+        publish(folder, parameters, store, step)
+        return True
+    try:
+        whole = view.end == os.fstat(view.files[1]).st_size
+        if whole and view.state == store.state:
+            return False
+    finally:
+        view.close()
+    publish(folder, parameters, store, step)
+    return True
+
+
+def append(view: View, changes: Changes, step: Step) -> None:
+    """Publish a commit: append one frame to the log."""
+    sections: dict[str, NDArray[Any]] = {"state": _state(changes.state)}
+    if len(changes.row_ids):
+        sections |= {"rows": changes.row_ids.astype(I8), "rownodes": changes.row_nodes.astype(U4)}
+    if len(changes.moved_nodes):
+        moves = np.stack([changes.moved_nodes, changes.moved_epochs, changes.moved_slots], axis=1)
+        sections["moves"] = moves.astype(U8)
+    if len(changes.merged_nodes):
+        sections["merged"] = changes.merged_nodes.astype(U8)
+    if len(changes.removed):
+        sections["dead"] = changes.removed.astype(U4)
+    if changes.entries is not None:
+        sections["entries"] = changes.entries.astype(U8)
+    if changes.codebook is not None:
+        sections["codebook"] = changes.codebook[1]
+    if len(changes.delta_nodes):
+        sections |= {"dnodes": changes.delta_nodes.astype(U8), "blocks": changes.blocks}
+    data = frames.encode(frames.COMMIT, view.number, changes.state.epoch, view.parameters.uuid, sections)
+
+    def write() -> None:
+        file = os.open(os.path.join(view.folder, log_path(view.number)), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            write_all(file, data, view.end)
+        finally:
+            os.close(file)
+
+    step("append the commit to the view", write)
+
+
+def settle(view: View, step: Step) -> None:
+    """Make the view durable: a slot is reused only below the epoch of the view after a machine crash."""
+
+    def act() -> None:
+        file = os.open(os.path.join(view.folder, log_path(view.number)), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            sync(file)
+        finally:
+            os.close(file)
+
+    step("sync the view", act)
+
+
+def publish(folder: str, parameters: Parameters, store: Store, step: Step) -> int:
+    """Publish the whole content of the store as a new base with an empty log, and return its number."""
+    number = 1 + max([*_numbers(folder), _current(folder, parameters)])
+    data = frames.encode(frames.BASE, number, store.state.epoch, parameters.uuid, _base_sections(store, parameters))
+
+    def write() -> None:
+        # A log that a killed run left under this number would be read as this view's: so it is truncated.
+        with open(os.path.join(folder, log_path(number)), "wb") as file:
+            os.fsync(file.fileno())
+        replace_file(folder, base_path(number), [data])
+
+    step("write the base of a view", write)
+    current = frames.encode(frames.CURRENT, number, store.state.epoch, parameters.uuid, {})
+    step("publish the view", lambda: replace_file(folder, CURRENT, [current]))
+    return number
+
+
+def stale_files(folder: str, parameters: Parameters) -> list[str]:
+    """Files of views that ``CURRENT`` does not name, relative to the folder: lower numbers, and unfinished ones.
+
+    Proof that they are deletable: ``CURRENT`` only rises, a reader with open files keeps them, and one that does not
+    find them reads ``CURRENT`` again.
+    """
+    number = read_current(folder, parameters)
+    kept = {os.path.basename(path) for path in (CURRENT, base_path(number), log_path(number))}
+    found = []
+    for name in sorted(os.listdir(os.path.join(folder, VIEW))):
+        stem, _, kind = name.partition(".")
+        known = name == "CURRENT.new" or (stem.isdigit() and kind in {"base", "log", "base.new"})
+        if known and name not in kept:
+            found.append(f"{VIEW}/{name}")
+    return found
+
+
+def drop_older(folder: str, parameters: Parameters, keep: int, step: Step) -> None:
+    """Delete the views before ``keep``; the previous one is kept until gc, for a reader that is just opening it."""
+    for path in stale_files(folder, parameters):
+        stem = os.path.basename(path).partition(".")[0]
+        if stem.isdigit() and int(stem) < keep:
+
+            def remove(path: str = path) -> None:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, path))
+
+            step("remove an older view", remove)
+
+
+def first_view(folder: str, parameters: Parameters, state: State) -> None:
+    """Publish the view of a new index."""
+    os.mkdir(os.path.join(folder, VIEW))
+    data = frames.encode(frames.BASE, 1, state.epoch, parameters.uuid, {"state": _state(state)})
+    with open(os.path.join(folder, log_path(1)), "wb") as file:
+        os.fsync(file.fileno())
+    replace_file(folder, base_path(1), [data])
+    replace_file(folder, CURRENT, [frames.encode(frames.CURRENT, 1, state.epoch, parameters.uuid, {})])
+    sync_folder(folder)
+
+
+def _numbers(folder: str) -> list[int]:
+    stems = (name.partition(".")[0] for name in os.listdir(os.path.join(folder, VIEW)))
+    return [int(stem) for stem in stems if stem.isdigit()]
+
+
+def _current(folder: str, parameters: Parameters) -> int:
+    with suppress(MemwalOpsError):
+        return read_current(folder, parameters)
+    return 0
+
+
+def _state(state: State) -> NDArray[np.uint64]:
+    return np.array(astuple(state), U8)
+
+
+def _base_sections(store: Store, parameters: Parameters) -> dict[str, NDArray[Any]]:
+    nodes, slots = store.columns("SELECT node_id, slot FROM lmd_slots")
+    mapped = np.full(store.state.next_node_id, _NONE, U4)
+    mapped[nodes] = slots
+    history = store.columns(
+        "WITH more AS (SELECT node_id, from_epoch, slot, freed_epoch FROM lmd_free_nodes, lmd_metadata "
+        "WHERE freed_epoch > retained_from "
+        "UNION ALL SELECT node_id, NULL, NULL, NULL FROM lmd_delta_blocks) "
+        "SELECT node_id, from_epoch, slot FROM (SELECT node_id, from_epoch, slot FROM more WHERE slot IS NOT NULL "
+        "UNION ALL SELECT node_id, from_epoch, slot FROM lmd_slots WHERE node_id IN (SELECT node_id FROM more)) "
+        "ORDER BY node_id, from_epoch"
+    )
+    rows, row_nodes = store.columns("SELECT row_id, node_id FROM lmd_lookup ORDER BY row_id, node_id")
+    dead, dead_at = store.columns("SELECT node_id, deletion_epoch FROM lmd_tombstoned_nodes ORDER BY node_id")
+    entries = store.columns("SELECT node_id, added_epoch, removed_epoch FROM lmd_entry_points ORDER BY 1, 2")
+    sections: dict[str, NDArray[Any]] = {
+        "state": _state(store.state),
+        "slots": mapped,
+        "history": np.stack(history, axis=1).astype(U8),
+        "rows": rows.astype(I8),
+        "rownodes": row_nodes.astype(U4),
+        "dead": dead.astype(U4),
+        "deadat": dead_at.astype(U8),
+        "entries": np.stack([entries[0], entries[1], _or_never(entries[2])], axis=1).astype(U8),
+    }
+    if store.state.codebook_id:
+        _, [book] = store.blobs(
+            "SELECT codebook_id, data FROM lmd_codebooks WHERE codebook_id = (SELECT codebook_id FROM lmd_metadata)"
+        )
+        sections["codebook"] = np.frombuffer(book, np.uint8)
+    [delta, epochs], blocks = store.blobs(
+        "SELECT node_id, commit_epoch, data FROM lmd_delta_blocks ORDER BY node_id, commit_epoch"
+    )
+    if len(delta):
+        size = parameters.layout.block_size
+        # A damaged one is kept, and reported by merge and verify; here only its length must fit.
+        whole = b"".join(block[:size].ljust(size, b"\0") for block in blocks)
+        sections |= {"dnodes": delta.astype(U8), "depochs": epochs.astype(U8), "blocks": np.frombuffer(whole, np.uint8)}
+    return sections
+
+
+def _or_never(epochs: NDArray[Any]) -> NDArray[np.uint64]:
+    """Replace NULL, which is read as the highest value, by "never"."""
+    return np.where(epochs == np.iinfo(epochs.dtype).max, NEVER, epochs).astype(U8)

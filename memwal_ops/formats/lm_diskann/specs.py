@@ -1,0 +1,93 @@
+"""The jobs of index folders, as they are registered (pyproject.toml). Imports nothing heavy."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from memwal_ops.core.demo import DemoSpec
+from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job
+from memwal_ops.formats.lm_diskann.options import (
+    GcOptions,
+    InitOptions,
+    InspectOptions,
+    MaintainOptions,
+    MergeOptions,
+    VerifyOptions,
+)
+
+_JOBS = "memwal_ops.formats.lm_diskann.jobs"
+
+MERGE = JobSpec(
+    name="merge",
+    summary="Merge delta blocks into the graph file.",
+    help="""Merge the delta blocks of the index folder at URI into its graph.
+
+Batch by batch; each is written to slots that no reader uses, synced, and then committed. Safe to kill and to run
+again; readers are not affected. Waits for another writer or job.
+
+Exit codes: 0 merged, nothing_to_merge or dry_run; 10 a delta block is missing or damaged (the others are merged); 57
+busy; others: runbooks/README.md.""",
+    options=MergeOptions,
+    load=f"{_JOBS}.merge",
+    pool="merge",
+    enabled=True,
+    every=timedelta(minutes=10),
+    when="delta_bytes >= 256MiB or dirty_percent >= 20",
+    metrics={
+        "delta_blocks": MetricSpec("count", "Delta blocks that are not merged.", role="backlog"),
+        "delta_bytes": MetricSpec("bytes", "Bytes of unmerged delta blocks.", exported="backlog_bytes"),
+        "dirty_percent": MetricSpec("count", "Percentage of nodes with a delta block."),
+        "blocks_merged": MetricSpec("count", "Delta blocks merged.", "run"),
+        "bytes_merged": MetricSpec("bytes", "Bytes of the delta blocks merged.", "run", "merged_bytes"),
+    },
+)
+GC = JobSpec(
+    name="gc",
+    summary="Plan the deletion of outdated view files; with --apply, delete them.",
+    help="""Collect the garbage of the index folder at URI.
+
+That is: views that were replaced, files of views that killed runs left, and the files of readers whose process
+has ended. Safe to kill and to run again.
+
+Exit codes: 0 planned, nothing_to_delete or deleted; 27 some deletions failed; 28 the folder was replaced; 57 busy;
+others: runbooks/README.md.""",
+    options=GcOptions,
+    load=f"{_JOBS}.gc",
+    pool="collect",
+    deletes=True,
+    after=frozenset({"merge"}),
+    every=timedelta(hours=1),
+    metrics={"objects_collected": MetricSpec("count", "Files that gc deleted.", "run", "collected_objects")},
+)
+MAINTAIN = maintain_job(
+    summary="Run merge and gc, in that order.",
+    options=MaintainOptions,
+)
+INSPECT = read_only_job(
+    name="inspect",
+    summary="Show an index folder and its backlog.",
+    help="Show the index folder at URI: parameters, epochs, rows and the backlog. Changes nothing.",
+    options=InspectOptions,
+    load=f"{_JOBS}.inspect",
+)
+VERIFY = read_only_job(
+    name="verify",
+    summary="Read every block of an index folder, and check the index for consistency.",
+    help="""Check the index folder at URI: checksums of all blocks, the slot map, rows against blocks, links in both
+directions, the published view against the store. Changes nothing. Waits for another writer or job.
+
+\b
+Examples:
+  memwal-ops verify vectors.lmd
+  memwal-ops verify vectors.lmd --json
+
+Exit codes: 0 healthy, or warnings only; 9 an error was found; 57 busy; others: runbooks/README.md.""",
+    options=VerifyOptions,
+    load=f"{_JOBS}.verify",
+)
+INIT = InitSpec(
+    summary="creates an empty index folder for vectors of --dimension floats, on a local disk.",
+    options=InitOptions,
+    load=f"{_JOBS}.init:init",
+)
+DEMO = DemoSpec("A graph index whose changes wait in delta blocks.", "memwal_ops.formats.lm_diskann.jobs.demo:demo")

@@ -1,0 +1,260 @@
+"""The index store: the tables of ``diskann_store.duckdb``, opened by one writer or job at a time, changed by commits.
+
+No table has an index: DuckDB keeps indexes in memory as long as the database is open, and the writer does not need
+any: it queries many rows at once, by joins. docs/formats/lm-diskann.md documents every column.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from memwal_ops.errors import StorageError, TableCorruptError
+from memwal_ops.formats.lm_diskann.changes import I8, U8, State
+from memwal_ops.formats.lm_diskann.errors import IndexBusyError
+from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED, headers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from uuid import UUID
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.changes import Changes
+
+NAME = "diskann_store.duckdb"
+LOG = f"{NAME}.wal"
+_TABLES = """
+CREATE TABLE lmd_metadata(index_uuid VARCHAR, epoch UBIGINT, merge_sequence_number UBIGINT, next_node_id UBIGINT,
+  slot_count UBIGINT, retained_from UBIGINT, codebook_id UBIGINT, live UBIGINT);
+CREATE TABLE lmd_delta_blocks(node_id UBIGINT NOT NULL, version UBIGINT NOT NULL, commit_epoch UBIGINT NOT NULL,
+  origin_txn UBIGINT NOT NULL, is_tombstone BOOLEAN NOT NULL, checksum UBIGINT NOT NULL, data BLOB NOT NULL);
+CREATE TABLE lmd_slots(node_id UBIGINT NOT NULL, slot UBIGINT NOT NULL, from_epoch UBIGINT NOT NULL);
+CREATE TABLE lmd_lookup(row_id BIGINT NOT NULL, node_id UBIGINT NOT NULL, added_epoch UBIGINT NOT NULL,
+  removed_epoch UBIGINT);
+CREATE TABLE lmd_tombstoned_nodes(node_id UBIGINT NOT NULL, deletion_epoch UBIGINT NOT NULL);
+CREATE TABLE lmd_free_nodes(slot UBIGINT NOT NULL, node_id UBIGINT NOT NULL, from_epoch UBIGINT NOT NULL,
+  freed_epoch UBIGINT NOT NULL);
+CREATE TABLE lmd_sweep_list(node_id UBIGINT NOT NULL, reason VARCHAR NOT NULL, since_epoch UBIGINT NOT NULL);
+CREATE TABLE lmd_heal_list(node_id UBIGINT NOT NULL, reason VARCHAR NOT NULL, since_epoch UBIGINT NOT NULL);
+CREATE TABLE lmd_backlink_overflow(target_node_id UBIGINT NOT NULL, referrer_node_id UBIGINT NOT NULL);
+CREATE TABLE lmd_entry_points(node_id UBIGINT NOT NULL, added_epoch UBIGINT NOT NULL, removed_epoch UBIGINT);
+CREATE TABLE lmd_codebooks(codebook_id UBIGINT NOT NULL, kind VARCHAR NOT NULL, data BLOB NOT NULL);
+"""
+_STATE = "epoch, merge_sequence_number, next_node_id, slot_count, retained_from, codebook_id, live"
+_LOCKED = ("Could not set lock", "Conflicting lock", "already attached", "unique file handle")
+
+
+class Store:
+    """An open store. Close it: DuckDB then folds its log into the file.
+
+    Raises:
+        IndexBusyError: another process has it open.
+        TableCorruptError: DuckDB cannot read it; or it is the store of another index.
+        StorageError: DuckDB failed for another reason: a full disk, for example.
+    """
+
+    def __init__(self, path: str, uuid: UUID, kind: str, *, read_only: bool = False) -> None:
+        self._uuid, self._kind, self._path = uuid, kind, path
+        with self._errors():
+            # DuckDB would create a missing file, and all rows of the graph would be lost.
+            if not os.path.isfile(path):
+                raise TableCorruptError(f"{path} is missing.", remedy="Restore the folder from a copy.")
+            self._db = duckdb.connect(path, read_only=read_only, config={"threads": 1, "memory_limit": "512MB"})
+        try:
+            self.state = self._read_state()
+        except BaseException:
+            self._db.close()
+            raise
+
+    @classmethod
+    def create(cls, path: str, uuid: UUID) -> None:
+        """Create a store, at epoch 1."""
+        db = duckdb.connect(path, config={"threads": 1})
+        try:
+            db.execute(_TABLES)
+            db.execute("INSERT INTO lmd_metadata VALUES (?, 1, 0, 0, 0, 1, 0, 0)", [str(uuid)])
+            db.execute("CHECKPOINT")
+        finally:
+            db.close()
+
+    def close(self) -> None:
+        """Close it."""
+        self._db.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except duckdb.Error as error:
+            text = str(error)
+            if any(words in text for words in _LOCKED):
+                raise IndexBusyError(f"{self._path} is open in another process: {text.splitlines()[0]}") from error
+            if isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException):
+                raise StorageError(
+                    f"DuckDB cannot use {self._path}: {text}",
+                    remedy="Free space on the disk or repair what the message names, and run it again: a commit "
+                    "that failed has changed nothing.",
+                ) from error
+            raise TableCorruptError(
+                f"DuckDB cannot read {self._path}: {text}",
+                remedy="Restore the folder from a copy, or build the index again from its rows.",
+            ) from error
+
+    def _read_state(self) -> State:
+        with self._errors():
+            rows = self._db.execute(f"SELECT index_uuid, {_STATE} FROM lmd_metadata").fetchall()
+        if len(rows) != 1:
+            raise TableCorruptError(f"lmd_metadata in {self._path} has {len(rows)} rows, not one.")
+        uuid, *values = rows[0]
+        if uuid != str(self._uuid):
+            raise TableCorruptError(
+                f"{self._path} is the store of index {uuid}; metadata.lmd in the folder is of {self._uuid}.",
+                remedy="Restore the store that belongs to the folder; nothing was changed.",
+            )
+        return State(*values)
+
+    # -- questions
+
+    def columns(self, sql: str, **tables: NDArray[Any]) -> list[NDArray[Any]]:
+        """The columns of a query's result; each array in ``tables`` is a table of its name with a column ``id``."""
+        return [_numpy(column) for column in self._answer(sql, tables).columns]
+
+    def blobs(self, sql: str, **tables: NDArray[Any]) -> tuple[list[NDArray[Any]], list[bytes]]:
+        """Like :meth:`columns`, for a query whose last column is a BLOB."""
+        *plain, data = self._answer(sql, tables).columns
+        return [_numpy(column) for column in plain], data.to_pylist()
+
+    def _answer(self, sql: str, tables: Mapping[str, NDArray[Any]]) -> pa.Table:
+        with self._errors():
+            for name, values in tables.items():
+                self._db.register(name, pa.table({"id": pa.array(np.ascontiguousarray(values))}))
+            try:
+                return self._db.sql(sql).to_arrow_table()
+            finally:
+                for name in tables:
+                    self._db.unregister(name)
+
+    # -- commits
+
+    def commit(self, changes: Changes) -> None:
+        """Commit everything in one transaction; durable when this returns, not visible at all if it raises."""
+        with self._errors():
+            self._db.execute("BEGIN TRANSACTION")
+            try:
+                self._apply(changes)
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._rollback()
+                raise
+        self.state = changes.state
+
+    def _rollback(self) -> None:
+        try:
+            self._db.execute("ROLLBACK")
+        except duckdb.Error:  # a failed commit has been rolled back already
+            return
+
+    def _apply(self, changes: Changes) -> None:
+        epoch = changes.state.epoch
+        self._slots(changes)
+        self._deltas(changes)
+        self._rows(changes, epoch)
+        if changes.entries is not None:
+            left = "removed_epoch IS NULL AND node_id NOT IN (SELECT id FROM given)"
+            self._with(changes.entries, f"UPDATE lmd_entry_points SET removed_epoch = {epoch} WHERE {left}")
+            held = "SELECT node_id FROM lmd_entry_points WHERE removed_epoch IS NULL"
+            fresh = f"SELECT id, {epoch}, NULL FROM given WHERE id NOT IN ({held})"
+            self._with(changes.entries, f"INSERT INTO lmd_entry_points {fresh}")
+        self._with(
+            changes.overflow_reset,
+            "DELETE FROM lmd_backlink_overflow WHERE target_node_id IN (SELECT id FROM given)",
+        )
+        self._with(
+            changes.overflow_dropped,
+            "DELETE FROM lmd_backlink_overflow USING given WHERE target_node_id = c0 AND referrer_node_id = c1",
+        )
+        self._with(changes.overflow_added, "INSERT INTO lmd_backlink_overflow SELECT c0, c1 FROM given")
+        if changes.codebook is not None:
+            number, data = changes.codebook
+            self._db.execute("INSERT INTO lmd_codebooks VALUES (?, ?, ?)", [number, self._kind, data.tobytes()])
+        names = _STATE.split(", ")
+        assigned = ", ".join(f"{name} = {int(getattr(changes.state, name))}" for name in names)
+        self._db.execute(f"UPDATE lmd_metadata SET {assigned}")
+
+    def _slots(self, changes: Changes) -> None:
+        self._with(changes.taken, "DELETE FROM lmd_free_nodes WHERE slot IN (SELECT id FROM given)")
+        self._with(changes.retired, "INSERT INTO lmd_free_nodes SELECT c0, c1, c2, c3 FROM given")
+        moved = np.stack([changes.moved_nodes, changes.moved_slots, changes.moved_epochs], axis=1)
+        self._with(moved, "DELETE FROM lmd_slots WHERE node_id IN (SELECT c0 FROM given)")
+        self._with(moved, "INSERT INTO lmd_slots SELECT c0, c1, c2 FROM given")
+        merged = np.stack([changes.merged_nodes, changes.merged_versions], axis=1)
+        # Exactly the merged versions: otherwise one that a writer committed meanwhile would be lost.
+        self._with(merged, "DELETE FROM lmd_delta_blocks USING given WHERE node_id = c0 AND version = c1")
+
+    def _deltas(self, changes: Changes) -> None:
+        if not len(changes.delta_nodes):
+            return
+        blocks = np.ascontiguousarray(changes.blocks)
+        head = headers(blocks)
+        data = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(blocks.shape[1]), len(blocks), [None, pa.py_buffer(blocks)]
+        )
+        table = pa.table(
+            {
+                "node_id": head["node_id"], "version": head["version"], "commit_epoch": head["creation_epoch"],
+                "origin_txn": head["origin_txn"], "is_tombstone": (head["flags"] & TOMBSTONED).astype(bool),
+                "checksum": head["checksum"], "data": data.cast(pa.binary()),
+            }
+        )  # fmt: skip
+        self._db.register("given", table)
+        try:
+            self._db.execute("INSERT INTO lmd_delta_blocks SELECT * FROM given")
+        finally:
+            self._db.unregister("given")
+
+    def _rows(self, changes: Changes, epoch: int) -> None:
+        if len(changes.row_ids):
+            rows = pa.table({"row_id": changes.row_ids, "node_id": changes.row_nodes})
+            self._db.register("given", rows)
+            try:
+                self._db.execute(f"INSERT INTO lmd_lookup SELECT row_id, node_id, {epoch}, NULL FROM given")
+            finally:
+                self._db.unregister("given")
+        removed = changes.removed
+        self._with(
+            removed, f"UPDATE lmd_lookup SET removed_epoch = {epoch} WHERE node_id IN (SELECT id FROM given)"
+        )  # fmt: skip
+        self._with(removed, f"INSERT INTO lmd_tombstoned_nodes SELECT id, {epoch} FROM given")
+        self._with(removed, f"INSERT INTO lmd_sweep_list SELECT id, 'tombstoned', {epoch} FROM given")
+
+    def _with(self, values: NDArray[Any], sql: str) -> None:
+        """Run a statement on a table ``given`` of integers: a column ``id``, or ``c0``, ``c1`` ..."""
+        if not len(values):
+            return
+        values = np.asarray(values, U8)
+        columns = {"id": values} if values.ndim == 1 else {f"c{at}": values[:, at] for at in range(values.shape[1])}
+        self._db.register(
+            "given", pa.table({name: pa.array(np.ascontiguousarray(one)) for name, one in columns.items()})
+        )
+        try:
+            self._db.execute(sql)
+        finally:
+            self._db.unregister("given")
+
+    def raise_retained(self, epoch: int) -> State:
+        """The state for a commit that gives up the epochs below ``epoch``."""
+        return replace(self.state, epoch=self.state.epoch + 1, retained_from=max(self.state.retained_from, epoch))
+
+
+def _numpy(column: pa.ChunkedArray) -> NDArray[Any]:
+    """A column of numbers; NULL becomes the highest value of the type."""
+    if column.null_count:
+        column = column.fill_null(np.iinfo(I8 if column.type == pa.int64() else U8).max)
+    return np.asarray(column.combine_chunks().to_numpy(zero_copy_only=False))

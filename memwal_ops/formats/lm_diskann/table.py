@@ -1,0 +1,116 @@
+"""Open an index folder as an immutable ``Table``, pinned to one epoch of the published view, without the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
+from memwal_ops.core.protocols import TableSummary
+from memwal_ops.core.registry import job_specs
+from memwal_ops.formats.lm_diskann.format import FORMAT
+from memwal_ops.formats.lm_diskann.library import Index, read_parameters
+from memwal_ops.formats.lm_diskann.store import LOG
+from memwal_ops.formats.lm_diskann.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from memwal_ops.core.job import JobSpec
+    from memwal_ops.formats.lm_diskann.changes import State
+    from memwal_ops.formats.lm_diskann.files import Step
+    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+
+@dataclass(frozen=True)
+class Table(GuardedTable):
+    """One epoch of an index folder.
+
+    Attributes:
+        state: the counters of the epoch.
+        delta_blocks: versions that are not merged; ``delta_nodes``: nodes with any.
+        guard: checked before each durable step.
+        steps: carries out durable steps; None: they are run directly.
+    """
+
+    location: Location
+    store: Store
+    parameters: Parameters
+    state: State
+    delta_blocks: int
+    delta_nodes: int
+    view_number: int
+    guard: CommitGuard = field(default_factory=Unguarded)
+    steps: Step | None = field(default=None, repr=False)
+
+    format = FORMAT
+
+    @property
+    def jobs(self) -> Mapping[str, JobSpec]:
+        """All jobs of the format."""
+        return job_specs(FORMAT.name)
+
+    @property
+    def revision(self) -> int:
+        """The epoch."""
+        return self.state.epoch
+
+    def has_revision(self, revision: int) -> bool:
+        """Whether an epoch is retained, according to the current view."""
+        state = self.newest().state
+        return state.retained_from <= revision <= state.epoch
+
+    def missing_of(self, revision: int) -> str | None:
+        """None: an epoch has no files of its own."""
+        del revision
+        return None
+
+    def newest(self) -> Table:
+        """The newest published epoch; with the same guard."""
+        return replace(load(self.location, self.store), guard=self.guard, steps=self.steps)
+
+    def summary(self) -> TableSummary:
+        """The backlog metrics."""
+        from memwal_ops.formats.lm_diskann.jobs.merge import backlog  # noqa: PLC0415 - it imports this module
+
+        return TableSummary(self.revision, dict(backlog(self)), 1)
+
+    def step(self, name: str, act: Callable[[], Any]) -> Any:
+        """Carry out a durable step, if the guard allows it.
+
+        Raises:
+            LeaseLostError: it does not.
+        """
+        del name
+        self.guard.check()
+        return act()
+
+    @property
+    def durable(self) -> Step:
+        """The function that carries out the durable steps of a job."""
+        return self.steps or self.step
+
+    def open(self, wait: float) -> Index:
+        """Open the index for changes. Raises as :class:`Index`."""
+        # When the store is closed, DuckDB folds its log into the file: nothing of it is lost.
+        self.guard.register([LOG])
+        return Index(self.location.uri, wait=wait, cache_bytes=0, overlay_bytes=0, step=self.durable)
+
+
+def load(location: Location, store: Store) -> Table:
+    """Open the newest published epoch.
+
+    Raises:
+        TableCorruptError: metadata or view are damaged.
+        UnsupportedFeatureError: it is of a later release of the format.
+    """
+    parameters = read_parameters(location.uri)
+    view = View(location.uri, parameters)
+    try:
+        return Table(
+            location, store, parameters, view.state, view.delta_blocks, len(view.delta_nodes), view.number
+        )  # fmt: skip
+    finally:
+        view.close()

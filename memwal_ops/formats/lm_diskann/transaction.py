@@ -1,0 +1,320 @@
+"""A transaction of the writer: changed blocks in memory, spilled to free slots of the graph if too many, one commit.
+
+Uncommitted changes are not visible: the blocks in memory are this process's, and no map has the slots that were
+written. After a rollback or a kill, those slots are on no map, and the next writer uses them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops.errors import InvariantViolatedError
+from memwal_ops.formats.lm_diskann import publishing
+from memwal_ops.formats.lm_diskann.changes import I8, U8, Changes
+from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync, write_all
+from memwal_ops.formats.lm_diskann.kernels.checksum import seal
+from memwal_ops.formats.lm_diskann.kernels.inserting import bury, insert, write_nodes
+from memwal_ops.formats.lm_diskann.kernels.memory import scratch
+from memwal_ops.formats.lm_diskann.kernels.reading import touch
+from memwal_ops.formats.lm_diskann.slots import Slots
+from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED, headers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.store import Store
+    from memwal_ops.formats.lm_diskann.view import View
+
+TRAIN_AT = 1024
+"""Live rows from which on there is a codebook and a graph. With fewer, every search compares all of them."""
+DELTA_LIMIT = 16 << 20
+"""Bytes of changed blocks above which a commit writes them into the graph directly instead of the delta table."""
+ENTRIES = 4
+_REPATRIATE_SHARE = 0.75
+
+
+class Transaction:
+    """One transaction and its uncommitted changes.
+
+    Args:
+        view: with memory for an overlay; at the newest epoch.
+        store: open.
+        horizon: slots that were freed at this epoch or before it may be used.
+        step: carries out durable steps.
+    """
+
+    def __init__(self, view: View, store: Store, horizon: int, step: Step) -> None:
+        self.view, self.store, self.step = view, store, step
+        self.parameters = view.parameters
+        self.epoch = store.state.epoch + 1
+        self.origin = secrets.randbits(63)
+        self.slots = Slots(store, horizon)
+        self.next_node = store.state.next_node_id
+        self.codebook_id = store.state.codebook_id
+        self.codebook: NDArray[np.uint8] | None = None
+        self.entries: NDArray[np.int64] | None = None
+        self._added: dict[int, int] = {}
+        self._removed: set[int] = set()
+        self._moved: dict[int, int] = {}
+        self._events: dict[tuple[int, int], int] = {}
+        self._reset: set[int] = set()
+        self._graph: int | None = None
+
+    # -- changes
+
+    def insert(self, row_ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        """Add rows; an existing one is replaced: its node becomes a tombstone, and the row gets a new one."""
+        self.delete(row_ids)
+        nodes = np.arange(self.next_node, self.next_node + len(row_ids), dtype=np.int64)
+        if self.next_node + len(row_ids) > 0xFFFFFFFF - 1:
+            from memwal_ops.formats.lm_diskann.library import IdsExhaustedError  # noqa: PLC0415
+
+            raise IdsExhaustedError("The index has had 4,294,967,294 nodes: no node ids are left.")
+        self.next_node += len(row_ids)
+        live = self.live
+        self._added.update(zip(row_ids.tolist(), nodes.tolist(), strict=True))
+        if live + len(row_ids) >= TRAIN_AT and (not self.codebook_id or len(row_ids) >= live):
+            from memwal_ops.formats.lm_diskann.build import build  # noqa: PLC0415 - it imports this module's names
+
+            build(self, nodes, row_ids, vectors)
+        elif not self.codebook_id:
+            self._reserve(len(row_ids))
+            write_nodes(self.view.source, self.parameters.layout, nodes, row_ids, vectors, self.epoch, self.origin, 0)
+        else:
+            self._link(nodes, row_ids, vectors)
+
+    def delete(self, row_ids: NDArray[np.int64]) -> int:
+        """Delete rows, including those of this transaction, and return how many of them existed."""
+        staged = [self._added.pop(row) for row in row_ids.tolist() if row in self._added]
+        [found] = self.store.columns(
+            "SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NULL AND row_id IN (SELECT id FROM wanted)",
+            wanted=row_ids,
+        )
+        nodes = np.array([*staged, *(one for one in found.tolist() if one not in self._removed)], np.int64)
+        for chunk in np.array_split(nodes, max(1, -(-len(nodes) // 4096))):
+            self._reserve(len(chunk))
+            self._check(bury(self.view.source, self.parameters.layout, chunk, self.epoch, self.origin))
+        self._removed.update(nodes.tolist())
+        return len(nodes)
+
+    @property
+    def live(self) -> int:
+        """Number of live rows once this is committed."""
+        committed = self.store.state.next_node_id
+        gone = sum(node < committed for node in self._removed)
+        return self.store.state.live - gone + len(self._added)
+
+    def _link(self, nodes: NDArray[np.int64], row_ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        p = self.parameters
+        layout = p.layout
+        worst = p.links * (p.links + 2) + 2
+        events = np.empty((worst + (p.backlinks + 1) * 2 * p.links + 65536, 3), np.int64)
+        room = scratch(p.search_list, p.links, p.code_bytes, p.dimension, self.next_node, collect=True)
+        at = 0
+        while at < len(nodes):
+            self._reserve(worst)
+            counts = np.zeros(2, np.int64)
+            found = insert(
+                self.view.source, layout, room, self.view.book, nodes, row_ids, vectors, self.epoch, self.origin,
+                self.codebook_id, np.float32(p.alpha**2), p.search_list, self._entries_now(), at, events, counts,
+            )  # fmt: skip
+            self._check(found)
+            for target, referrer, sign in events[: counts[0]].tolist():
+                self._events[target, referrer] = self._events.get((target, referrer), 0) + sign
+            at = int(counts[1])
+
+    def _entries_now(self) -> NDArray[np.int64]:
+        return self.view.entries(self.epoch - 1) if self.entries is None else self.entries
+
+    def _check(self, found: int) -> None:
+        if found < 0:
+            raise self.view.fail()
+
+    # -- blocks
+
+    def _reserve(self, rows: int) -> None:
+        """Ensure that the overlay has space for that many blocks; otherwise spill all of it to free slots."""
+        source = self.view.source
+        free = len(source.pool.u64) - len(source.tags) - int(source.counts[1])
+        if free < rows:
+            self._spill()
+
+    def _spill(self) -> None:
+        blocks = self.view.overlay_rows
+        nodes = headers(blocks)["node_id"].astype(np.int64)
+        first = len(self.view.source.tags)
+        seal(self.view.source.pool.u64, first, first + len(blocks))
+        fresh = np.array([node for node in nodes.tolist() if node not in self._moved], np.int64)
+        self._moved.update(zip(fresh.tolist(), self.slots.take(len(fresh)).tolist(), strict=True))
+        slots = np.array([self._moved[node] for node in nodes.tolist()], np.int64)
+        self.write(slots, blocks)
+        self.view.clear_overlay()
+        self.view.add_private(nodes, self.epoch, slots)
+
+    def write(self, slots: NDArray[np.int64], blocks: NDArray[np.uint8]) -> None:
+        """Write blocks into slots that no reader uses, ascending, adjacent ones in one write."""
+        if self._graph is None:
+            publishing.settle(self.view, self.step)
+            self._graph = os.open(os.path.join(self.view.folder, GRAPH), os.O_WRONLY | os.O_CLOEXEC)
+        graph, size = self._graph, self.parameters.layout.block_size
+        self.step("write blocks into free slots", lambda: write_runs(graph, size, slots, blocks))
+
+    def move(self, nodes: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """Record that the new versions of these nodes are in those slots only."""
+        self._moved.update(zip(nodes.tolist(), slots.tolist(), strict=True))
+        self.view.add_private(nodes, self.epoch, slots)
+
+    def keep_only_dead(self) -> None:
+        """Discard the changed blocks except those of tombstones: a build writes all others again."""
+        blocks = self.view.overlay_rows
+        kept = blocks[(headers(blocks)["flags"] & TOMBSTONED) != 0].copy()
+        self.view.clear_overlay()
+        source = self.view.source
+        from memwal_ops.formats.lm_diskann.kernels.reading import new_row  # noqa: PLC0415 - compiled on use
+
+        for block, head in zip(kept, headers(kept), strict=True):
+            row = new_row(source, int(head["node_id"]))
+            source.pool.u8[row] = block
+        self._events.clear()
+
+    def live_nodes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Live nodes and rows, committed and staged; those that this transaction inserted last."""
+        nodes, rows = self.store.columns(
+            "SELECT node_id, row_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY node_id"
+        )
+        stays = ~np.isin(nodes, np.array([*self._removed], U8))
+        added = np.array(sorted(self._added.items(), key=lambda one: one[1]), np.int64).reshape(-1, 2)
+        return (
+            np.concatenate([nodes[stays].astype(np.int64), added[:, 1]]),
+            np.concatenate([rows[stays].astype(np.int64), added[:, 0]]),
+        )
+
+    def reset_overflow(self, nodes: NDArray[np.int64], pairs: NDArray[np.int64]) -> None:
+        """Replace the overflowed backlinks of these nodes by ``pairs`` of target and referrer."""
+        self._reset.update(nodes.tolist())
+        self._events = {key: sign for key, sign in self._events.items() if key[0] not in self._reset}
+        self._events.update(dict.fromkeys(map(tuple, pairs.tolist()), 1))
+
+    # -- the end
+
+    def commit(self) -> bool:
+        """Make it durable, then visible; False if nothing was changed."""
+        if not (self._added or self._removed):
+            return False
+        self._replace_entries()
+        self._repatriate()
+        rows = self.view.overlay_rows
+        if self._moved or rows.nbytes > DELTA_LIMIT:
+            if len(rows):
+                self._spill()
+            rows = self.view.overlay_rows
+        first = len(self.view.source.tags)
+        seal(self.view.source.pool.u64, first, first + len(rows))
+        changes = self._changes(rows.copy())
+        if self._graph is not None:
+            graph = self._graph
+            self.step("sync the graph", lambda: sync(graph))
+        self.step("commit to the store", lambda: self.store.commit(changes))
+        publishing.append(self.view, changes, self.step)
+        return True
+
+    def close(self) -> None:
+        """Discard uncommitted changes."""
+        self.view.clear_overlay()
+        if self._moved:
+            self.view.reload()
+        if self._graph is not None:
+            os.close(self._graph)
+            self._graph = None
+
+    def _replace_entries(self) -> None:
+        """Replace each entry point that is deleted by a live node."""
+        if not self.codebook_id:
+            return
+        entries = self._entries_now()
+        dead = {*self.view.dead.tolist()} | self._removed
+        alive = [node for node in entries.tolist() if node not in dead]
+        missing = ENTRIES - len(alive)
+        if missing and (len(alive) < len(entries) or len(entries) < ENTRIES):
+            nodes, _ = self.live_nodes()
+            others = nodes[~np.isin(nodes, np.array(alive, np.int64))]
+            if len(others):
+                chosen = np.random.default_rng(self.epoch).choice(others, min(missing, len(others)), replace=False)
+                self.entries = np.array([*alive, *chosen.tolist()], np.int64)
+
+    def _repatriate(self) -> None:
+        """Move overflowed backlinks back into the block if enough of its backlinks were dropped."""
+        shrunk = np.array(sorted({target for (target, _), sign in self._events.items() if sign < 0}), U8)
+        if not len(shrunk):
+            return
+        targets, referrers = self.store.columns(
+            "SELECT target_node_id, referrer_node_id FROM lmd_backlink_overflow "
+            "WHERE target_node_id IN (SELECT id FROM shrunk)", shrunk=shrunk,
+        )  # fmt: skip
+        left: dict[int, set[int]] = {int(one): set() for one in shrunk}
+        for target, referrer in zip(targets.tolist(), referrers.tolist(), strict=True):
+            if target not in self._reset:
+                left[target].add(referrer)
+        for (target, referrer), sign in self._events.items():
+            if target in left:
+                (left[target].add if sign > 0 else left[target].discard)(referrer) if sign else None
+        layout = self.parameters.layout
+        for target, back in left.items():
+            if len(back) > _REPATRIATE_SHARE * layout.backlinks:
+                continue
+            self._reserve(1)
+            source = self.view.source
+            row = touch(source, layout.block_size, target, self.epoch, self.origin)
+            self._check(row)
+            head = headers(source.pool.u8[row : row + 1])[0]
+            if not head["flags"] & OVERFLOW:
+                raise InvariantViolatedError(f"Node {target} has overflowed backlinks, and its block lacks the flag.")
+            head["flags"] &= ~OVERFLOW & 0xFF
+            head["overflow_reference"], head["num_inline_backlinks"] = 0, len(back)
+            at = layout.at_backlinks // 4
+            source.pool.u32[row, at : at + len(back)] = sorted(back)
+            self._reset.add(target)
+            self._events = {key: sign for key, sign in self._events.items() if key[0] != target}
+
+    def _changes(self, blocks: NDArray[np.uint8]) -> Changes:
+        nodes = headers(blocks)["node_id"].astype(U8) if len(blocks) else np.zeros(0, U8)
+        moved = np.array([*self._moved.items()], np.int64).reshape(-1, 2).astype(U8)
+        moved = moved[np.argsort(moved[:, 0])]
+        added = np.array([*self._added.items()], np.int64).reshape(-1, 2)
+        # Including nodes that were added and removed in this transaction: their blocks must be reclaimed.
+        removed = np.array(sorted(self._removed), U8)
+        if any(abs(sign) > 1 for sign in self._events.values()):
+            raise InvariantViolatedError("A backlink was added or dropped twice; nothing was committed.")
+        pairs = {sign: [key for key, one in self._events.items() if one == sign] for sign in (1, -1)}
+        state = replace(
+            self.store.state, epoch=self.epoch, next_node_id=self.next_node, slot_count=self.slots.count,
+            codebook_id=self.codebook_id, live=self.live,
+        )  # fmt: skip
+        return Changes(
+            state, delta_nodes=nodes, blocks=blocks, moved_nodes=moved[:, 0], moved_slots=moved[:, 1],
+            moved_epochs=np.full(len(moved), self.epoch, U8), retired=self.slots.superseded(moved[:, 0], self.epoch),
+            taken=self.slots.taken, row_ids=added[:, 0].astype(I8), row_nodes=added[:, 1].astype(U8), removed=removed,
+            entries=None if self.entries is None else self.entries.astype(U8),
+            overflow_reset=np.array(sorted(self._reset), U8), overflow_added=_pairs(pairs[1]),
+            overflow_dropped=_pairs(pairs[-1]),
+            codebook=None if self.codebook is None else (self.codebook_id, self.codebook),
+        )  # fmt: skip
+
+
+def write_runs(file: int, size: int, slots: NDArray[np.int64], blocks: NDArray[np.uint8]) -> None:
+    """Write blocks into slots, ascending; adjacent slots in one write."""
+    order = np.argsort(slots, kind="stable")
+    ascending = slots[order]
+    edges = np.flatnonzero(np.diff(ascending) != 1) + 1
+    for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(slots)], strict=True):
+        if last > first:
+            write_all(file, np.ascontiguousarray(blocks[order[first:last]]), int(ascending[first]) * size)
+
+
+def _pairs(found: list[Any]) -> NDArray[np.uint64]:
+    return np.array(found, U8).reshape(-1, 2)

@@ -1,0 +1,307 @@
+"""Check an index folder: blocks, slot map, free list, rows, tombstones, links in both directions, and the view.
+
+Memory is a few numbers per node, regardless of the links: for each node, a checksum over the links to it is compared
+with the same checksum over its backlinks.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops.core.verification import Finding, Findings, Severity
+from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
+from memwal_ops.formats.lm_diskann.changes import U8
+from memwal_ops.formats.lm_diskann.files import GRAPH
+from memwal_ops.formats.lm_diskann.kernels.checksum import first_damaged
+from memwal_ops.formats.lm_diskann.store import NAME, Store
+from memwal_ops.formats.lm_diskann.view import View
+from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED, headers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+
+_CHUNK = 1024
+_SEEN, _DEAD, _OVERFLOWED = 1, 2, 4
+
+
+# What a check's findings are about, and whether a merge repairs them; any other damage is of the graph itself.
+_REPUBLISHED = {"view_damaged", "view_behind", "view_differs"}
+_OF_STORE = {
+    "slot_used_twice", "slot_beyond_end", "node_mapped_twice", "delta_damaged", "row_without_block",
+    "tombstone_missing", "count_differs",
+}  # fmt: skip
+_BEHIND = "Readers see an older epoch, or fail, until the view is published again."
+_BROKEN = "Searches may miss rows, return deleted ones, or fail."
+_PAGE = runbook(TableCorruptError.exit_code) or ""
+
+
+@dataclass
+class Verified:
+    """The findings, and the number of blocks that were read."""
+
+    findings: Findings
+    blocks: int = 0
+
+    def add(self, check: str, details: Iterable[str]) -> None:
+        """Add one finding for each of ``details``, which start with the place."""
+        for detail in details:
+            view = check in _REPUBLISHED
+            self.findings.add(Finding(
+                Severity.WARNING if check == "view_behind" else Severity.ERROR,
+                check,
+                "the published view" if view else NAME if check in _OF_STORE else GRAPH,
+                detail,
+                _BEHIND if view else _BROKEN,
+                "memwal-ops merge URI publishes it again." if view
+                else "Restore the folder from a backup, or build the index again from its table.",
+                "" if view else _PAGE,
+            ))  # fmt: skip
+
+
+def verify(folder: str, parameters: Parameters, most: int, context: RunContext) -> Verified:
+    """Find all inconsistencies. The caller has the writer lock.
+
+    Raises:
+        TableCorruptError: the store cannot be opened, or is that of another index.
+    """
+    found = Verified(Findings(most))
+    store = Store(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
+    try:
+        _Check(folder, parameters, store, found, context).run()
+    finally:
+        store.close()
+    return found
+
+
+class _Check:
+    def __init__(self, folder: str, parameters: Parameters, store: Store, found: Verified, context: RunContext) -> None:
+        self.folder, self.parameters, self.store, self.found, self.context = folder, parameters, store, found, context
+        count = store.state.next_node_id
+        self.marks = np.zeros(count, np.uint8)
+        self.rows = np.full(count, -1, np.int64)
+        self.incoming, self.backlinks = np.zeros(count, U8), np.zeros(count, U8)
+
+    def run(self) -> None:
+        """All checks, the cheap ones first."""
+        self._map()
+        for blocks in self._blocks():
+            self.found.blocks += len(blocks)
+            self.context.advance("verifying", "blocks", len(blocks))
+            self._note(blocks)
+        for blocks in self._blocks():
+            self._links(blocks)
+        self._overflow()
+        self._compare_links()
+        self._lookup()
+        self._view()
+
+    def _map(self) -> None:
+        count, size = self.store.state.slot_count, self.parameters.layout.block_size
+        [twice] = self.store.columns(
+            "SELECT slot FROM (SELECT slot FROM lmd_slots UNION ALL SELECT slot FROM lmd_free_nodes) GROUP BY slot "
+            "HAVING count(*) > 1 ORDER BY slot"
+        )
+        self.found.add("slot_used_twice", (f"slot {slot} is mapped or free more than once" for slot in twice))
+        [beyond] = self.store.columns(f"SELECT slot FROM lmd_slots WHERE slot >= {count}")
+        self.found.add("slot_beyond_end", (f"slot {slot} is in the map of {count} slots" for slot in beyond))
+        [double] = self.store.columns("SELECT node_id FROM lmd_slots GROUP BY node_id HAVING count(*) > 1")
+        self.found.add("node_mapped_twice", (f"node {node} has more than one slot" for node in double))
+        length = os.path.getsize(os.path.join(self.folder, GRAPH))
+        if length < count * size:
+            self.found.add("graph_too_short", [f"{GRAPH} has {length} bytes, for {count} slots of {size}"])
+
+    def _blocks(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the intact newest versions of all nodes, in chunks; damaged ones are findings (once)."""
+        size, first_time = self.parameters.layout.block_size, not self.found.blocks
+        last = -1
+        while True:
+            [nodes, epochs], data = self.store.blobs(
+                "SELECT node_id, commit_epoch, data FROM lmd_delta_blocks WHERE node_id IN (SELECT DISTINCT "
+                f"node_id FROM lmd_delta_blocks WHERE node_id >= {last + 1} ORDER BY node_id LIMIT {_CHUNK}) "
+                "ORDER BY node_id, commit_epoch"
+            )
+            if not len(nodes):
+                break
+            last = int(nodes[-1])
+            slotted = self._newer_slots(nodes)
+            keep = np.append(nodes[1:] != nodes[:-1], True) & (epochs > slotted)
+            whole = np.zeros((len(nodes), size), np.uint8)
+            fits = np.array([len(one) == size for one in data])
+            for at, one in enumerate(data):
+                whole[at, : min(size, len(one))] = np.frombuffer(one, np.uint8)[:size]
+            yield from self._checked(whole, nodes, epochs, keep & fits, report=first_time)
+            if first_time:
+                lost = np.flatnonzero(~fits)
+                self.found.add("delta_damaged", (f"delta block of node {nodes[at]} has a wrong length" for at in lost))
+        nodes, slots, epochs = self.store.columns(
+            "SELECT node_id, slot, from_epoch FROM lmd_slots s WHERE NOT EXISTS "
+            "(SELECT 1 FROM lmd_delta_blocks d WHERE d.node_id = s.node_id AND d.commit_epoch > s.from_epoch) "
+            "ORDER BY slot"
+        )
+        with open(os.path.join(self.folder, GRAPH), "rb") as graph:
+            for first in range(0, len(slots), _CHUNK):
+                part = slice(first, first + _CHUNK)
+                whole = np.zeros((len(slots[part]), size), np.uint8)
+                for at, slot in enumerate(slots[part].tolist()):
+                    one = os.pread(graph.fileno(), size, slot * size)
+                    whole[at, : len(one)] = np.frombuffer(one, np.uint8)
+                yield from self._checked(whole, nodes[part], epochs[part], np.ones(len(whole), bool), report=first_time)
+
+    def _newer_slots(self, nodes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        found, epochs = self.store.columns(
+            "SELECT node_id, from_epoch FROM lmd_slots WHERE node_id IN (SELECT id FROM wanted)",
+            wanted=np.unique(nodes),
+        )
+        newer = np.zeros(len(nodes), U8)
+        order = np.argsort(found)
+        if len(found):
+            at = np.minimum(np.searchsorted(found[order], nodes), len(found) - 1)
+            newer = np.where(found[order][at] == nodes, epochs[order][at], 0).astype(U8)
+        return newer
+
+    def _checked(
+        self,
+        blocks: NDArray[np.uint8],
+        nodes: NDArray[Any],
+        epochs: NDArray[Any],
+        wanted: NDArray[Any],
+        *,
+        report: bool,
+    ) -> Iterator[NDArray[np.uint8]]:
+        """The intact ones of the wanted blocks."""
+        good = wanted.copy()
+        words = np.ascontiguousarray(blocks).view(np.uint64)
+        for at in np.flatnonzero(wanted):
+            head = headers(blocks[at : at + 1])[0]
+            links, backlinks = int(head["num_forward_links"]), int(head["num_inline_backlinks"])
+            why = None
+            if first_damaged(words[at : at + 1], 1) >= 0:
+                why = "checksum", f"the block of node {nodes[at]} (epoch {epochs[at]}) has a bad checksum"
+            elif head["node_id"] != nodes[at] or head["creation_epoch"] != epochs[at]:
+                other = f"node {head['node_id']} (epoch {head['creation_epoch']})"
+                why = "wrong_block", f"the slot of node {nodes[at]} (epoch {epochs[at]}) has {other}"
+            elif links > self.parameters.links or backlinks > self.parameters.backlinks:
+                why = "counts", f"node {nodes[at]} has {links} links and {backlinks} backlinks"
+            elif nodes[at] >= len(self.marks):
+                why = "node_beyond_end", f"node {nodes[at]} has a block, but only {len(self.marks)} ids were allocated"
+            if why is not None:
+                good[at] = False
+                if report:
+                    self.found.add(why[0], [why[1]])
+        if good.any():
+            yield blocks[good]
+
+    def _note(self, blocks: NDArray[np.uint8]) -> None:
+        head = headers(blocks)
+        nodes = head["node_id"].astype(np.int64)
+        flags = head["flags"]
+        dead, more = (flags & TOMBSTONED) != 0, (flags & OVERFLOW) != 0
+        self.marks[nodes] = _SEEN | np.where(dead, _DEAD, 0) | np.where(more, _OVERFLOWED, 0)
+        self.rows[nodes] = head["row_id"]
+
+    def _alive(self, nodes: NDArray[np.int64]) -> NDArray[Any]:
+        alive: NDArray[np.bool_] = (self.marks[nodes] & (_SEEN | _DEAD)) == _SEEN
+        return alive
+
+    def _links(self, blocks: NDArray[np.uint8]) -> None:
+        layout, head = self.parameters.layout, headers(blocks)
+        words = np.ascontiguousarray(blocks).view(np.uint32)
+        nodes = head["node_id"].astype(np.int64)
+        alive = self._alive(nodes)
+        for name, at, most, forward in (
+            ("num_forward_links", layout.at_ids, layout.links, True),
+            ("num_inline_backlinks", layout.at_backlinks, layout.backlinks, False),
+        ):
+            ids = words[:, at // 4 : at // 4 + most].astype(np.int64)
+            used = np.arange(most)[None, :] < head[name][:, None]
+            mine = np.repeat(nodes, most).reshape(ids.shape)
+            known = ids < len(self.marks)
+            whole = used & known & np.where(known, self.marks[np.where(known, ids, 0)] & _SEEN, 0).astype(bool)
+            if forward:
+                lost = used & ~whole & alive[:, None]
+                self.found.add("link_to_nothing", (
+                    f"node {a} links to node {b}, which has no block"
+                    for a, b in zip(mine[lost], ids[lost], strict=True)
+                ))  # fmt: skip
+            both = whole & alive[:, None]
+            both[both] = self._alive(ids[both])
+            self._sum(mine[both], ids[both], forward=forward)
+
+    def _sum(self, mine: NDArray[np.int64], others: NDArray[np.int64], *, forward: bool) -> None:
+        referrer, target = (mine, others) if forward else (others, mine)
+        mixed = (referrer.astype(U8) + U8.type(1)) * U8.type(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> U8.type(29))) * U8.type(0xBF58476D1CE4E5B9)
+        np.add.at(self.incoming if forward else self.backlinks, target, mixed ^ (mixed >> U8.type(32)))
+
+    def _overflow(self) -> None:
+        targets, referrers = self.store.columns("SELECT target_node_id, referrer_node_id FROM lmd_backlink_overflow")
+        targets, referrers = targets.astype(np.int64), referrers.astype(np.int64)
+        known = (targets < len(self.marks)) & (referrers < len(self.marks))
+        flagged = np.zeros(len(targets), bool)
+        flagged[known] = (self.marks[targets[known]] & _OVERFLOWED) != 0
+        odd = np.unique(targets[~flagged])
+        self.found.add("overflow_without_flag", (f"node {node} has overflow, but no flag" for node in odd))
+        use = known.copy()
+        use[known] = self._alive(targets[known]) & self._alive(referrers[known])
+        self._sum(targets[use], referrers[use], forward=False)
+
+    def _compare_links(self) -> None:
+        differ = np.flatnonzero((self.incoming != self.backlinks) & self._alive(np.arange(len(self.marks))))
+        self.found.add("backlinks_differ", (f"backlinks of node {node} differ from links to it" for node in differ))
+
+    def _lookup(self) -> None:
+        rows, nodes, removed = self.store.columns(
+            "SELECT row_id, node_id, CASE WHEN removed_epoch IS NULL THEN 0 ELSE 1 END FROM lmd_lookup ORDER BY node_id"
+        )
+        for row, node, gone in zip(rows.tolist(), nodes.tolist(), removed.tolist(), strict=True):
+            mark = int(self.marks[node]) if node < len(self.marks) else 0
+            if not mark & _SEEN:
+                self.found.add("row_without_block", [f"row {row} is node {node}, which has no intact block"])
+            elif self.rows[node] != row:
+                self.found.add("row_differs", [f"row {row} is node {node}, whose block is of row {self.rows[node]}"])
+            elif bool(mark & _DEAD) != bool(gone):
+                self.found.add(
+                    "tombstone_differs", [f"row {row}, node {node}: block and lookup differ about its deletion"]
+                )
+        [bare] = self.store.columns(
+            "SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NOT NULL AND node_id NOT IN "
+            "(SELECT node_id FROM lmd_tombstoned_nodes)"
+        )
+        self.found.add("tombstone_missing", (f"node {node} was removed and has no tombstone" for node in bare))
+        live = len(rows) - int(removed.sum())
+        if live != self.store.state.live:
+            self.found.add("count_differs", [f"there are {live} rows; lmd_metadata has {self.store.state.live}"])
+
+    def _view(self) -> None:
+        try:
+            view = View(self.folder, self.parameters)
+        except MemwalOpsError as error:
+            self.found.add("view_damaged", [str(error)])
+            return
+        try:
+            if view.state != self.store.state:
+                self.found.add("view_behind", [
+                    f"the view is at epoch {view.epoch}, the store at {self.store.state.epoch}"
+                ])  # fmt: skip
+                return
+            nodes, slots, epochs = self.store.columns(
+                "SELECT node_id, slot, from_epoch FROM lmd_slots ORDER BY node_id"
+            )
+            differ = view.slots_that_differ(nodes, slots, epochs)
+            self.found.add(
+                "view_differs", (f"the view has node {node} in another slot than the store" for node in differ)
+            )
+            [dead] = self.store.columns("SELECT node_id FROM lmd_tombstoned_nodes ORDER BY node_id")
+            if not np.array_equal(dead.astype(np.int64), view.dead):
+                self.found.add("view_differs", ["the view has other tombstones than the store"])
+        finally:
+            view.close()

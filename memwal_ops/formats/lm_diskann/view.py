@@ -1,0 +1,351 @@
+"""Load and follow the published view, which readers open instead of the store, and resolve versions with it.
+
+A base (the slot map, tombstones, entry points, rows, the codebook) and a log (one frame for each commit since).
+``CURRENT`` names both, and is replaced atomically; so a reader reads a complete epoch or the previous one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops.errors import TableCorruptError, TableNotFoundError
+from memwal_ops.formats.lm_diskann import codebook
+from memwal_ops.formats.lm_diskann.changes import I8, U4, U8, State
+from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, base_path, log_path
+from memwal_ops.formats.lm_diskann.kernels.memory import BASE, FILE_SHIFT, LOG, WAYS, Source, pool, power
+from memwal_ops.formats.lm_diskann.kernels.memory import GRAPH as GRAPH_FILE
+from memwal_ops.formats.lm_diskann.kernels.reading import add_versions, place_of
+from memwal_ops.formats.lm_diskann.wire import frames
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.wire.frames import Frame
+    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+
+NEVER = 2**64 - 1
+_ATTEMPTS = 100
+_ROOM = 1024
+
+
+def read_current(folder: str, parameters: Parameters) -> int:
+    """The number of the current view.
+
+    Raises:
+        TableCorruptError: ``CURRENT`` is damaged, or of another index.
+        TableNotFoundError: there is none.
+    """
+    try:
+        with open(os.path.join(folder, CURRENT), "rb") as file:
+            data = file.read()
+    except FileNotFoundError as error:
+        raise TableNotFoundError(
+            f"{folder} has no published view ({CURRENT}).",
+            remedy="Run memwal-ops merge on the folder: it publishes the view again from the store.",
+        ) from error
+    frame = frames.decode(np.frombuffer(data, np.uint8))
+    if frame is None or frame.kind != frames.CURRENT or frame.uuid != parameters.uuid:
+        raise _unreadable(folder, CURRENT)
+    return frame.number
+
+
+def _unreadable(folder: str, path: str) -> TableCorruptError:
+    return TableCorruptError(
+        f"{path} in {folder} is damaged, or belongs to another index.",
+        remedy="Run memwal-ops merge on the folder: it publishes the view again from the store.",
+    )
+
+
+class View:
+    """A published view; :meth:`refresh` reads new commits.
+
+    Args:
+        folder: of the index.
+        parameters: of the index.
+        cache_bytes: budget of the block cache.
+        overlay: number of rows for blocks that a transaction changes.
+
+    Raises:
+        TableCorruptError: the view is damaged.
+        TableNotFoundError: there is none.
+    """
+
+    def __init__(self, folder: str, parameters: Parameters, cache_bytes: int = 0, overlay: int = 0) -> None:
+        self.folder, self.parameters = folder, parameters
+        size = parameters.layout.block_size
+        rows = power(max(WAYS, cache_bytes // size // 2 + 1))
+        self._pool = pool(rows + overlay, size)
+        self._tags, self._stamps = np.full(rows, -1, np.int64), np.zeros(rows, np.int64)
+        self._overlay = np.zeros(power(2 * overlay + 2), np.int64)
+        self.counts = np.zeros(8, np.int64)
+        self._files: tuple[int, int, int] | None = None
+        self._open()
+
+    def _open(self) -> None:
+        """Open the current view; if it is replaced meanwhile, its files are missing, and ``CURRENT`` is read again."""
+        for attempt in range(_ATTEMPTS):
+            number = read_current(self.folder, self.parameters)
+            opened: list[int] = []
+            try:
+                opened.extend(
+                    os.open(os.path.join(self.folder, path), os.O_RDONLY | os.O_CLOEXEC)
+                    for path in (GRAPH, log_path(number), base_path(number))
+                )
+            except FileNotFoundError as error:
+                for file in opened:
+                    os.close(file)
+                if attempt + 1 == _ATTEMPTS or read_current(self.folder, self.parameters) == number:
+                    raise TableCorruptError(
+                        f"A file of view {number} is missing: {error.filename}.",
+                        remedy="Run memwal-ops merge on the folder: it publishes the view again from the store.",
+                    ) from error
+                continue
+            break
+        self._close_files()
+        self._files, self.number = (opened[0], opened[1], opened[2]), number
+        self._load_base()
+        self.end = 0
+        self._follow()
+
+    def close(self) -> None:
+        """Close its files."""
+        self._close_files()
+
+    def _close_files(self) -> None:
+        if self._files is not None:
+            for file in self._files:
+                os.close(file)
+            self._files = None
+
+    def _load_base(self) -> None:
+        assert self._files is not None  # noqa: S101 - opened before
+        base = self._files[BASE]
+        size = os.fstat(base).st_size
+        if not size:
+            raise _unreadable(self.folder, base_path(self.number))
+        # A private mapping: it is never written to, but compiled code needs one array type, the writable one.
+        mapped = mmap.mmap(base, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        frame = frames.decode(np.frombuffer(mapped, np.uint8))
+        if (
+            frame is None
+            or frame.kind != frames.BASE
+            or frame.uuid != self.parameters.uuid
+            or frame.number != self.number
+        ):
+            raise _unreadable(self.folder, base_path(self.number))
+        self.state = _state(frame)
+        self.rows, self.row_nodes = frame.array("rows", I8), frame.array("rownodes", U4)
+        self._more: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        self.dead, self.dead_epochs = (
+            frame.array("dead", U4).astype(np.int64),
+            frame.array("deadat", U8).astype(np.int64),
+        )
+        self._entries = frame.array("entries", U8).reshape(-1, 3).copy()
+        self.book = codebook.empty(self.parameters)
+        self._take_codebook(frame)
+        self.delta_blocks, self.delta_nodes = 0, set[int]()
+        slots = frame.array("slots", U4)
+        history = frame.array("history", U8).reshape(-1, 3)
+        nodes, epochs = frame.array("dnodes", U8), frame.array("depochs", U8)
+        self.counts[:2] = 0
+        self._tags[:] = -1
+        self._source = self._new_source(
+            slots if len(slots) else np.zeros(0, U4), frame.epoch, len(history) + len(nodes)
+        )
+        block_size = self.parameters.layout.block_size
+        at = (BASE << FILE_SHIFT) + frame.offsets.get("blocks", 0)
+        places = [history[:, 2].astype(np.int64) * block_size, at + block_size * np.arange(len(nodes))]
+        versions = np.stack([np.concatenate([history[:, 0], nodes]), np.concatenate([history[:, 1], epochs])])
+        order = np.lexsort((versions[1], versions[0]))
+        self._add(versions[0, order], versions[1, order], np.concatenate(places)[order])
+        self._count_deltas(nodes)
+
+    def _new_source(self, slots: NDArray[Any], epoch: int, versions: int) -> Source:
+        assert self._files is not None  # noqa: S101 - opened before
+        room = power(2 * versions + _ROOM)
+        return Source(
+            np.array(self._files, np.int32), slots, np.array([epoch], np.int64), np.zeros(2 * room, np.int64),
+            np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64),
+            self._pool, self._tags, self._stamps, self._overlay, self.counts,
+        )  # fmt: skip
+
+    @property
+    def source(self) -> Source:
+        """The arrays by which compiled code finds blocks."""
+        return self._source
+
+    def _add(self, nodes: NDArray[Any], epochs: NDArray[Any], places: NDArray[Any]) -> None:
+        """Add versions; per node by ascending epoch."""
+        old = self._source
+        held = int(self.counts[0])
+        if held + len(nodes) > len(old.node):
+            self._source = self._new_source(old.slots, int(old.limits[0]), held + len(nodes))
+            self.counts[0] = 0
+            add_versions(self._source, old.node[:held], old.epoch[:held], old.place[:held])
+        arrays = [np.ascontiguousarray(one, np.int64) for one in (nodes, epochs, places)]
+        add_versions(self._source, *arrays)
+
+    def add_private(self, nodes: NDArray[Any], epoch: int, slots: NDArray[Any]) -> None:
+        """Add versions that a transaction wrote to the graph and did not commit; :meth:`reload` discards them."""
+        self._tags[:] = -1
+        self._add(nodes, np.full(len(nodes), epoch), slots.astype(np.int64) * self.parameters.layout.block_size)
+
+    def reload(self) -> None:
+        """Read the view again."""
+        self._overlay[:] = 0
+        self._open()
+
+    def clear_overlay(self) -> None:
+        """Discard the blocks that a transaction changed."""
+        self._overlay[:] = 0
+        self.counts[1] = 0
+
+    @property
+    def overlay_rows(self) -> NDArray[np.uint8]:
+        """The blocks that a transaction changed: uint8 [n, block_size]."""
+        first = len(self._tags)
+        found: NDArray[np.uint8] = self._pool.u8[first : first + int(self.counts[1])]
+        return found
+
+    def refresh(self) -> bool:
+        """Read new commits; returns whether there were any.
+
+        Raises:
+            TableCorruptError: the view is damaged.
+        """
+        epoch = self.epoch
+        if read_current(self.folder, self.parameters) != self.number:
+            self._open()
+        else:
+            self._follow()
+        return self.epoch != epoch
+
+    def _follow(self) -> None:
+        assert self._files is not None  # noqa: S101 - opened before
+        log = self._files[LOG]
+        size = os.fstat(log).st_size
+        while size - self.end >= frames.HEADER_BYTES:
+            length = int.from_bytes(os.pread(log, 8, self.end + 8), "little")
+            if not frames.HEADER_BYTES <= length <= size - self.end:
+                return
+            data = np.frombuffer(os.pread(log, length, self.end), np.uint8)
+            frame = frames.decode(data)
+            # Invalid bytes at the end were left by a killed writer: the next writer publishes another view.
+            if frame is None or (frame.kind, frame.number, frame.uuid) != (
+                frames.COMMIT,
+                self.number,
+                self.parameters.uuid,
+            ):
+                return
+            if frame.epoch != self.epoch + 1:
+                return
+            self._apply(frame, self.end)
+            self.end += length
+
+    def _apply(self, frame: Frame, at: int) -> None:
+        block_size = self.parameters.layout.block_size
+        nodes = frame.array("dnodes", U8)
+        if len(nodes):
+            start = (LOG << FILE_SHIFT) + at + frame.offsets["blocks"]
+            self._add(nodes, np.full(len(nodes), frame.epoch), start + block_size * np.arange(len(nodes)))
+            self._count_deltas(nodes)
+        moves = frame.array("moves", U8).reshape(-1, 3)
+        self._add(moves[:, 0], moves[:, 1], moves[:, 2] * block_size)
+        merged = frame.array("merged", U8)
+        self.delta_blocks -= len(merged)
+        self.delta_nodes -= {*merged.tolist()}
+        if len(frame.array("rows", I8)):
+            self._more.append((frame.array("rows", I8).copy(), frame.array("rownodes", U4).copy()))
+        dead = frame.array("dead", U4).astype(np.int64)
+        if len(dead):
+            merged_dead = np.concatenate([self.dead, dead])
+            order = np.argsort(merged_dead, kind="stable")
+            self.dead = merged_dead[order]
+            self.dead_epochs = np.concatenate([self.dead_epochs, np.full(len(dead), frame.epoch)])[order]
+        if "entries" in frame.sections:
+            self._take_entries(frame)
+        self._take_codebook(frame)
+        self.state = _state(frame)
+
+    def _count_deltas(self, nodes: NDArray[Any]) -> None:
+        self.delta_blocks += len(nodes)
+        self.delta_nodes |= {*nodes.tolist()}
+
+    def _take_entries(self, frame: Frame) -> None:
+        now = frame.array("entries", U8)
+        held = self._entries
+        stays = np.isin(held[:, 0], now)
+        held[:, 2] = np.where((held[:, 2] == NEVER) & ~stays, frame.epoch, held[:, 2])
+        fresh = now[~np.isin(now, held[held[:, 2] == NEVER, 0])]
+        more = np.stack([fresh, np.full(len(fresh), frame.epoch, U8), np.full(len(fresh), NEVER, U8)], axis=1)
+        self._entries = np.concatenate([held, more])
+
+    def _take_codebook(self, frame: Frame) -> None:
+        if "codebook" in frame.sections and len(frame.sections["codebook"]):
+            self.book = codebook.decode(frame.sections["codebook"].copy(), self.parameters)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the view."""
+        return self.state.epoch
+
+    def entries(self, epoch: int) -> NDArray[np.int64]:
+        """The entry points at an epoch; none if there was no graph."""
+        found = self._entries
+        there = (found[:, 1] <= epoch) & (found[:, 2] > epoch)
+        chosen: NDArray[np.int64] = found[there, 0].astype(np.int64)
+        return chosen
+
+    def nodes_of(self, row_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """All nodes that any of these rows (ascending) ever had, including deleted ones."""
+        found = [self._lookup(self.rows, self.row_nodes, row_ids)]
+        for rows, nodes in self._more:
+            found.append(nodes[np.isin(rows, row_ids)].astype(np.int64))
+        return np.concatenate(found)
+
+    @staticmethod
+    def _lookup(rows: NDArray[Any], nodes: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
+        first, last = np.searchsorted(rows, wanted, "left"), np.searchsorted(rows, wanted, "right")
+        counts = last - first
+        inner = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        found: NDArray[np.int64] = nodes[np.repeat(first, counts) + inner].astype(np.int64)
+        return found
+
+    def slots_that_differ(
+        self, nodes: NDArray[np.uint64], slots: NDArray[np.uint64], epochs: NDArray[np.uint64]
+    ) -> list[int]:
+        """The nodes whose version of that epoch has another place in this view than in these slots."""
+        size = self.parameters.layout.block_size
+        found = []
+        for node, slot, epoch in zip(nodes.tolist(), slots.tolist(), epochs.tolist(), strict=True):
+            place, _ = place_of(self._source, size, node, epoch)
+            if place != slot * size:
+                found.append(node)
+        return found
+
+    @property
+    def files(self) -> tuple[int, int, int]:
+        """Descriptors of graph, log and base."""
+        assert self._files is not None  # noqa: S101 - not called on a closed view
+        return self._files
+
+    def fail(self, graph: str = GRAPH) -> TableCorruptError:
+        """The error for the block that was read last and is damaged."""
+        node, place = int(self.counts[5]), int(self.counts[6])
+        file, offset = place >> FILE_SHIFT, place & ((1 << FILE_SHIFT) - 1)
+        name = graph if file == GRAPH_FILE else log_path(self.number) if file == LOG else base_path(self.number)
+        return TableCorruptError(
+            f"The block of node {node} at byte {offset} of {name} in {self.folder} is damaged.",
+            remedy="Run memwal-ops verify on the folder; restore it from a copy, or insert the named row again.",
+        )
+
+
+def _state(frame: Frame) -> State:
+    values = frame.array("state", U8)
+    if len(values) != len(State.__dataclass_fields__):
+        raise TableCorruptError(f"The state in a view has {len(values)} numbers.")
+    return State(*(int(one) for one in values))
