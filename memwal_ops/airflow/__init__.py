@@ -1,6 +1,6 @@
-"""Operators, a sensor and a trigger for Apache Airflow 3. docs/airflow.md is their page.
+"""Operators, a sensor and a trigger for Apache Airflow 3 (docs/airflow.md).
 
-What a DAG file imports from here loads neither pylance nor any client of a store: that happens in the
+A DAG file that imports this package loads neither pylance nor any client of a store: that happens in the
 task's own process, when it runs. (A process that is forked after pylance started its threads hangs.)
 """
 
@@ -36,12 +36,12 @@ __all__ = [
     "MemWalSnapshotOperator",
 ]
 
-_ENDINGS = {"Operator": "operators", "Sensor": "sensors", "Trigger": "triggers"}
+_SUFFIXES = {"Operator": "operators", "Sensor": "sensors", "Trigger": "triggers"}
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that the package can be imported where there is no Airflow: whoever asks for an operator is told.
+    # Lazy, so that the package can be imported without Airflow: the import of an operator then raises an ImportError.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = next(module for ending, module in _ENDINGS.items() if name.endswith(ending))
+    module = next(module for suffix, module in _SUFFIXES.items() if name.endswith(suffix))
     return getattr(import_module(f"{__name__}.{module}"), name)

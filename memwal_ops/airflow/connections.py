@@ -1,4 +1,4 @@
-"""From an Airflow connection to the storage options that pylance and our own requests take. Pure functions."""
+"""Convert an Airflow connection to storage options, as pylance and memwal-ops take them. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.redaction import RedactedOptions, is_secret_key
 
-# Airflow's own names for the parts of a connection to AWS, by the names that storage options have.
+# Airflow's names for the fields of an AWS connection, with the names of the storage options.
 _AWS_EXTRA = {
     "aws_access_key_id": "aws_access_key_id",
     "aws_secret_access_key": "aws_secret_access_key",
@@ -22,15 +22,15 @@ _OWN = "storage_options"
 
 
 def check_public(options: Mapping[str, str]) -> None:
-    """Refuse secrets where Airflow shows values: in a task's arguments and rendered templates.
+    """Refuse secrets in a task's arguments and rendered templates, which Airflow shows.
 
     Raises:
-        InvalidUsageError: names the key, never its value.
+        InvalidUsageError: an option is a secret; the message has its key, never its value.
     """
     secret = sorted(key for key in options if is_secret_key(str(key)))
     if secret:
         raise InvalidUsageError(
-            f"storage_options must not hold {', '.join(secret)}: Airflow shows and stores what a task is given.",
+            f"storage_options must not hold {', '.join(secret)}: Airflow shows and stores the arguments of a task.",
             remedy="Put secrets into a connection and name it by storage_conn_id, or into the workers' environment.",
         )
 
@@ -38,13 +38,13 @@ def check_public(options: Mapping[str, str]) -> None:
 def storage_options(
     conn_id: str, *, kind: str, login: str | None, password: str | None, extra: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The storage options of a connection; printing them shows no secret.
+    """Return the storage options of a connection; their repr shows no secret.
 
     A connection of type ``aws`` is read as Airflow's own hooks read it. Of any other type, the extra holds
     storage options. In both, those below the key ``storage_options`` of the extra are added as they are.
 
     Raises:
-        InvalidUsageError: something in the connection would have been ignored. Values are never quoted.
+        InvalidUsageError: a field of the connection would be ignored. The message never contains values.
     """
     rest = dict(extra)
     own = rest.pop(_OWN, {})
@@ -55,14 +55,14 @@ def storage_options(
         unknown = sorted(set(rest) - set(_AWS_EXTRA))
         if unknown:
             raise InvalidUsageError(
-                f"Connection {conn_id!r}: {', '.join(unknown)} in its extra means nothing here.",
+                f"Connection {conn_id!r}: {', '.join(unknown)} in its extra is not supported.",
                 remedy=f"Remove it, or give storage options below {_OWN} in the extra; docs/airflow.md has examples.",
             )
         found |= {_AWS_EXTRA[key]: value for key, value in rest.items()}
     else:
         if login or password:
             raise InvalidUsageError(
-                f"Connection {conn_id!r} of type {kind!r} has a login or password, which only type aws has a use for.",
+                f"Connection {conn_id!r} of type {kind!r} has a login or password, which only type aws uses.",
                 remedy="Put storage options, secrets too, into the connection's extra: Airflow encrypts it.",
             )
         found = rest
@@ -70,7 +70,7 @@ def storage_options(
 
 
 def secrets_of(options: Mapping[str, str]) -> list[str]:
-    """The values that no log may show."""
+    """Return the values that must be masked in logs."""
     return [value for key, value in options.items() if is_secret_key(key)]
 
 
@@ -79,4 +79,4 @@ def _text(conn_id: str, key: str, value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
-    raise InvalidUsageError(f"Connection {conn_id!r}: {key} must be a text or a number.")
+    raise InvalidUsageError(f"Connection {conn_id!r}: {key} must be a string or a number.")

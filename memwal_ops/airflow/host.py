@@ -1,4 +1,4 @@
-"""What is used of Airflow, from where this release of it has it; an error in plain words where there is none."""
+"""Import what is used of Airflow, from where this release has it; a clear ImportError without Airflow."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ __all__ = [
 
 
 def default_deferrable() -> bool:
-    """What this Airflow is configured to do where a task does not say."""
+    """Return Airflow's configured default of ``deferrable``."""
     return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
 
 
 def connection_parts(conn_id: str) -> Mapping[str, Any]:
-    """A connection's type, login, password and extra; never to be logged."""
+    """Return a connection's type, login, password and extra; must not be logged."""
     return _parts(Connection.get(conn_id))
 
 
 async def aconnection_parts(conn_id: str) -> Mapping[str, Any]:
-    """The same from a trigger, whose loop must not be blocked."""
+    """Return the same in a trigger, without blocking its event loop."""
     return _parts(await Connection.async_get(conn_id))
 
 

@@ -1,4 +1,4 @@
-"""One operator for every job. The report, as ``--json`` prints it, is what the task returns (XCom)."""
+"""Airflow operators, one for each job. A task returns the report, as ``--json`` prints it (XCom)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class MemWalJobOperator(BaseOperator):
     """Run a job of memwal-ops, or one that a package registers under ``memwal_ops.jobs``, on a table.
 
     Args:
-        job: its name, for example ``merge``.
+        job: the name of the job, for example ``merge``.
         uri: the table.
-        options: its options, by the names that they have below ``options`` in the supervisor's configuration:
+        options: the job's options, with the names that they have below ``options`` in the supervisor's configuration:
             ``{"max_bytes": "256MiB"}``.
-        apply: False: say what it would do, and change nothing. None: a job that deletes only plans, others act.
-        storage_conn_id: an Airflow connection that has the store's secrets; without it, the worker's environment
-            has them.
-        storage_options: options of the store that are no secret, as pylance takes them; a secret is refused.
-        soft_fail_on_blocked: skip the task, and do not fail it, where all that is wrong is a blocked region. The
-            report stays in XCom.
+        apply: False: report what the job would do, and change nothing. None: a job that deletes only plans, others act.
+        storage_conn_id: the Airflow connection with the store's secrets; without it, they come from the worker's
+            environment.
+        storage_options: options of the store that are not secret, as pylance takes them; a secret is refused.
+        soft_fail_on_blocked: skip the task instead of failing it if a blocked region is the only fault. The report
+            stays in XCom.
     """
 
     template_fields: Sequence[str] = ("uri", "options", "storage_conn_id", "storage_options")
@@ -56,8 +56,8 @@ class MemWalJobOperator(BaseOperator):
         self.soft_fail_on_blocked = soft_fail_on_blocked
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run it; the report is in XCom even where the task then fails."""
-        # pylance, in this process and not before; the process is the task's own, so its allocators are ours to set.
+        """Run the job; the report is in XCom even if the task then fails."""
+        # Loads pylance, in this process and not before; it is the task's own process, so its allocators may be set.
         from memwal_ops.airflow.work import run_job  # noqa: PLC0415
         from memwal_ops.allocators import bound_allocators  # noqa: PLC0415
 
@@ -66,10 +66,10 @@ class MemWalJobOperator(BaseOperator):
         outcome = run_job(self.job, self.uri, self._job_options(), apply=self._acts(), storage=storage)
         if outcome.trace is not None:
             self.log.error(outcome.trace)
-        if outcome.ending is not None:
+        if outcome.failure is not None:
             if outcome.document is not None and self.do_xcom_push:
                 context["ti"].xcom_push(key="return_value", value=outcome.document)
-            end(outcome.ending, skip_blocked=self.soft_fail_on_blocked)
+            end(outcome.failure, skip_blocked=self.soft_fail_on_blocked)
         document = outcome.document or {}
         self.log.info("%s of %s: %s", self.job, self.uri, document.get("decision"))
         return document
@@ -110,7 +110,7 @@ class MemWalSnapshotOperator(MemWalJobOperator):
 
 
 class MemWalExpireOperator(MemWalJobOperator):
-    """Plan which old versions go; with ``apply=True``, expire them."""
+    """Plan which old versions to expire; with ``apply=True``, expire them."""
 
     def __init__(self, *, apply: bool = False, **kwargs: Any) -> None:
         super().__init__(**{"job": "expire", **kwargs}, apply=apply)
@@ -124,7 +124,7 @@ class MemWalGcOperator(MemWalJobOperator):
 
 
 class MemWalMaintainOperator(MemWalJobOperator):
-    """All jobs in their order. Those that build act; expire and gc plan only, unless ``apply=True``.
+    """Run all jobs in order. Those that build act; expire and gc plan only, unless ``apply=True``.
 
     ``options={"dry_run": True}`` changes nothing at all.
     """
@@ -132,8 +132,8 @@ class MemWalMaintainOperator(MemWalJobOperator):
     def __init__(self, *, apply: bool = False, **kwargs: Any) -> None:
         super().__init__(**{"job": "maintain", **kwargs}, apply=apply)
 
-    def _acts(self) -> bool:
-        return True
+    def _acts(self) -> None:
+        """Return None: the steps that build always act, and ``apply`` is an option of the job."""
 
     def _job_options(self) -> dict[str, Any]:
         return {**super()._job_options(), "apply": self.apply}

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class MemWalBacklogSensor(BaseSensorOperator):
-    """Wait until ``when`` holds for a job's backlog figures; they are what the task returns (XCom).
+    """Wait until ``when`` holds for a job's backlog metrics, which the task returns (XCom).
 
     Args:
         uri: the table.
-        when: as in the supervisor's configuration: ``generations >= 8 or bytes >= 1GiB``; without it, the
-            trigger that the job has there by default.
-        job: whose figures: those of ``merge`` are generations, rows, bytes, oldest_age, regions_behind and
-            blocked_regions.
+        when: a trigger as in the supervisor's configuration: ``generations >= 8 or bytes >= 1GiB``; by default the
+            job's own.
+        job: the job that defines the metrics: those of ``merge`` are generations, rows, bytes, oldest_age,
+            regions_behind and blocked_regions.
         storage_conn_id: see :class:`MemWalJobOperator`.
         storage_options: see there.
-        deferrable: look once, then wait in the triggerer, which takes no worker.
+        deferrable: poll once, then wait in the triggerer, which occupies no worker.
     """
 
     template_fields: Sequence[str] = ("uri", "when", "storage_conn_id", "storage_options")
@@ -60,12 +60,12 @@ class MemWalBacklogSensor(BaseSensorOperator):
         self.deferrable = default_deferrable() if deferrable is None else deferrable
 
     def execute(self, context: Any) -> Any:
-        """Wait in the triggerer, or here as other sensors do."""
+        """Wait in the triggerer if deferrable, else in the worker."""
         if not self.deferrable:
             return super().execute(context)
-        found = self.poke(context)
-        if found:
-            return found.xcom_value
+        result = self.poke(context)
+        if result:
+            return result.xcom_value
         self.defer(
             trigger=MemWalBacklogTrigger(
                 uri=self.uri,
@@ -81,20 +81,20 @@ class MemWalBacklogSensor(BaseSensorOperator):
         return None
 
     def poke(self, context: Any) -> PokeReturnValue:  # noqa: ARG002 - Airflow's signature
-        """One look."""
-        from memwal_ops.airflow.work import look  # noqa: PLC0415 - pylance, in this process and not before
+        """Poll the backlog once."""
+        from memwal_ops.airflow.work import poll  # noqa: PLC0415 - pylance, in this process and not before
 
         storage = read_storage(self.storage_conn_id, self.storage_options)
-        found = look(self.job, self.uri, self.when, storage=storage)
-        if found.trace is not None:
-            self.log.error(found.trace)
-        if found.ending is not None:
-            end(found.ending)
-        self.log.info("Backlog of %s: %s", self.uri, found.figures)
-        return PokeReturnValue(is_done=found.fires, xcom_value=found.figures)
+        result = poll(self.job, self.uri, self.when, storage=storage)
+        if result.trace is not None:
+            self.log.error(result.trace)
+        if result.failure is not None:
+            end(result.failure)
+        self.log.info("Backlog of %s: %s", self.uri, result.figures)
+        return PokeReturnValue(is_done=result.fires, xcom_value=result.figures)
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Any:  # noqa: ARG002 - Airflow's signature
-        """The trigger fired, or gave up."""
+        """Return the figures after the trigger fired, or raise its error."""
         if "error" in event:
             raise (AirflowException if event["retry"] else AirflowFailException)(event["error"])
         return event["figures"]

@@ -1,4 +1,4 @@
-"""What operators and the sensor share: the table they are about, its options, and how a bad end is told."""
+"""Shared code of operators and sensor: read the storage options, and end a task that failed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
 from memwal_ops.airflow.connections import check_public, secrets_of, storage_options
-from memwal_ops.airflow.endings import Ending, of_error
+from memwal_ops.airflow.failures import Failure, from_error
 from memwal_ops.airflow.host import (
     AirflowException,
     AirflowFailException,
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 
 def read_storage(conn_id: str | None, options: Mapping[str, str] | None) -> dict[str, str]:
-    """The storage options of a task, in the worker. Without a connection, the environment has the rest."""
+    """Return the storage options of a task, in the worker. Without a connection, the environment has the secrets."""
     return _joined(conn_id, connection_parts(conn_id) if conn_id else None, options)
 
 
 async def aread_storage(conn_id: str | None, options: Mapping[str, str] | None) -> dict[str, str]:
-    """The same, in the triggerer."""
+    """Return the same, in the triggerer."""
     return _joined(conn_id, await aconnection_parts(conn_id) if conn_id else None, options)
 
 
 def _joined(conn_id: str | None, parts: Mapping[str, Any] | None, options: Mapping[str, str] | None) -> dict[str, str]:
     try:
-        # Again: templates may have put in what was not there when the DAG was read.
+        # Checked again: rendered templates may contain secrets that the DAG file did not.
         check_public(options or {})
         found = storage_options(str(conn_id), **parts) if parts is not None else {}
     except InvalidUsageError as error:
-        end(of_error(error))
+        end(from_error(error))
     for secret in secrets_of(found):
-        # As it is, and as URLs and JSON write it.
+        # As it is, and as URLs and JSON encode it.
         for form in {secret, quote(secret, safe=""), secret.replace("/", "\\/")}:
             mask_secret(form)
     return RedactedOptions({**found, **(options or {})})
 
 
-def end(ending: Ending, *, skip_blocked: bool = False) -> NoReturn:
-    """End the task: skipped, failed for good, or failed with Airflow's own retries."""
-    if ending.is_blocked and skip_blocked:
-        raise AirflowSkipException(ending.message) from None
-    raise (AirflowException if ending.retry else AirflowFailException)(ending.message) from None
+def end(failure: Failure, *, skip_blocked: bool = False) -> NoReturn:
+    """End the task: skipped, failed without retries, or failed with Airflow's own retries."""
+    if failure.is_blocked and skip_blocked:
+        raise AirflowSkipException(failure.message) from None
+    raise (AirflowException if failure.retry else AirflowFailException)(failure.message) from None

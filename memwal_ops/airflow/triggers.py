@@ -1,4 +1,4 @@
-"""The backlog trigger: looks at a table from the triggerer, so that a waiting sensor takes no worker."""
+"""The backlog trigger: polls a table from the triggerer, so that a waiting sensor occupies no worker."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from memwal_ops.airflow.tasks import aread_storage
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from memwal_ops.airflow.work import Look
+    from memwal_ops.airflow.work import Poll
 
 
 class MemWalBacklogTrigger(BaseTrigger):
-    """Fires when ``when`` holds for a job's backlog figures. What it is made from holds no secret.
+    """Fires when ``when`` holds for a job's backlog metrics. Its serialized arguments contain no secret.
 
-    The event is ``{"figures": ...}``, or ``{"error": ..., "retry": ...}`` where looking again cannot help.
+    The event is ``{"figures": ...}``, or ``{"error": ..., "retry": ...}`` if polling again cannot help.
     """
 
     def __init__(
@@ -39,43 +39,43 @@ class MemWalBacklogTrigger(BaseTrigger):
         self.storage_options = None if storage_options is None else dict(storage_options)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and what to make it from again, for another process."""
+        """Return the class and its arguments, for another process."""
         kept = ("uri", "job", "when", "poke_interval", "storage_conn_id", "storage_options")
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in kept}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look, wait, look again."""
+        """Poll every ``poke_interval`` seconds, until there is an event."""
         while True:
-            event = self._event(await self._look())
+            event = self._event(await self._poll())
             if event is not None:
                 yield TriggerEvent(event)
                 return
             await asyncio.sleep(self.poke_interval)
 
-    async def _look(self) -> Look | AirflowException:
+    async def _poll(self) -> Poll | AirflowException:
         try:
-            # Every time: credentials may have been replaced while it waited.
+            # Read at each poll: credentials may have been replaced meanwhile.
             storage = await aread_storage(self.storage_conn_id, self.storage_options)
         except AirflowException as error:
             return error
-        # Requests block, and importing pylance takes a second: neither may hold up other triggers.
-        return await asyncio.to_thread(_look, self.job, self.uri, self.when, storage)
+        # Requests block, and importing pylance takes a second: neither may delay other triggers.
+        return await asyncio.to_thread(_poll, self.job, self.uri, self.when, storage)
 
-    def _event(self, found: Look | AirflowException) -> dict[str, Any] | None:
-        if isinstance(found, AirflowException):
-            return {"error": str(found), "retry": False}
-        if found.trace is not None:
-            self.log.error(found.trace)
-        if found.ending is None:
-            return {"figures": found.figures} if found.fires else None
-        if not found.ending.retry or found.trace is not None:
-            return {"error": found.ending.message, "retry": found.ending.retry}
-        self.log.warning("Looking again in %s s: %s", self.poke_interval, found.ending.message)
+    def _event(self, result: Poll | AirflowException) -> dict[str, Any] | None:
+        if isinstance(result, AirflowException):
+            return {"error": str(result), "retry": False}
+        if result.trace is not None:
+            self.log.error(result.trace)
+        if result.failure is None:
+            return {"figures": result.figures} if result.fires else None
+        if not result.failure.retry or result.trace is not None:
+            return {"error": result.failure.message, "retry": result.failure.retry}
+        self.log.warning("Polling again in %s s: %s", self.poke_interval, result.failure.message)
         return None
 
 
-def _look(job: str, uri: str, when: str | None, storage: Mapping[str, str]) -> Look:
-    from memwal_ops.airflow.work import look  # noqa: PLC0415 - pylance, in a thread of the triggerer and not before
+def _poll(job: str, uri: str, when: str | None, storage: Mapping[str, str]) -> Poll:
+    from memwal_ops.airflow.work import poll  # noqa: PLC0415 - pylance, in a thread of the triggerer and not before
 
-    return look(job, uri, when, storage=storage)
+    return poll(job, uri, when, storage=storage)

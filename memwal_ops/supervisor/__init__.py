@@ -1,1 +1,1 @@
-"""The supervisor: maintains many tables by a configuration file, day and night."""
+"""The supervisor: a service that maintains the tables of a configuration file."""

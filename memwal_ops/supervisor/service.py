@@ -1,8 +1,8 @@
-"""The service: a process around the conductor, with signals, schedules, HTTP, systemd, and a way to stop.
+"""Run the scheduler as a service, with timers, signals, HTTP and systemd notification.
 
-Stopping: the first SIGTERM or SIGINT begins nothing more and lets each run finish the step in hand, for
-``stop_grace`` at most; a second one ends the workers at once. Both are safe: a job can be killed at any
-moment. Leases are given back in both cases. SIGHUP reads the configuration again; a bad file changes nothing.
+Stopping: after the first SIGTERM or SIGINT nothing more starts, and each run finishes its current step, within
+``stop_grace``; a second one ends the workers at once. Both are safe: a job can be killed at any moment. Leases are
+released in both cases. SIGHUP reads the configuration again; an invalid file changes nothing.
 """
 
 from __future__ import annotations
@@ -18,41 +18,44 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.figures import amount
 from memwal_ops.core.leases import Holder
 from memwal_ops.errors import HistoryError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.clockwork import Clockwork
-from memwal_ops.supervisor.conductor import Conductor
-from memwal_ops.supervisor.config import load_settings
-from memwal_ops.supervisor.discovery import Discovery, Fault, discover
-from memwal_ops.supervisor.heartbeat import Heartbeat
-from memwal_ops.supervisor.history import History
-from memwal_ops.supervisor.http import HttpServer
-from memwal_ops.supervisor.leasing import LeaseDesk
-from memwal_ops.supervisor.metrics import Metrics
-from memwal_ops.supervisor.notify import Notifier
-from memwal_ops.supervisor.pools import Pools
-from memwal_ops.supervisor.state_dir import StateDir, history_path, state_dir
-from memwal_ops.supervisor.status import status_of
+from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.observe.heartbeat import Heartbeat
+from memwal_ops.supervisor.observe.http import HttpServer
+from memwal_ops.supervisor.observe.metrics import Metrics
+from memwal_ops.supervisor.observe.pages import Pages
+from memwal_ops.supervisor.observe.status import status_of
+from memwal_ops.supervisor.observe.systemd import Notifier
+from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover
+from memwal_ops.supervisor.scheduling.scheduler import Scheduler
+from memwal_ops.supervisor.scheduling.timers import Timers
+from memwal_ops.supervisor.state.directory import StateDir, history_path, state_dir
+from memwal_ops.supervisor.state.history import History
+from memwal_ops.supervisor.workers.leasing import LeaseClient
+from memwal_ops.supervisor.workers.pools import Pools
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from memwal_ops.supervisor.pools import WorkerProcess
-    from memwal_ops.supervisor.settings import Settings
+    from memwal_ops.supervisor.config.effective import Settings
+    from memwal_ops.supervisor.observe.status import StatusDocument
+    from memwal_ops.supervisor.workers.pools import WorkerProcess
 
 _STEP_SECONDS = 0.5
 _STALLED_SECONDS = 30.0
-_MOST_DONE = 10_000
+_MAX_RUNS_SHOWN = 10_000
 _LAST_SECONDS = 5.0
-# Whoever started the service waits for it to be ready; tables that are not found yet come later.
+# After that time the service reports that it is ready; tables that are not discovered yet are added later.
 _DISCOVERY_SECONDS = 15.0
 _PRUNE = timedelta(hours=1)
 _TERMINATED = 128 + signal.SIGTERM
-# What a restart alone takes up.
-_FIXED = ("state_dir", "history.path", "leases.enabled", "http", "misfire_grace")
+# Settings that take effect at a restart only.
+_RESTART_ONLY = ("state_dir", "history.path", "leases.enabled", "http", "misfire_grace")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -60,17 +63,17 @@ class Service:
     """One supervisor in this process."""
 
     def __init__(self, settings: Settings, *, once: bool = False, environ: Mapping[str, str] | None = None) -> None:
-        """Take the state folder, open the history; nothing runs yet.
+        """Lock the state folder and open the history; run nothing yet.
 
         Raises:
             AlreadyRunningError: another supervisor uses the state folder.
-            HistoryError: it cannot be written.
-            InvalidUsageError: the HTTP address cannot be had.
+            HistoryError: the state folder or the history cannot be written.
+            InvalidUsageError: the HTTP address cannot be bound.
         """
         self._environ = os.environ if environ is None else environ
         self._log = get_logger(__name__)
         self._once = once
-        # What only a start takes up is as it was then, however often the file is read again.
+        # Settings that take effect at a restart only keep their values of the start across reloads.
         self._at_start = settings.config
         self._signals: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
         self._started = datetime.now(UTC)
@@ -78,11 +81,12 @@ class Service:
         self._config_error: str | None = None
         self._ready = False
         self._beat = time.monotonic()
-        self._watched = self._told = 0.0
+        self._last_watchdog_sent = self._last_status_sent = 0.0
         self._done: list[dict[str, Any]] = []
         self._stop_began: float | None = None
         self._faults: tuple[Fault, ...] = ()
         self._discovering = False
+        self._formats: dict[str, str] = {}
         self._notifier = Notifier(self._environ)
         self._state = StateDir(state_dir(settings.config, self._environ))
         try:
@@ -99,20 +103,20 @@ class Service:
         pools = Pools(self._on_message)
         pools.configure(dict(settings.config.pools))
         pools.log_level = settings.config.log_level.upper()
-        desk = None
+        leases = None
         if settings.config.leases.enabled:
-            desk = LeaseDesk(self._holder, settings.config.leases.ttl, self._post)
-        self.conductor = Conductor(
+            leases = LeaseClient(self._holder, settings.config.leases.ttl, self._post)
+        self.scheduler = Scheduler(
             settings,
             history=self._history,
             pools=pools,
-            desk=desk,
+            leases=leases,
             metrics=self._metrics,
             heartbeat=self._heartbeat,
             supervisor=self._holder.name,
             once=once,
         )
-        self._clockwork = Clockwork(self.conductor, settings.config.misfire_grace)
+        self._timers = Timers(self.scheduler, settings.config.misfire_grace)
         try:
             self._http = None if once else self._serve(settings)
         except MemwalOpsError:
@@ -122,38 +126,39 @@ class Service:
 
     @property
     def http_port(self) -> int | None:
-        """The port that is served; None where none is."""
+        """Return the HTTP port; None if HTTP is disabled."""
         return None if self._http is None else self._http.port
 
     @property
     def done(self) -> list[dict[str, Any]]:
-        """What :meth:`run_once` did, the first run first; to be asked when it is back."""
+        """Return the runs of :meth:`run_once`, the oldest first; valid after it has returned."""
         return self._done
 
     @property
     def left(self) -> list[dict[str, Any]]:
-        """What :meth:`run_once` left to other supervisors, whose leases stand; to be asked when it is back."""
-        return self.conductor.left
+        """Return the jobs that :meth:`run_once` left to the supervisors that hold their leases; valid after it."""
+        return self.scheduler.left
 
     def run(self) -> int:
-        """Work until a signal says stop; the exit code."""
+        """Run until a signal stops the service; return the exit code."""
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         began = time.monotonic()
         try:
-            # What has a name needs no store: patterns may be slow to look at.
-            with self.conductor.lock:
-                self._take_up(discover(one for one in self.conductor.settings.tables if one.pattern is None))
+            # Named tables need no listing and start at once; patterns may be slow to expand.
+            with self.scheduler.lock:
+                named = [entry for entry in self.scheduler.settings.tables if entry.pattern is None]
+                self._apply_discovery(discover(entry for entry in named if entry.format is not None))
             self._discover()
-            self._clockwork.start()
-            config = self.conductor.settings.config
-            self._clockwork.every("discover", config.discover, self._discover)
-            self._clockwork.every("prune", _PRUNE, self._prune)
-            self.conductor.post(self._prune)
+            self._timers.start()
+            config = self.scheduler.settings.config
+            self._timers.every("discover", config.discover, self._discover)
+            self._timers.every("prune", _PRUNE, self._prune)
+            self.scheduler.post(self._prune)
             while not self._stopped():
-                self.conductor.step(self._step_seconds())
+                self.scheduler.step(self._step_seconds())
                 self._tick()
                 if not self._ready and time.monotonic() - began > _DISCOVERY_SECONDS:
-                    self._log.warning("patterns_not_looked_at_yet", seconds=_DISCOVERY_SECONDS)
+                    self._log.warning("discovery_not_finished", seconds=_DISCOVERY_SECONDS)
                     self._become_ready()
             return 0
         finally:
@@ -162,52 +167,47 @@ class Service:
                 signal.signal(number, handler)
 
     def run_once(self) -> int:
-        """Do what is due, and come back with the highest exit code; 143 where a signal ended it before."""
+        """Run what is due once; return the highest exit code, or 143 if a signal stopped it before."""
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
-            self._take(discover(self.conductor.settings.tables))
-            self.conductor.codes += [fault.exit_code for fault in self._faults]
-            self.conductor.due_by_clock()
-            for table in self.conductor.tables:
-                self.conductor.look(table)
-            while not self._stopped() and (self.conductor.waits or not self._signals.empty()):
-                self.conductor.step(self._step_seconds())
+            self._set_discovered(discover(self.scheduler.settings.tables, self._formats))
+            self.scheduler.codes += [fault.exit_code for fault in self._faults]
+            self.scheduler.queue_scheduled()
+            for table in self.scheduler.tables:
+                self.scheduler.poll(table)
+            while not self._stopped() and (self.scheduler.has_work or not self._signals.empty()):
+                self.scheduler.step(self._step_seconds())
                 self._tick()
             if self._stop_began is not None:
                 return _TERMINATED
-            looks = (state.error_code for state in self.conductor.tables.values())
-            return max([0, *self.conductor.codes, *looks])
+            poll_codes = (state.error_code for state in self.scheduler.tables.values())
+            return max([0, *self.scheduler.codes, *poll_codes])
         finally:
             self._close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    # -- what others ask
+    # -- health and status
 
     def alive(self) -> tuple[bool, str]:
-        """Whether the loop turns."""
+        """Return whether the event loop makes progress, and the text for ``/healthz``."""
         silent = time.monotonic() - self._beat
         if silent > _STALLED_SECONDS:
             return False, f"stalled: the main loop did nothing for {silent:.0f} s"
         return True, "ok"
 
     def ready(self) -> tuple[bool, str]:
-        """Whether jobs are run."""
+        """Return whether jobs are run, and the text for ``/readyz``."""
         if self._stop_began is not None:
             return False, "stopping"
         if not self._ready:
             return False, "starting"
-        return (True, "ready") if self._clockwork.running else (False, "the scheduler does not run")
+        return (True, "ready") if self._timers.running else (False, "the scheduler does not run")
 
-    def status(self) -> dict[str, Any]:
-        """The document of ``/api/v1/status``."""
-        tables, pools = status_of(self.conductor)
-        for table in tables:
-            for name, job in table["jobs"].items():
-                # A run by backlog moves no schedule: the clockwork knows better than the last run.
-                fires = self._clockwork.next_run(table["name"], name)
-                job["next_due"] = job["next_due"] if fires is None else fires.isoformat(timespec="milliseconds")
-        settings = self.conductor.settings
+    def status(self) -> StatusDocument:
+        """Return the document of ``/api/v1/status``."""
+        tables, pools = status_of(self.scheduler, self._timers.next_run)
+        settings = self.scheduler.settings
         return {
             "service": {
                 "version": __version__,
@@ -217,7 +217,7 @@ class Service:
                 "started": self._started.isoformat(timespec="milliseconds"),
                 "ready": self.ready()[0],
                 "stopping": self._stop_began is not None,
-                "leases": self.conductor.desk is not None,
+                "leases": self.scheduler.leases is not None,
                 "state_dir": self._state.path,
                 "state_error": self._state.fault() or self._history.fault,
                 "config": {
@@ -234,137 +234,150 @@ class Service:
     # -- signals
 
     def _on_message(self, worker: WorkerProcess, message: dict[str, Any] | None) -> None:
-        self.conductor.on_message(worker, message)
+        self.scheduler.on_message(worker, message)
 
     def _post(self, event: Callable[[], None]) -> None:
-        self.conductor.post(event)
+        self.scheduler.post(event)
 
     def _on_signal(self, number: int, _: object) -> None:
         self._signals.put(signal.Signals(number))
-        self.conductor.post(_nothing)  # wakes the loop
+        self.scheduler.post(_wake_up)
 
     def _tick(self) -> None:
         self._beat = time.monotonic()
-        with self.conductor.lock:
-            self._clockwork.check_clock()
+        with self.scheduler.lock:
+            self._timers.check_clock()
         while not self._signals.empty():
             number = self._signals.get()
             if number is signal.SIGHUP:
                 self._reload()
             elif self._stop_began is None:
-                self._begin_to_stop(number)
+                self._begin_stopping(number)
             else:
                 self._log.warning("stopping_at_once", signal=number.name)
                 self._stop_began = float("-inf")
-        self._tell_systemd()
+        self._notify_systemd()
 
-    def _begin_to_stop(self, number: signal.Signals) -> None:
-        self._log.info("stopping", signal=number.name, in_hand=self.conductor.in_hand)
+    def _begin_stopping(self, number: signal.Signals) -> None:
+        self._log.info("stopping", signal=number.name, in_flight=self.scheduler.in_flight)
         self._stop_began = time.monotonic()
         self._notifier.stopping()
-        self._clockwork.stop()
-        with self.conductor.lock:
-            self.conductor.stop()
+        self._timers.stop()
+        with self.scheduler.lock:
+            self.scheduler.stop()
 
     def _stopped(self) -> bool:
         if self._stop_began is None:
             return False
-        grace = self.conductor.settings.config.stop_grace.total_seconds()
-        return not self.conductor.in_hand or time.monotonic() - self._stop_began > grace
+        grace = self.scheduler.settings.config.stop_grace.total_seconds()
+        return not self.scheduler.in_flight or time.monotonic() - self._stop_began > grace
 
     def _reload(self) -> None:
         if self._stop_began is not None:
             return
         self._notifier.reloading()
-        path = self.conductor.settings.path
+        path = self.scheduler.settings.path
         try:
             settings = load_settings(path, self._environ)
-            fixed = [name for name in _FIXED if (get := attrgetter(name))(self._at_start) != get(settings.config)]
+            fixed = [
+                name for name in _RESTART_ONLY if (get := attrgetter(name))(self._at_start) != get(settings.config)
+            ]
         except MemwalOpsError as error:
             self._config_error = redact(str(error))
             self._metrics.reloads.labels("failed").inc()
-            self._log.error("config_not_reloaded", file=path, error=self._config_error, still="the one from before")
-            self._notifier.ready(f"the configuration is bad, the old one goes on: {self._config_error}")
+            self._log.error("config_not_reloaded", file=path, error=self._config_error, still="the previous one")
+            self._notifier.ready(f"invalid configuration file, the previous one stays in effect: {self._config_error}")
             return
         self._config_error = None
         if fixed:
-            self._config_error = f"{', '.join(fixed)}: taken up by a restart only; the rest holds"
+            self._config_error = f"{', '.join(fixed)}: takes effect at a restart only; the rest is in effect"
             self._log.warning("config_needs_restart", keys=", ".join(fixed))
         self._loaded = datetime.now(UTC)
         self._metrics.reloads.labels("succeeded").inc()
-        with self.conductor.lock:
-            self.conductor.set_settings(settings)
-        self._clockwork.every("discover", settings.config.discover, self._discover)
+        with self.scheduler.lock:
+            self.scheduler.set_settings(settings)
+        self._timers.every("discover", settings.config.discover, self._discover)
         self._discover()
         self._log.info("config_reloaded", file=path)
         self._notifier.ready(self._status_line())
 
-    # -- chores
+    # -- periodic tasks
 
     def _discover(self) -> None:
-        """Look at the patterns on a thread of its own; the tables follow."""
+        """Start to expand the patterns on a thread; :meth:`_discovered` applies the result."""
         if self._discovering:
             return
         self._discovering = True
-        entries = self.conductor.settings.tables
+        entries = self.scheduler.settings.tables
 
-        def look() -> None:
+        def expand() -> None:
             try:
-                found = discover(entries)
-            except Exception as error:  # noqa: BLE001 - the tables that are known go on
+                discovery = discover(entries, self._formats)
+            except Exception as error:  # noqa: BLE001 - the maintenance of known tables continues
                 why = redact(f"{type(error).__name__}: {error}")
-                found = Discovery((), tuple(Fault(str(one.pattern or one.uri), why, 1) for one in entries))
-            self.conductor.post(lambda: self._discovered(found, entries))
+                discovery = Discovery((), tuple(Fault(str(entry.pattern or entry.uri), why, 1) for entry in entries))
+            self.scheduler.post(lambda: self._discovered(discovery, entries))
 
-        # A store that hangs must not keep the process from ending.
-        threading.Thread(target=look, name="discovery", daemon=True).start()
+        # A daemon thread: a store that hangs must not keep the process from exiting.
+        threading.Thread(target=expand, name="discovery", daemon=True).start()
 
-    def _discovered(self, found: Discovery, entries: object) -> None:
+    def _discovered(self, discovery: Discovery, entries: object) -> None:
         self._discovering = False
-        if entries is not self.conductor.settings.tables:
-            self._discover()  # another configuration meanwhile
+        if entries is not self.scheduler.settings.tables:
+            self._discover()  # the configuration was reloaded meanwhile
             return
-        self._take_up(found)
+        self._apply_discovery(discovery)
         if not self._ready:
             self._become_ready()
 
-    def _take_up(self, found: Discovery) -> None:
-        self._take(found)
-        self._clockwork.sync()
+    def _apply_discovery(self, discovery: Discovery) -> None:
+        self._set_discovered(discovery)
+        self._timers.sync()
 
     def _become_ready(self) -> None:
         self._ready = True
         self._notifier.ready(self._status_line())
-        self._log.info("ready", tables=len(self.conductor.tables), http=self.http_port)
+        self._log.info("ready", tables=len(self.scheduler.tables), http=self.http_port)
 
-    def _take(self, found: Discovery) -> None:
-        self._faults = found.faults
-        tables = list(found.tables)
-        broken = {fault.pattern for fault in found.faults}
+    def _set_discovered(self, discovery: Discovery) -> None:
+        self._faults = discovery.faults
+        tables = list(discovery.tables)
+        broken = {fault.pattern for fault in discovery.faults}
         if broken:
-            # What a pattern found before stays where it cannot be looked at now.
+            # If a pattern cannot be expanded now, the tables that it matched before stay.
             names = {table.name for table in tables}
-            known = (state.table for state in self.conductor.tables.values())
+            known = (state.table for state in self.scheduler.tables.values())
             tables += [
-                one for one in known if {one.settings.pattern, one.settings.uri} & broken and one.name not in names
+                table
+                for table in known
+                if {table.settings.pattern, table.settings.uri} & broken and table.name not in names
             ]
-            for fault in found.faults:
+            for fault in discovery.faults:
                 self._log.warning("pattern_failed", pattern=fault.pattern, error=fault.why)
-        self.conductor.set_tables(tables)
+        self.scheduler.set_tables(tables)
 
     def _prune(self) -> None:
-        limits = self.conductor.settings.config.history
+        limits = self.scheduler.settings.config.history
         try:
-            gone = self._history.prune(datetime.now(UTC), limits.keep, limits.max_runs)
+            deleted = self._history.prune(datetime.now(UTC), limits.keep, limits.max_runs)
         except HistoryError as error:
             self._log.error("history_not_written", error=str(error))
         else:
-            self._log.debug("history_pruned", runs=gone)
+            self._log.debug("history_pruned", runs=deleted)
 
     def _serve(self, settings: Settings) -> HttpServer | None:
         http = settings.config.http
         if not http.enabled:
             return None
+        pages = Pages(
+            status=self.status,
+            runs=self._history.runs,
+            samples=self._samples,
+            history=self._table_history,
+            faults=lambda: self._faults,
+            format_of=self._format_of,
+            file=settings.path,
+        )
         return HttpServer(
             http.host,
             http.port,
@@ -373,62 +386,79 @@ class Service:
             metrics=self._metrics.expose,
             status=self.status,
             runs=self._history.runs,
+            pages=pages.answer,
+            allowed_hosts=http.allowed_hosts,
         )
+
+    def _samples(self, name: str) -> Sequence[tuple[float, float]]:
+        state = self.scheduler.tables.get(name)
+        return () if state is None else state.samples.all()
+
+    def _table_history(self, name: str) -> Mapping[str, Any] | None:
+        """The history of a table as last read; it is read again for the next time."""
+        self.scheduler.post(lambda: self.scheduler.read_history(name))
+        state = self.scheduler.tables.get(name)
+        return None if state is None else state.history
+
+    def _format_of(self, uri: str) -> str | None:
+        with self.scheduler.lock:
+            states = [*self.scheduler.tables.values()]
+        return next((state.table.settings.format for state in states if state.table.uri == uri), None)
 
     def _step_seconds(self) -> float:
         watchdog = self._notifier.watchdog_seconds
         return _STEP_SECONDS if watchdog is None else min(_STEP_SECONDS, watchdog)
 
-    def _tell_systemd(self) -> None:
+    def _notify_systemd(self) -> None:
         every = self._notifier.watchdog_seconds
         now = time.monotonic()
-        if every is not None and now - self._watched >= every:
-            self._watched = now
+        if every is not None and now - self._last_watchdog_sent >= every:
+            self._last_watchdog_sent = now
             self._notifier.watchdog()
-        if self._ready and self._stop_began is None and now - self._told >= _LAST_SECONDS:
-            self._told = now
+        if self._ready and self._stop_began is None and now - self._last_status_sent >= _LAST_SECONDS:
+            self._last_status_sent = now
             self._notifier.status(self._status_line())
 
     def _status_line(self) -> str:
-        waiting = sum(int(state.figures.get("generations", 0)) for state in self.conductor.tables.values())
-        failing = sum(bool(entry.failures) for entry in self.conductor.entries())
-        bad = " The configuration file is bad; the one from before holds." if self._config_error else ""
+        waiting = sum(int(amount(state.figures, "backlog") or 0) for state in self.scheduler.tables.values())
+        failing = sum(bool(entry.failures) for entry in self.scheduler.entries())
+        bad = " The configuration file is invalid; the previous one is in effect." if self._config_error else ""
         return (
-            f"{len(self.conductor.tables)} tables, {self.conductor.in_hand} jobs running, "
-            f"{waiting} generations waiting, {failing} jobs failing.{bad}"
+            f"{len(self.scheduler.tables)} tables, {self.scheduler.in_flight} jobs running, "
+            f"backlog {waiting}, {failing} jobs failing.{bad}"
         )
 
     def _close(self) -> None:
-        """Whatever is in hand ends now; leases are given back."""
-        self._clockwork.stop()
-        self.conductor.stopping = True
+        """End what is in flight, release leases, and close everything."""
+        self._timers.stop()
+        self.scheduler.stopping = True
         at_once = self._stop_began == float("-inf")
-        pools = self.conductor.pools
+        pools = self.scheduler.pools
         if at_once:
             pools.kill()
         else:
             pools.close(_LAST_SECONDS)
         ends = time.monotonic() + _LAST_SECONDS
-        self.conductor.step(0.0)
-        while self.conductor.in_hand and time.monotonic() < ends and not at_once:
-            self.conductor.step(0.1)
-        self.conductor.abandon()
-        if self.conductor.desk is not None:
-            self.conductor.desk.close(wait=True)
+        self.scheduler.step(0.0)
+        while self.scheduler.in_flight and time.monotonic() < ends and not at_once:
+            self.scheduler.step(0.1)
+        self.scheduler.abandon()
+        if self.scheduler.leases is not None:
+            self.scheduler.leases.close(wait=True)
         self._heartbeat.close(0.0 if at_once else _LAST_SECONDS)
         if self._http is not None:
             self._http.close()
         if self._once:
-            runs = self._history.runs(limit=_MOST_DONE)
+            runs = self._history.runs(limit=_MAX_RUNS_SHOWN)
             began = self._started.isoformat(timespec="milliseconds")
-            self._done = [one for one in reversed(runs) if one["started"] >= began]
+            self._done = [run for run in reversed(runs) if run["started"] >= began]
         self._history.close()
         self._state.close()
         self._log.info("stopped")
 
 
-def _nothing() -> None:
-    return
+def _wake_up() -> None:
+    """Do nothing: an event that makes the loop check for signals."""
 
 
 def _user() -> str:

@@ -1,0 +1,103 @@
+"""Classify the failures of runs: one reason, its exit code, and whether a retry can help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops import errors
+from memwal_ops.errors import MemwalOpsError, RegionsBlockedError
+from memwal_ops.storage.redaction import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    PartOf = Callable[[Mapping[str, Any]], tuple[str, str]]
+
+_SHOWN = 5
+# Transient faults of the store, commit conflicts, and what the next run repeats by itself. All other errors are about
+# the table, its parts or the options, and need an operator.
+_RETRYABLE = frozenset(
+    {
+        MemwalOpsError,
+        errors.IndexesBehindError,
+        errors.StorageError,
+        errors.StorageCredentialsError,
+        errors.StoreUnavailableError,
+        errors.ObjectNotFoundError,
+        errors.VersionGoneError,
+        errors.DeletesFailedError,
+        errors.TableReplacedError,
+        errors.CommitConflictError,
+        errors.CommitStateUnknownError,
+    }
+)
+_ERRORS_BY_CODE = {
+    kind.exit_code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, MemwalOpsError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a task fails. ``message`` contains no secret."""
+
+    reason: str
+    exit_code: int
+    message: str
+    retry: bool
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether blocked parts are the only fault; everything else was done."""
+        return self.exit_code == RegionsBlockedError.exit_code
+
+
+def from_error(error: BaseException) -> Failure:
+    """Return the failure of a run that raised ``error``."""
+    if isinstance(error, MemwalOpsError):
+        return _failure(type(error), f"{error} {error.remedy}")
+    return _failure(MemwalOpsError, f"Unexpected {type(error).__name__}: {error}")
+
+
+def from_report(exit_code: int, document: Mapping[str, Any], part_of: PartOf) -> Failure | None:
+    """Return the failure in a report; None if it has none. ``part_of``: the table format's function."""
+    if not exit_code:
+        return None
+    kind = _ERRORS_BY_CODE.get(exit_code, MemwalOpsError)
+    messages = list(_messages(document, part_of))
+    text = " ".join(messages[:_SHOWN])
+    if len(messages) > _SHOWN:
+        text += f" And {len(messages) - _SHOWN} more, in the report (XCom)."
+    return _failure(kind, f"{text} {kind.remedy}".strip(), exit_code)
+
+
+def _failure(kind: type[MemwalOpsError], text: str, exit_code: int | None = None) -> Failure:
+    code = kind.exit_code if exit_code is None else exit_code
+    return Failure(kind.reason, code, f"{kind.reason} (exit code {code}): {redact(text)}", kind in _RETRYABLE)
+
+
+def _messages(document: Mapping[str, Any], part_of: PartOf) -> Iterator[str]:
+    """Yield one sentence for each fault in a report."""
+    for one in document.get("blocked", ()):
+        part, place = part_of(one)
+        yield f"{', '.join(filter(None, (part, place)))}: {one['reason']}: {one['detail']}"
+    for one in document.get("skipped", ()):
+        if one["fault"]:
+            yield f"{one['path']}: {one['reason']}: {one['detail']}"
+    for one in document.get("indexes", ()):
+        if one["error"] is not None:
+            yield f"Index {one['name']}: {one['error']['reason']}: {one['error']['detail']}"
+    parts = document.get("regions")
+    if isinstance(parts, dict):
+        for one in parts.get("unreadable", ()):
+            yield f"Region {one['region_id']}: {one['error']}"
+    yield from filter(None, [document.get("replaced")])
+    for one in document.get("failed", ()):
+        yield f"Not deleted: {one['path']}: {one['error']}"
+    for step in document.get("steps", ()):
+        if step["error"] is not None:
+            yield f"{step['step']}: {step['error']['reason']}: {step['error']['message']}"
+        elif step["report"] is not None:
+            yield from (f"{step['step']}: {message}" for message in _messages(step["report"], part_of))

@@ -1,0 +1,1 @@
+"""The configuration: the file, its model, and the effective values."""

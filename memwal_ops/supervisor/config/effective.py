@@ -1,0 +1,194 @@
+"""The effective configuration: for each table and job one value per key, with its source.
+
+Of four layers the last one wins: ``default`` (of the job itself), ``fleet`` (``defaults`` in the file),
+``table`` (its own entry), ``env`` (a value with a substituted environment variable).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.registry import formats
+from memwal_ops.storage.redaction import MASK, is_secret_key, redact
+from memwal_ops.units import duration_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from zoneinfo import ZoneInfo
+
+    from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.triggers import Trigger
+    from memwal_ops.supervisor.config.document import Problem
+    from memwal_ops.supervisor.config.model import BudgetConfig, Config
+    from memwal_ops.supervisor.scheduling.schedules import Schedule
+    from memwal_ops.supervisor.scheduling.windows import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value came from: its layer, its line in the file, the substituted environment variables."""
+
+    layer: str
+    line: int | None = None
+    variables: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return for example ``table, line 12``."""
+        if self.variables:
+            return f"env {', '.join(self.variables)}, line {self.line}"
+        return self.layer if self.line is None else f"{self.layer}, line {self.line}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return the entry of ``sources``."""
+        return {"layer": "env" if self.variables else self.layer, "line": self.line, "variables": list(self.variables)}
+
+
+DEFAULT = Source("default")
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """How one job runs on one table; ``options`` as in the file, validated.
+
+    ``named``: the table's own entry names it, so it is a failure if it does not apply to the table.
+    """
+
+    job: JobSpec
+    enabled: bool
+    apply: bool
+    schedule: Schedule | None
+    when: Trigger | None
+    options: Mapping[str, Any]
+    timeout: timedelta | None
+    hung_after: timedelta
+    windows: tuple[Window, ...]
+    zone: ZoneInfo
+    budget: BudgetConfig | None
+    heartbeat_url: str | None
+    named: bool = False
+    sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Return the job's name."""
+        return self.job.name
+
+    def values(self) -> dict[str, Any]:
+        """Return every key with its value, as in a file."""
+        shown: dict[str, Any] = {"enabled": self.enabled}
+        if not self.enabled:
+            return shown
+        shown["apply"] = self.apply
+        shown["schedule"] = None if self.schedule is None else str(self.schedule)
+        shown["when"] = None if self.when is None else self.when.text
+        shown |= {f"options.{name}": _plain(value) for name, value in self.options.items()}
+        shown["timeout"] = None if self.timeout is None else duration_text(self.timeout)
+        shown["hung_after"] = duration_text(self.hung_after)
+        shown["windows"] = [window.text for window in self.windows]
+        shown["budget"] = (
+            None if self.budget is None else f"{duration_text(self.budget.time)} per {duration_text(self.budget.per)}"
+        )
+        shown["heartbeat_url"] = self.heartbeat_url
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class TableSettings:
+    """One entry of ``tables``: a table by its URI, or a pattern for many.
+
+    Attributes:
+        format: the table's format; None if it must be detected from the table (:func:`discover`).
+        by_format: the jobs of each format.
+    """
+
+    uri: str | None
+    pattern: str | None
+    name: str
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    max_tables: int
+    storage_options: Mapping[str, str]
+    poll: timedelta
+    format: str | None
+    by_format: Mapping[str, Mapping[str, JobSettings]]
+    sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
+
+    @property
+    def jobs(self) -> Mapping[str, JobSettings]:
+        """Return the jobs of its format; if that is unknown, the jobs of all formats, the first format first."""
+        if self.format is not None:
+            return self.by_format[self.format]
+        merged: dict[str, JobSettings] = {}
+        for jobs in self.by_format.values():
+            merged = {**jobs, **merged}
+        return merged
+
+    def values(self) -> dict[str, Any]:
+        """Return every key of the entry with its value, without the jobs."""
+        shown: dict[str, Any] = {"uri": self.uri} if self.uri is not None else {"pattern": self.pattern}
+        shown["name"] = self.name
+        if len(formats()) > 1:
+            shown["format"] = self.format
+        if self.pattern is not None:
+            shown |= {"include": list(self.include), "exclude": list(self.exclude), "max_tables": self.max_tables}
+        shown |= {f"storage_options.{key}": value for key, value in self.storage_options.items()}
+        shown["poll"] = duration_text(self.poll)
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a valid file. ``warnings``: what is allowed, but not recommended."""
+
+    path: str
+    config: Config
+    tables: tuple[TableSettings, ...]
+    sources: Mapping[str, Source]
+    warnings: tuple[Problem, ...] = ()
+
+    def effective(self) -> list[tuple[str, Any, Source]]:
+        """Return every effective value as (key, value, source), secrets masked."""
+        lines = [(key, value, self.sources.get(key, DEFAULT)) for key, value in _flat(self.config).items()]
+        for table in self.tables:
+            prefix = f"tables.{table.name}"
+            lines += [
+                (f"{prefix}.{key}", value, table.sources.get(key, DEFAULT)) for key, value in table.values().items()
+            ]
+            for name, job in table.jobs.items():
+                lines += [
+                    (f"{prefix}.jobs.{name}.{key}", value, job.sources.get(key, DEFAULT))
+                    for key, value in job.values().items()
+                ]
+        return [(key, _masked(key, value, source), source) for key, value, source in lines]
+
+
+def _masked(key: str, value: Any, source: Source) -> Any:
+    if value is not None and (
+        source.variables or ("storage_options." in key and is_secret_key(key.rsplit(".", 1)[-1]))
+    ):
+        return MASK
+    return redact(value) if isinstance(value, str) else value
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    """Return the keys that do not belong to a table."""
+    flat: dict[str, Any] = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if name in {"defaults", "tables"}:
+            continue
+        if name == "pools":
+            for pool in type(value).model_fields:
+                inner = getattr(value, pool)
+                flat |= {f"pools.{pool}.{key}": _plain(getattr(inner, key)) for key in type(inner).model_fields}
+        elif hasattr(type(value), "model_fields"):
+            flat |= {f"{name}.{key}": _plain(getattr(value, key)) for key in type(value).model_fields}
+        else:
+            flat[name] = _plain(value)
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    return duration_text(value) if isinstance(value, timedelta) else value

@@ -1,0 +1,102 @@
+"""Load a configuration file into settings, or report all its problems at once, each with its line and a fix."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from memwal_ops.core.registry import all_job_specs, formats, job_specs
+from memwal_ops.errors import InvalidConfigError, JobPluginError
+from memwal_ops.supervisor.config.document import Document, Problem, place_text, read_document
+from memwal_ops.supervisor.config.explained import explained, without
+from memwal_ops.supervisor.config.model import Config
+from memwal_ops.supervisor.config.resolver import Resolver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from memwal_ops.supervisor.config.document import Place
+    from memwal_ops.supervisor.config.effective import Settings
+
+
+# Values are validated again after the invalid ones are removed, which others may have needed.
+_ROUNDS = 5
+
+
+def _place_of(problem: Problem) -> tuple[int, str]:
+    return problem.line or 0, place_text(problem.place) if problem.place else ""
+
+
+class ConfigProblemsError(InvalidConfigError):
+    """An invalid configuration file, with all its problems."""
+
+    def __init__(self, path: str, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(problems, key=_place_of))
+        first = self.problems[0]
+        line = "" if first.line is None else f":{first.line}"
+        more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+        where = f"{place_text(first.place)}: " if first.place else ""
+        super().__init__(
+            f"{path}{line}: {where}{first.message}{more}", remedy=f"{first.fix} {InvalidConfigError.remedy}"
+        )
+
+
+def load_settings(path: str, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read, validate and resolve a file. Sends no request to any store.
+
+    Raises:
+        ConfigProblemsError: the file is invalid; with every problem that can be found at once.
+        JobPluginError: a registered job cannot be used.
+    """
+    document = read_document(path, environ)
+    if document.problems and document.data is None:
+        raise ConfigProblemsError(path, document.problems)
+    all_job_specs()  # raises if any of them cannot be loaded
+    config, removed = _validated(document)
+    known = {name: {job: spec for job, spec in job_specs(name).items() if not spec.by_hand} for name in formats()}
+    # Resolved also after errors of types, to report all problems at once.
+    first = len(document.problems)
+    settings = Resolver(document, config, known).resolve()
+    later = document.problems[first:]
+    # A problem at the path of a removed value may only be due to the removal.
+    document.problems[first:] = [
+        problem for problem in later if not any(place[: len(problem.place)] == problem.place for place in removed)
+    ]
+    if document.problems:
+        raise ConfigProblemsError(path, document.problems)
+    return settings
+
+
+def _validated(document: Document) -> tuple[Config, list[Place]]:
+    """Return the configuration without values of a wrong type, and their paths; each is added to the problems.
+
+    Raises:
+        ConfigProblemsError: nothing valid is left.
+    """
+    data = document.data
+    removed: list[Place] = []
+    for _ in range(_ROUNDS):
+        try:
+            return Config.model_validate(data), removed
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+            document.problems += [
+                explained(document, details)
+                for details in errors
+                if not any(place[: len(details["loc"])] == details["loc"] for place in removed)
+            ]
+            data, removed_now = without(data, [details["loc"] for details in errors])
+            removed += removed_now
+            if not removed_now:
+                break
+    raise ConfigProblemsError(document.path, document.problems)
+
+
+def default_config_path() -> str:
+    """Return the file that commands read by default."""
+    return os.environ.get("MEMWAL_OPS_CONFIG") or "/etc/memwal-ops/config.yaml"
+
+
+__all__ = ["ConfigProblemsError", "JobPluginError", "default_config_path", "load_settings"]

@@ -1,0 +1,219 @@
+"""The schema of configuration files: every key with its type and default (docs/configuration.md).
+
+Durations are ``timedelta``, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from memwal_ops.units import parse_duration, parse_size
+
+# A date that far in the future still exists.
+_LONGEST = timedelta(days=100 * 365)
+
+
+def _duration(value: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("expected a duration, for example 90s, 15m, 2h or 3d")  # noqa: TRY004 - pydantic's own
+    span = parse_duration(str(value))
+    if span > _LONGEST:
+        raise ValueError(f"expected a duration of at most {_LONGEST.days // 365} years")
+    return span
+
+
+def read_size(value: Any) -> int:
+    """Return the bytes of a size in a file."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("expected a size, for example 64MiB, 1GiB or 500MB")  # noqa: TRY004 - pydantic's own
+    return parse_size(str(value))
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"expected a number, not {str(value).lower()}")  # noqa: TRY004 - pydantic's own
+    return value
+
+
+def _text(value: Any) -> Any:
+    """Convert numbers and booleans of YAML to strings: storage options are strings."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _schedule(value: Any) -> Any:
+    """Convert a plain string to ``every`` or ``cron``."""
+    if isinstance(value, bool | int | float):
+        # pydantic converts a ValueError to a validation error, and does not catch a TypeError.
+        raise ValueError("expected for example 5m, or a cron line such as '*/15 * * * *'")  # noqa: TRY004
+    if isinstance(value, str):
+        return {"cron": value} if len(value.split()) > 2 else {"every": value}  # noqa: PLR2004 - "10 m" is a span
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Positive = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0))]
+Size = Annotated[int, BeforeValidator(read_size), Field(gt=0)]
+Whole = Annotated[int, BeforeValidator(_no_bool)]
+Options = dict[str, Annotated[str, BeforeValidator(_text)]]
+
+
+class Model(BaseModel):
+    """Base of all models; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScheduleConfig(Model):
+    """A schedule: ``every`` or ``cron``; a plain string is one of them."""
+
+    every: Positive | None = None
+    cron: str | None = None
+    jitter: Duration = timedelta(0)
+
+    @model_validator(mode="after")
+    def _one(self) -> ScheduleConfig:
+        if (self.every is None) == (self.cron is None):
+            raise ValueError("give either every or cron")
+        if self.every is not None and self.jitter > self.every:
+            raise ValueError("its jitter is longer than every")
+        return self
+
+
+class BudgetConfig(Model):
+    """At most ``time`` of running within any ``per``."""
+
+    time: Positive
+    per: Positive = timedelta(days=1)
+
+
+class JobConfig(Model):
+    """The keys of a job, for all tables or for one. A missing key is taken from the layer below."""
+
+    enabled: bool = True
+    apply: bool | None = None
+    schedule: Annotated[ScheduleConfig | None, BeforeValidator(_schedule)] = None
+    when: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    timeout: Positive | None = None
+    hung_after: Positive | None = None
+    windows: list[str] = Field(default_factory=list)
+    budget: BudgetConfig | None = None
+    heartbeat_url: str | None = None
+
+
+class Defaults(Model):
+    """Defaults for all tables."""
+
+    storage_options: Options = Field(default_factory=dict)
+    timezone: str = "UTC"
+    poll: Positive = timedelta(seconds=30)
+    jobs: dict[str, JobConfig] = Field(default_factory=dict)
+
+
+class TableConfig(Model):
+    """One table (``uri``), or all tables that match a pattern."""
+
+    uri: str | None = None
+    pattern: str | None = None
+    name: str | None = None
+    format: str | None = None
+    include: list[str] = Field(default_factory=list)
+    exclude: list[str] = Field(default_factory=list)
+    max_tables: Annotated[Whole, Field(ge=1, le=10_000)] = 1000
+    storage_options: Options = Field(default_factory=dict)
+    timezone: str | None = None
+    poll: Positive | None = None
+    jobs: dict[str, JobConfig] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one(self) -> TableConfig:
+        if (self.uri is None) == (self.pattern is None):
+            raise ValueError("give either uri or pattern")
+        if self.uri is not None and (self.include or self.exclude):
+            raise ValueError("include and exclude belong to a pattern")
+        if self.name is not None and re.fullmatch(r"[A-Za-z0-9._/-]{1,200}", self.name) is None:
+            raise ValueError("a name has letters, digits, '.', '_', '-' and '/' only, at most 200")
+        return self
+
+
+class HttpConfig(Model):
+    """The address at which health, metrics and status are served."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Annotated[Whole, Field(ge=0, le=65535)] = 9464
+    allowed_hosts: list[str] = Field(default_factory=list)
+
+
+class HistoryConfig(Model):
+    """The run history; ``path`` is a SQLite file, by default in the state folder."""
+
+    path: str | None = None
+    keep: Positive = timedelta(days=30)
+    max_runs: Annotated[Whole, Field(ge=100)] = 200_000
+
+
+class LeasesConfig(Model):
+    """Leases on the tables' own stores."""
+
+    enabled: bool = True
+    ttl: Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(seconds=3))] = timedelta(minutes=5)
+
+
+class PoolConfig(Model):
+    """The worker processes of one pool."""
+
+    workers: Annotated[Whole, Field(ge=1, le=256)] = 1
+    max_runs: Annotated[Whole, Field(ge=1)] = 100
+    memory: Size | None = None
+
+
+class PoolsConfig(Model):
+    """All pools: ``watch`` polls backlogs, the others run jobs."""
+
+    merge: PoolConfig = PoolConfig()
+    build: PoolConfig = PoolConfig()
+    collect: PoolConfig = PoolConfig()
+    watch: PoolConfig = PoolConfig(max_runs=2000)
+
+
+class BackoffConfig(Model):
+    """After ``failures`` failures in a row: ``first``, doubling up to ``longest``, each with jitter."""
+
+    failures: Annotated[Whole, Field(ge=1)] = 3
+    first: Positive = timedelta(minutes=10)
+    longest: Positive = timedelta(hours=6)
+
+
+class HeartbeatConfig(Model):
+    """A URL to be fetched after each success; ``{table}`` and ``{job}`` in it are substituted."""
+
+    url: str | None = None
+    timeout: Positive = timedelta(seconds=10)
+
+
+class Config(Model):
+    """The whole file."""
+
+    version: Literal[1] = 1
+    state_dir: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    stop_grace: Positive = timedelta(seconds=60)
+    misfire_grace: Positive = timedelta(hours=1)
+    discover: Positive = timedelta(minutes=5)
+    http: HttpConfig = HttpConfig()
+    history: HistoryConfig = HistoryConfig()
+    leases: LeasesConfig = LeasesConfig()
+    pools: PoolsConfig = PoolsConfig()
+    backoff: BackoffConfig = BackoffConfig()
+    heartbeat: HeartbeatConfig = HeartbeatConfig()
+    defaults: Defaults = Defaults()
+    tables: list[TableConfig] = Field(min_length=1)

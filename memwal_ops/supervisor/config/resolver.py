@@ -1,0 +1,342 @@
+"""Resolve a file of valid types to settings: merge its layers, and check what types alone cannot express."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from memwal_ops.core.options import OptionError, Options, describe
+from memwal_ops.core.registry import format_of_folder, short_name
+from memwal_ops.core.run import unexpected
+from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.storage.locations import SCHEMES
+from memwal_ops.storage.redaction import is_secret_key, remember_options
+from memwal_ops.supervisor.config.document import Document, Place, Problem, place_text
+from memwal_ops.supervisor.config.effective import JobSettings, Settings, Source, TableSettings
+from memwal_ops.supervisor.config.explained import suggest
+from memwal_ops.supervisor.config.layers import Layers, option_names
+from memwal_ops.supervisor.scheduling.schedules import Schedule, cron_trigger
+from memwal_ops.supervisor.scheduling.windows import Window, parse_window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from memwal_ops.core.job import JobSpec
+    from memwal_ops.supervisor.config.model import Config, ScheduleConfig, TableConfig
+
+_SCHEMES = SCHEMES - {"memory"}
+_WILD = re.compile(r"[*?\[]")
+
+
+class Resolver:
+    """Merges the layers of a file, and adds what is invalid to its problems."""
+
+    def __init__(self, document: Document, config: Config, jobs: Mapping[str, Mapping[str, JobSpec]]) -> None:
+        self._document = document
+        self._config = config
+        self._jobs = jobs
+        self._warnings: list[Problem] = []
+        self._reported: set[tuple[Place, str]] = set()
+
+    def resolve(self) -> Settings:
+        """Return the settings; what is invalid is added to the document's problems."""
+        self._check_secrets(("defaults", "storage_options"), self._config.defaults.storage_options)
+        self._check_heartbeat(("heartbeat", "url"), self._config.heartbeat.url)
+        names = [self._name(entry) for entry in self._config.tables]
+        tables = tuple(self._table(number, name) for number, name in enumerate(names))
+        for number, name in enumerate(names):
+            first = names.index(name)
+            if first != number:
+                place: Place = ("tables", number)
+                line = self._document.line(("tables", first))
+                self._problem(
+                    place, f"The name {name!r} is that of the table in line {line}.", "Give one of them a name."
+                )
+        self._check_duplicates()
+        sources = {
+            key: self._source(tuple(key.split(".")), "fleet")
+            for key in {place_text(place) for place in self._document.lines if place}
+        }
+        return Settings(self._document.path, self._config, tables, sources, tuple(self._warnings))
+
+    def _table(self, number: int, name: str) -> TableSettings:
+        entry, defaults = self._config.tables[number], self._config.defaults
+        place: Place = ("tables", number)
+        self._check_uri(place, entry)
+        self._check_secrets((*place, "storage_options"), entry.storage_options)
+        options = {**defaults.storage_options, **entry.storage_options}
+        remember_options(options)
+        sources = {key: self._source((*place, key), "table") for key in entry.model_fields_set}
+        for key in options:
+            own = key in entry.storage_options
+            where = (*place, "storage_options", key) if own else ("defaults", "storage_options", key)
+            sources[f"storage_options.{key}"] = self._source(where, "table" if own else "fleet")
+        if entry.poll is None and "poll" in defaults.model_fields_set:
+            sources["poll"] = self._source(("defaults", "poll"), "fleet")
+        zone_place = (*place, "timezone") if entry.timezone else ("defaults", "timezone")
+        zone = self._zone(zone_place, entry.timezone or defaults.timezone)
+        format_name = self._format(place, entry)
+        self._check_jobs(place, name, format_name)
+        described = self._jobs if format_name is None else (format_name,)
+        return TableSettings(
+            uri=None if entry.uri is None else entry.uri.rstrip("/"),
+            pattern=entry.pattern,
+            name=name,
+            include=tuple(entry.include),
+            exclude=tuple(entry.exclude),
+            max_tables=entry.max_tables,
+            storage_options=options,
+            poll=entry.poll or defaults.poll,
+            format=format_name,
+            by_format={
+                one: {
+                    job.name: self._job(number, one, job, zone, known=format_name is not None) for job in jobs.values()
+                }
+                for one, jobs in self._jobs.items()
+                if one in described
+            },
+            sources=sources,
+        )
+
+    def _format(self, place: Place, entry: TableConfig) -> str | None:
+        """Return the table's format: from the file, the only one installed, or detected in a local folder.
+
+        No request is sent to a store here: :func:`discover` detects the format of other tables.
+        """
+        if entry.format is not None:
+            if entry.format in self._jobs:
+                return entry.format
+            fix = suggest(entry.format, self._jobs, "The formats that are installed: {}.")
+            self._problem((*place, "format"), f"There is no format {entry.format!r}.", fix)
+        if len(self._jobs) == 1:
+            return next(iter(self._jobs))
+        if entry.uri is not None and entry.uri.startswith(("/", "~", "file://")):
+            return format_of_folder(os.path.expanduser(entry.uri.removeprefix("file://")))
+        return None
+
+    def _check_jobs(self, place: Place, name: str, format_name: str | None) -> None:
+        """Reject names of jobs that no format has, and in a table's own entry those that its format lacks."""
+        installed = {job for jobs in self._jobs.values() for job in jobs}
+        for layer, jobs in (
+            (("defaults", "jobs"), self._config.defaults.jobs),
+            ((*place, "jobs"), self._config.tables[int(place[1])].jobs),
+        ):
+            for unknown in sorted(jobs.keys() - installed):
+                fix = suggest(unknown, installed, "The jobs that are installed: {}.")
+                self._problem((*layer, unknown), f"There is no job {unknown!r}.", fix)
+            if layer[0] == "defaults" or format_name is None:
+                continue
+            own = self._jobs[format_name]
+            for other in sorted((jobs.keys() & installed) - own.keys()):
+                message = f"{other} does not apply to {name}, a {format_name} table."
+                self._problem((*layer, other), message, f"The jobs that do: {', '.join(sorted(own))}.")
+
+    def _job(self, number: int, format_name: str, job: JobSpec, zone: ZoneInfo, *, known: bool) -> JobSettings:
+        others = [jobs[job.name] for name, jobs in self._jobs.items() if name != format_name and job.name in jobs]
+        layers = Layers(self._document, job, others, self._config, number, known=known)
+        enabled, _ = layers.get("enabled", job.enabled or layers.mentioned)
+        apply, _ = layers.get("apply", None)
+        schedule, schedule_place = layers.get("schedule", None)
+        when, when_place = layers.get("when", job.when, self._is_foreign_trigger(format_name))
+        windows, windows_place = layers.get("windows", [])
+        options = layers.options()
+        built_in = Schedule(job.every, None, job.every * 0.1, zone) if job.every is not None else None
+        settings = JobSettings(
+            job=job,
+            enabled=enabled,
+            apply=not job.deletes if apply is None else apply,
+            schedule=built_in if schedule_place is None else self._schedule(schedule_place, schedule, zone),
+            when=None if when is None else self._trigger(when_place, when, format_name),
+            options=options,
+            timeout=layers.get("timeout", None)[0],
+            hung_after=layers.get("hung_after", None)[0] or job.hung_after,
+            windows=self._windows(windows_place, windows),
+            zone=zone,
+            budget=layers.get("budget", None)[0],
+            heartbeat_url=layers.get("heartbeat_url", self._config.heartbeat.url)[0],
+            named=layers.named,
+            sources=layers.sources,
+        )
+        self._check_heartbeat(layers.place("heartbeat_url"), settings.heartbeat_url)
+        self._check_options(job, layers, options)
+        if enabled and settings.schedule is None and settings.when is None:
+            self._problem(
+                layers.place("schedule") or ("tables", number),
+                f"The job {job.name!r} has neither a schedule nor a trigger, and would never run.",
+                "Give schedule or when, or enabled: false.",
+            )
+        return settings
+
+    def _schedule(self, place: Place, given: ScheduleConfig | None, zone: ZoneInfo) -> Schedule | None:
+        if given is None:
+            return None
+        if given.cron is not None:
+            try:
+                fires = cron_trigger(given.cron, zone).get_next_fire_time(None, datetime.now(UTC))
+            except ValueError as error:
+                self._problem(place, str(error), "Write for example '*/15 * * * *' or '0 3 * * Mon-Fri'.")
+                return None
+            if fires is None:
+                self._problem(place, f"{given.cron!r} never fires.", "Check the day and the month.")
+        return Schedule(given.every, given.cron, given.jitter, zone)
+
+    def _figures(self, format_name: str) -> dict[str, str]:
+        jobs = self._jobs[format_name].values()
+        return {name: one.unit for job in jobs for name, one in job.backlog_metrics.items()}
+
+    def _is_foreign_trigger(self, format_name: str) -> Callable[[Any], bool]:
+        """Return whether a trigger is meant for tables of another format: it uses that format's metrics."""
+
+        def parses(text: str, name: str) -> bool:
+            try:
+                parse_trigger(text, self._figures(name))
+            except TriggerError:
+                return False
+            return True
+
+        def foreign(text: Any) -> bool:
+            others = [name for name in self._jobs if name != format_name]
+            return text is not None and not parses(text, format_name) and any(parses(text, one) for one in others)
+
+        return foreign
+
+    def _trigger(self, place: Place | None, text: str, format_name: str) -> Trigger | None:
+        try:
+            return parse_trigger(text, self._figures(format_name))
+        except TriggerError as error:
+            # Each format lists metrics of its own in the message.
+            fix = "Write for example generations >= 8 or bytes >= 1GiB."
+            self._problem(place or (), f"{text!r}: {error}.", fix, once=text)
+            return None
+
+    def _windows(self, place: Place | None, texts: Iterable[str]) -> tuple[Window, ...]:
+        found = []
+        for number, text in enumerate(texts):
+            try:
+                found.append(parse_window(text))
+            except ValueError as error:
+                self._problem(
+                    (*(place or ()), number), str(error), "docs/configuration.md, windows, has more examples."
+                )
+        return tuple(found)
+
+    def _zone(self, place: Place, name: str) -> ZoneInfo:
+        try:
+            return ZoneInfo(name)
+        except (ValueError, OSError, KeyError):
+            self._problem(place, f"There is no time zone {name!r}.", "Write for example UTC or Europe/Berlin.")
+            return ZoneInfo("UTC")
+
+    def _check_options(self, job: JobSpec, layers: Layers, options: Mapping[str, Any]) -> None:
+        if not self._check_each(job, job.options, layers, (), options):
+            return  # what depends on several options is checked once each of them is valid
+        try:
+            job.options.read(options)
+        except OptionError as error:
+            place = layers.option_place(error.names[0]) if error.names else layers.place("options")
+            fix = error.remedy if "remedy" in vars(error) else f"docs/cli.md has the options of {job.name}."
+            self._problem(place or (), str(error), fix)
+        except InvalidUsageError as error:
+            self._problem(layers.place("options") or (), str(error), error.remedy)
+        except (TypeError, ValueError) as error:
+            self._problem(
+                layers.place("options") or (), f"{job.name} refuses its options: {error}.", "See its package."
+            )
+        except MemwalOpsError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise unexpected(error, job) from error
+
+    def _check_each(
+        self, job: JobSpec, known: type[Options], layers: Layers, above: tuple[str, ...], given: Mapping[str, Any]
+    ) -> bool:
+        """Reject every unknown option and every invalid value, each with its line; return whether all are valid."""
+        options = {option.name: option for option in describe(known)}
+        good = True
+        for key, value in given.items():
+            place = (*layers.option_place((*above, key)[0]), *(*above, key)[1:])
+            if key not in options:
+                good = False
+                fix = suggest(str(key), [] if above else option_names(known), "The options of this job: {}.")
+                self._problem(place, f"The job {job.name!r} has no option {key!r}.", fix)
+            elif (inner := options[key].group) is not None:
+                if isinstance(value, dict):
+                    good &= self._check_each(job, inner, layers, (*above, str(key)), value)
+            else:
+                try:
+                    options[key].check(options[key].read(value))
+                except OptionError as error:
+                    good = False
+                    # Formats may differ in their bounds: one invalid value is one problem.
+                    self._problem(place, str(error), f"docs/cli.md has the options of {job.name}.", once=str(value))
+        return good
+
+    def _check_uri(self, place: Place, entry: TableConfig) -> None:
+        key, uri = ("uri", entry.uri) if entry.uri is not None else ("pattern", str(entry.pattern))
+        assert uri is not None  # noqa: S101 - one of the two is given
+        scheme = uri.split("://", 1)[0] if "://" in uri else ""
+        if scheme and scheme not in _SCHEMES:
+            fix = suggest(scheme, _SCHEMES, "Use an absolute path or one of {}.")
+            self._problem((*place, key), f"The URI scheme {scheme!r} is not known.", fix)
+        elif not scheme and not uri.startswith(("/", "~")):
+            fix = "Write the absolute path: a service has no working directory of its own."
+            self._problem((*place, key), f"{uri!r} is not an absolute path.", fix)
+        if key == "uri" and re.search(r"[*?]", uri):
+            self._problem((*place, key), f"{uri!r} has a wildcard.", "Call it pattern instead of uri.")
+        if key == "pattern" and _WILD.search(uri) is None:
+            self._problem((*place, key), f"{uri!r} has no wildcard.", "Call it uri instead of pattern.")
+        if key == "pattern" and "**" in uri:
+            self._problem((*place, key), "'**' is not supported.", "Give one * for each level of folders.")
+
+    def _check_duplicates(self) -> None:
+        seen: set[str] = set()
+        for number, entry in enumerate(self._config.tables):
+            text = (entry.uri or entry.pattern or "").rstrip("/")
+            if text in seen:
+                self._problem(("tables", number), f"{text} is in the file more than once.", "Keep one of them.")
+            seen.add(text)
+
+    def _check_secrets(self, place: Place, options: Mapping[str, str]) -> None:
+        for key in options:
+            where = (*place, key)
+            if is_secret_key(key) and where not in self._document.variables:
+                self._warnings.append(
+                    Problem(
+                        where,
+                        self._document.line(where),
+                        f"The secret {key} is in the file in plain text.",
+                        "Write ${NAME}, and give the value in the service's environment.",
+                    )
+                )
+
+    def _check_heartbeat(self, place: Place | None, url: str | None) -> None:
+        if url is None:
+            return
+        if not url.startswith(("http://", "https://")):
+            self._problem(place or (), "The heartbeat URL is not http or https.", "Write https://host/path.")
+        try:
+            url.format(table="t", job="j")
+        except (KeyError, IndexError, ValueError):
+            fix = "Only {table} and {job} are substituted; write {{ and }} for braces."
+            self._problem(place or (), "The heartbeat URL has an unknown placeholder.", fix)
+
+    def _name(self, entry: TableConfig) -> str:
+        if entry.name is not None:
+            return entry.name
+        if entry.uri is not None:
+            return short_name(entry.uri.rstrip("/").rsplit("/", 1)[-1]) or entry.uri
+        return str(entry.pattern)
+
+    def _source(self, place: Place, layer: str) -> Source:
+        return Source(layer, self._document.line(place), self._document.variables.get(place, ()))
+
+    def _problem(self, place: Place, message: str, fix: str, *, once: str | None = None) -> None:
+        # A problem in the defaults occurs for every table: report it once (by its message, or by ``once``).
+        key = (place, message if once is None else once)
+        if key not in self._reported:
+            self._reported.add(key)
+            self._document.add(place, message, fix)

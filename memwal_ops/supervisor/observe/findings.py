@@ -1,0 +1,254 @@
+"""Find what is wrong with a table in a status document: which level, what, what to do, and which runbook page.
+
+``memwal-ops status``, ``check`` and the pages of the service report the same findings.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+from memwal_ops.core.figures import amount, jobs_of, noun_of
+from memwal_ops.errors import runbook
+from memwal_ops.text import counted, counted_as, time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memwal_ops.supervisor.scheduling.discovery import Fault
+
+OK, WARNING, CRITICAL, UNKNOWN = range(4)
+WORDS = {OK: "ok", WARNING: "warning", CRITICAL: "critical"}
+_LATE_WARNING, _LATE_CRITICAL = 3, 10
+# A shorter interval is judged as this one: to start a run, or this command, takes some intervals of a second.
+_SHORTEST_INTERVAL = 60.0
+_FAILURES_CRITICAL = 3
+_DEFERRED = frozenset({"window", "budget", "lease", "earlier"})
+_MOST_BLOCKED = 3
+_BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked.md"
+_JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alerts/MemwalOpsJobFailing.md"
+
+
+class Finding(TypedDict):
+    """One finding: ``level`` is ok, warning or critical; ``do`` ends with a point, or with ``: `` and a command."""
+
+    level: str
+    what: str
+    do: str
+    runbook: str | None
+
+
+class RunErrors(Protocol):
+    """Where the findings about a table look up what its status document does not have."""
+
+    def last_error(self, table: str, job: str) -> Mapping[str, Any] | None:
+        """Return the error of a job's last failure: reason, message, remedy and exit code; None if it had none."""
+
+    def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the name of the part of a table that a ``blocked`` entry is about, and the place in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The alert thresholds of a backlog: its size and age in seconds, each for warning and critical."""
+
+    waiting: tuple[int, int]
+    age: tuple[float, float]
+
+    def of(self, backlog: Mapping[str, float]) -> int:
+        """Return the level of a backlog."""
+        waiting, age = amount(backlog, "backlog") or 0, amount(backlog, "age") or 0
+        return max(level_of(waiting, self.waiting), level_of(age, self.age))
+
+
+DEFAULT_LIMITS = Limits((32, 128), (1800.0, 10_800.0))
+"""The defaults of ``status`` and ``check``."""
+
+
+def level_of(value: float, limits: tuple[float, float]) -> int:
+    """Return the level of a figure, by its two limits."""
+    warning, critical = limits
+    return CRITICAL if value >= critical else WARNING if value >= warning else OK
+
+
+def job_trouble(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """Yield the faults of a job in a status document: level and text."""
+    failures = state["consecutive_failures"]
+    if failures:
+        level = CRITICAL if failures >= _FAILURES_CRITICAL else WARNING
+        yield level, f"{name} failed {counted(failures, 'time')} in a row"
+    every, since = state["schedule_seconds"], state["seconds_since_success"]
+    # A job that another supervisor runs, or that is deferred by a window or budget, is not late.
+    late = since / max(every, _SHORTEST_INTERVAL) if every and state["waiting_for"] not in _DEFERRED else 0.0
+    if late >= _LATE_WARNING and state["state"] != "running":
+        yield CRITICAL if late >= _LATE_CRITICAL else WARNING, f"{name} did not succeed for {since:.0f} s"
+
+
+def finding(level: int, what: str, do: str, page: str | None) -> Finding:
+    """Return a finding of a level."""
+    return {"level": WORDS[level], "what": what, "do": do, "runbook": page}
+
+
+def no_tables() -> Finding:
+    """Return the finding that no pattern matches any table."""
+    return finding(WARNING, "There is no table: no pattern matches any.", "Check the patterns.", None)
+
+
+def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault], file: str) -> Iterator[Finding]:
+    """Yield the findings about a service: patterns, its configuration file, its history; ``service``: its status."""
+    for fault in faults:
+        yield finding(
+            WARNING, f"{fault.pattern}: {fault.why}", "Fix the entry, or its store.", runbook(fault.exit_code)
+        )
+    refused = None if service is None else service["config"]["error"]
+    if refused:
+        what = f"The service did not apply the file, or only a part of it: {refused}"
+        checked = f"memwal-ops config check {shlex.quote(file)}"
+        todo = f"Fix what this names, and reload the file with SIGHUP: {checked}"
+        yield finding(WARNING, what, todo, "runbooks/alerts/MemwalOpsConfigBad.md")
+    lost = None if service is None else service.get("state_error")
+    if lost:
+        what = f"The service cannot write its run history: {lost}"
+        yield finding(WARNING, what, "Fix the folder.", "runbooks/errors/56-history.md")
+
+
+def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, file: str) -> Iterator[Finding]:
+    """Yield the findings about a table.
+
+    Args:
+        table: its status document, with ``error`` and ``blocked`` as those of ``memwal-ops status``.
+        errors: what the document does not have.
+        limits: the alert thresholds.
+        file: the configuration file, for commands; empty if there is none.
+    """
+    error, backlog = table["error"], table["backlog"]
+    if error is not None:
+        part = "cannot be read" if not backlog else "cannot be read as a whole"
+        yield finding(CRITICAL, f"It {part}: {error['reason']}. {error['message']}", error["remedy"], error["runbook"])
+    blocked = table["blocked"]
+    for one in blocked[:_MOST_BLOCKED]:
+        part, place = errors.part_of(table["uri"], one)
+        what = f"{part or 'It'} is blocked{f' at {place}' if place else ''}: {one['reason']}. {one['detail']}"
+        todo = f"Fix that; nothing more of this part is merged before. See it: {_inspect(table)}"
+        yield finding(CRITICAL, what, todo, _MERGE_BLOCKED)
+    parts = int(amount(backlog, "blocked") or 0)
+    if parts and len(blocked) != min(parts, _MOST_BLOCKED):
+        what = f"{counted_as(parts, noun_of(backlog, 'blocked'))} in all cannot be merged to the end."
+        yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
+    for name, job in table["jobs"].items():
+        yield from _of_job(table, name, job, errors, file)
+    behind = limits.of(backlog)
+    if behind:
+        count = counted_as(int(amount(backlog, "backlog") or 0), noun_of(backlog, "backlog"))
+        waits = f"{count} wait{f', the oldest for {age_text(backlog)}' if age_text(backlog) else ''}"
+        why, todo = _why_behind(table, file)
+        yield finding(behind, f"It is behind: {waits}. {why}".rstrip(), todo, _BEHIND)
+
+
+def _inspect(table: Mapping[str, Any]) -> str:
+    return f"memwal-ops inspect {shlex.quote(table['uri'])}"
+
+
+def _of_job(
+    table: Mapping[str, Any], name: str, job: Mapping[str, Any], errors: RunErrors, file: str
+) -> Iterator[Finding]:
+    for level, what in job_trouble(name, job):
+        error = errors.last_error(table["name"], name) if job["consecutive_failures"] else None
+        if not job["consecutive_failures"]:
+            yield finding(level, f"{what}.", _ask_history(file, table, name, ""), _JOB_LATE)
+        elif error is None:
+            yield finding(level, f"{what}.", _ask_history(file, table, name, " --failed"), _JOB_FAILING)
+        elif table["error"] is None or table["error"]["reason"] != error["reason"]:
+            why = f"{what}, last with {error['reason']}: {error['message']}"
+            page = runbook(error["exit_code"] or 0) or _JOB_FAILING
+            yield finding(level, why, error["remedy"] or _ask_history(file, table, name, " --failed"), page)
+        if job["consecutive_failures"]:
+            return  # a failing job is late, too: not reported twice
+
+
+def _ask_history(file: str, table: Mapping[str, Any], job: str, more: str = "") -> str:
+    which = f"--config {shlex.quote(file)} --table {shlex.quote(table['name'])} --job {job}{more}"
+    return f"See how its runs ended: memwal-ops history {which}"
+
+
+def _why_behind(table: Mapping[str, Any], file: str) -> tuple[str, str]:
+    """Return why a table is behind, and what to do."""
+    name, job = works_off(table)
+    if job is None and not file:
+        by_hand = f"memwal-ops {name} {shlex.quote(table['uri'])}"
+        return "", f"Let a supervisor run {name}, or run it by hand: {by_hand}"
+    if job is None:
+        by_hand = f"memwal-ops {name} {shlex.quote(table['uri'])}"
+        return f"No {name} is configured for it.", f"Enable it in {file}, or {name} by hand: {by_hand}"
+    ran = _ask_history(file, table, name)
+    reasons = (
+        (amount(table["backlog"], "blocked"), "A part of it is blocked.", "Fix what blocks it."),
+        (job["state"] == "running", f"A {name} has been running for {time_text(job['running_seconds'])}.", ran),
+        (
+            job["lease"]["state"] != "free",
+            f"The lease of its {name} is that of {holder_text(job)}.",
+            f"See whether it makes progress: memwal-ops lease list {shlex.quote(table['uri'])}",
+        ),
+        (job["consecutive_failures"], f"Its {name}s fail.", ran),
+        (job["waiting_for"], f"A {name} is due, and {waits_text(job)}.", ran),
+    )
+    return next(
+        ((why, todo) for holds, why, todo in reasons if holds), (f"The next {name} is due: {due_text(job)}.", ran)
+    )
+
+
+def level_of_finding(finding: Mapping[str, Any]) -> int:
+    """Return the level of a finding as a number, by which findings are sorted."""
+    return next(level for level, word in WORDS.items() if word == finding["level"])
+
+
+def works_off(table: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+    """Return the name of the job that processes the backlog, and its status; None if it is not configured."""
+    known = jobs_of("backlog")
+    name = next((one for one in known if one in table["jobs"]), known[0])
+    return name, table["jobs"].get(name)
+
+
+WAITS = {
+    "worker": "a worker",
+    "lease": "its lease",
+    "window": "its window",
+    "budget": "its budget",
+    "earlier": "another job's first run",
+}
+
+
+def waits_text(job: Mapping[str, Any]) -> str:
+    """Return what a due job waits for."""
+    return f"waits for {WAITS.get(job['waiting_for'], job['waiting_for'])}"
+
+
+def due_text(job: Mapping[str, Any]) -> str:
+    """Return when a job is due next."""
+    if job["backoff_seconds"]:
+        return f"in {time_text(job['backoff_seconds'])}"
+    if job["next_due"] is None:
+        return f"when {job['when']}" if job["when"] else "never"
+    seconds = seconds_until(job["next_due"])
+    return "now" if seconds <= 0 else f"in {time_text(seconds)}"
+
+
+def holder_text(job: Mapping[str, Any]) -> str:
+    """Return the holder of a job's lease, and until when it holds it."""
+    lease = job["lease"]
+    if lease["state"] == "free":
+        return "free"
+    return f"{lease['holder']['name']}, to {lease['expires'][11:19]} UTC"
+
+
+def age_text(backlog: Mapping[str, float]) -> str:
+    """Return the age of the oldest that waits; empty if nothing does."""
+    age = amount(backlog, "age")
+    return time_text(age) if age else ""
+
+
+def seconds_until(when: str) -> float:
+    """Return the seconds until an ISO 8601 time; negative if it is past."""
+    return (datetime.fromisoformat(when) - datetime.now(UTC)).total_seconds()

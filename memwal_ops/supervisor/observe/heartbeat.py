@@ -1,0 +1,69 @@
+"""Fetch a heartbeat URL after each success, for services that alert when heartbeats stop (a dead man's switch).
+
+Best effort: nothing waits for it, and a failure changes nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import urllib.request
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from memwal_ops.log import get_logger
+from memwal_ops.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_WAITING = 100
+
+
+class Heartbeat:
+    """Fetches URLs on a background thread. ``on_result`` gets ``succeeded`` or ``failed``."""
+
+    def __init__(self, on_result: Callable[[str], None]) -> None:
+        """Fetch nothing yet."""
+        self._on_result = on_result
+        self._waiting: queue.Queue[tuple[str, float]] = queue.Queue(_MOST_WAITING)
+        self._thread: threading.Thread | None = None
+
+    def beat(self, url: str, table: str, job: str, timeout: float) -> None:
+        """Fetch a URL soon; dropped if too many are queued already."""
+        if self._thread is None:
+            # A daemon: the exit must not wait for a server that sends a byte now and then, and never finishes.
+            self._thread = threading.Thread(target=self._work, name="heartbeat", daemon=True)
+            self._thread.start()
+        try:
+            self._waiting.put_nowait((url.format(table=quote(table, safe=""), job=job), timeout))
+        except queue.Full:
+            self._on_result("failed")
+
+    def close(self, timeout: float) -> None:
+        """Fetch what is queued, for at most ``timeout`` seconds, and drop the rest."""
+        with self._waiting.all_tasks_done:
+            self._waiting.all_tasks_done.wait_for(lambda: not self._waiting.unfinished_tasks, timeout)
+        with suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
+
+    def _work(self) -> None:
+        while True:
+            self._fetch(*self._waiting.get())
+            self._waiting.task_done()
+
+    def _fetch(self, url: str, timeout: float) -> None:
+        request = urllib.request.Request(url, headers={"User-Agent": f"memwal-ops/{__version__}"})  # noqa: S310 - the configuration allows http and https alone
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - see above
+                answer.read(1)
+        except Exception as error:  # noqa: BLE001 - whatever another server does
+            # The URL is not logged: it often contains its only secret.
+            get_logger(__name__).warning(
+                "heartbeat_failed", error=f"{type(error).__name__}: {error}".replace(url, "URL")
+            )
+            self._on_result("failed")
+        else:
+            self._on_result("succeeded")

@@ -1,0 +1,242 @@
+"""Export Prometheus metrics. Names and labels are a contract: docs/http.md lists them, a test compares.
+
+Labels are bounded: tables are those of the configuration (at most ``max_tables`` for a pattern), jobs,
+pools, outcomes and phases are few. The series of a table that is no longer configured are removed.
+The metrics of jobs come from their specs (``JobSpec.metrics``, those that are ``exported``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from memwal_ops.core.figures import exported_metrics, metrics_of
+from memwal_ops.core.job import POOLS
+from memwal_ops.log import get_logger
+from memwal_ops.supervisor.state.history import FAILURES
+from memwal_ops.supervisor.state.tables import WATCH
+from memwal_ops.text import printable
+from memwal_ops.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from memwal_ops.core.job import MetricSpec
+    from memwal_ops.supervisor.observe.status import StatusDocument
+
+PREFIX = "memwal_ops"
+_BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
+_MAX_PHASES = 40
+_LEASE_STATES = ("free", "held", "elsewhere")
+_BOTH = ("succeeded", "failed")
+_OUTCOMES = ("succeeded", "partial", *FAILURES)
+_SKIPS = ("held", "shared")
+_DEFERRED = ("window", "budget")
+
+
+class Metrics:
+    """The metrics registry of one service. Gauges are made from ``status``, the document of ``/api/v1/status``."""
+
+    def __init__(self, status: Callable[[], StatusDocument]) -> None:
+        """Create all metrics."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series, and add nothing
+        self.registry = CollectorRegistry()
+        counter = self._counter
+        self.runs = counter("runs", "Runs by outcome.", "table", "job", "outcome")
+        self.skipped = counter(
+            "skipped",
+            "Runs that were due and not started: held or shared by another supervisor.",
+            "table",
+            "job",
+            "why",
+        )
+        self.polls = counter("polls", "Polls of a table's backlog by outcome.", "table", "outcome")
+        self.heartbeats = counter("heartbeats", "Heartbeat URLs fetched, by outcome.", "outcome")
+        self.worker_starts = counter("worker_starts", "Worker processes that were started.", "pool")
+        self.worker_deaths = counter("worker_deaths", "Worker processes that died in a run.", "pool")
+        self.reloads = counter("config_reloads", "Configuration files that were read again, by outcome.", "outcome")
+        self.internal_errors = counter("internal_errors", "Bugs that were caught; please report them.")
+        self.run_seconds = Histogram(
+            f"{PREFIX}_run_seconds", "How long runs took.", ("job",), buckets=_BUCKETS, registry=self.registry
+        )
+        self.phase_seconds = Histogram(
+            f"{PREFIX}_phase_seconds",
+            "How long each phase of a run took.",
+            ("job", "phase"),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        # Series that alerts use start at 0: to Prometheus, a counter that first appears with 1 has not increased.
+        for reported in (self.heartbeats, self.reloads):
+            for outcome in _BOTH:
+                reported.labels(outcome)
+        for pool in (*POOLS, WATCH):
+            self.worker_starts.labels(pool)
+            self.worker_deaths.labels(pool)
+        info = Gauge(f"{PREFIX}_build_info", "The release that runs.", ("version",), registry=self.registry)
+        info.labels(__version__).set(1)
+        self._phases: set[tuple[str, str]] = set()
+        # By exported name: the counter, and whether it has a label for the job.
+        self._sums: dict[str, tuple[Counter, bool]] = {}
+        for name, metric in exported_metrics("run").items():
+            self._add_sum(name, metric)
+        self.registry.register(_StatusCollector(status, self.registry))
+
+    def expose(self) -> bytes:
+        """Return the text format; unprintable characters in labels (a label may be a folder's name) are escaped."""
+        text = generate_latest(self.registry).decode()
+        lines = (line if line.isprintable() else "".join(map(_safe, line)) for line in text.split("\n"))
+        return "\n".join(lines).encode()
+
+    def observe_phases(self, job: str, phases: Mapping[str, float]) -> None:
+        """Observe the phases of a run, in seconds; from the 41st phase of a job on they count as ``other``."""
+        for name, seconds in phases.items():
+            phase = name[:40]
+            if (job, phase) not in self._phases:
+                if sum(known == job for known, _ in self._phases) >= _MAX_PHASES:
+                    phase = "other"
+                self._phases.add((job, phase))
+            self.phase_seconds.labels(job, phase).observe(seconds)
+
+    def count_figures(self, table: str, job: str, figures: Mapping[str, float]) -> None:
+        """Add a run's sums."""
+        for figure, metric in metrics_of(figures, "run").items():
+            if figures.get(figure, 0) > 0 and metric.exported in self._sums:
+                counter, per_job = self._sums[metric.exported]
+                counter.labels(*((table, job) if per_job else (table,))).inc(figures[figure])
+
+    def init_table(self, table: str, jobs: Iterable[str]) -> None:
+        """Initialize the counters of a table and its jobs with 0."""
+        for outcome in _BOTH:
+            self.polls.labels(table, outcome)
+        jobs = [*jobs]
+        for counter, per_job in self._sums.values():
+            for labels in [(table, job) for job in jobs] if per_job else [(table,)]:
+                counter.labels(*labels)
+        for job in jobs:
+            for why in _SKIPS:
+                self.skipped.labels(table, job, why)
+            for outcome in _OUTCOMES:
+                self.runs.labels(table, job, outcome)
+
+    def forget_table(self, table: str) -> None:
+        """Remove all series of a table."""
+        for counter in (self.runs, self.skipped, self.polls, *(counter for counter, _ in self._sums.values())):
+            for labels in [*counter._metrics]:  # noqa: SLF001 - the library has no list of its children
+                if labels[0] == table:
+                    counter.remove(*labels)
+
+    def _add_sum(self, name: str, metric: MetricSpec) -> None:
+        labels = ("table", "job") if metric.per_job else ("table",)
+        try:
+            self._sums[name] = (self._counter(name, metric.help, *labels), metric.per_job)
+        except ValueError:  # the service itself uses the name: a package's job must not keep it from starting
+            get_logger(__name__).warning("metric_not_exported", metric=name, why="the name is taken")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
+
+
+def _safe(character: str) -> str:
+    # The backslash is an escape of the format itself.
+    return character if character.isprintable() else printable(character).replace("\\", "\\\\")
+
+
+def _amount(of: Mapping[str, Any], name: str) -> float:
+    return float(of[name])
+
+
+class _StatusCollector(Collector):
+    """Gauges, made from the status at each scrape."""
+
+    def __init__(self, status: Callable[[], StatusDocument], registry: CollectorRegistry) -> None:
+        self._status = status
+        self._registry = registry
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield all gauges; of two with the same name, the service's own, else the first one."""
+        status = self._status()
+        # Prometheus rejects the whole page if a name occurs twice.
+        taken = set(self._registry._names_to_collectors)  # noqa: SLF001 - the library has no list of its names
+        for family in (*self._of_service(status), *self._of_jobs(status)):
+            if family.name not in taken:
+                taken.add(family.name)
+                yield family
+
+    def _of_jobs(self, status: StatusDocument) -> Iterator[GaugeMetricFamily]:
+        tables = status["tables"]
+        declared = [(table, metrics_of(table["backlog"])) for table in tables]
+        for exported, metric in exported_metrics("backlog").items():
+            known = [
+                ((table["name"],), table["backlog"][figure])
+                for table, metrics in declared
+                for figure, its in metrics.items()
+                if its.exported == exported and figure in table["backlog"]
+            ]
+            yield self._one(exported, metric.help, known, "table")
+
+    def _of_service(self, status: StatusDocument) -> Iterator[GaugeMetricFamily]:
+        service, tables, pools = status["service"], status["tables"], status["pools"]
+        yield self._one("ready", "Whether the service is ready.", [((), float(service["ready"]))])
+        yield self._one("tables", "Tables that are maintained.", [((), float(len(tables)))])
+        faults = [((), float(len(service["discovery_faults"])))]
+        yield self._one("pattern_faults", "Patterns that could not be expanded, or match too many tables.", faults)
+        good = 0.0 if service["config"]["error"] else 1.0
+        yield self._one("config_ok", "1 if the configuration file was valid when it was last read.", [((), good)])
+        for name in ("workers", "busy", "queued"):
+            rows = [((pool,), float(figures[name])) for pool, figures in pools.items()]
+            yield self._one(f"pool_{name}", f"Of each pool: {name}.", rows, "pool")
+        polled = [
+            ((one["name"],), one["seconds_since_look"]) for one in tables if one["seconds_since_look"] is not None
+        ]
+        yield self._one("poll_age_seconds", "Seconds since the backlog was last read.", polled, "table")
+        for name, text in (
+            (
+                "seconds_since_success",
+                "Seconds since the last success; before the first, since it was first seen.",
+            ),
+            ("consecutive_failures", "Failures in a row."),
+            ("waiting_seconds", "Seconds since the job became due without being started; 0 if it is not due."),
+            ("running_seconds", "Seconds since the run in flight started; 0 if there is none."),
+            ("backoff_seconds", "Seconds until the back-off after failures ends."),
+            ("schedule_seconds", "Seconds between two runs by the schedule; 0 if the job has none."),
+        ):
+            values = [((one["name"], job), _amount(of, name)) for one in tables for job, of in one["jobs"].items()]
+            yield self._one(name, text, values, "table", "job")
+        deferred = [
+            ((one["name"], job), float(of["waiting_for"] in _DEFERRED))
+            for one in tables
+            for job, of in one["jobs"].items()
+        ]
+        text = "1 if the job is due, and deferred by a closed window or a spent budget."
+        yield self._one("deferred", text, deferred, "table", "job")
+        states = [
+            ((one["name"], job, state), float(of["lease"]["state"] == state))
+            for one in tables
+            for job, of in one["jobs"].items()
+            for state in _LEASE_STATES
+        ]
+        text = "1 for the state of the lease: free, held (by this service), elsewhere."
+        yield self._one("lease_state", text, states, "table", "job", "state")
+        elsewhere = [
+            ((one["name"], job), float(of["lease"]["elsewhere_seconds"]))
+            for one in tables
+            for job, of in one["jobs"].items()
+        ]
+        text = "Seconds since another supervisor's lease first prevented a due run."
+        yield self._one("lease_elsewhere_seconds", text, elsewhere, "table", "job")
+        skews = [((one["name"],), one["clock_skew_seconds"]) for one in tables if one["clock_skew_seconds"] is not None]
+        yield self._one(
+            "clock_skew_seconds", "This host's clock minus the store's, when a lease was last written.", skews, "table"
+        )
+
+    @staticmethod
+    def _one(name: str, text: str, rows: Sequence[tuple[tuple[str, ...], float]], *labels: str) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+        for values, value in rows:
+            family.add_metric(values, value)
+        return family

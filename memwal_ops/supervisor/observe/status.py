@@ -1,0 +1,217 @@
+"""Make the document of ``/api/v1/status``, from which the gauges are made too: all tables, jobs and pools."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+from memwal_ops.core.job import POOLS
+from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from memwal_ops.supervisor.scheduling.scheduler import Scheduler
+    from memwal_ops.supervisor.state.tables import Entry, TableState
+
+
+# The year of the due time of a cron line that never fires.
+_NEVER = 9999
+
+
+class LeaseHolder(TypedDict):
+    """The holder of a lease."""
+
+    instance: str
+    name: str
+
+
+class LeaseStatus(TypedDict):
+    """The lease of a job: ``state`` is free, held (by this service) or elsewhere."""
+
+    state: str
+    holder: LeaseHolder | None
+    token: int | None
+    expires: str | None
+    elsewhere_seconds: float
+
+
+class JobStatus(TypedDict):
+    """A job on a table. Times are ISO 8601, UTC; None: never, or unknown."""
+
+    state: str
+    waiting_for: str | None
+    why: str | None
+    apply: bool
+    schedule: str | None
+    schedule_seconds: float
+    next_due: str | None
+    when: str | None
+    last_started: str | None
+    last_finished: str | None
+    last_success: str | None
+    last_outcome: str | None
+    seconds_since_success: float | None
+    consecutive_failures: int
+    waiting_seconds: float
+    running_seconds: float
+    backoff_seconds: float
+    pid: int | None
+    lease: LeaseStatus
+
+
+class TableStatus(TypedDict):
+    """A table: ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them."""
+
+    name: str
+    uri: str
+    version: int | None
+    backlog: dict[str, float]
+    looked_at: str | None
+    seconds_since_look: float | None
+    look_error: str | None
+    clock_skew_seconds: float | None
+    jobs: dict[str, JobStatus]
+
+
+class PoolStatus(TypedDict):
+    """A pool of workers."""
+
+    limit: int
+    workers: int
+    busy: int
+    queued: int
+
+
+class ConfigStatus(TypedDict):
+    """The effective configuration; ``error``: why the current file is not, or not fully, in effect."""
+
+    file: str
+    loaded: str
+    error: str | None
+
+
+class PatternFault(TypedDict):
+    """A pattern that could not be expanded, or only in part."""
+
+    pattern: str
+    error: str
+
+
+class ServiceStatus(TypedDict):
+    """The service itself."""
+
+    version: str
+    pid: int
+    instance: str
+    holder: str
+    started: str
+    ready: bool
+    stopping: bool
+    leases: bool
+    state_dir: str
+    state_error: str | None
+    config: ConfigStatus
+    discovery_faults: list[PatternFault]
+
+
+class StatusDocument(TypedDict):
+    """The document of ``/api/v1/status``."""
+
+    service: ServiceStatus
+    pools: dict[str, PoolStatus]
+    tables: list[TableStatus]
+
+
+def status_of(
+    scheduler: Scheduler, next_run: Callable[[str, str], datetime | None] = lambda *_: None
+) -> tuple[list[TableStatus], dict[str, PoolStatus]]:
+    """Return ``tables`` and ``pools`` of the status; ``next_run`` returns when the timer of a table and job fires."""
+    with scheduler.lock:
+        now, mono = scheduler.clock.now(), scheduler.clock.monotonic()
+        tables = [_table(scheduler, state, now, mono, next_run) for _, state in sorted(scheduler.tables.items())]
+        pools = {pool: _pool(scheduler, pool) for pool in (*POOLS, WATCH)}
+        return tables, pools
+
+
+def _pool(scheduler: Scheduler, pool: str) -> PoolStatus:
+    workers = [worker for worker in scheduler.pools.all() if worker.pool == pool]
+    if pool == WATCH:
+        queued = sum(state.poll_due is not None for state in scheduler.tables.values())
+    else:
+        queued = sum(entry.state == QUEUED and entry.settings.job.pool == pool for entry in scheduler.entries())
+    busy = sum(worker.request is not None for worker in workers)
+    return {"limit": scheduler.pools.limit(pool).workers, "workers": len(workers), "busy": busy, "queued": queued}
+
+
+def _table(
+    scheduler: Scheduler, state: TableState, now: datetime, mono: float, next_run: Callable[[str, str], datetime | None]
+) -> TableStatus:
+    return {
+        "name": state.table.name,
+        "uri": state.table.uri,
+        "version": state.version,
+        "backlog": dict(state.figures),
+        "looked_at": _iso(state.polled),
+        "seconds_since_look": _since(state.polled, now),
+        "look_error": state.error,
+        "clock_skew_seconds": scheduler.skews.get(state.table.name),
+        "jobs": {
+            name: job_status(entry, now, mono, next_run(*entry.key)) for name, entry in sorted(state.entries.items())
+        },
+    }
+
+
+def job_status(entry: Entry, now: datetime, mono: float, fires: datetime | None = None) -> JobStatus:
+    """Return the status of a job on a table.
+
+    ``fires``: when its timer fires, which a run by backlog does not change; without a timer it follows from the last
+    run.
+    """
+    schedule, run = entry.settings.schedule, entry.run
+    if fires is None and schedule is not None:
+        fires = schedule.due_after(entry.started, entry.first_seen)
+    # A job in a closed window or in back-off does not wait: it is meant to be idle.
+    waits = entry.state == LEASING or (entry.state == QUEUED and entry.waiting in {"worker", "lease"})
+    left = 0.0 if entry.not_before is None else max(0.0, (entry.not_before - now).total_seconds())
+    return {
+        "state": entry.state,
+        "waiting_for": entry.waiting if entry.state == QUEUED else None,
+        "why": entry.why or None,
+        "apply": entry.settings.apply,
+        "schedule": None if schedule is None else str(schedule),
+        "schedule_seconds": 0.0 if schedule is None else schedule.period(now).total_seconds(),
+        "next_due": _iso(fires),
+        "when": None if entry.settings.when is None else entry.settings.when.text,
+        "last_started": _iso(entry.started),
+        "last_finished": _iso(entry.finished),
+        "last_success": _iso(entry.succeeded),
+        "last_outcome": entry.outcome,
+        "seconds_since_success": _since(entry.succeeded or entry.first_seen, now),
+        "consecutive_failures": entry.failures,
+        "waiting_seconds": (_since(entry.due, now) or 0.0) if waits else 0.0,
+        "running_seconds": 0.0 if run is None else round(mono - run.began, 3),
+        "backoff_seconds": round(left, 3) if entry.failures else 0.0,
+        "pid": None if run is None else run.worker.pid,
+        "lease": _lease(entry, now),
+    }
+
+
+def _lease(entry: Entry, now: datetime) -> LeaseStatus:
+    lease = entry.lease or entry.other
+    state = "held" if entry.lease is not None else "free" if entry.other is None else "elsewhere"
+    return {
+        "state": state,
+        "holder": None if lease is None else {"instance": lease.holder.instance, "name": lease.holder.name},
+        "token": None if lease is None else lease.token,
+        "expires": None if lease is None else _iso(lease.expires),
+        "elsewhere_seconds": 0.0 if entry.other is None else _since(entry.other_since, now) or 0.0,
+    }
+
+
+def _iso(when: datetime | None) -> str | None:
+    return None if when is None or when.year == _NEVER else when.isoformat(timespec="milliseconds")
+
+
+def _since(when: datetime | None, now: datetime) -> float | None:
+    return None if when is None else round(max(0.0, (now - when).total_seconds()), 3)

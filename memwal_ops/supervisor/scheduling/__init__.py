@@ -1,0 +1,1 @@
+"""Scheduling: which jobs are due, and which runs next."""

@@ -1,0 +1,181 @@
+"""Poll the backlogs of tables, evaluate the answers, and fire triggers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.figures import amount, jobs_of, name_of
+from memwal_ops.errors import WorkerDiedError
+from memwal_ops.log import get_logger
+from memwal_ops.supervisor.state.outcomes import describe_exit
+from memwal_ops.supervisor.state.tables import WATCH
+from memwal_ops.supervisor.workers.protocol import PollRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from memwal_ops.supervisor.observe.metrics import Metrics
+    from memwal_ops.supervisor.scheduling.clock import Clock
+    from memwal_ops.supervisor.state.tables import Entry, TableState
+    from memwal_ops.supervisor.workers.pools import WorkerProcess
+
+_UNPRODUCTIVE = timedelta(minutes=10)
+# A store that does not answer must not occupy the only polling worker, which all other tables need too.
+_HISTORY_SECONDS = 60.0
+_FAILED_POLL_FACTOR, _LONGEST_PAUSE = 10.0, 300.0
+
+
+class BacklogPolling:
+    """The polls of all tables. Only the scheduler's thread calls it.
+
+    Args:
+        tables: the scheduler's tables, by name.
+        number: returns the number of the next request.
+        assign: sends a request to a worker of a pool.
+        enqueue: queues a job of a table, with the reason.
+        once: repeat no poll.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, TableState],
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        number: Callable[[], int],
+        assign: Callable[[str, Any], WorkerProcess],
+        enqueue: Callable[[str, str, str], None],
+        once: bool,
+    ) -> None:
+        """Poll nothing yet."""
+        self._tables = tables
+        self._clock = clock
+        self._metrics = metrics
+        self._number = number
+        self._assign = assign
+        self._enqueue = enqueue
+        self._once = once
+        self._polls: dict[int, tuple[TableState, WorkerProcess, float]] = {}
+        self._log = get_logger(__name__)
+
+    @property
+    def in_flight(self) -> list[tuple[WorkerProcess, float]]:
+        """Return the workers that poll a table, each with its start time (monotonic seconds)."""
+        return [(worker, began) for _, worker, began in self._polls.values()]
+
+    def request(self, table: str) -> None:
+        """Request a poll of a table; ignored for some time after a poll that failed."""
+        state = self._tables.get(table)
+        if state is None or self._clock.monotonic() < state.poll_not_before:
+            return
+        if state.polling:
+            state.poll_again = True
+        elif state.poll_due is None:
+            state.poll_due = self._clock.now()
+
+    def request_history(self, table: str) -> None:
+        """Request a poll that reads the table's recent history, too; at most one in a minute."""
+        state, now = self._tables.get(table), self._clock.monotonic()
+        if state is not None and now - state.history_read >= _HISTORY_SECONDS:
+            state.history_read, state.history_wanted = now, True
+            self.request(table)
+
+    def begin(self, free: Callable[[str], int]) -> None:
+        """Start as many polls as there are ``free`` workers in the pool, those that have waited longest first."""
+        while free(WATCH):
+            waiting = [state for state in self._tables.values() if state.poll_due is not None and not state.polling]
+            if not waiting:
+                return
+            self._begin(min(waiting, key=lambda state: (state.poll_due, state.table.name)))
+
+    def on_answer(self, request: int, answer: Mapping[str, Any]) -> bool:
+        """Process an answer if ``request`` is a poll; return whether it is."""
+        if request not in self._polls:
+            return False
+        state, _, began = self._polls.pop(request)
+        self._polled(state, answer, began)
+        return True
+
+    def on_worker_exit(self, request: int | None, status: int | None) -> bool:
+        """Fail the poll that a worker was running when it exited; return whether it was running one."""
+        error = WorkerDiedError(f"The process that polled the table's backlog ended ({describe_exit(status)}).")
+        answer = {"outcome": "failed", "message": str(error), "exit_code": error.exit_code}
+        return request is not None and self.on_answer(request, answer)
+
+    def record_blocked(self, entry: Entry, figures: Mapping[str, float]) -> None:
+        """Record what blocked a run: a poll only lists objects, and cannot find damage inside them."""
+        state, blocked = self._tables.get(entry.table.name), amount(figures, "blocked", "run")
+        if state is not None and not entry.removed and blocked is not None:
+            state.blocked = blocked
+            _raise_to(state.figures, state.blocked)
+
+    def _begin(self, state: TableState) -> None:
+        jobs = tuple(dict.fromkeys((*jobs_of("backlog"), *state.entries)))
+        options = dict(state.table.settings.storage_options)
+        request = PollRequest(self._number(), state.table.uri, options, jobs, state.history_wanted)
+        state.history_wanted = False
+        state.polling, state.poll_due, state.poll_again = True, None, False
+        self._polls[request.id] = (state, self._assign(WATCH, request), self._clock.monotonic())
+
+    def _polled(self, state: TableState, answer: Mapping[str, Any], began: float) -> None:
+        state.polling = False
+        if self._tables.get(state.table.name) is not state:
+            return
+        good = answer["outcome"] == "succeeded"
+        state.history = answer.get("report") or state.history
+        self._metrics.polls.labels(state.table.name, answer["outcome"]).inc()
+        before, state.error = state.error, None if good else str(answer["message"])
+        state.error_code = int(answer["exit_code"])
+        took = self._clock.monotonic() - began
+        pause = min(took * _FAILED_POLL_FACTOR, _LONGEST_PAUSE)
+        state.poll_not_before = 0.0 if good else self._clock.monotonic() + pause
+        if good or answer.get("figures"):
+            # One job's figures may be missing; the poll counts if it has the backlog itself.
+            state.figures, state.version = dict(answer["figures"]), answer["version"]
+            read = good or amount(state.figures, "backlog") is not None
+            state.polled = self._clock.now() if read else state.polled
+            # An operator may have fixed it: what is still blocked is counted as behind, or the poll finds it itself.
+            behind = amount(state.figures, "behind")
+            state.blocked = state.blocked if behind is None else min(state.blocked, behind)
+            _raise_to(state.figures, state.blocked)
+            if (waiting := amount(state.figures, "backlog")) is not None:
+                state.samples.add(self._clock.now().timestamp(), waiting)
+            for entry in state.entries.values():
+                when = entry.settings.when
+                if when is None or not when.holds(state.figures) or self._is_unproductive(entry, state):
+                    continue
+                if began < entry.ended:
+                    # Read before its last run ended: the backlog may be gone by now.
+                    state.poll_again = True
+                else:
+                    self._enqueue(*entry.key, f"when: {when.text}")
+        if not good and state.error != before:
+            self._log.warning("poll_failed", table=state.table.name, error=state.error)
+        if state.poll_again and not self._once:
+            self.request(state.table.name)
+
+    def _is_unproductive(self, entry: Entry, state: TableState) -> bool:
+        """Whether the last run, less than 10 minutes ago, published nothing with the same backlog."""
+        if entry.unproductive_backlog is None or entry.finished is None:
+            return False
+        recent = self._clock.now() - entry.finished < _UNPRODUCTIVE
+        return recent and entry.unproductive_backlog == amounts(entry, state)
+
+
+def _raise_to(figures: dict[str, float], blocked: float) -> None:
+    name = name_of(figures, "blocked")
+    if name is not None:
+        figures[name] = max(figures[name], blocked)
+
+
+def amounts(entry: Entry, state: TableState) -> dict[str, float]:
+    """Return the figures of a job's backlog, without ages, which grow by themselves."""
+    figures = entry.settings.job.backlog_metrics
+    when = entry.settings.when
+    names = figures.keys() | (when.figures if when is not None else frozenset())
+    return {
+        name: state.figures[name]
+        for name in names & state.figures.keys()
+        if name not in figures or figures[name].unit != "seconds"
+    }

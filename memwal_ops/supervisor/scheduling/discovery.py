@@ -1,0 +1,185 @@
+"""Expand the table entries of a configuration into tables: by name, or by listing the store for a pattern."""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.registry import locate, short_name
+from memwal_ops.errors import InvalidConfigError, InvalidUsageError, MemwalOpsError
+from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.object_store import checked_path
+from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.retries import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, MutableMapping
+
+    from memwal_ops.storage.api import Store
+    from memwal_ops.supervisor.config.effective import TableSettings
+
+_AT_ONCE = 8
+_WILD = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """One table: its name in metrics and history, its URI, and its settings."""
+
+    name: str
+    uri: str
+    settings: TableSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a pattern could not be expanded, or only in part; with the exit code of ``run --once``."""
+
+    pattern: str
+    why: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """All tables, and the faults of patterns."""
+
+    tables: tuple[FoundTable, ...]
+    faults: tuple[Fault, ...] = ()
+
+
+def discover(entries: Iterable[TableSettings], formats: MutableMapping[str, str] | None = None) -> Discovery:
+    """Return every table of every entry, each with the jobs of its format.
+
+    A table with an entry of its own is not taken from a pattern.
+
+    Args:
+        entries: the tables of the configuration.
+        formats: known formats of tables, by URI; what is detected now is added. A format is detected, by one listing,
+            only if several formats are installed. A table that cannot be read gets the jobs of the first format: its
+            poll reports what is wrong.
+    """
+    discovery = _expand(entries)
+    known = {} if formats is None else formats
+    unknown = [table for table in discovery.tables if table.settings.format is None and table.uri not in known]
+    if unknown:
+        with ThreadPoolExecutor(min(_AT_ONCE, len(unknown))) as threads:
+            known.update((uri, name) for uri, name in threads.map(_detect_format, unknown) if name is not None)
+    return replace(discovery, tables=tuple(_of_format(table, known.get(table.uri)) for table in discovery.tables))
+
+
+def _detect_format(table: FoundTable) -> tuple[str, str | None]:
+    try:
+        return table.uri, locate(table.uri, table.settings.storage_options)[0].name
+    except MemwalOpsError:
+        return table.uri, None
+
+
+def _of_format(table: FoundTable, name: str | None) -> FoundTable:
+    if table.settings.format is not None:
+        return table
+    name = next(iter(table.settings.by_format)) if name is None else name
+    return replace(table, settings=replace(table.settings, format=name))
+
+
+def _expand(entries: Iterable[TableSettings]) -> Discovery:
+    entries = tuple(entries)
+    named = [FoundTable(entry.name, entry.uri, entry) for entry in entries if entry.uri is not None]
+    found = {table.name: table for table in named}
+    uris = {_normalized(table.uri) for table in named}
+    faults = []
+    for entry in entries:
+        if entry.pattern is None:
+            continue
+        duplicates: list[FoundTable] = []
+        try:
+            taken = 0
+            for table in _matches(entry):
+                if _normalized(table.uri) in uris:
+                    continue
+                if (fault := _unusable(entry.pattern, table)) is not None:
+                    faults.append(fault)
+                    continue
+                if taken == entry.max_tables:
+                    why = f"It matches more than max_tables = {entry.max_tables} tables."
+                    faults.append(Fault(entry.pattern, why, InvalidConfigError.exit_code))
+                    break
+                taken += 1
+                uris.add(_normalized(table.uri))
+                if found.setdefault(table.name, table) is not table:
+                    duplicates.append(table)
+            if duplicates:
+                faults.append(_duplicate_names(entry.pattern, duplicates, found[duplicates[0].name]))
+        except MemwalOpsError as error:
+            faults.append(Fault(entry.pattern, redact(f"{error} {error.remedy}"), error.exit_code))
+    return Discovery(tuple(found.values()), tuple(faults))
+
+
+def _unusable(pattern: str | None, table: FoundTable) -> Fault | None:
+    """Return why a table cannot be opened or recorded by its name: it must not stop the maintenance of the others."""
+    try:
+        checked_path(table.name)
+    except InvalidUsageError as error:
+        return Fault(str(pattern), f"{error} It is not maintained; rename the folder.", error.exit_code)
+    return None
+
+
+def _duplicate_names(pattern: str, tables: list[FoundTable], first: FoundTable) -> Fault:
+    """Report tables with the name of another one: they would share its history and metrics, so they are skipped."""
+    why = (
+        f"{tables[0].uri} has the name {first.name!r} of {first.uri}, and is not maintained"
+        f"{f' ({len(tables)} such tables)' if len(tables) > 1 else ''}. Give one of the two entries a name."
+    )
+    return Fault(pattern, why, InvalidConfigError.exit_code)
+
+
+def _matches(entry: TableSettings) -> Iterator[FoundTable]:
+    """Yield the tables that match a pattern, by name: the part of the URI from the first wildcard on."""
+    pattern = str(entry.pattern).rstrip("/")
+    scheme, separator, rest = pattern.rpartition("://")
+    parts = rest.split("/")
+    fixed = next(number for number, part in enumerate(parts) if _WILD.search(part))
+    root = f"{scheme}{separator}{'/'.join(parts[:fixed])}"
+    store = open_store(resolve(root or "/", entry.storage_options), retry=RetryPolicy(deadline=30.0))
+    prefix = "" if entry.name == entry.pattern else f"{entry.name}/"
+    for path in _walk(store, "", parts[fixed:]):
+        name = short_name(path)
+        uri = f"{root}/{path}"
+        if entry.include and not _any(entry.include, name, uri):
+            continue
+        if _any(entry.exclude, name, uri):
+            continue
+        yield FoundTable(f"{prefix}{name}", uri, entry)
+
+
+def _walk(store: Store, folder: str, parts: list[str]) -> Iterator[str]:
+    """Yield the paths below the store's root that match; a link to a folder counts as a folder, as in a shell."""
+    first, *rest = parts
+    level = store.list_level(folder)
+    linked = {path for path in level.links if os.path.isdir(f"{store.root}/{path}")}
+    for path in sorted({*level.directories, *linked}):
+        if not fnmatchcase(path.rsplit("/", 1)[-1], first):
+            continue
+        if not rest:
+            yield path
+        elif path in linked:
+            target = open_store(resolve(f"{store.root}/{path}"))  # a root may be a link, and nothing below it
+            yield from (f"{path}/{below}" for below in _walk(target, "", rest))
+        else:
+            yield from _walk(store, path, rest)
+
+
+def _any(patterns: Iterable[str], name: str, uri: str) -> bool:
+    """Whether any pattern matches the name, or the whole URI if the pattern is a URI or an absolute path."""
+    return any(
+        fnmatchcase(uri if "://" in pattern or pattern.startswith("/") else name, pattern) for pattern in patterns
+    )
+
+
+def _normalized(uri: str) -> str:
+    return uri.removeprefix("file://").rstrip("/")

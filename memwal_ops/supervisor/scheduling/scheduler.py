@@ -1,0 +1,487 @@
+"""Decide which jobs run: the supervisor's event loop, on a single thread.
+
+Everything that happens elsewhere (a timer fires, a worker answers, a lease is granted, a pattern was
+expanded) is posted as a function and called here, one after the other. ``step`` does that, then checks what
+depends on time: leases to be renewed, jobs that hang. So no decision takes a lock, and tests drive the loop
+with their own clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import random
+import threading
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.job import POOLS
+from memwal_ops.core.registry import package_of
+from memwal_ops.log import get_logger
+from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling, amounts
+from memwal_ops.supervisor.scheduling.backoff import wait_after
+from memwal_ops.supervisor.scheduling.clock import Clock
+from memwal_ops.supervisor.scheduling.priority import choose, must_run_before
+from memwal_ops.supervisor.scheduling.reconcile import reconcile
+from memwal_ops.supervisor.state.history import FAILURES
+from memwal_ops.supervisor.state.outcomes import LEVELS, STOPPED, classify_answer, classify_exit, error_fields
+from memwal_ops.supervisor.state.recorder import RunRecorder
+from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, Entry, RunState, TableState
+from memwal_ops.supervisor.workers.protocol import RunRequest, lease_document
+from memwal_ops.supervisor.workers.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from memwal_ops.core.leases import Lease
+    from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.supervisor.config.effective import JobSettings, Settings
+    from memwal_ops.supervisor.observe.heartbeat import Heartbeat
+    from memwal_ops.supervisor.observe.metrics import Metrics
+    from memwal_ops.supervisor.scheduling.discovery import FoundTable
+    from memwal_ops.supervisor.state.history import History
+    from memwal_ops.supervisor.workers.leasing import LeaseClient
+    from memwal_ops.supervisor.workers.pools import Pools, WorkerProcess
+
+_RETRY_AFTER = timedelta(minutes=1)
+_DONE_ELSEWHERE_FRACTION = 0.9
+_COMPLETED = ("succeeded", "partial")
+
+
+class Scheduler:
+    """The event loop of one supervisor (see the module).
+
+    Args:
+        settings: the effective configuration.
+        history: where runs are recorded.
+        leases: the lease client; None if leases are disabled.
+        once: run what is due once: no retries, no repeated polls.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        history: History,
+        pools: Pools,
+        leases: LeaseClient | None,
+        metrics: Metrics,
+        heartbeat: Heartbeat,
+        supervisor: str,
+        clock: Clock | None = None,
+        once: bool = False,
+    ) -> None:
+        """Nothing runs yet."""
+        self.settings = settings
+        self.pools = pools
+        self.leases = leases
+        self.metrics = metrics
+        self.tables: dict[str, TableState] = {}
+        self.lock = threading.RLock()
+        self.stopping = False
+        self.codes: list[int] = []
+        # With `once`: what was due, and is leased by another supervisor at the moment.
+        self.left: list[dict[str, Any]] = []
+        self.skews: dict[str, float] = {}
+        self._heartbeat = heartbeat
+        self.clock = clock or Clock()
+        self._recorder = RunRecorder(history, supervisor, self.clock)
+        self._once = once
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._random = random.Random()  # noqa: S311 - jitter
+        self._numbers = itertools.count(1)
+        self._runs: dict[int, Entry] = {}
+        self._polling = BacklogPolling(
+            self.tables,
+            clock=self.clock,
+            metrics=metrics,
+            number=lambda: next(self._numbers),
+            assign=self._assign,
+            enqueue=self.enqueue,
+            once=once,
+        )
+        self._watchdog = Watchdog(pools, leases, self.clock, self.skews)
+        self._log = get_logger(__name__)
+
+    # -- from any thread
+
+    def post(self, event: Callable[[], None]) -> None:
+        """Call ``event`` on the scheduler's thread, soon."""
+        self._events.put(event)
+
+    def on_message(self, worker: WorkerProcess, message: dict[str, Any] | None) -> None:
+        """Take a message of a worker; None: the worker has exited."""
+        self.post(lambda: self._on_worker_message(worker, message))
+
+    # -- the scheduler's thread
+
+    def step(self, seconds: float) -> None:
+        """Wait for events for at most ``seconds``, handle them, then check the running jobs and start what is due."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            pass
+        else:
+            self._call(event)
+            while not self._events.empty():
+                self._call(self._events.get())
+        self._call(self._check_runs)
+        if not self.stopping:
+            self._call(self._dispatch)
+
+    def _call(self, handler: Callable[[], None]) -> None:
+        """Log and count an unexpected error: one bug must not end the maintenance of all tables."""
+        with self.lock:
+            try:
+                handler()
+            except Exception:  # noqa: BLE001 - see above
+                self.metrics.internal_errors.inc()
+                self._log.exception("internal_error")
+
+    def _check_runs(self) -> None:
+        self._watchdog.check([*self._runs.values()], self._polling.in_flight)
+
+    def set_settings(self, settings: Settings) -> None:
+        """Apply a new configuration; :meth:`set_tables` applies its tables."""
+        self.settings = settings
+        self.pools.configure(dict(settings.config.pools))
+        self.pools.log_level = settings.config.log_level.upper()
+        if self.leases is not None:
+            self.leases.ttl = settings.config.leases.ttl
+            self.leases.forget_stores()
+
+    def set_tables(self, found: Iterable[FoundTable]) -> None:
+        """Make ``found`` the tables to maintain. Running jobs on tables that are removed finish."""
+        now = self.clock.now()
+        removed = reconcile(self.tables, found, lambda table, settings: self._entry(table, settings, now))
+        for name in removed:
+            self.metrics.forget_table(name)
+        for name, state in self.tables.items():
+            self.metrics.init_table(name, state.entries)
+
+    def enqueue(self, table: str, job: str, why: str) -> None:
+        """Queue a job to be run as soon as it may; does nothing if it is queued or running already."""
+        entry = self._find(table, job)
+        if entry is None or self.stopping:
+            return
+        if entry.state == IDLE:
+            entry.state, entry.due, entry.why, entry.waiting = QUEUED, self.clock.now(), why, "worker"
+
+    def queue_scheduled(self) -> None:
+        """Queue every job that is due by its schedule, given its last run in the history."""
+        now = self.clock.now()
+        for entry in self.entries():
+            schedule = entry.settings.schedule
+            if schedule is not None and schedule.is_due(now, entry.started, entry.first_seen):
+                self.enqueue(*entry.key, "schedule")
+
+    def step_back(self, by: timedelta) -> None:
+        """Correct all recorded times after the wall clock was set back by ``by``: they lie that far in the future."""
+        now = self.clock.now()
+        for state in self.tables.values():
+            state.step_back(by, now)
+            for entry in state.entries.values():
+                entry.step_back(by, now)
+
+    def poll(self, table: str) -> None:
+        """Request a poll of a table's backlog."""
+        if not self.stopping:
+            self._polling.request(table)
+
+    def read_history(self, table: str) -> None:
+        """Request the recent history of a table, for its page."""
+        if not self.stopping:
+            self._polling.request_history(table)
+
+    def entries(self) -> Iterator[Entry]:
+        """Return every job on every table."""
+        return (entry for state in self.tables.values() for entry in state.entries.values())
+
+    @property
+    def in_flight(self) -> int:
+        """How many runs are in flight, and lease requests."""
+        return len(self._runs) + sum(entry.state == LEASING for entry in self.entries())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is in flight, or is queued and waits for nothing but a worker."""
+        polls = any(state.polling or state.poll_due is not None for state in self.tables.values())
+        queued = any(entry.state == QUEUED and entry.waiting in {"worker", "earlier"} for entry in self.entries())
+        return bool(self.in_flight or polls or queued)
+
+    def stop(self) -> None:
+        """Start nothing more; let each run finish its current step."""
+        if self.stopping:
+            return
+        self.stopping = True
+        for state in self.tables.values():
+            state.poll_due = None
+        for entry in self._runs.values():
+            self._watchdog.ask_to_stop(entry, "stop")
+
+    def abandon(self) -> None:
+        """Record every run that is still in flight as stopped, and release its lease; its worker has exited."""
+        for entry in [*self._runs.values()]:
+            self._finish(entry, "stopped", dict(STOPPED))
+
+    # -- dispatching
+
+    def _dispatch(self) -> None:
+        now = self.clock.now()
+        for pool in POOLS:
+            candidates = [entry for entry in self.entries() if entry.settings.job.pool == pool]
+            reserved = sum(entry.state == LEASING for entry in candidates)
+            # Evaluated even if no worker is free: it sets what the queued entries wait for, which the status shows.
+            while (entry := self._next_entry(candidates, now)) is not None and self.pools.free(pool) > reserved:
+                self._begin(entry)
+                reserved += entry.state == LEASING
+        self._polling.begin(self.pools.free)
+
+    def _begin(self, entry: Entry) -> None:
+        entry.not_before = None
+        if self.leases is None or not entry.settings.apply:
+            # A plan only reads: it needs no lease, and may lack the permission to write one.
+            self._start(entry, None)
+            return
+        entry.state = LEASING
+        self.leases.acquire(
+            entry.table, entry.settings.name, lambda answer, error: self._on_lease_answer(entry, answer, error)
+        )
+
+    def _on_lease_answer(
+        self, entry: Entry, answer: tuple[Lease | None, Lease | None] | None, error: MemwalOpsError | None
+    ) -> None:
+        """``answer``: our new lease and the one before it; without ours, the other one is valid."""
+        now = self.clock.now()
+        lease, before = (None, None) if answer is None else answer
+        if entry.removed or self.stopping:
+            entry.state = IDLE
+            if lease is not None:
+                self._release(entry, lease, None)
+            return
+        if answer is None:
+            self._record_not_started(entry, error)
+            return
+        if lease is None:
+            self._lease_held(entry, before, now)
+            return
+        self.skews[entry.table.name] = (now - lease.written).total_seconds()
+        entry.other, entry.other_since = None, None
+        if self._done_elsewhere(entry, lease, now):
+            self._release(entry, lease, None)
+            self.metrics.skipped.labels(*entry.key, "shared").inc()
+            entry.state, entry.due = IDLE, None
+        else:
+            self._start(entry, lease)
+
+    def _lease_held(self, entry: Entry, other: Lease | None, now: datetime) -> None:
+        """Another supervisor holds the lease: request it again later, as long as the job is due."""
+        if entry.other is None:
+            entry.other_since = now
+            self.metrics.skipped.labels(*entry.key, "held").inc()
+        entry.other = other
+        if self._once:
+            entry.state, entry.due = IDLE, None
+            holder, expires = (
+                (None, None) if other is None else (other.holder.name, other.expires.isoformat(timespec="seconds"))
+            )
+            self.left.append({"table": entry.table.name, "job": entry.key[1], "holder": holder, "expires": expires})
+            return
+        assert self.leases is not None  # noqa: S101 - the lease was requested from it
+        entry.state = QUEUED
+        entry.not_before = now + self.leases.ttl / 10 * (1 + self._random.random())
+
+    def _done_elsewhere(self, entry: Entry, lease: Lease, now: datetime) -> bool:
+        """Whether another supervisor has just done what is due; both times are from the store's clock."""
+        last, schedule = lease.last, entry.settings.schedule
+        if last is None or last.instance == lease.holder.instance or last.outcome not in _COMPLETED:
+            return False
+        age = lease.written - last.finished
+        if entry.why == "schedule" and schedule is not None:
+            done = age < schedule.period(now) * _DONE_ELSEWHERE_FRACTION
+        else:
+            # The backlog that triggered it may be the one that the other supervisor has merged: poll again.
+            polled = self.tables[entry.table.name].polled
+            done = polled is not None and age < now - polled
+            if done:
+                self.poll(entry.table.name)
+        if done:
+            entry.started = entry.finished = now - age
+            entry.outcome = last.outcome
+            if last.outcome == "succeeded":
+                entry.succeeded = entry.finished
+        return done
+
+    def _start(self, entry: Entry, lease: Lease | None) -> None:
+        now, mono = self.clock.now(), self.clock.monotonic()
+        settings, state = entry.settings, self.tables[entry.table.name]
+        plan = {
+            "apply": settings.apply,
+            "options": dict(settings.options),
+            "backlog": state.figures,
+            "version": state.version,
+            "token": None if lease is None else lease.token,
+            "waited_seconds": 0.0 if entry.due is None else round((now - entry.due).total_seconds(), 3),
+        }
+        number = self._recorder.begin(entry, plan, now)
+        request = RunRequest(
+            id=next(self._numbers),
+            uri=entry.table.uri,
+            storage_options=dict(entry.table.settings.storage_options),
+            job=settings.name,
+            options=dict(settings.options),
+            apply=settings.apply,
+            lease=None if lease is None else lease_document(lease),
+            named=settings.named,
+            foreign=package_of(settings.job) is not None,
+        )
+        worker = self._assign(settings.job.pool, request)
+        entry.lease, entry.renewed, entry.renewing = lease, mono, False
+        entry.renew_at = mono + (0.0 if lease is None else lease.ttl.total_seconds() / 3)
+        entry.run = RunState(number, worker, mono, now, mono)
+        entry.state, entry.waiting = RUNNING, None
+        self._runs[request.id] = entry
+        self._log.info("run_started", table=entry.table.name, job=settings.name, why=entry.why, pid=worker.pid)
+
+    def _assign(self, pool: str, request: Any) -> WorkerProcess:
+        known = {worker.pid for worker in self.pools.all()}
+        worker = self.pools.assign(pool, request)
+        if worker.pid not in known:
+            self.metrics.worker_starts.labels(pool).inc()
+        return worker
+
+    def _next_entry(self, entries: list[Entry], now: datetime) -> Entry | None:
+        return choose(entries, now, self._recorder.is_over_budget, self._must_wait)
+
+    def _must_wait(self, entry: Entry) -> bool:
+        """Whether another job on its table must run before."""
+        if entry.started is not None and not self._once:
+            return False
+        others = self.tables[entry.table.name].entries.values()
+        return any(must_run_before(other, entry, always=self._once) for other in others)
+
+    # -- messages of workers
+
+    def _on_worker_message(self, worker: WorkerProcess, message: dict[str, Any] | None) -> None:
+        if message is None:
+            self.pools.forget(worker)
+            if worker.request is not None:
+                self._on_worker_exit(worker)
+        elif message["say"] in {"began", "progress"}:
+            entry = self._runs.get(message["id"])
+            if entry is not None and entry.run is not None:
+                entry.run.progress = self.clock.monotonic()
+                if message["say"] == "began":
+                    # The time that the process took to start does not count as the job's.
+                    entry.run.began, entry.run.working = entry.run.progress, True
+        elif message["say"] == "done":
+            self.pools.release(worker)
+            if not self._polling.on_answer(message["id"], message) and message["id"] in self._runs:
+                entry = self._runs[message["id"]]
+                self._finish(entry, *classify_answer(entry, message))
+
+    def _on_worker_exit(self, worker: WorkerProcess) -> None:
+        request, worker.request = worker.request, None
+        self.metrics.worker_deaths.labels(worker.pool).inc()
+        if self._polling.on_worker_exit(request, worker.exit_status):
+            return
+        entry = self._runs.get(request or 0)
+        if entry is not None:
+            memory = self.pools.limit(worker.pool).memory
+            self._finish(entry, *classify_exit(entry, worker.pid, worker.exit_status, memory))
+
+    def _finish(self, entry: Entry, outcome: str, details: dict[str, Any]) -> None:
+        """Record the end of a run, whatever its outcome."""
+        now, mono = self.clock.now(), self.clock.monotonic()
+        run, entry.run = entry.run, None
+        assert run is not None  # noqa: S101 - it is in flight
+        self._runs = {number: running for number, running in self._runs.items() if running is not entry}
+        self._recorder.finish(entry, run.number, now, outcome, details)
+        if not entry.removed:
+            self.metrics.runs.labels(*entry.key, outcome).inc()
+            self.metrics.count_figures(*entry.key, details.get("figures") or {})
+        self.metrics.run_seconds.labels(entry.settings.name).observe(mono - run.began)
+        self.metrics.observe_phases(entry.settings.name, details.get("phases") or {})
+        if entry.lease is not None:
+            lease, entry.lease = entry.lease, None
+            if outcome != "lost":
+                self._release(entry, lease, outcome if outcome in {*_COMPLETED, *FAILURES} else None)
+        self._polling.record_blocked(entry, details.get("figures") or {})
+        published = bool(details.get("versions"))
+        self._update_entry(entry, outcome, now, run.started, details.get("exit_code") or 0, published=published)
+        self._log.log(
+            LEVELS.get(outcome, 20),
+            "run_finished",
+            table=entry.table.name,
+            job=entry.settings.name,
+            outcome=outcome,
+            decision=details.get("decision"),
+            error=details.get("error"),
+            seconds=round(mono - run.began, 3),
+        )
+        if outcome == "succeeded" and entry.settings.heartbeat_url is not None:
+            timeout = self.settings.config.heartbeat.timeout.total_seconds()
+            self._heartbeat.beat(entry.settings.heartbeat_url, *entry.key, timeout)
+        if outcome in _COMPLETED and details.get("versions") and not self._once:
+            self.poll(entry.table.name)
+
+    def _update_entry(
+        self, entry: Entry, outcome: str, now: datetime, started: datetime, code: int, *, published: bool = False
+    ) -> None:
+        """Update a job's entry after a run: its outcome, its failures, and when the next run may begin."""
+        entry.outcome, entry.finished, entry.ended = outcome, now, self.clock.monotonic()
+        entry.state, entry.due, entry.waiting = IDLE, None, None
+        if self._once:
+            self.codes.append(code)
+        if outcome in {*_COMPLETED, *FAILURES}:
+            entry.started = started
+            state = self.tables.get(entry.table.name)
+            entry.unproductive_backlog = None if published or state is None else amounts(entry, state)
+        if outcome in _COMPLETED:
+            entry.failures = 0
+            entry.not_before = None
+            if outcome == "succeeded":
+                entry.succeeded = now
+        elif outcome in FAILURES:
+            entry.failures += 1
+            wait = wait_after(entry.failures, self.settings.config.backoff, self._random)
+            entry.not_before = now + (wait or _RETRY_AFTER * entry.failures)
+            if not self._once and not entry.removed:
+                entry.state, entry.due, entry.why = QUEUED, now, "retry"
+                entry.waiting = "backoff"
+
+    def _record_not_started(self, entry: Entry, error: MemwalOpsError | None) -> None:
+        """Record a run that could not start as a failed one."""
+        now = self.clock.now()
+        plan = {"apply": entry.settings.apply, "options": dict(entry.settings.options)}
+        number = self._recorder.begin(entry, plan, now)
+        details = {"reason": None, "error": None, "remedy": None} if error is None else error_fields(error)
+        self._recorder.finish(entry, number, now, "failed", details)
+        self.metrics.runs.labels(*entry.key, "failed").inc()
+        self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, error=details["error"])
+        self._update_entry(entry, "failed", now, now, details.get("exit_code") or 1)
+
+    def _release(self, entry: Entry, lease: Lease, outcome: str | None) -> None:
+        if self.leases is not None:
+            self.leases.release(entry.table, lease, outcome)
+
+    # -- the tables
+
+    def _entry(self, table: FoundTable, settings: JobSettings, now: datetime) -> Entry:
+        running = next(
+            (entry for entry in self._runs.values() if entry.matches(table.uri, table.name, settings.name)), None
+        )
+        if running is not None and running.removed:
+            # The table was removed while the job ran, and is back: the run in flight is this entry's own.
+            running.removed, running.table, running.settings = False, table, settings
+            return running
+        last = self._recorder.last(table.name, settings.name, now)
+        entry = Entry.after(last, table, settings)
+        wait = wait_after(last.failures, self.settings.config.backoff, self._random)
+        if wait and last.finished is not None:
+            entry.not_before = last.finished + wait
+        return entry
+
+    def _find(self, table: str, job: str) -> Entry | None:
+        state = self.tables.get(table)
+        return None if state is None else state.entries.get(job)

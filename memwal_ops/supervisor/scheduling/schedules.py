@@ -1,0 +1,165 @@
+"""Schedules of jobs: intervals and cron lines, as triggers of APScheduler, which only this module uses.
+
+The next due time counts from the last start (before the first run: from when the job was first seen), and not from
+the start of this process: a service that is restarted every minute still runs what is due every hour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING, Any
+
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+
+from memwal_ops.units import duration_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from zoneinfo import ZoneInfo
+
+_FIELDS = 5
+_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+# `run --once` from cron may start a little too early.
+_EARLY = 0.1
+_EARLIEST = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """An interval (``every``) or a cron line (``cron``), with up to ``jitter`` of delay."""
+
+    every: timedelta | None
+    cron: str | None
+    jitter: timedelta
+    zone: ZoneInfo
+
+    def trigger(self, start: datetime) -> Any:
+        """Return APScheduler's trigger; an interval counts from ``start``."""
+        jitter = int(self.jitter.total_seconds()) or None
+        if self.every is not None:
+            return interval_trigger(self.every, self.zone, start, jitter)
+        assert self.cron is not None  # noqa: S101 - one of the two is given
+        return cron_trigger(self.cron, self.zone, jitter)
+
+    def due_after(self, last: datetime | None, first_seen: datetime) -> datetime:
+        """Return when it is due next, given its last start; ``first_seen`` if an interval never ran."""
+        if self.every is not None:
+            return first_seen if last is None else last + self.every
+        fires = cron_trigger(str(self.cron), self.zone).get_next_fire_time(None, (last or first_seen) + _TICK)
+        return datetime.max.replace(tzinfo=UTC) if fires is None else fires
+
+    def is_due(self, now: datetime, last: datetime | None, first_seen: datetime) -> bool:
+        """Whether it is due; an interval up to a tenth (at most a minute) early, for callers with the same interval."""
+        early = timedelta(0) if self.every is None else min(self.every * _EARLY, _EARLIEST)
+        return self.due_after(last, first_seen) - early <= now
+
+    def period(self, now: datetime) -> timedelta:
+        """Return the time from one run to the next."""
+        if self.every is not None:
+            return self.every
+        trigger = cron_trigger(str(self.cron), self.zone)
+        first = trigger.get_next_fire_time(None, now)
+        second = None if first is None else trigger.get_next_fire_time(first, first + _TICK)
+        return timedelta(days=1) if first is None or second is None else second - first
+
+    def __str__(self) -> str:
+        """Return it as text for people."""
+        what = f"every {duration_text(self.every)}" if self.every is not None else f"cron {self.cron}"
+        return f"{what}, jitter {duration_text(self.jitter)}" if self.jitter else what
+
+
+_TICK = timedelta(microseconds=1)
+
+
+def background_scheduler(misfire_grace: timedelta) -> Any:
+    """Return a scheduler in this process: several missed runs fire once, and not at all after ``misfire_grace``.
+
+    Its job store is in memory: the history has the last run of each job.
+    """
+    # Imported here: a command that only reads a configuration does not need it.
+    from apscheduler.executors.pool import ThreadPoolExecutor  # noqa: PLC0415
+    from apscheduler.jobstores.memory import MemoryJobStore  # noqa: PLC0415
+    from apscheduler.schedulers.background import BackgroundScheduler  # noqa: PLC0415
+
+    return BackgroundScheduler(
+        jobstores={"default": MemoryJobStore()},
+        executors={"default": ThreadPoolExecutor(2)},
+        job_defaults={
+            "coalesce": True,
+            "max_instances": 1,
+            "misfire_grace_time": int(misfire_grace.total_seconds()),
+        },
+        timezone=UTC,
+    )
+
+
+def interval_trigger(
+    every: timedelta, zone: tzinfo = UTC, start: datetime | None = None, jitter: float | None = None
+) -> Any:
+    """Return the trigger of an interval, counted from ``start`` or now; each fires up to ``jitter`` seconds late."""
+    return IntervalTrigger(seconds=every.total_seconds(), start_date=start, timezone=zone, jitter=jitter)
+
+
+def cron_trigger(text: str, zone: ZoneInfo, jitter: int | None = None) -> Any:
+    """Return the trigger of a cron line of five fields, with cron's weekdays: 0 and 7 are Sunday.
+
+    APScheduler counts them from Monday.
+
+    Raises:
+        ValueError: the line is invalid; the message is for people.
+    """
+    fields = text.split()
+    if len(fields) != _FIELDS:
+        raise ValueError(f"{text!r} is not a cron line; it has five fields: minute hour day month weekday.")
+    minute, hour, day, month, weekday = fields
+    if not {day, weekday} & {"*", "?"}:
+        # cron runs if either matches, APScheduler only if both do: the line would run at other times than in cron.
+        raise ValueError(f"the cron line {text!r} gives a day of the month and a weekday; leave one of them '*'.")
+    try:
+        return CronTrigger(
+            minute=minute,
+            hour=hour,
+            day=day,
+            month=month.lower(),
+            day_of_week=",".join(_weekdays(weekday)),
+            timezone=zone,
+            jitter=jitter,
+        )
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{text!r} is not a cron line: {error}.") from None
+
+
+def _weekdays(text: str) -> Iterator[str]:
+    for part in text.lower().split(","):
+        span, slash, step = part.partition("/")
+        if span in {"*", "?"}:
+            if not slash:
+                yield "*"
+                return
+            span = "0-6"
+        first, dash, last = span.partition("-")
+        begin = _weekday(first)
+        end = _weekday(last) if dash else 6 if slash else begin
+        end += 7 if end < begin else 0
+        for number in range(begin, end + 1, _step(step) if slash else 1):
+            yield _WEEKDAYS[number % 7]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _weekday(text: str) -> int:
+    if _is_number(text) and int(text) <= 7:  # noqa: PLR2004 - days of a week
+        return int(text)
+    if text in _WEEKDAYS:
+        return _WEEKDAYS.index(text)
+    raise ValueError(f"{text!r} is not a weekday")
+
+
+def _step(text: str) -> int:
+    if not _is_number(text) or not int(text):
+        raise ValueError(f"{text!r} is not a step")
+    return int(text)

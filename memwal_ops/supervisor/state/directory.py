@@ -1,0 +1,91 @@
+"""The state folder of a supervisor: its lock, its identity, the path of its history."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import AlreadyRunningError, HistoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.supervisor.config.model import Config
+
+
+def state_dir(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """Return the folder: as configured, else systemd's ``STATE_DIRECTORY``, else one in the user's home."""
+    environ = os.environ if environ is None else environ
+    if config.state_dir is not None:
+        return os.path.abspath(os.path.expanduser(config.state_dir))
+    given = environ.get("STATE_DIRECTORY", "").split(":")[0]
+    home = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return given or os.path.join(home, "memwal-ops")
+
+
+def history_path(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """Return the path of the history file."""
+    path = config.history.path
+    return os.path.join(state_dir(config, environ), "history.sqlite") if path is None else os.path.expanduser(path)
+
+
+class StateDir:
+    """The state folder, locked by one process at a time; the kernel releases the lock however the process ends.
+
+    Attributes:
+        instance: an id that survives restarts: a service that was killed still owns its leases.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Create the folder and lock it.
+
+        Raises:
+            AlreadyRunningError: another process has locked it.
+            HistoryError: the folder cannot be created or written.
+        """
+        self.path = path
+        try:
+            os.makedirs(path, mode=0o750, exist_ok=True)
+            self._lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise HistoryError(f"The state folder {path} cannot be written: {error.strerror}.") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise AlreadyRunningError(f"Another supervisor uses the state folder {path}.") from error
+        try:
+            os.ftruncate(self._lock, 0)
+            os.write(self._lock, f"{os.getpid()}\n".encode())
+            self.instance = self._identity()
+        except OSError as error:
+            os.close(self._lock)
+            raise HistoryError(f"The state folder {self.path} cannot be written: {error.strerror}.") from error
+
+    def fault(self) -> str | None:
+        """Return why writes to the folder are lost (it was removed or replaced), or None."""
+        try:
+            current, locked = os.stat(os.path.join(self.path, "lock")), os.fstat(self._lock)
+        except OSError as error:
+            return f"The state folder {self.path} cannot be read any more: {error.strerror}. Restart the service."
+        if (current.st_dev, current.st_ino) != (locked.st_dev, locked.st_ino):
+            return f"The state folder {self.path} was replaced. Restart the service."
+        return None
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)
+
+    def _identity(self) -> str:
+        path = os.path.join(self.path, "instance")
+        try:
+            with open(path, encoding="ascii") as file:
+                return str(uuid.UUID(file.read().strip()))
+        except (OSError, ValueError):
+            instance = str(uuid.uuid4())
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write(f"{instance}\n")
+        os.replace(f"{path}.new", path)
+        return instance

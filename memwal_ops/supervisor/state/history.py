@@ -1,0 +1,311 @@
+"""Record the history of all runs in SQLite: written when a run starts and when it ends, pruned by age and number.
+
+In WAL mode a killed service loses nothing that it wrote. Its runs in flight are ``running`` in the file; the next
+service, which holds the lock of the state folder, marks them as ``killed``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from memwal_ops.errors import HistoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FAILURES = ("failed", "died", "hung")
+UNDONE = ("stopped", "killed", "lost")
+FAILED_OUTCOMES = ("partial", *FAILURES, "lost", "killed")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    id INTEGER PRIMARY KEY,
+    "table" TEXT NOT NULL, uri TEXT NOT NULL, job TEXT NOT NULL, supervisor TEXT NOT NULL,
+    why TEXT NOT NULL, started REAL NOT NULL, finished REAL, outcome TEXT NOT NULL,
+    exit_code INTEGER, decision TEXT, reason TEXT, error TEXT, remedy TEXT,
+    plan TEXT NOT NULL, figures TEXT, phases TEXT, versions TEXT, report TEXT
+);
+CREATE INDEX IF NOT EXISTS runs_by_job ON runs ("table", job, started);
+CREATE INDEX IF NOT EXISTS runs_by_time ON runs (started);
+CREATE TABLE IF NOT EXISTS seen (
+    "table" TEXT NOT NULL, job TEXT NOT NULL, first REAL NOT NULL, PRIMARY KEY ("table", job)
+);
+"""
+_VERSION = 1
+# Another process may lock the file, such as a backup or the sqlite3 shell. The tables must not wait for it.
+_BUSY_TIMEOUT = 2.0
+_BETWEEN = 60.0
+_MAX_PENDING = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LastRuns:
+    """The last runs of a job on a table; times are None if there was no such run.
+
+    ``started`` is that of the last run that ended by itself: one that was stopped, killed or lost its lease does not
+    count.
+    """
+
+    first_seen: datetime
+    started: datetime | None
+    finished: datetime | None
+    succeeded: datetime | None
+    outcome: str | None
+    failures: int
+
+    def by(self, now: datetime) -> LastRuns:
+        """Return the same with no time later than ``now``: times written with a wrong clock must not delay a job."""
+        return replace(
+            self,
+            first_seen=min(self.first_seen, now),
+            started=_not_after(self.started, now),
+            finished=_not_after(self.finished, now),
+            succeeded=_not_after(self.succeeded, now),
+        )
+
+
+class History:
+    """The history file. Thread-safe; one process writes it, any number read it."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+        """Use :meth:`open` or :meth:`open_to_read`."""
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._pending: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=_MAX_PENDING)
+        self._locked_at = float("-inf")
+        self.fault: str | None = None
+        """Why the last write failed; None if it succeeded."""
+        self.path = path
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Open the file to write, and create it if it does not exist.
+
+        Raises:
+            HistoryError: it cannot be opened or created, or a newer release wrote it.
+        """
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, check_same_thread=False, isolation_level=None)
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > _VERSION:
+                raise HistoryError(f"{path} was written by a newer release.", remedy="Upgrade memwal-ops.")
+            connection.executescript(_SCHEMA)
+            connection.execute(f"PRAGMA user_version={_VERSION}")
+        except (OSError, sqlite3.Error) as error:
+            raise HistoryError(f"The history {path} cannot be opened: {error}.") from error
+        connection.row_factory = sqlite3.Row
+        return cls(connection, path)
+
+    @classmethod
+    def open_to_read(cls, path: str) -> Self:
+        """Open the file to read, while another process may be writing it.
+
+        Raises:
+            HistoryError: it does not exist, or cannot be read.
+        """
+        if not os.path.isfile(path):
+            raise HistoryError(
+                f"There is no history {path}.", remedy="Give --config or --state-dir of the service, or start it once."
+            )
+        try:
+            connection = sqlite3.connect(path, timeout=10, check_same_thread=False)
+            connection.execute("PRAGMA query_only=1")
+            connection.execute("SELECT 1 FROM runs LIMIT 1")
+        except sqlite3.Error as error:
+            raise HistoryError(f"The history {path} cannot be read: {error}.") from error
+        connection.row_factory = sqlite3.Row
+        return cls(connection, path)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    def mark_killed(self, now: datetime) -> int:
+        """Mark the runs that were in flight when the last service was killed; return how many there were."""
+        return self._write(
+            "UPDATE runs SET outcome='killed', finished=?, reason='killed', "
+            "error='The service ended while this ran.' WHERE outcome='running'",
+            (now.timestamp(),),
+        )
+
+    def see(self, table: str, job: str, now: datetime) -> None:
+        """Record when a job on a table was first seen."""
+        if not self._read('SELECT 1 FROM seen WHERE "table"=? AND job=?', (table, job)):
+            values = (table, job, now.timestamp())
+            self._write('INSERT OR IGNORE INTO seen ("table", job, first) VALUES (?, ?, ?)', values)
+
+    def begin(
+        self, *, table: str, uri: str, job: str, supervisor: str, why: str, plan: Mapping[str, Any], now: datetime
+    ) -> int:
+        """Record the start of a run; return its number."""
+        cursor = self._execute(
+            'INSERT INTO runs ("table", uri, job, supervisor, why, started, outcome, plan) '
+            "VALUES (?, ?, ?, ?, ?, ?, 'running', ?)",
+            (table, uri, job, supervisor, why, now.timestamp(), json.dumps(plan, default=str)),
+        )
+        return int(cursor.lastrowid or 0)
+
+    def finish(self, number: int, now: datetime, outcome: str, **details: Any) -> None:
+        """Record the end of a run; ``details`` are columns. A failed write is repeated before the next one."""
+        documents = ("figures", "phases", "versions", "report")
+        values = {
+            name: json.dumps(value, default=str) if name in documents and value is not None else value
+            for name, value in details.items()
+        }
+        sets = ", ".join(f"{name}=?" for name in values)
+        statement = f"UPDATE runs SET outcome=?, finished=?{', ' if sets else ''}{sets} WHERE id=?"  # noqa: S608 - our own names
+        given = (outcome, now.timestamp(), *values.values(), number)
+        try:
+            self._write(statement, given)
+        except HistoryError as error:
+            if isinstance(error.__cause__, sqlite3.OperationalError):  # a fault of the file, not of the statement
+                self._pending.append((statement, given))
+            raise
+
+    def prune(self, now: datetime, keep: timedelta, most: int) -> int:
+        """Delete runs that started more than ``keep`` ago, and all but the newest ``most``; return how many."""
+        return self._write(
+            "DELETE FROM runs WHERE outcome != 'running' AND (started < ? OR id <= "
+            "(SELECT id FROM runs ORDER BY id DESC LIMIT 1 OFFSET ?))",
+            ((now - keep).timestamp(), most),
+        )
+
+    def last(self, table: str, job: str, now: datetime) -> LastRuns:
+        """Return the last runs of a job on a table."""
+        rows = self._read(
+            'SELECT started, finished, outcome FROM runs WHERE "table"=? AND job=? AND outcome != ? '
+            "ORDER BY started DESC, id DESC LIMIT 50",
+            (table, job, "running"),
+        )
+        seen = self._read('SELECT first FROM seen WHERE "table"=? AND job=?', (table, job))
+        succeeded = self._read(
+            'SELECT max(finished) AS at FROM runs WHERE "table"=? AND job=? AND outcome=?', (table, job, "succeeded")
+        )
+        failures = 0
+        for row in rows:
+            if row["outcome"] not in FAILURES:
+                # A run that was stopped from outside is neither a success nor a failure of the job.
+                if row["outcome"] in UNDONE:
+                    continue
+                break
+            failures += 1
+        return LastRuns(
+            first_seen=_when(seen[0]["first"]) or now if seen else now,
+            started=next((_when(row["started"]) for row in rows if row["outcome"] not in UNDONE), None),
+            finished=_when(rows[0]["finished"]) if rows else None,
+            succeeded=_when(succeeded[0]["at"]) if succeeded else None,
+            outcome=rows[0]["outcome"] if rows else None,
+            failures=failures,
+        )
+
+    def seconds_since(self, table: str, job: str, since: datetime) -> float:
+        """Return the total seconds of a job's ended runs since a time."""
+        (row,) = self._read(
+            'SELECT total(finished - max(started, ?)) AS ran FROM runs WHERE "table"=? AND job=? AND finished > ?',
+            (since.timestamp(), table, job, since.timestamp()),
+        )
+        return float(row["ran"])
+
+    def runs(
+        self, *, table: str | None = None, job: str | None = None, failed: bool = False, limit: int = 50
+    ) -> list[dict[str, Any]]:
+        """Return runs as documents, the newest first."""
+        wheres, values = ["1"], []
+        if table is not None:
+            wheres.append('("table"=? OR uri=?)')
+            values += [table, table]
+        if job is not None:
+            wheres.append("job=?")
+            values.append(job)
+        if failed:
+            wheres.append(f"outcome IN ({', '.join('?' * len(FAILED_OUTCOMES))})")
+            values += FAILED_OUTCOMES
+        rows = self._read(
+            f"SELECT * FROM runs WHERE {' AND '.join(wheres)} ORDER BY started DESC, id DESC LIMIT ?",  # noqa: S608 - our own words
+            (*values, limit),
+        )
+        return [_document(row) for row in rows]
+
+    def tables(self) -> set[str]:
+        """Return the names of all tables that were ever configured, and the URIs of those with runs."""
+        rows = self._read(
+            'SELECT "table" AS name FROM seen UNION SELECT "table" FROM runs UNION SELECT uri FROM runs', ()
+        )
+        return {str(row["name"]) for row in rows}
+
+    def jobs(self) -> set[str]:
+        """Return the names of all jobs that were ever configured on a table."""
+        return {str(row["job"]) for row in self._read("SELECT job FROM seen UNION SELECT job FROM runs", ())}
+
+    def _write(self, statement: str, values: Sequence[Any]) -> int:
+        return self._execute(statement, values).rowcount
+
+    def _execute(self, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
+        with self._lock:
+            try:
+                # A file that stays locked is waited for once a minute, not at every statement.
+                timeout = _BUSY_TIMEOUT if time.monotonic() - self._locked_at > _BETWEEN else 0.0
+                self._connection.execute(f"PRAGMA busy_timeout={int(timeout * 1000)}")
+                while self._pending:
+                    self._connection.execute(*self._pending[0])
+                    self._pending.popleft()
+                done = self._connection.execute(statement, values)
+            except sqlite3.Error as error:
+                self._locked_at = time.monotonic()
+                self.fault = f"The history {self.path} cannot be written: {error}."
+                raise HistoryError(self.fault) from error
+            self.fault = None
+            return done
+
+    def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        with self._lock:
+            try:
+                with closing(self._connection.execute(statement, values)) as cursor:
+                    return cursor.fetchall()
+            except sqlite3.Error as error:
+                raise HistoryError(f"The history {self.path} cannot be read: {error}.") from error
+
+
+def _document(row: Any) -> dict[str, Any]:
+    started, finished = _when(row["started"]), _when(row["finished"])
+    document: dict[str, Any] = {
+        "id": row["id"],
+        "table": row["table"],
+        "uri": row["uri"],
+        "job": row["job"],
+        "supervisor": row["supervisor"],
+        "why": row["why"],
+        "started": None if started is None else started.isoformat(timespec="milliseconds"),
+        "finished": None if finished is None else finished.isoformat(timespec="milliseconds"),
+        "seconds": None if row["finished"] is None else round(row["finished"] - row["started"], 3),
+        "outcome": row["outcome"],
+        "exit_code": row["exit_code"],
+        "decision": row["decision"],
+        "error": None
+        if row["error"] is None
+        else {"reason": row["reason"], "message": row["error"], "remedy": row["remedy"]},
+    }
+    for name in ("plan", "figures", "phases", "versions", "report"):
+        document[name] = None if row[name] is None else json.loads(row[name])
+    return document
+
+
+def _not_after(when: datetime | None, now: datetime) -> datetime | None:
+    return None if when is None else min(when, now)
+
+
+def _when(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,73 @@
+"""Classify how runs ended: outcomes and error fields of the run history."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.errors import JobHungError, LeaseLostError, WorkerDiedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.supervisor.state.tables import Entry
+
+LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
+"""Log levels by outcome; all others are INFO."""
+STOPPED: Mapping[str, Any] = {"reason": "stopped", "error": "The service stopped.", "remedy": None}
+_ANSWERED = ("decision", "figures", "phases", "versions", "report")
+
+
+def classify_answer(entry: Entry, answer: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return outcome and columns of a run, from its worker's answer."""
+    ended_by = None if entry.run is None else entry.run.ended_by
+    outcome = str(answer["outcome"])
+    if outcome == "stopped" and ended_by in {"hung", "timeout"}:
+        outcome, details = "hung", error_fields(_hung(entry, ended_by))
+    elif outcome == "stopped" and ended_by == "lost":
+        outcome, details = "lost", error_fields(LeaseLostError("The lease was lost while the job ran."))
+    else:
+        details = {
+            "exit_code": answer["exit_code"],
+            "reason": answer["reason"],
+            "error": answer["message"],
+            "remedy": answer["remedy"],
+        }
+    return outcome, details | {name: answer[name] for name in _ANSWERED}
+
+
+def classify_exit(entry: Entry, pid: int, status: int | None, memory: int | None) -> tuple[str, dict[str, Any]]:
+    """Return outcome and columns of a run after its worker exited without an answer; ``memory``: the pool's limit."""
+    ended_by = None if entry.run is None else entry.run.ended_by
+    if ended_by in {"hung", "timeout"}:
+        return "hung", error_fields(_hung(entry, ended_by))
+    if ended_by == "stop":
+        return "stopped", dict(STOPPED)
+    if ended_by == "lost":
+        return "lost", error_fields(LeaseLostError("The lease was lost while the job ran."))
+    why = f"it passed its limit of {memory} bytes" if ended_by == "memory" else describe_exit(status)
+    return "died", error_fields(WorkerDiedError(f"Worker {pid} ended: {why}."))
+
+
+def _hung(entry: Entry, ended_by: str | None) -> JobHungError:
+    limit = entry.settings.hung_after if ended_by == "hung" else entry.settings.timeout
+    what = "made no progress for" if ended_by == "hung" else "ran longer than"
+    return JobHungError(f"The job {entry.settings.name} on {entry.table.name} {what} {limit}, and was ended.")
+
+
+def error_fields(error: MemwalOpsError) -> dict[str, Any]:
+    """Return the columns of an error."""
+    return {"exit_code": error.exit_code, "reason": error.reason, "error": str(error), "remedy": error.remedy}
+
+
+def describe_exit(status: int | None) -> str:
+    """Return as text how a process ended; ``status``: its exit code, or minus the signal that killed it."""
+    if status is None:
+        return "it closed its pipe"
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

@@ -1,0 +1,93 @@
+"""Record the scheduler's runs in the history, and read them back. A failure is logged, and stops no table.
+
+The disk may be full, or another process may lock the file: the maintenance of tables continues, and a job with
+unreadable runs counts as one that never ran.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.errors import HistoryError
+from memwal_ops.log import get_logger
+from memwal_ops.supervisor.state.history import LastRuns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from memwal_ops.supervisor.scheduling.clock import Clock
+    from memwal_ops.supervisor.state.history import History
+    from memwal_ops.supervisor.state.tables import Entry
+
+_BUDGET_SECONDS = 30.0
+
+
+class RunRecorder:
+    """Wraps the history for the scheduler.
+
+    Args:
+        supervisor: the name of this supervisor, recorded with each run.
+    """
+
+    def __init__(self, history: History, supervisor: str, clock: Clock) -> None:
+        """Read nothing yet."""
+        self._history = history
+        self._supervisor = supervisor
+        self._clock = clock
+        self._spent: dict[tuple[str, str], tuple[float, bool]] = {}
+        self._log = get_logger(__name__)
+
+    def begin(self, entry: Entry, plan: Mapping[str, Any], now: datetime) -> int | None:
+        """Record the start of a run; return its number, or None if it could not be written."""
+        try:
+            return self._history.begin(
+                table=entry.table.name,
+                uri=entry.table.uri,
+                job=entry.settings.name,
+                supervisor=self._supervisor,
+                why=entry.why,
+                plan=plan,
+                now=now,
+            )
+        except HistoryError as error:
+            self._log.error("history_not_written", error=str(error))
+            return None
+
+    def finish(self, entry: Entry, number: int | None, now: datetime, outcome: str, details: Mapping[str, Any]) -> None:
+        """Record the end of a run of ``entry``; the time that it has spent of its budget is read again."""
+        self._spent.pop(entry.key, None)
+        if number is None:
+            return
+        try:
+            self._history.finish(number, now, outcome, **details)
+        except HistoryError as error:
+            self._log.error("history_not_written", error=str(error))
+
+    def last(self, table: str, job: str, now: datetime) -> LastRuns:
+        """Return the last runs of a job on a table, and record when the job was first seen."""
+        try:
+            self._history.see(table, job, now)
+        except HistoryError as error:
+            self._log.error("history_not_written", error=str(error))
+        try:
+            return self._history.last(table, job, now).by(now)
+        except HistoryError as error:
+            self._log.error("history_not_read", error=str(error))
+            return LastRuns(now, None, None, None, None, 0)
+
+    def is_over_budget(self, entry: Entry) -> bool:
+        """Whether the runs of a job have used up its time budget; read from the history twice a minute."""
+        budget = entry.settings.budget
+        if budget is None:
+            return False
+        mono = self._clock.monotonic()
+        checked, over = self._spent.get(entry.key, (-_BUDGET_SECONDS, False))
+        if mono - checked >= _BUDGET_SECONDS or entry.finished is None:
+            since = self._clock.now() - budget.per
+            try:
+                over = self._history.seconds_since(*entry.key, since) >= budget.time.total_seconds()
+            except HistoryError as error:
+                self._log.error("history_not_read", error=str(error))
+            self._spent[entry.key] = (mono, over)
+        return over

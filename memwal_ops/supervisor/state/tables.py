@@ -1,0 +1,160 @@
+"""The state of tables, jobs and runs in memory. Only the scheduler's thread writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.supervisor.state.samples import Samples
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime, timedelta
+
+    from memwal_ops.core.leases import Lease
+    from memwal_ops.supervisor.config.effective import JobSettings
+    from memwal_ops.supervisor.scheduling.discovery import FoundTable
+    from memwal_ops.supervisor.state.history import LastRuns
+    from memwal_ops.supervisor.workers.pools import WorkerProcess
+
+IDLE, QUEUED, LEASING, RUNNING = "idle", "queued", "leasing", "running"
+WATCH = "watch"
+
+
+@dataclass(slots=True)
+class RunState:
+    """A run in flight. Times are monotonic seconds, except ``started`` (wall clock).
+
+    Attributes:
+        number: its number in the history; None if that could not be written.
+        worker: the process that runs it; ``working``: the process has begun it (a new one has to start first).
+        began: when the request was sent to the worker; from ``working`` on, when the worker began it.
+        progress: when it last made progress.
+        cpu: processor seconds of the worker at that time.
+        ended_by: why the supervisor ends it: hung, timeout, memory, lost or stop.
+        signalled: when the worker was asked to end it.
+    """
+
+    number: int | None
+    worker: WorkerProcess
+    began: float
+    started: datetime
+    progress: float
+    cpu: float = 0.0
+    ended_by: str | None = None
+    signalled: float | None = None
+    killed: bool = False
+    working: bool = False
+
+
+@dataclass(slots=True)
+class Entry:
+    """One job on one table.
+
+    Attributes:
+        due: since when it is due (wall clock); None if it is not.
+        why: what made it due: ``schedule``, ``when: ...``, ``retry``.
+        not_before: it does not start before this time (wall clock).
+        waiting: what it waits for: window, backoff, budget, lease, worker, or earlier (jobs that must run before).
+        lease: the lease that this supervisor holds for it.
+        renewed: when that was last renewed, monotonic; ``renew_at``: when to renew it next.
+        other: the lease that another supervisor holds; ``other_since``: since when it has prevented a run.
+        failures: failures in a row.
+        ended: when its last run in this process ended, monotonic.
+        unproductive_backlog: the backlog with which the last run published nothing; its trigger fires again when the
+            backlog has changed, or after some time.
+        removed: its job or table is no longer configured; the run in flight finishes.
+    """
+
+    table: FoundTable
+    settings: JobSettings
+    first_seen: datetime
+    state: str = IDLE
+    due: datetime | None = None
+    why: str = ""
+    not_before: datetime | None = None
+    waiting: str | None = None
+    run: RunState | None = None
+    lease: Lease | None = None
+    renewed: float = 0.0
+    renew_at: float = 0.0
+    renewing: bool = False
+    other: Lease | None = None
+    other_since: datetime | None = None
+    started: datetime | None = None
+    finished: datetime | None = None
+    succeeded: datetime | None = None
+    outcome: str | None = None
+    failures: int = 0
+    ended: float = float("-inf")
+    unproductive_backlog: dict[str, float] | None = None
+    removed: bool = False
+
+    @classmethod
+    def after(cls, last: LastRuns, table: FoundTable, settings: JobSettings) -> Entry:
+        """Return the entry of a job, with its last runs from the history."""
+        return cls(
+            table,
+            settings,
+            last.first_seen,
+            started=last.started,
+            finished=last.finished,
+            succeeded=last.succeeded,
+            outcome=last.outcome,
+            failures=last.failures,
+        )
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return the names of the table and the job."""
+        return self.table.name, self.settings.name
+
+    def step_back(self, by: timedelta, now: datetime) -> None:
+        """Correct the times after the wall clock was set back by ``by``.
+
+        No past event lies in the future then, and no wait becomes longer.
+        """
+        if self.not_before is not None:
+            self.not_before -= by
+        self.first_seen = min(self.first_seen, now)
+        for name in ("due", "started", "finished", "succeeded", "other_since"):
+            when = getattr(self, name)
+            setattr(self, name, None if when is None else min(when, now))
+
+    def matches(self, uri: str, name: str, job: str) -> bool:
+        """Whether this is the entry of that job on that table."""
+        return (self.table.uri, self.table.name, self.settings.name) == (uri, name, job)
+
+
+@dataclass(slots=True)
+class TableState:
+    """One table: its backlog at the last poll, and its jobs.
+
+    ``blocked``: how many parts of the table blocked the last run; a poll finds only some of the causes.
+    ``history``: its recent history; ``history_read``: when that was requested, monotonic; ``history_wanted``: the next
+    poll reads it.
+    """
+
+    table: FoundTable
+    entries: dict[str, Entry] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    version: int | None = None
+    polled: datetime | None = None
+    poll_due: datetime | None = None
+    polling: bool = False
+    poll_again: bool = False
+    blocked: float = 0.0
+    error: str | None = None
+    error_code: int = 0
+    poll_not_before: float = 0.0
+    history: Mapping[str, Any] | None = None
+    history_read: float = float("-inf")
+    history_wanted: bool = False
+    samples: Samples = field(default_factory=Samples)
+
+    def step_back(self, by: timedelta, now: datetime) -> None:
+        """Correct the times after the wall clock was set back by ``by``."""
+        if self.polled is not None:
+            self.polled -= by
+        if self.poll_due is not None:
+            self.poll_due = now

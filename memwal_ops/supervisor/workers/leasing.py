@@ -1,0 +1,112 @@
+"""Acquire, renew and release leases asynchronously: requests run on threads, results are posted back."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core import leases
+from memwal_ops.errors import MemwalOpsError, TableNotFoundError
+from memwal_ops.log import get_logger
+from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.objects import is_empty, open_store
+from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.retries import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from memwal_ops.core.leases import Holder, Lease
+    from memwal_ops.storage.api import Store
+    from memwal_ops.supervisor.scheduling.discovery import FoundTable
+
+_THREADS = 8
+# A store that is down must not occupy a slot of a pool for a minute.
+_RETRY = RetryPolicy(deadline=10.0)
+
+
+class LeaseClient:
+    """Acquires, renews and releases leases for one holder.
+
+    Args:
+        holder: this supervisor.
+        ttl: time to live of every lease.
+        post: has a function called on the scheduler's thread.
+    """
+
+    def __init__(self, holder: Holder, ttl: timedelta, post: Callable[[Callable[[], None]], None]) -> None:
+        """Send no request yet."""
+        self.holder = holder
+        self.ttl = ttl
+        self._post = post
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="leases")
+        self._stores: dict[str, Store] = {}
+        self._lock = threading.Lock()
+
+    def acquire(
+        self,
+        table: FoundTable,
+        job: str,
+        then: Callable[[tuple[Lease | None, Lease | None] | None, MemwalOpsError | None], None],
+    ) -> None:
+        """Acquire a lease; ``then`` gets the result of :func:`memwal_ops.core.leases.acquire`, or the error."""
+
+        def take() -> tuple[Lease | None, Lease | None]:
+            store = self._store(table)
+            if is_empty(store, leases.LEASES_FOLDER) and is_empty(store):
+                # A lease would create a folder of that name, which others would take for a table.
+                raise TableNotFoundError(f"No table found at {table.uri}: the prefix is empty.")
+            return leases.acquire(store, job, self.holder, self.ttl)
+
+        self._submit(take, then)
+
+    def renew(
+        self, table: FoundTable, lease: Lease, then: Callable[[Lease | None, MemwalOpsError | None], None]
+    ) -> None:
+        """Renew a lease; ``then`` gets the renewed lease, or the error."""
+        self._submit(lambda: leases.renew(self._store(table), lease), then)
+
+    def release(self, table: FoundTable, lease: Lease, outcome: str | None) -> None:
+        """Release a lease, and record the outcome of the run. A failure is only logged: the lease expires by itself."""
+
+        def logged(_: object, error: MemwalOpsError | None) -> None:
+            if error is not None:
+                get_logger(__name__).warning("lease_not_released", table=table.name, job=lease.job, error=str(error))
+
+        self._submit(lambda: leases.release(self._store(table), lease, outcome), logged)
+
+    def forget_stores(self) -> None:
+        """Close the cached stores: their options may have changed."""
+        with self._lock:
+            self._stores.clear()
+
+    def close(self, *, wait: bool) -> None:
+        """Accept no more requests; ``wait``: until those in flight have ended, else cancel those not started."""
+        self._pool.shutdown(wait=wait, cancel_futures=not wait)
+
+    def _store(self, table: FoundTable) -> Store:
+        options = table.settings.storage_options
+        key = json.dumps([table.uri, dict(options)])
+        with self._lock:
+            store = self._stores.get(key)
+        if store is None:
+            store = open_store(resolve(table.uri, options), retry=_RETRY)
+            with self._lock:
+                self._stores[key] = store
+        return store
+
+    def _submit(self, work: Callable[[], Any], then: Callable[[Any, MemwalOpsError | None], None]) -> None:
+        def do() -> None:
+            result, failure = None, None
+            try:
+                result = work()
+            except MemwalOpsError as error:
+                failure = error
+            except Exception as error:  # noqa: BLE001 - without an answer the job would wait for ever
+                failure = MemwalOpsError(redact(f"Unexpected {type(error).__name__}: {error}"))
+            self._post(lambda: then(result, failure))
+
+        self._pool.submit(do)

@@ -1,0 +1,115 @@
+"""The messages between the supervisor and its worker processes: one JSON document per line, over pipes.
+
+To the worker: ``run``, ``poll``, ``stop`` (no further step), ``quit``. From it: ``ready``, ``began``,
+``progress``, ``done``. Storage options are sent this way and not as arguments, which every user of a machine can
+read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.leases import Holder, Lease
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LARGEST_REPORT = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Run a job (``apply``), or plan it, with or without a lease.
+
+    Attributes:
+        named: the configuration names the job for this table; else it is not a failure if it does not apply to it.
+        foreign: the job is of another package: its worker is replaced after the run.
+    """
+
+    id: int
+    uri: str
+    storage_options: Mapping[str, str]
+    job: str
+    options: Mapping[str, Any]
+    apply: bool
+    lease: Mapping[str, Any] | None = None
+    named: bool = True
+    foreign: bool = False
+    do: str = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class PollRequest:
+    """Read the backlog figures of some jobs; ``history``: and the table's recent history, as the answer's report."""
+
+    id: int
+    uri: str
+    storage_options: Mapping[str, str]
+    jobs: tuple[str, ...]
+    history: bool = False
+    do: str = "poll"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a request.
+
+    Attributes:
+        outcome: succeeded, partial (it did all it could; the exit code shows what is left), failed, stopped or lost.
+        decision: the decision of the report.
+        report: the report, truncated if it is larger than 64 KiB.
+        figures: of a poll, the backlog; of a run, its sums.
+    """
+
+    id: int
+    outcome: str
+    exit_code: int = 0
+    decision: str | None = None
+    reason: str | None = None
+    message: str | None = None
+    remedy: str | None = None
+    report: Mapping[str, Any] | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)
+    versions: tuple[int, ...] = ()
+    version: int | None = None
+    say: str = "done"
+
+
+def encode(message: Any) -> bytes:
+    """Return a message as one line of JSON."""
+    document = message if isinstance(message, dict) else asdict(message)
+    return json.dumps(document, default=str).encode() + b"\n"
+
+
+def lease_document(lease: Lease) -> dict[str, Any]:
+    """Return the fields of a lease that a worker needs to check it."""
+    return {
+        "job": lease.job,
+        "number": lease.number,
+        "token": lease.token,
+        "instance": lease.holder.instance,
+        "name": lease.holder.name,
+    }
+
+
+def lease_of(document: Mapping[str, Any]) -> Lease:
+    """Return the lease of such a document; its times are not set, because a worker does not need them."""
+    never = datetime.min.replace(tzinfo=UTC)
+    holder = Holder(document["instance"], document["name"])
+    return Lease(document["job"], document["number"], document["token"], holder, never, never, timedelta(0))
+
+
+def bounded(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report of at most 64 KiB: the lists of a larger one are cut, and ``truncated`` is true."""
+    if len(json.dumps(report, default=str)) <= _LARGEST_REPORT:
+        return dict(report)
+    cut: dict[str, Any] = {key: value[:10] if isinstance(value, list) else value for key, value in report.items()}
+    cut["truncated"] = True
+    if len(json.dumps(cut, default=str)) <= _LARGEST_REPORT:
+        return cut
+    plain = {key: value for key, value in report.items() if isinstance(value, int | float | bool | None)}
+    return {**plain, "decision": str(report.get("decision"))[:100], "truncated": True}

@@ -1,0 +1,258 @@
+"""The main loop of a worker process: take one request after the other, and answer each. Run as a module.
+
+A worker isolates the service from its jobs: it may run out of memory, leak, hang or be killed, and the service
+continues. If the service dies first, the pipe closes, and the worker exits at once: a job can be killed at any
+moment, and the next service starts it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any
+
+import structlog
+
+from memwal_ops import log as logging_setup
+from memwal_ops.allocators import bound_allocators
+from memwal_ops.core.context import Progress, RunContext, StopRequested
+from memwal_ops.core.guard import LeaseGuard
+from memwal_ops.core.leases import check
+from memwal_ops.core.registry import all_job_specs, open_table, without_trial
+from memwal_ops.core.run import applicable, blamed, run_job, unexpected
+from memwal_ops.core.table_history import history_document
+from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError
+from memwal_ops.storage.redaction import redact
+from memwal_ops.supervisor.workers.child_processes import (
+    become_subreaper,
+    children,
+    signal_children,
+    signal_group,
+    terminate_children,
+)
+from memwal_ops.supervisor.workers.polling import poll_table
+from memwal_ops.supervisor.workers.protocol import Answer, bounded, encode, lease_of
+from memwal_ops.supervisor.workers.validation import amounts, checked_report, whole_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from memwal_ops.core.protocols import Table
+
+_PROGRESS_SECONDS = 0.3
+_CHECK_SECONDS = 2.0
+_UNEXPECTED = 1
+# Of the history on a page; a report has more.
+_REVISIONS = 20
+NOT_APPLICABLE = "not_applicable"
+
+
+class Worker:
+    """The loop of one worker; it writes its answers to ``out``."""
+
+    def __init__(self, requests: IO[bytes], out: IO[bytes]) -> None:
+        self._requests = requests
+        self._out = out
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._stopping: set[int] = set()
+        self._terminated = threading.Event()
+        self._progress_sent = 0.0
+        self._current: int | None = None
+        self._pid = os.getpid()
+
+    def work(self) -> None:
+        """Answer requests until the pipe closes, or a ``quit`` or SIGTERM arrives."""
+        # pylance's threads do not see the signals; the handlers only set a flag.
+        signal.signal(signal.SIGTERM, lambda *_: self._terminate())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides
+        threading.Thread(target=self._listen, name="requests", daemon=True).start()
+        self._send({"say": "ready", "pid": os.getpid()})
+        while not self._terminated.is_set():
+            request = self._queue.get()
+            if request["do"] == "quit":
+                return
+            self._current = request["id"]
+            self._send({"say": "began", "id": request["id"]})
+            structlog.contextvars.bind_contextvars(job=request.get("job", "poll"), table=request["uri"])
+            try:
+                answer = _poll(request) if request["do"] == "poll" else self._run(request)
+            except MemwalOpsError as error:
+                answer = _failed(request["id"], error)
+            except BaseException as error:  # noqa: BLE001 - the service must get an answer, whatever a job does
+                structlog.get_logger(__name__).exception("unexpected_error")
+                answer = _failed(request["id"], unexpected(error, None))
+            if os.getpid() != self._pid:
+                # A job forked, and its child returned here as well: it would answer a second time, and wait for ever.
+                os._exit(0)
+            if request["do"] == "poll" and children():
+                terminate_children(0.0)  # no poll of ours starts a process; those of runs end with their worker
+            structlog.contextvars.clear_contextvars()
+            self._current = None
+            self._send(answer)
+
+    def _terminate(self) -> None:
+        self._terminated.set()
+        self._queue.put({"do": "quit"})
+
+    def _listen(self) -> None:
+        try:
+            for line in self._requests:
+                message = json.loads(line)
+                if message["do"] == "stop":
+                    self._stopping.add(message["id"])
+                else:
+                    self._queue.put(message)
+        finally:  # the service has died, perhaps in the middle of a line
+            signal_children(signal.SIGTERM)
+            signal_group(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+
+    def _run(self, request: Mapping[str, Any]) -> Answer:
+        started = time.monotonic()
+        table = open_table(request["uri"], request["storage_options"])
+        if request["job"] not in table.jobs and not request["named"]:
+            return Answer(request["id"], "succeeded", decision=NOT_APPLICABLE, report={"decision": NOT_APPLICABLE})
+        spec = applicable(table, request["job"])
+        with blamed(spec):
+            options = spec.options.read(request["options"])
+        lease = None if request["lease"] is None else lease_of(request["lease"])
+        checked = 0.0
+
+        def check_lease() -> None:
+            if lease is not None:
+                check(table.store, lease)
+
+        def checkpoint() -> None:
+            nonlocal checked
+            if self._terminated.is_set() or request["id"] in self._stopping:
+                raise StopRequested
+            if time.monotonic() - checked > _CHECK_SECONDS:
+                check_lease()
+                checked = time.monotonic()
+
+        guard = LeaseGuard(check_lease, self._progress)
+        run = RunContext(listener=_Listener(self._progress, checkpoint), guard=guard)
+        run.took("open", time.monotonic() - started)
+        table = table.with_guard(guard)
+        try:
+            # ``apply: true`` in a configuration is the default of a job that deletes nothing; maintain's deletions
+            # are an option of their own.
+            apply = None if request["apply"] and not spec.deletes else request["apply"]
+            report = run_job(table, spec.name, options, apply=apply, context=run)
+        except StopRequested:
+            return _answer(request["id"], run, outcome="stopped", decision="stopped")
+        except LeaseLostError as error:
+            return replace(_failed(request["id"], error), outcome="lost", **_sums(run))
+        except MemwalOpsError as error:
+            return replace(_failed(request["id"], error), **_sums(run))
+        with blamed(spec):
+            code, decision, document = checked_report(spec, report)
+        outcome = "partial" if code else "succeeded"
+        return _answer(request["id"], run, outcome=outcome, exit_code=code, decision=decision, report=bounded(document))
+
+    def _progress(self) -> None:
+        now = time.monotonic()
+        if now - self._progress_sent > _PROGRESS_SECONDS:
+            self._progress_sent = now
+            self._send({"say": "progress", "id": self._current})
+
+    def _send(self, message: Answer | dict[str, Any]) -> None:
+        with self._lock:
+            try:
+                self._out.write(encode(message))
+                self._out.flush()
+            except BrokenPipeError:
+                os._exit(0)
+
+
+class _Listener:
+    """Reports the progress of a run to the service, and stops the run at a checkpoint if the service asked for it."""
+
+    def __init__(self, alive: Callable[[], None], checkpoint: Callable[[], None]) -> None:
+        self._alive = alive
+        self._checkpoint = checkpoint
+
+    def alive(self) -> None:
+        """Report progress."""
+        self._alive()
+
+    def progress(self, progress: Progress) -> None:
+        """Report progress."""
+        del progress
+        self._alive()
+
+    def step(self, name: str) -> None:
+        """Report progress."""
+        del name
+        self._alive()
+
+    def checkpoint(self) -> None:
+        """Report progress, and stop here if the service asked for it."""
+        self._alive()
+        self._checkpoint()
+
+
+def _poll(request: Mapping[str, Any]) -> Answer:
+    table = open_table(request["uri"], request["storage_options"])
+    figures, faults = poll_table(table, [table.jobs[name] for name in request["jobs"] if name in table.jobs])
+    report = _history(table) if request["history"] else None
+    if faults:
+        return replace(_failed(request["id"], faults[0]), figures=figures, version=table.revision, report=report)
+    return Answer(request["id"], "succeeded", figures=figures, version=table.revision, report=report)
+
+
+def _history(table: Table) -> Mapping[str, Any] | None:
+    """The recent history; without it the poll is as good, so a fault is only logged."""
+    try:
+        document = history_document(table, _REVISIONS)
+    except MemwalOpsError as error:
+        structlog.get_logger(__name__).warning("history_not_read", error=redact(str(error)))
+        return None
+    return None if document is None else bounded(document)
+
+
+def _sums(run: RunContext) -> dict[str, Any]:
+    return {"figures": amounts(run.figures), "phases": amounts(run.phases), "versions": whole_numbers(run.revisions)}
+
+
+def _answer(number: int, run: RunContext, **details: Any) -> Answer:
+    return Answer(number, **details, **_sums(run))
+
+
+def _failed(number: int, error: MemwalOpsError) -> Answer:
+    return Answer(
+        number,
+        "failed",
+        exit_code=error.exit_code or _UNEXPECTED,
+        reason=error.reason,
+        message=redact(str(error)),
+        remedy=redact(error.remedy),
+    )
+
+
+def main() -> None:
+    """Serve requests on stdin and stdout. What libraries print on stdout is redirected to stderr."""
+    bound_allocators()
+    logging_setup.configure(level=os.environ.get("MEMWAL_OPS_WORKER_LOG_LEVEL", "WARNING"), redact=redact)
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    without_trial()
+    become_subreaper()
+    with suppress(JobPluginError):  # each request is answered with it
+        all_job_specs()
+    Worker(sys.stdin.buffer, out).work()
+    terminate_children()
+    sys.stderr.flush()
+    os._exit(0)  # the thread that reads stdin cannot be ended, and Python's own exit waits for it
+
+
+if __name__ == "__main__":
+    main()
