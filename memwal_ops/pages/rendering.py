@@ -1,0 +1,134 @@
+"""Render the HTML pages: every text is redacted, made printable and escaped, and no page may load or run anything.
+
+The Content-Security-Policy admits one style sheet, by its hash, and images; no script at all. Charts are images too,
+in which browsers run no scripts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from base64 import b64encode
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from memwal_ops.storage.redaction import redact
+from memwal_ops.text import printable, size_text, time_text
+from memwal_ops.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HASH = "sha256"
+
+
+@cache
+def _style() -> str:
+    return (files(__package__) / "templates" / "style.css").read_text(encoding="utf-8")
+
+
+@cache
+def content_security_policy() -> str:
+    """The policy of every page, as it is in the page itself; a server adds ``frame-ancestors``, which only it can."""
+    digest = b64encode(hashlib.new(_HASH, _style().encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src '{_HASH}-{digest}'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def render(template: str, **model: Any) -> bytes:
+    """Render a template of this package as UTF-8.
+
+    Args:
+        template: its name without suffix: ``fleet`` or ``table``.
+        **model: its variables. Strings are redacted and escaped wherever they are printed; only charts, which are
+            :class:`markupsafe.Markup`, are not.
+    """
+    _seen.texts = {}
+    now = datetime.now(UTC)
+    template_ = _environment().get_template(f"{template}.html.j2")
+    policy = Markup(content_security_policy())  # noqa: S704 - our own text
+    style = Markup(_style())  # noqa: S704 - our own file
+    text = template_.render(**model, now=now, release=__version__, style=style, policy=policy)
+    return text.encode("utf-8", "backslashreplace")
+
+
+# What the page being rendered on this thread has redacted already; kept no longer, as more secrets may be registered.
+_seen = threading.local()
+
+
+def _clean(value: Any) -> Any:
+    """Redact a value of a template, and make it printable."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    texts: dict[str, str] = _seen.texts
+    if value not in texts:
+        texts[value] = printable(redact(value), lines=True)
+    return texts[value]
+
+
+def data_uri(svg: bytes) -> str:
+    """A chart as the address of an image, for a page that is one file."""
+    return f"data:image/svg+xml;base64,{b64encode(svg).decode()}"
+
+
+def ago(when: datetime | str | None) -> str:
+    """How long ago a time was: ``3 min ago``; ``never`` for None."""
+    if when is None:
+        return "never"
+    moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+    return f"{time_text((datetime.now(UTC) - moment).total_seconds())} ago"
+
+
+def clock(when: datetime | str | None) -> str:
+    """A time as ``2026-11-22 05:30:28``, in UTC; empty for None."""
+    if when is None:
+        return ""
+    moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def amount_text(value: float | None, unit: str = "count") -> str:
+    """A figure in the unit of its metric: ``1,024``, ``1.0 KiB`` or ``17 min``; empty for None."""
+    if value is None:
+        return ""
+    return size_text(value) if unit == "bytes" else time_text(value) if unit == "seconds" else f"{value:,.0f}"
+
+
+def split_command(do: str) -> tuple[str, str]:
+    """What to do, and the command at its end, if there is one: such a text ends with ``: `` and the command."""
+    if do.endswith("."):
+        return do, ""
+    words, _, command = do.partition(": ")
+    return (f"{words}:", command) if command else (do, "")
+
+
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "ago": ago,
+    "clock": clock,
+    "amount": amount_text,
+    "size": size_text,
+    "span": time_text,
+    "split_command": split_command,
+    "path_segment": lambda name: quote(name, safe="", errors="surrogateescape"),
+}
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(str(__package__)),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(_FILTERS)
+    return environment
