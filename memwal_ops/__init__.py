@@ -1,24 +1,63 @@
-"""Maintenance jobs for Lance tables with MemWAL: merge, snapshot, catch up, collect.
+"""Background jobs for tables with a write-ahead log and a base: merge, catch up, snapshot, collect garbage.
 
-``open_table`` is the way in; jobs live in :mod:`memwal_ops.jobs`.
+``open_table`` opens a table of any installed format, ``run_job`` runs one of its jobs; docs/api.md has examples,
+and lists the stable API. :mod:`memwal_ops.spark` has the functions that need a Spark session.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from memwal_ops.core.table import Table, open_table
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.core.job import Report
+    from memwal_ops.core.protocols import Table
+    from memwal_ops.core.registry import open_table
+    from memwal_ops.core.run import run_job
+    from memwal_ops.errors import (
+        InvalidUsageError,
+        JobPluginError,
+        MemwalOpsError,
+        TableNotFoundError,
+        WalCorrupt,
+        WriterFenced,
+    )
 
-__all__ = ["Table", "__version__", "open_table"]
+__all__ = [
+    "InvalidUsageError",
+    "JobPluginError",
+    "MemwalOpsError",
+    "Report",
+    "RunContext",
+    "Table",
+    "TableNotFoundError",
+    "WalCorrupt",
+    "WriterFenced",
+    "__version__",
+    "open_table",
+    "run_job",
+]
+
+_MODULES = {
+    "InvalidUsageError": "memwal_ops.errors",
+    "JobPluginError": "memwal_ops.errors",
+    "MemwalOpsError": "memwal_ops.errors",
+    "Report": "memwal_ops.core.job",
+    "RunContext": "memwal_ops.core.context",
+    "Table": "memwal_ops.core.protocols",
+    "TableNotFoundError": "memwal_ops.errors",
+    "WalCorrupt": "memwal_ops.errors",
+    "WriterFenced": "memwal_ops.errors",
+    "open_table": "memwal_ops.core.registry",
+    "run_job": "memwal_ops.core.run",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Not before somebody asks: schedulers that only name a job must not load pylance and start its threads.
-    if name in {"Table", "open_table"}:
-        from memwal_ops.core import table  # noqa: PLC0415
-
-        return getattr(table, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Not at import: a scheduler that only refers to a job must not load the clients of stores.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""``python -m memwal_ops``: the command line where the console script is not on the path."""
+"""Run the command line as ``python -m memwal_ops``, if the console script is not on the path."""
 
 from memwal_ops.cli.main import main
 

@@ -1,1 +1,1 @@
-"""What people touch: commands, their text, and the exit code of every end."""
+"""The command line: commands, their output for people and scripts, and their exit codes."""

@@ -1,78 +1,106 @@
-"""The group of all commands. Those of the supervisor, and of other packages, are imported when they are called.
+"""The group of all commands. Those of the supervisor and of other packages are imported when they are called.
 
-What a command imports, every command would wait for: a merge by hand needs no scheduler and no HTTP server.
+Otherwise every command would wait for the imports of all others: a merge by hand needs no scheduler and no HTTP server.
 """
 
 from __future__ import annotations
 
 import importlib
 import signal
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 import click
 
+from memwal_ops.cli.job_command import job_command
+from memwal_ops.core.registry import job_entries, load_spec
 from memwal_ops.errors import JobPluginError
-from memwal_ops.jobs.registry import GROUP, is_ours, load_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.metadata import EntryPoint
 
-_LATE = {
-    "check": "memwal_ops.cli.check:check",
-    "config": "memwal_ops.cli.config:config",
-    "history": "memwal_ops.cli.history:history",
-    "status": "memwal_ops.cli.status:status",
-    "run": "memwal_ops.cli.run:run",
+_LAZY = {
+    "check": ("memwal_ops.cli.check:check", "One line and an exit code from 0 to 3, for Nagios and its kin."),
+    "config": ("memwal_ops.cli.config:config", "Check a configuration file of the supervisor."),
+    "demo": ("memwal_ops.cli.demo:demo", "Make a table, merge it, and prove that nothing was lost."),
+    "doctor": ("memwal_ops.cli.doctor:doctor", "Check this machine, and a store, for what would stop a job later."),
+    "history": ("memwal_ops.cli.history:history", "Show what the supervisor did, and how each run ended."),
+    "hold": ("memwal_ops.cli.hold:hold", "Keep a base version for a reader that takes long."),
+    "init": ("memwal_ops.cli.init:init", "Prepare a table for the jobs of its format."),
+    "lease": ("memwal_ops.cli.lease:lease", "Show or break the leases of supervisors on a table."),
+    "probe": ("memwal_ops.cli.probe:probe", "Try a store's conditional writes, and compare its clock with ours."),
+    "report": ("memwal_ops.cli.report:report", "Write a page about a table, with its history, as one HTML file."),
+    "run": ("memwal_ops.cli.run:run", "Maintain the tables of a configuration file, until stopped."),
+    "status": (
+        "memwal_ops.cli.status:status",
+        "Show all tables of a configuration: which is behind, why, and what to do.",
+    ),
 }
+"""Commands that are not jobs: where each is, and its line in the help of the group, which imports none of them."""
 
 
 class Commands(click.Group):
-    """Commands that were added, those of the supervisor, and those of jobs that other packages register."""
+    """The commands that were added, those of the supervisor, and one for each registered job."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every name, in order."""
-        theirs = [name for name in self._of_packages() if self.get_command(ctx, name) is not None]
-        return sorted({*super().list_commands(ctx), *_LATE, *theirs})
+        """Return all names, sorted."""
+        return sorted({*super().list_commands(ctx), *_LAZY, *self._of_jobs()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command by its name; a package cannot take one of ours."""
+        """Return a command by its name; a package cannot replace a built-in one."""
         known = super().get_command(ctx, cmd_name)
         if known is not None:
             return known
-        if cmd_name in _LATE:
-            module, _, name = _LATE[cmd_name].partition(":")
-            found = getattr(importlib.import_module(module), name)
-            assert isinstance(found, click.Command)  # noqa: S101 - ours
-            return found
-        entry = self._of_packages().get(cmd_name)
-        return None if entry is None else _of_job(entry)
+        if cmd_name in _LAZY:
+            module, _, name = _LAZY[cmd_name][0].partition(":")
+            command = getattr(importlib.import_module(module), name)
+            assert isinstance(command, click.Command)  # noqa: S101 - built in
+            return command
+        entries = self._of_jobs().get(cmd_name)
+        return None if entries is None else _of_job(cmd_name, entries)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write all commands with their short help; that of jobs comes from their specs."""
+        rows = []
+        for name in self.list_commands(ctx):
+            if name in _LAZY:
+                rows.append((name, _LAZY[name][1]))
+            elif (command := self.get_command(ctx, name)) is not None:
+                rows.append((name, command.get_short_help_str(formatter.width)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The service reads its file anyway when it starts: a reload that comes too early must not end it."""
+        """Ignore SIGHUP before ``run`` starts: a reload that comes too early must not end the service."""
         if args[:1] == ["run"]:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return super().resolve_command(ctx, args)
 
-    def _of_packages(self) -> Mapping[str, EntryPoint]:
-        entries = (entry for entry in entry_points(group=GROUP) if not is_ours(entry))
-        return {entry.name: entry for entry in entries if entry.name not in {*self.commands, *_LATE}}
+    def _of_jobs(self) -> Mapping[str, Mapping[str, EntryPoint]]:
+        """Return for each command the entry points of its job, by format."""
+        entries: dict[str, dict[str, EntryPoint]] = {}
+        for entry in job_entries():
+            scope, _, name = entry.name.partition(".")
+            if name and name not in {*self.commands, *_LAZY}:
+                entries.setdefault(name, {})[scope] = entry
+        return entries
 
 
-def _of_job(entry: EntryPoint) -> click.Command | None:
-    """A job's command, if it has one. One that cannot be imported makes trouble to whoever calls it, and no other."""
+def _of_job(name: str, entries: Mapping[str, EntryPoint]) -> click.Command | None:
+    """Return a job's command. One that cannot be imported fails only when it is called."""
     try:
-        return load_job(entry).command
+        specs = {scope: load_spec(entry) for scope, entry in entries.items()}
     except JobPluginError as error:
-        return _broken(entry, error)
+        return _broken(name, error)
+    shown = {scope: spec for scope, spec in specs.items() if spec.command is None}
+    return job_command(name, shown) if shown else None
 
 
-def _broken(entry: EntryPoint, error: JobPluginError) -> click.Command:
+def _broken(name: str, error: JobPluginError) -> click.Command:
     @click.command(
-        entry.name,
+        name,
         short_help="(cannot be used: call it to see why)",
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )

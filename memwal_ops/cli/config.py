@@ -1,4 +1,4 @@
-"""``memwal-ops config check``: explain a configuration file before anything runs by it."""
+"""``memwal-ops config check``: check a configuration file, and explain its errors."""
 
 from __future__ import annotations
 
@@ -8,47 +8,61 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import json_output
-from memwal_ops.cli.text import counted
+from memwal_ops.cli.printing import echo, echo_json, error_document
 from memwal_ops.errors import InvalidConfigError
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.config import ConfigProblemsError, default_config_path, load_settings
-from memwal_ops.supervisor.config_file import Problem, place_text
-from memwal_ops.supervisor.settings import DEFAULT
+from memwal_ops.supervisor.config.document import Problem, place_text
+from memwal_ops.supervisor.config.effective import DEFAULT
+from memwal_ops.supervisor.config.loader import ConfigProblemsError, default_config_path, load_settings
+from memwal_ops.text import counted, printable
 
 if TYPE_CHECKING:
-    from memwal_ops.supervisor.settings import Settings
+    from memwal_ops.supervisor.config.effective import Settings
 
 
 @click.group(short_help="Check a configuration file of the supervisor.")
 def config() -> None:
-    """Look at configuration files of memwal-ops run."""
+    """Check configuration files of memwal-ops run."""
 
 
-@config.command(short_help="Explain every error, or show what holds and why.")
+@config.command(short_help="Explain every error, or show the effective configuration.")
 @click.argument("file", default=default_config_path)
 @json_output
 def check(file: str, as_json: bool) -> int:
-    """Check FILE: explain every error with its line and a fix, or print every value that holds with its source.
+    """Check FILE: explain every error with its line and a fix, or print the effective configuration.
 
-    What is neither given nor has a default is left out, but with --json.
+    That has each value with its source; keys without a value are left out, except with --json.
 
-    Sources: default (the job's own), fleet (defaults and the keys beside it), table (its own entry), env (made
-    from an environment variable). Secrets are masked. No store is asked.
+    Sources: default (the job's own), fleet (defaults and other top-level keys), table (its own entry), env (from an
+    environment variable). Secrets are masked. No store is accessed.
 
-    Exit codes: 0 the file is good; 50 it is not; 51 an installed job cannot be used.
-    """
+    \b
+    Examples:
+      memwal-ops config check memwal.yaml
+      memwal-ops config check /etc/memwal-ops/config.yaml --json
+
+    Exit codes: 0 the file is valid; 50 it is not; 51 an installed job cannot be used.
+    """  # noqa: D301 - click keeps the lines of a block that begins so
     try:
         settings = load_settings(file)
     except ConfigProblemsError as error:
-        click.echo(json.dumps(_invalid(file, error), indent=2) if as_json else describe_problems(file, error.problems))
+        if as_json:
+            echo_json(_invalid(file, error))
+        else:
+            echo(describe_problems(file, error.problems))
         return InvalidConfigError.exit_code
-    click.echo(json.dumps(_valid(settings), indent=2) if as_json else describe(settings))
+    if as_json:
+        echo_json(_valid(settings))
+    else:
+        echo(describe(settings))
     return 0
 
 
 def _invalid(file: str, error: ConfigProblemsError) -> dict[str, object]:
+    """Return the error document of every command, with all problems."""
     problems = [_shown(problem) for problem in error.problems]
-    return {"decision": "invalid", "file": file, "problems": problems, "warnings": [], "effective": [], "jobs": []}
+    rest = {"decision": "invalid", "file": file, "problems": problems, "warnings": [], "effective": [], "jobs": []}
+    return {**error_document(error), **rest}
 
 
 def _valid(settings: Settings) -> dict[str, object]:
@@ -67,19 +81,20 @@ def _shown(problem: Problem) -> dict[str, object]:
 
 
 def describe_problems(file: str, problems: tuple[Problem, ...], *, mark: str = "error") -> str:
-    """Each problem as a compiler tells it: file, line, what is wrong, and what to do."""
+    """Return the problems as a compiler prints them: file, line, the error, and the fix."""
     lines = []
     for problem in problems:
         line = "" if problem.line is None else f":{problem.line}"
         where = f"{place_text(problem.place)}: " if problem.place else ""
-        lines += [redact(f"{file}{line}: {mark}: {where}{problem.message}"), redact(f"    {problem.fix}")]
+        message = f"{file}{line}: {mark}: {where}{problem.message}"
+        lines += [printable(redact(message)), f"    {printable(redact(problem.fix))}"]
     if mark == "error":
         lines.append(f"invalid: {counted(len(problems), 'error')}.")
     return "\n".join(lines)
 
 
 def describe(settings: Settings) -> str:
-    """What holds, one value a line, with its source behind it; without defaults that are empty."""
+    """Return the effective configuration, one value with its source per line; without empty defaults."""
     values = settings.effective()
     lines = [
         f"{key}: {_value(value)}  # {source}"

@@ -1,10 +1,10 @@
-"""``--config``: the supervisor's configuration, for the commands that are imported with the supervisor."""
+"""The ``--config`` option of the supervisor's commands."""
 
 from __future__ import annotations
 
 import click
 
-from memwal_ops.supervisor.config import default_config_path
+from memwal_ops.supervisor.config.loader import default_config_path
 
 config_option = click.option(
     "--config",

@@ -1,50 +1,77 @@
-"""``memwal-ops history``: what the supervisor did, and what became of it."""
+"""``memwal-ops history``: show the supervisor's runs, and how each ended."""
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from memwal_ops.cli.config_option import config_option
-from memwal_ops.cli.options import json_output
-from memwal_ops.cli.text import grid, paragraph
-from memwal_ops.errors import runbook
-from memwal_ops.supervisor.config import load_settings
-from memwal_ops.supervisor.history import History
-from memwal_ops.supervisor.state_dir import history_path
+from memwal_ops.cli.options import IntRange, json_output
+from memwal_ops.cli.printing import echo, echo_json, page_path
+from memwal_ops.errors import InvalidUsageError, runbook
+from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.state.directory import history_path
+from memwal_ops.supervisor.state.history import History
+from memwal_ops.text import grid, paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _SHOWN_ERRORS = 5
 
 
-@click.command(short_help="Show what the supervisor did, and what became of it.")
+@click.command(short_help="Show what the supervisor did, and how each run ended.")
 @config_option
 @click.option("--state-dir", metavar="DIR", help="The service's state folder, instead of --config.")
 @click.option("--table", help="Only this table, by its name or URI.")
 @click.option("--job", help="Only this job.")
-@click.option("--failed", is_flag=True, help="Only runs that did not end well.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most N runs.")
+@click.option("--failed", is_flag=True, help="Only runs that did not succeed.")
+@click.option("--limit", type=IntRange(1, 10_000), default=50, show_default=True, help="At most N runs.")
 @json_output
 def history(
     file: str, state_dir: str | None, table: str | None, job: str | None, failed: bool, limit: int, as_json: bool
 ) -> int:
-    """Show runs, the newest first. Reads the service's file; the service may be running or not.
+    """Show runs, the newest first. Reads the service's file, whether the service runs or not.
 
-    Exit codes: 0; 50 the configuration is bad; 56 there is no history, or it cannot be read.
-    """
-    path = history_path(load_settings(file).config) if state_dir is None else os.path.join(state_dir, "history.sqlite")
-    account = History.open_to_read(path)
-    runs = account.runs(table=table, job=job, failed=failed, limit=limit)
-    account.close()
-    click.echo(json.dumps({"runs": runs}, indent=2) if as_json else describe(runs))
+    \b
+    Examples:
+      memwal-ops history --config memwal.yaml --failed
+      memwal-ops history --config memwal.yaml --table orders --job merge --limit 10
+
+    Exit codes: 0; 2 the service never had that table or job; 50 the configuration is invalid; 56 there is no history,
+    or it cannot be read.
+    """  # noqa: D301 - click keeps the lines of a block that begins so
+    settings = load_settings(file) if state_dir is None else None
+    path = os.path.join(state_dir or "", "history.sqlite") if settings is None else history_path(settings.config)
+    recorded = History.open_to_read(path)
+    try:
+        runs = recorded.runs(table=table, job=job, failed=failed, limit=limit)
+        if not runs:
+            configured = () if settings is None else settings.tables
+            names = ({entry.name, entry.uri or entry.name} for entry in configured)
+            _check_known("table", table, recorded.tables().union(*names))
+            _check_known("job", job, recorded.jobs().union(*(entry.jobs for entry in configured)))
+    finally:
+        recorded.close()
+    if as_json:
+        echo_json({"runs": runs})
+    else:
+        echo(describe(runs))
     return 0
 
 
+def _check_known(kind: str, name: str | None, known: Collection[str]) -> None:
+    """Reject a name that cannot have runs: for a misspelled name, "No run." would look as if all were well."""
+    if name is not None and name not in known:
+        listed = ", ".join(sorted(known)) or "none"
+        raise InvalidUsageError(f"The history has no {kind} {name!r}.", remedy=f"It has these {kind}s: {listed}.")
+
+
 def describe(runs: list[dict[str, Any]]) -> str:
-    """The list for a person, and why the first that failed did."""
+    """Return the list for people, and the errors of the first failed runs."""
     if not runs:
         return "No run."
     rows = [
@@ -66,11 +93,11 @@ def describe(runs: list[dict[str, Any]]) -> str:
 
 
 def _errors(failed: list[dict[str, Any]]) -> list[str]:
-    """Each error once for a table, with the jobs that had it, and its page."""
+    """Return each error of a table once, with its jobs and its runbook page."""
     jobs: dict[tuple[str, str], dict[str, None]] = {}
     for one in failed:
         error, page = one["error"], runbook(one["exit_code"] or 0)
-        text = f"{error['message']} {error['remedy'] or ''} ({error['reason']}{f'; {page}' if page else ''})"
+        text = f"{error['message']} {error['remedy'] or ''} ({error['reason']}{f'; {page_path(page)}' if page else ''})"
         jobs.setdefault((one["table"], text), {})[one["job"]] = None
     shown = [*jobs.items()][:_SHOWN_ERRORS]
     parts = [paragraph(f"{table} {', '.join(names)}: {text}", hanging="  ") for (table, text), names in shown]

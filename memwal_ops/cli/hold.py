@@ -1,19 +1,19 @@
-"""``memwal-ops hold``: keep a base version for a reader that takes long."""
+"""``memwal-ops hold``: keep a base version for a long-running reader."""
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
 
-from memwal_ops.cli.options import Duration, json_output, storage_options
-from memwal_ops.cli.text import grid
+from memwal_ops.cli.options import Duration, IntRange, json_output, storage_options
+from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.process import open_table
 from memwal_ops.core.holds import holds, release_hold, take_hold
-from memwal_ops.core.table import open_table
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.text import grid
 from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Keep a base version for a reader that takes long.")
 @click.argument("uri")
-@click.option("--version", "version", type=click.IntRange(min=1), help="The version to keep.  [default: the newest]")
+@click.option("--version", "version", type=IntRange(min=1), help="The version to keep.  [default: the newest]")
 @click.option(
-    "--ttl", type=Duration(), default=duration_text(timedelta(hours=2)), show_default=True, help="For how long."
+    "--ttl",
+    type=Duration(),
+    default=duration_text(timedelta(hours=2)),
+    show_default=True,
+    help="How long to keep it, from now on, for example 90m or 3d; then the hold ends by itself.",
 )
-@click.option("--note", default="", help="Why, for whoever looks at the list.")
+@click.option("--note", default="", help="Why, for readers of the list.")
 @click.option("--list", "show", is_flag=True, help="Show all holds instead.")
-@click.option("--release", type=click.IntRange(min=1), metavar="HOLD", help="End a hold before its time instead.")
+@click.option("--release", type=IntRange(min=1), metavar="HOLD", help="End a hold before its time instead.")
 @storage_options
 @json_output
 def hold(
@@ -43,33 +47,47 @@ def hold(
 ) -> int:
     """Keep a base version of the table at URI, and all generations that it needs, until the hold ends by itself.
 
-    memwal-ops expire and gc respect it. pylance's own cleanup_old_versions does not know of holds: against
-    that, tag the version.
+    expire and gc respect holds. pylance's own cleanup_old_versions does not: to keep a version from it, tag the
+    version.
 
-    Exit codes: 0; 2 there is no such hold; 26 the version is gone; any other code: see the README.
-    """
+    \b
+    Examples:
+      memwal-ops hold s3://bucket/orders.lance --ttl 6h --note "training run"
+      memwal-ops hold orders.lance --release 1
+
+    Exit codes: 0; 2 there is no such hold; 26 the version does not exist; others: runbooks/README.md.
+    """  # noqa: D301 - click keeps the lines of a block that begins so
     if show and release is not None:
         raise InvalidUsageError("--list and --release are two different commands; give one of them.")
     table = open_table(uri, storage_options)
     if show:
         found = holds(table)
-        click.echo(json.dumps({"holds": [_entry(one) for one in found]}, indent=2) if as_json else describe(found))
+        if as_json:
+            echo_json({"holds": [_entry(one) for one in found]})
+        else:
+            echo(describe(found))
         return 0
     if release is not None:
         done = release_hold(table, release)
-        click.echo(json.dumps(_entry(done), indent=2) if as_json else f"released: hold {done.number}.")
+        if as_json:
+            echo_json(_entry(done))
+        else:
+            echo(f"released: hold {done.number}.")
         return 0
     probe_conditional_writes(table.store)
-    taken = take_hold(table, version or table.version, ttl, note=note)
-    said = f"held: version {taken.versions[0]} until {taken.until:%Y-%m-%d %H:%M:%S} UTC, as hold {taken.number}."
-    click.echo(json.dumps(_entry(taken), indent=2) if as_json else said)
+    taken = take_hold(table, version or table.revision, ttl, note=note)
+    message = f"held: version {taken.versions[0]} until {taken.until:%Y-%m-%d %H:%M:%S} UTC, as hold {taken.number}."
+    if as_json:
+        echo_json(_entry(taken))
+    else:
+        echo(message)
     return 0
 
 
 def _state(one: Hold) -> str:
     if one.released:
         return "released"
-    return "standing" if one.stands(datetime.now(UTC)) else "ended"
+    return "standing" if one.in_force(datetime.now(UTC)) else "ended"
 
 
 def _entry(one: Hold) -> dict[str, object]:
@@ -77,7 +95,7 @@ def _entry(one: Hold) -> dict[str, object]:
 
 
 def describe(found: tuple[Hold, ...]) -> str:
-    """The list for a person."""
+    """Return the list for people."""
     if not found:
         return "There is no hold."
     rows = [

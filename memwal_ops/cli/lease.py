@@ -1,9 +1,8 @@
-"""``memwal-ops lease``: who does which job on a table, and how to take it away from them."""
+"""``memwal-ops lease``: show the leases of a table, and break them."""
 
 from __future__ import annotations
 
 import getpass
-import json
 import socket
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import json_output, storage_options
-from memwal_ops.cli.text import grid
+from memwal_ops.cli.printing import echo, echo_json
 from memwal_ops.core.leases import break_lease, list_leases
-from memwal_ops.core.table import open_table
+from memwal_ops.core.registry import locate
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.clock import store_clock
+from memwal_ops.text import grid, printable
 
 if TYPE_CHECKING:
     from memwal_ops.core.leases import Lease
@@ -34,59 +34,69 @@ def lease() -> None:
 @storage_options
 @json_output
 def show(uri: str, job: str | None, storage_options: dict[str, str], as_json: bool) -> int:
-    """Show the leases of the table at URI: holder, token, when taken, when it ends.
+    """Show the leases of the table at URI: holder, token, when acquired, when it expires.
 
-    The state is held, expired (its holder did not renew it, and anybody may take it), released or broken.
+    The state is held, expired (not renewed, so any supervisor may acquire it), released or broken.
 
-    Exit codes: 0; any other code: see the README.
-    """
-    store = open_table(uri, storage_options).store
+    \b
+    Examples:
+      memwal-ops lease list s3://bucket/orders.lance
+      memwal-ops lease list orders.lance --job merge --json
+
+    Exit codes: 0; others: runbooks/README.md.
+    """  # noqa: D301 - click keeps the lines of a block that begins so
+    store = locate(uri, storage_options)[2]
     found = [one for one in list_leases(store) if job is None or one.job == job]
     now = store_clock(store) if found else datetime.now(UTC)
     if as_json:
-        click.echo(json.dumps({"leases": [{**one.to_json(), "state": state(one, now)} for one in found]}, indent=2))
+        echo_json({"leases": [{**one.to_json(), "state": state(one, now)} for one in found]})
     else:
-        click.echo(describe(found, now))
+        echo(describe(found, now))
     return 0
 
 
-@lease.command("break", short_help="End a lease that somebody else holds.")
+@lease.command("break", short_help="End a lease that another supervisor holds.")
 @click.argument("uri")
 @click.option("--job", help="Only this job's.  [default: all that are held]")
 @storage_options
 @json_output
 def break_(uri: str, job: str | None, storage_options: dict[str, str], as_json: bool) -> int:
-    """End the leases of the table at URI at once, whoever holds them.
+    """End the leases of the table at URI at once, whichever supervisor holds them.
 
-    Whoever works under one finds out before the next commit, or at the next renewal, and stops; what landed
-    stays. There is no need to break the lease of a supervisor that died: it ends by itself.
+    A run with such a lease notices before its next commit, or at the next renewal, and stops; its commits stay. There
+    is no need to break the lease of a supervisor that died: it expires.
 
-    Exit codes: 0; 2 nobody holds such a lease; any other code: see the README.
-    """
-    store = open_table(uri, storage_options).store
+    \b
+    Examples:
+      memwal-ops lease break s3://bucket/orders.lance --job merge
+      memwal-ops lease break orders.lance
+
+    Exit codes: 0; 2 there is no such lease; others: runbooks/README.md.
+    """  # noqa: D301 - click keeps the lines of a block that begins so
+    store = locate(uri, storage_options)[2]
     names = [job] if job is not None else [one.job for one in list_leases(store) if one.ended is None]
     if not names:
-        raise InvalidUsageError("Nobody holds a lease of this table.", remedy="memwal-ops lease list URI shows all.")
+        raise InvalidUsageError("No lease of this table is held.", remedy="memwal-ops lease list URI shows all.")
     by = f"{getpass.getuser()}@{socket.gethostname()}"
     broken = [break_lease(store, name, by) for name in names]
     if as_json:
-        click.echo(json.dumps({"leases": [{**one.to_json(), "state": "broken"} for one in broken]}, indent=2))
+        echo_json({"leases": [{**one.to_json(), "state": "broken"} for one in broken]})
     else:
-        click.echo("\n".join(f"broken: the lease of {one.job}, which {one.holder.name} held." for one in broken))
+        echo("\n".join(f"broken: the lease of {one.job}, which {printable(one.holder.name)} held." for one in broken))
     return 0
 
 
 def state(one: Lease, now: datetime) -> str:
-    """One word: held, expired, released or broken."""
+    """Return the state of a lease: held, expired, released or broken."""
     if one.ended is not None:
         return one.ended.split(" ", 1)[0]
-    return "held" if one.stands(now) else "expired"
+    return "held" if one.in_force(now) else "expired"
 
 
 def describe(found: list[Lease], now: datetime) -> str:
-    """The list for a person."""
+    """Return the list for people."""
     if not found:
-        return "Nobody ever took a lease of this table."
+        return "No lease of this table was ever taken."
     rows = [
         (
             one.job,

@@ -1,13 +1,11 @@
-"""The command line: one group, one way for every error to end.
+"""The entry point of the command line: run a command, and report errors in one way.
 
-A command prints its result on stdout and raises; this module turns what it raised into a message
-on stderr and the exit code of its class. With ``--json`` the error is a document on stdout too, so
-that a script never has to parse prose.
+A command prints its result on stdout and raises errors; this module prints an error on stderr and exits with the exit
+code of its class. With ``--json`` the error is also a document on stdout, so that scripts need not parse prose.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -17,20 +15,8 @@ import structlog
 
 from memwal_ops import log as logging_setup
 from memwal_ops.cli import process
-from memwal_ops.cli.catchup import catchup
 from memwal_ops.cli.commands import Commands
-from memwal_ops.cli.compact import compact
-from memwal_ops.cli.demo import demo
-from memwal_ops.cli.expire import expire
-from memwal_ops.cli.gc import gc
-from memwal_ops.cli.hold import hold
-from memwal_ops.cli.inspect import inspect
-from memwal_ops.cli.lease import lease
-from memwal_ops.cli.maintain import maintain
-from memwal_ops.cli.merge import merge
-from memwal_ops.cli.probe import probe
-from memwal_ops.cli.snapshot import snapshot
-from memwal_ops.cli.why import why
+from memwal_ops.cli.printing import echo, echo_json, error_document, page_path
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, runbook
 from memwal_ops.storage.redaction import redact
 from memwal_ops.version import __version__
@@ -41,10 +27,14 @@ if TYPE_CHECKING:
 _UNEXPECTED = 1
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
-_ENDED = "{}; nothing is half-written: what a merge had landed stays, and running it again goes on from there."
+_ENDED = "{}; nothing is half-written: the commits of a merge stay, and running it again continues from there."
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=f"The pages that messages name are in {page_path('runbooks')}/.",
+)
 @click.version_option(__version__, prog_name="memwal-ops")
 @click.option(
     "--log-level",
@@ -55,31 +45,19 @@ _ENDED = "{}; nothing is half-written: what a merge had landed stays, and runnin
     help="Least severe log events to show on stderr.",
 )
 def cli(log_level: str) -> None:
-    """Maintain Lance tables with MemWAL: see what waits, merge it, prove it.
+    """Maintain tables with a log: Lance MemWAL, Zeppelin namespaces, LM-DiskANN index folders.
 
-    Try it without a table of your own: memwal-ops demo
-    """
+    \b
+    Examples:
+      memwal-ops demo
+      memwal-ops inspect s3://bucket/orders.lance
+    """  # noqa: D301 - click keeps the lines of a block that begins so
     process.prepare()
     logging_setup.configure(level=log_level.upper(), redact=redact)
 
 
-cli.add_command(catchup)
-cli.add_command(compact)
-cli.add_command(demo)
-cli.add_command(expire)
-cli.add_command(gc)
-cli.add_command(hold)
-cli.add_command(inspect)
-cli.add_command(lease)
-cli.add_command(maintain)
-cli.add_command(merge)
-cli.add_command(probe)
-cli.add_command(snapshot)
-cli.add_command(why)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with the code of what happened."""
+    """Run the command line, and exit with its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(_run(arguments))
 
@@ -89,16 +67,16 @@ def _run(arguments: list[str]) -> int:
         outcome = cli.main(args=arguments, prog_name="memwal-ops", standalone_mode=False)
     except (click.exceptions.Abort, process.Terminated) as ended:
         terminated = isinstance(ended, process.Terminated)
-        click.echo(_ENDED.format("Terminated" if terminated else "Interrupted"), err=True)
+        echo(_ENDED.format("Terminated" if terminated else "Interrupted"), err=True)
         return process.Terminated.exit_code if terminated else _INTERRUPTED
     except click.ClickException as error:
         if "--json" in arguments:
-            # click's own text names the usage too; a script gets the sentence.
-            _document(InvalidUsageError(error.format_message()))
-        error.show()
-        # Without any argument a group shows its help: there is nothing to mend.
-        if not isinstance(error, click.exceptions.NoArgsIsHelpError):
-            _see(error.exit_code)
+            # click's own text contains the usage too; a script gets only the sentence.
+            echo_json(error_document(_usage(error)))
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            error.show()  # without arguments a group shows its help: this is not an error
+        else:
+            _report(_usage(error), as_json=False)
         return error.exit_code
     except MemwalOpsError as error:
         _report(error, as_json="--json" in arguments)
@@ -106,8 +84,8 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
-    except Exception as error:  # noqa: BLE001 - the last stop: whatever came this far ends as a message and a code
-        if not structlog.is_configured():  # a command that cannot even be loaded; stdout belongs to results
+    except Exception as error:  # noqa: BLE001 - every error is reported by a message and an exit code
+        if not structlog.is_configured():  # the command could not be loaded; logs must not go to stdout
             logging_setup.configure(level="WARNING", redact=redact)
         structlog.get_logger(__name__).exception("unexpected_error")
         wrapped = MemwalOpsError(redact(f"Unexpected {type(error).__name__}: {error}"))
@@ -116,21 +94,24 @@ def _run(arguments: list[str]) -> int:
     return outcome if isinstance(outcome, int) else 0
 
 
+def _usage(error: click.ClickException) -> InvalidUsageError:
+    """Convert click's error to an InvalidUsageError; the remedy refers to the help of the command."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context is not None else "memwal-ops"
+    return InvalidUsageError(" ".join(error.format_message().split()), remedy=f"See {path} --help.")
+
+
 def _report(error: MemwalOpsError, *, as_json: bool) -> None:
     if as_json:
-        _document(error)
-    click.echo(f"Error ({error.reason}, exit code {error.exit_code}): {redact(str(error))}", err=True)
-    click.echo(f"  {redact(error.remedy)}", err=True)
+        echo_json(error_document(error))
+    # Indented, so that the lines of a foreign message do not look like ours.
+    message, remedy = (redact(text).replace("\n", "\n  ") for text in (str(error), error.remedy))
+    echo(f"Error ({error.reason}, exit code {error.exit_code}): {message}", err=True)
+    echo(f"  {remedy}", err=True)
     _see(error.exit_code)
 
 
 def _see(exit_code: int) -> None:
     page = runbook(exit_code)
     if page is not None:
-        click.echo(f"  See {page}", err=True)
-
-
-def _document(error: MemwalOpsError) -> None:
-    said = {"message": redact(str(error)), "remedy": redact(error.remedy)}
-    document = {"reason": error.reason, **said, "exit_code": error.exit_code, "runbook": runbook(error.exit_code)}
-    click.echo(json.dumps({"error": document}, indent=2))
+        echo(f"  See {page_path(page)}", err=True)

@@ -1,8 +1,7 @@
-"""``memwal-ops probe``: whether a store keeps what every commit rests on, and what time it is there."""
+"""``memwal-ops probe``: test the conditional writes of a store, which every commit needs, and compare its clock."""
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -10,17 +9,22 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import json_output, storage_options
-from memwal_ops.errors import TableNotFoundError
+from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.errors import ConditionalWriteUnsupportedError, TableNotFoundError
 from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
 
 if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
-# Stores tell whole seconds.
+# Stores report whole seconds.
 _EQUAL = timedelta(seconds=1)
+_SWAP = {
+    "enforced": "Compare-and-swap is enforced.",
+    "unsupported": "There is no compare-and-swap, which Lance tables do not need.",
+}
 
 
 @click.command(short_help="Try a store's conditional writes, and compare its clock with ours.")
@@ -30,32 +34,49 @@ _EQUAL = timedelta(seconds=1)
 def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
     """Try put-if-absent at URI, as every job does before its first commit, and compare the store's clock with ours.
 
-    There need not be a table yet. Some small objects are written below _mem_wal_ops/ and deleted again.
+    Compare-and-swap is tried too; Lance tables do not need it, and local files have none. There need not be a table
+    yet, but a local folder must exist: it is not created. Some small objects are written below _mem_wal_ops/ and
+    deleted again.
 
-    Exit codes: 0 put-if-absent is enforced; 23 it is not; any other code: see the README.
-    """
+    \b
+    Examples:
+      memwal-ops probe s3://bucket/orders.lance
+      memwal-ops probe s3://bucket/new --storage-option aws_endpoint=http://minio:9000
+
+    Exit codes: 0 put-if-absent is enforced; 23 it is not; others: runbooks/README.md.
+    """  # noqa: D301 - click keeps the lines of a block that begins so
     location = resolve(uri, storage_options)
     if location.scheme == "file" and not os.path.isdir(location.uri):
         raise TableNotFoundError(f"There is no folder {location.uri}.")
     store = open_store(location)
     probe_conditional_writes(store)
-    skew = _skew(store)
+    try:
+        probe_compare_and_swap(store)
+        swap = "enforced"
+    except ConditionalWriteUnsupportedError:
+        swap = "unsupported"
+    skew = clock_skew(store)
     if as_json:
-        found = {"uri": location.uri, "conditional_writes": "enforced", "clock_skew_seconds": round(skew, 3)}
-        click.echo(json.dumps(found, indent=2))
+        found = {
+            "uri": location.uri,
+            "conditional_writes": "enforced",
+            "compare_and_swap": swap,
+            "clock_skew_seconds": round(skew, 3),
+        }
+        echo_json(found)
     else:
-        click.echo(f"{location.uri}: put-if-absent is enforced. {_clocks(skew)}")
+        echo(f"{location.uri}: put-if-absent is enforced. {_SWAP[swap]} {_clocks(skew)}")
     return 0
 
 
-def _skew(store: Store) -> float:
-    """Seconds that our clock is ahead of the store's; 0 where the difference is none that can be told."""
+def clock_skew(store: Store) -> float:
+    """Return the seconds that this machine's clock is ahead of the store's; 0 if the difference is not measurable."""
     before = datetime.now(UTC)
-    theirs = store_clock(store)
+    store_time = store_clock(store)
     after = datetime.now(UTC)
-    if before - _EQUAL <= theirs <= after + _EQUAL:
+    if before - _EQUAL <= store_time <= after + _EQUAL:
         return 0.0
-    return (before + (after - before) / 2 - theirs).total_seconds()
+    return (before + (after - before) / 2 - store_time).total_seconds()
 
 
 def _clocks(skew: float) -> str:

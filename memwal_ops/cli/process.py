@@ -1,6 +1,6 @@
-"""What only the owner of a process may set: its allocators and its signals.
+"""Set up the process of a command: its memory allocators and its signal handlers.
 
-A library must not do this to its host; the command line does, before the first table is opened.
+A library must not change these in its host process; the command line does, before the first table is opened.
 """
 
 from __future__ import annotations
@@ -8,22 +8,36 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
-from memwal_ops.allocators import bound_allocators
+from memwal_ops.core import registry
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType
+
+    from memwal_ops.core.protocols import Table
 
 
 class Terminated(BaseException):
-    """SIGTERM came: systemd and Kubernetes stop a job this way."""
+    """Raised on SIGTERM, by which systemd and Kubernetes stop a job."""
 
     exit_code = 128 + signal.SIGTERM
 
 
 def prepare() -> None:
-    """Bound what freed memory may hide in, and let SIGTERM end a command like Ctrl-C does."""
-    bound_allocators()
+    """Make SIGTERM end a command as Ctrl-C does."""
     signal.signal(signal.SIGTERM, _terminate)
+
+
+def open_table(uri: str, storage_options: Mapping[str, str]) -> Table:
+    """Bound the allocators of the process, and open a table (:func:`memwal_ops.core.registry.open_table`).
+
+    Raises:
+        MemwalOpsError: see there.
+    """
+    from memwal_ops.allocators import bound_allocators  # noqa: PLC0415 - imports pyarrow: not before a table is opened
+
+    bound_allocators()
+    return registry.open_table(uri, storage_options)
 
 
 def _terminate(_: int, __: FrameType | None) -> NoReturn:

@@ -1,75 +1,94 @@
-"""Progress bars, on a terminal only."""
+"""Show the progress of a run: a progress bar on stderr, if stderr is a terminal."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-from memwal_ops.cli.text import size_text
+from memwal_ops.cli.printing import echo
+from memwal_ops.core.context import RunContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from memwal_ops.engines.api import StageProgress
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
-
-@contextmanager
-def counting(doing: str, what: str, *, total: int | None = None, show: bool) -> Iterator[Callable[..., None]]:
-    """A bar on stderr while the block runs; gives a function to call with how many more are done (1).
-
-    Args:
-        doing: the word before the bar.
-        what: the noun behind the numbers.
-        total: how many there will be; None where nobody knows.
-        show: False draws nothing.
-    """
-    with Progress(
-        SpinnerColumn(),
-        TextColumn(doing),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(what),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not show,
-    ) as progress:
-        bar = progress.add_task(doing, total=total)
-        yield lambda count=1: progress.advance(bar, count)
+    from memwal_ops.core.context import Progress
 
 
 @contextmanager
-def stages(before: str, *, show: bool) -> Iterator[Callable[[StageProgress], None]]:
-    """A bar over the tasks of the stage under way, with its rows and bytes; gives what tells it how far they are.
+def running(*, show: bool) -> Iterator[RunContext]:
+    """Yield the context of one run; nothing is shown unless ``show``."""
+    if not show:
+        yield RunContext()
+        return
+    with _Terminal() as terminal:
+        yield RunContext(listener=terminal)
 
-    Args:
-        before: what goes on until the first stage begins.
-        show: False draws nothing.
-    """
-    with Progress(
+
+class _Terminal:
+    """Shows a bar for the last reported activity, and removes it after the run."""
+
+    def __init__(self) -> None:
+        self._bars: Bars | None = None
+        self._shown: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()
+
+    def alive(self) -> None:
+        """Show nothing."""
+
+    def checkpoint(self) -> None:
+        """Do nothing: Ctrl-C ends a run in a terminal at any point."""
+
+    def step(self, name: str) -> None:
+        """Print a line for a step."""
+        self._clear()
+        echo(f"{name} ...", err=True)
+
+    def progress(self, progress: Progress) -> None:
+        """Update the bar of the activity; a new activity replaces the previous one."""
+        if self._bars is None:
+            self._bars = _bars()
+            self._bars.start()
+        if progress.activity not in self._shown:
+            for task in self._shown.values():
+                self._bars.remove_task(task)
+            self._shown = {progress.activity: self._bars.add_task(progress.activity, total=None, counted="")}
+        counted = f"{progress.unit}, {progress.detail}" if progress.detail else progress.unit
+        self._bars.update(
+            self._shown[progress.activity], completed=progress.done, total=progress.total, counted=counted
+        )
+
+    def _clear(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+        self._bars, self._shown = None, {}
+
+
+def _bars() -> Bars:
+    from rich.console import Console  # noqa: PLC0415 - only where there is a terminal and something to show
+    from rich.progress import (  # noqa: PLC0415 - see above
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("tasks, {task.fields[dealt]}"),
+        TextColumn("{task.fields[counted]}"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
-        disable=not show,
-    ) as progress:
-        bar = progress.add_task(before, total=None, dealt="0 rows")
-
-        def tell(stage: StageProgress) -> None:
-            dealt = f"{stage.rows:,} rows" + (f", {size_text(stage.bytes)}" if stage.bytes else "")
-            progress.update(
-                bar,
-                description=f"merging: {stage.stage}",
-                completed=stage.tasks_done,
-                total=stage.tasks or None,
-                dealt=dealt,
-            )
-
-        yield tell
+    )

@@ -1,35 +1,45 @@
-"""``memwal-ops run``: the supervisor."""
+"""``memwal-ops run``: run the supervisor."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from memwal_ops import log as logging_setup
 from memwal_ops.cli.config_option import config_option
-from memwal_ops.cli.text import counted
+from memwal_ops.cli.printing import echo, echo_json
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.config import load_settings
+from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.service import Service
+from memwal_ops.text import counted, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwal_ops.supervisor.observe.status import TableStatus
 
 
-@click.command(short_help="Maintain many tables by a configuration file, until told to stop.")
+@click.command(short_help="Maintain the tables of a configuration file, until stopped.")
 @config_option
 @click.option("--once", is_flag=True, help="Do what is due, and exit: for cron and Airflow.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print the runs as one JSON document on stdout.")
 @click.pass_context
 def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
-    """Maintain the tables that FILE names: scheduled, leased, observed, stopped and restarted at will.
+    """Run the supervisor: maintain the tables in FILE by schedule and by backlog.
 
-    SIGTERM and Ctrl-C let each job finish the step in hand (stop_grace), a second one stops at once; both are
-    safe. SIGHUP reads FILE again; a bad file changes nothing. docs/supervisor.md has every key.
+    SIGTERM and Ctrl-C let each job finish its current step (stop_grace), a second one stops at once; both are
+    safe. SIGHUP reads FILE again; an invalid file changes nothing. docs/configuration.md has every key.
 
-    Exit codes: 0 it was told to stop, or all that was due went well; with --once the highest of what its jobs
-    exited with; 50 the file is bad; 55 another supervisor uses the state folder; any other code: see the README.
-    """
+    \b
+    Examples:
+      memwal-ops run --config memwal.yaml
+      memwal-ops run --config memwal.yaml --once --json
+
+    Exit codes: 0 it was stopped, or all due jobs succeeded; with --once the highest exit code of its jobs; 50 the file
+    is invalid; 55 another supervisor uses the state folder; others: runbooks/README.md.
+    """  # noqa: D301 - click keeps the lines of a block that begins so
     settings = load_settings(file)
     _configure_log(context, settings.config.log_level)
     service = Service(settings, once=once)
@@ -38,34 +48,35 @@ def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
     code = service.run_once()
     done = service.done
     if as_json:
-        click.echo(json.dumps({"exit_code": code, "runs": done, "left": service.left}, indent=2))
+        echo_json({"exit_code": code, "runs": done, "left": service.left})
     else:
-        for one in done:
-            said = f" ({one['error']['message']})" if one["error"] else ""
-            click.echo(f"{one['table']} {one['job']}: {one['outcome']}, {one['decision'] or 'no decision'}{said}")
-        for one in service.left:
-            until = "" if one["expires"] is None else f", whose lease ends at {one['expires']}"
-            click.echo(f"{one['table']} {one['job']}: left to {one['holder'] or 'another supervisor'}{until}")
+        for ran in done:
+            error = f" ({ran['error']['message']})" if ran["error"] else ""
+            echo(printable(f"{ran['table']} {ran['job']}: {ran['outcome']}, {ran['decision'] or 'no decision'}{error}"))
+        for leased in service.left:
+            until = "" if leased["expires"] is None else f", until its lease expires at {leased['expires']}"
+            holder = leased["holder"] or "another supervisor"
+            echo(printable(f"{leased['table']} {leased['job']}: left to {holder}{until}"))
         if not done and not service.left:
-            click.echo(_idle(service.status()["tables"]))
-        click.echo(f"done: {counted(len(done), 'run')}, exit code {code}.")
+            echo(_idle(service.status()["tables"]))
+        echo(f"done: {counted(len(done), 'run')}, exit code {code}.")
     return code
 
 
-def _idle(tables: list[dict[str, Any]]) -> str:
-    """Why nothing ran: what is put off, or what comes next."""
+def _idle(tables: Sequence[TableStatus]) -> str:
+    """Return why nothing ran: the deferred jobs, or the next due one."""
     jobs = [(f"{table['name']} {name}", job) for table in tables for name, job in table["jobs"].items()]
-    put_off = [f"{name} is due, and waits for: {job['waiting_for']}." for name, job in jobs if job["waiting_for"]]
-    if put_off:
-        return "\n".join(put_off)
-    coming = min(((job["next_due"], name) for name, job in jobs if job["next_due"]), default=None)
-    if coming is None:
+    deferred = [f"{name} is due, and waits for: {job['waiting_for']}." for name, job in jobs if job["waiting_for"]]
+    if deferred:
+        return "\n".join(deferred)
+    upcoming = min(((job["next_due"], name) for name, job in jobs if job["next_due"]), default=None)
+    if upcoming is None:
         return "Nothing was due: no trigger fires."
-    return f"Nothing was due: no trigger fires; by schedule {coming[1]} comes next, at {coming[0]}."
+    return f"Nothing was due: no trigger fires; by schedule {upcoming[1]} comes next, at {upcoming[0]}."
 
 
 def _configure_log(context: click.Context, level: str) -> None:
-    """The file's log level, unless the command line or the environment gives one."""
+    """Use the file's log level, unless the command line or the environment sets one."""
     root = context.find_root()
     if root.get_parameter_source("log_level") is ParameterSource.DEFAULT:
         logging_setup.configure(level=level.upper(), redact=redact)

@@ -1,1 +1,1 @@
-"""Programs for ``spark-submit``, in a folder of their own: Python puts a program's folder before all others."""
+"""Programs for ``spark-submit``, in a separate folder, because Python puts a program's folder first in ``sys.path``."""

@@ -1,10 +1,10 @@
-"""Print where the program for ``spark-submit`` lies."""
+"""Print the path of the program for ``spark-submit``."""
 
 from __future__ import annotations
 
 import os
 
-import click
+from memwal_ops.cli.printing import echo
 
 if __name__ == "__main__":
-    click.echo(os.path.join(os.path.dirname(os.path.abspath(__file__)), "memwal_ops_merge.py"))
+    echo(os.path.join(os.path.dirname(os.path.abspath(__file__)), "memwal_ops_merge.py"))

@@ -1,4 +1,4 @@
-"""The merge as a program for ``spark-submit``: ``memwal-ops merge --engine spark`` with what is given.
+"""The program for ``spark-submit``: runs ``memwal-ops merge --engine spark`` with the given arguments.
 
 ::
 

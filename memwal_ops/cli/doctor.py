@@ -1,0 +1,251 @@
+"""``memwal-ops doctor``: check the machine, and with a URI the store and the table, for what would stop a job later."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+from packaging.requirements import Requirement
+
+from memwal_ops.cli.options import json_output, storage_options
+from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.errors import (
+    ConditionalWriteUnsupportedError,
+    DeletesFailedError,
+    MemwalOpsError,
+    TableNotFoundError,
+    UnsupportedFeatureError,
+)
+from memwal_ops.java import OLDEST_JAVA, find_java
+from memwal_ops.text import grid, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+_OLDEST_PYTHON = (3, 11)
+_LITTLE_DISK, _LITTLE_MEMORY, _FEW_DESCRIPTORS = 5 << 30, 2 << 30, 1024
+_MOST_SKEW_SECONDS = 5
+_UNSUPPORTED = UnsupportedFeatureError.exit_code
+_OF_USERS = ("spark", "lm-diskann", "expressions", "airflow")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what.
+        level: ok, warning or error.
+        found: what is the case.
+        do: what to do; empty if nothing.
+        exit_code: of an error.
+    """
+
+    name: str
+    level: str
+    found: str
+    do: str = ""
+    exit_code: int = 0
+
+    def to_json(self) -> dict[str, str]:
+        """The entry of ``checks``."""
+        return {"name": self.name, "level": self.level, "found": self.found, "do": self.do}
+
+
+@click.command(short_help="Check this machine, and a store, for what would stop a job later.")
+@click.argument("uri", required=False)
+@storage_options
+@json_output
+def doctor(uri: str | None, storage_options: dict[str, str], as_json: bool) -> int:
+    """Check this machine: Python, packages and their tested ranges, Java, memory, disk, file descriptors.
+
+    With URI also the store: listing, reading, writing and deleting, each tried; conditional writes; its clock against
+    ours; versioning and lifecycle rules of an S3 bucket; and whether the table there can be opened. Small objects are
+    written below _mem_wal_ops/ and deleted again.
+
+    \b
+    Examples:
+      memwal-ops doctor
+      memwal-ops doctor s3://bucket/orders.lance --json
+
+    Exit codes: 0 nothing worse than a warning; else that of the first error, as a job would end: runbooks/README.md.
+    """  # noqa: D301 - click keeps the lines of a block that begins so
+    checks = [*_machine(), *(() if uri is None else _remote(uri, storage_options))]
+    worst = next((level for level in (ERROR, WARNING) if any(one.level == level for one in checks)), OK)
+    if as_json:
+        echo_json({"decision": worst, "checks": [one.to_json() for one in checks]})
+    else:
+        headings = ("check", "level", "found")
+        echo(grid(headings, [(one.name, one.level, one.found) for one in checks], words=headings))
+        for one in checks:
+            if one.do:
+                echo(f"\n{one.level.upper()} {one.name}: {one.found}\n  {one.do}")
+    return next((one.exit_code for one in checks if one.level == ERROR), 0)
+
+
+def _machine() -> Iterator[Check]:
+    """What is the same for every table."""
+    version = platform.python_version()
+    python = tuple(map(int, platform.python_version_tuple()[:2]))
+    yield _judged("Python", python >= _OLDEST_PYTHON, version, "Install Python 3.11 or later.", ERROR)
+    yield from _packages()
+    yield _java()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    more = "Lower --max-bytes of merges, and the supervisor's pools."
+    yield _judged("memory", memory >= _LITTLE_MEMORY, size_text(memory), more)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = "Raise it (ulimit -n, LimitNOFILE=): the supervisor holds one for each connection and worker."
+    yield _judged("file descriptors", soft < 0 or soft >= _FEW_DESCRIPTORS, str(soft), many)
+    free = shutil.disk_usage(os.environ.get("TMPDIR") or "/tmp").free  # noqa: S108 - Python's own default
+    yield _judged("temporary folder", free >= _LITTLE_DISK, f"{size_text(free)} free", "Set TMPDIR to a larger disk.")
+
+
+def _packages() -> Iterator[Check]:
+    """Required packages, and those of extras that are installed, against the ranges that were tested."""
+    known: set[str] = set()
+    for wanted in map(Requirement, importlib.metadata.requires("memwal-ops") or ()):
+        needed_by = [
+            extra for extra in ("", *_OF_USERS) if wanted.marker is None or wanted.marker.evaluate({"extra": extra})
+        ]
+        if wanted.name in known or not needed_by:
+            continue
+        known.add(wanted.name)
+        try:
+            version = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            if "" in needed_by:
+                yield Check(wanted.name, ERROR, "not installed", "pip install memwal-ops", _UNSUPPORTED)
+            continue
+        within = wanted.specifier.contains(version, prereleases=True)
+        do = f"pip install '{wanted.name}{wanted.specifier}': other releases were not tried."
+        found = version if within else f"{version}, tested: {wanted.specifier}"
+        yield _judged(wanted.name, within, found, do)
+
+
+def _java() -> Check:
+    only = "Merges on Spark need Java 17 or later; everything else works without it."
+    java = find_java()
+    if java is None:
+        return Check("Java", OK, "none; only merges on Spark need it")
+    return _judged("Java", java.version is not None and java.version >= OLDEST_JAVA, java.output, only)
+
+
+def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
+    """The store, then the table; after an error that makes the rest meaningless, no more."""
+    from memwal_ops.storage.locations import resolve  # noqa: PLC0415 - the clients of stores: not for the machine alone
+    from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - see above
+
+    location = resolve(uri, options)
+    if location.scheme == "file":
+        if not os.path.isdir(location.uri):
+            raise TableNotFoundError(f"There is no folder {location.uri}.")
+        free = shutil.disk_usage(location.uri).free
+        yield _judged("disk", free >= _LITTLE_DISK, f"{size_text(free)} free", "A merge needs what it writes anew.")
+    store = open_store(location)
+    permitted = [*_permissions(store)]
+    yield from permitted
+    if all(one.level == OK for one in permitted):
+        yield from _guarantees(store)
+    if location.scheme == "s3":
+        yield from _bucket(location)
+    yield _table(uri, options)
+
+
+def _permissions(store: Store) -> Iterator[Check]:
+    """Each kind of request that jobs make, tried."""
+    name = f"_mem_wal_ops/probe/{uuid.uuid4().hex}-doctor"
+    tries: tuple[tuple[str, Callable[[], object], str], ...] = (
+        ("list", lambda: next(iter(store.list("_mem_wal_ops/probe")), None), "Every job lists."),
+        ("write", lambda: store.put(name, b"doctor"), "All jobs but inspect, why and verify write."),
+        ("read", lambda: store.get(name), "Every job reads."),
+        ("delete", lambda: _deleted(store, name), "gc and expire delete, and each job its own unpublished files."),
+    )
+    for what, attempt, why in tries:
+        try:
+            attempt()
+        except MemwalOpsError as error:
+            yield Check(what, ERROR, str(error), f"{why} {error.remedy}", error.exit_code)
+            if what == "write":
+                return  # nothing is there to be read or deleted
+        else:
+            yield Check(what, OK, "permitted")
+
+
+def _deleted(store: Store, name: str) -> None:
+    for message in store.delete_many([name]).failed.values():
+        raise DeletesFailedError(message)
+
+
+def _guarantees(store: Store) -> Iterator[Check]:
+    from memwal_ops.cli.probe import clock_skew  # noqa: PLC0415 - the clients of stores, as above
+    from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes  # noqa: PLC0415
+
+    try:
+        probe_conditional_writes(store)
+        yield Check("put-if-absent", OK, "enforced")
+    except MemwalOpsError as error:
+        yield Check("put-if-absent", ERROR, str(error), error.remedy, error.exit_code)
+    try:
+        probe_compare_and_swap(store)
+        yield Check("compare-and-swap", OK, "enforced")
+    except ConditionalWriteUnsupportedError:
+        yield Check("compare-and-swap", OK, "not there; Lance tables do not need it, Zeppelin namespaces on S3 do")
+    except MemwalOpsError as error:
+        yield Check("compare-and-swap", WARNING, str(error), error.remedy)
+    skew = clock_skew(store)
+    do = "Set this machine's clock by NTP: leases and grace periods go by the store's."
+    yield _judged("clock", abs(skew) <= _MOST_SKEW_SECONDS, f"{skew:+.0f} s against the store's", do)
+
+
+def _bucket(location: Location) -> Iterator[Check]:
+    """Settings of a bucket that delete, or keep, behind gc's back."""
+    from memwal_ops.storage.buckets import bucket_settings  # noqa: PLC0415 - boto3, only for S3
+    from memwal_ops.storage.locations import bucket_and_prefix  # noqa: PLC0415
+
+    bucket, prefix = bucket_and_prefix(location)
+    if location.aws is None:
+        return
+    settings = bucket_settings(location.aws, bucket)
+    if settings.versioning is None:
+        yield Check("bucket versioning", OK, f"not known: {settings.why}")
+    else:
+        kept = "what gc deletes stays as old versions, and costs"
+        do = "A lifecycle rule for noncurrent versions frees the space."
+        freed = settings.versioning != "Enabled" or settings.expires_noncurrent
+        yield _judged("bucket versioning", freed, settings.versioning + ("" if freed else f": {kept}"), do)
+    rules = [one for one in settings.expiring if one.startswith(prefix) or prefix.startswith(one)]
+    do = "Remove the rule for this prefix: it deletes by age, and old files of a table are needed."
+    found = (
+        "no rule deletes objects here" if not rules else f"a rule deletes objects below {rules[0] or 'the bucket'!r}"
+    )
+    yield _judged("lifecycle rules", not rules, found, do, ERROR)
+
+
+def _table(uri: str, options: dict[str, str]) -> Check:
+    from memwal_ops.cli.process import open_table  # noqa: PLC0415 - formats
+
+    try:
+        table = open_table(uri, options)
+        parts = table.summary().parts
+    except TableNotFoundError:
+        return Check("table", OK, "none there yet")
+    except MemwalOpsError as error:
+        return Check("table", ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
+    return Check("table", OK, f"{table.format.name}, revision {table.revision}, {parts} parts")
+
+
+def _judged(name: str, good: bool, found: str, do: str, otherwise: str = WARNING) -> Check:
+    if good:
+        return Check(name, OK, found)
+    return Check(name, otherwise, found, do, _UNSUPPORTED if otherwise == ERROR else 0)

@@ -1,0 +1,106 @@
+"""``memwal-ops init``: prepare a table for the jobs of its format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memwal_ops.cli.job_command import chosen_options, option_parameters, read_options
+from memwal_ops.cli.options import json_parameter, storage_parameters
+from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.core.registry import formats, locate
+from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
+
+if TYPE_CHECKING:
+    from memwal_ops.core.protocols import TableFormat
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+_HELP = """Prepare the table at URI for the jobs of its format.
+
+{}
+
+A table that is already prepared with these options is not changed. A Lance table with other ones keeps them, and gets
+what it lacks: another region spec, more maintained indexes. Safe to kill, and to run twice.
+
+\b
+Examples:
+  memwal-ops init s3://bucket/orders.lance --region-field "bucket(id, 16)"
+  memwal-ops init vectors.lmd --format lm_diskann --dimension 384
+
+Exit codes: 0 created, added, unchanged or dry_run; others: runbooks/README.md."""
+
+
+def _command() -> click.Command:
+    specs = {name: one.init for name, one in formats().items() if one.init is not None}
+
+    @click.pass_context
+    def run(
+        context: click.Context,
+        /,
+        uri: str,
+        format_name: str | None,
+        dry_run: bool,
+        storage_options: dict[str, str],
+        as_json: bool,
+        **given: Any,
+    ) -> int:
+        found, location, store = _place(uri, format_name, storage_options)
+        spec = specs.get(found.name)
+        if spec is None:
+            raise InvalidUsageError(
+                f"Tables of the format {found.name} are not prepared by this command.",
+                remedy=f"It prepares those of {', '.join(specs)}.",
+            )
+        report = spec.function(location, store, read_options(spec, chosen_options(context, given)), dry_run=dry_run)
+        if as_json:
+            echo_json(report.to_json())
+        else:
+            echo(report.describe())
+        return report.exit_code
+
+    return click.Command(
+        "init",
+        callback=run,
+        short_help="Prepare a table for its jobs.",
+        help=_HELP.format("\n\n".join(f"{name}: {one.summary}" for name, one in specs.items())),
+        params=[
+            click.Argument(["uri"]),
+            click.Option(
+                ["--format", "format_name"],
+                type=click.Choice(sorted(specs)),
+                help="The table's format; needed where nothing is at URI yet.",
+            ),
+            *option_parameters(specs),
+            click.Option(["--dry-run"], is_flag=True, help="Show what it would do and change nothing."),
+            *storage_parameters(),
+            json_parameter(),
+        ],
+    )
+
+
+def _place(uri: str, format_name: str | None, storage: dict[str, str]) -> tuple[TableFormat, Location, Store]:
+    """The format, and the place: of the table that is there, or that is to be made.
+
+    Raises:
+        TableNotFoundError: nothing is there, and no format was named.
+        InvalidUsageError: a table of another format is there.
+        NotALanceTableError: what is there is of no known format.
+    """
+    from memwal_ops.storage.locations import resolve  # noqa: PLC0415 - the clients of stores: not for --help
+    from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - see above
+
+    try:
+        found, location, store = locate(uri, storage)
+    except (TableNotFoundError, NotALanceTableError):
+        if format_name is None:
+            raise
+        location = resolve(uri, storage)
+        return formats()[format_name], location, open_store(location)
+    if format_name not in {None, found.name}:
+        raise InvalidUsageError(f"{location.uri} is a table of the format {found.name}, not {format_name}.")
+    return found, location, store
+
+
+init = _command()

@@ -1,0 +1,209 @@
+"""Make a click command for each registered job from its specs: ``memwal-ops merge URI`` and the others.
+
+A command shows the union of the job's options in all formats. Which of them apply to the table at URI is known once
+it is open; an option that does not apply is refused (exit code 2), and so is a job that does not.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+from click.core import ParameterSource
+
+from memwal_ops.cli.options import json_parameter, storage_parameters
+from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.process import open_table
+from memwal_ops.core.options import Kind, Option, OptionError, Options, describe
+from memwal_ops.errors import InvalidUsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from memwal_ops.core.job import JobSpec
+
+_METAVARS = {Kind.SIZE: "SIZE", Kind.DURATION: "DURATION", Kind.COUNT: "N", Kind.NUMBER: "X", Kind.PART: "ID"}
+
+
+class HasOptions(Protocol):
+    """What a command line is made of: a job, or the preparation of a table."""
+
+    @property
+    def name(self) -> str:
+        """The command."""
+
+    @property
+    def options(self) -> type[Options]:
+        """Its options."""
+
+
+def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
+    """Return the command of a job.
+
+    Args:
+        name: the command.
+        specs: the job's spec in each format that has it; the help comes from the first one.
+    """
+    first = next(iter(specs.values()))
+
+    @click.pass_context
+    def run(context: click.Context, /, uri: str, storage_options: dict[str, str], as_json: bool, **given: Any) -> int:
+        return run_command(first.name, uri, storage_options, chosen_options(context, given), as_json=as_json)
+
+    parameters: list[click.Parameter] = [click.Argument(["uri"])]
+    parameters += option_parameters(specs)
+    if any(spec.deletes for spec in specs.values()):
+        parameters.append(click.Option(["--apply"], is_flag=True, help="Do it. Without it, nothing is changed."))
+    elif not first.reads_only:
+        parameters.append(click.Option(["--dry-run"], is_flag=True, help="Show what it would do and change nothing."))
+    command = click.Command(
+        name, callback=run, params=parameters, help=first.help or first.summary, short_help=first.summary
+    )
+    command.params += [*storage_parameters(), json_parameter()]
+    return command
+
+
+def option_parameters(specs: Mapping[str, HasOptions]) -> list[click.Parameter]:
+    """The parameters of a command: the options of all formats."""
+    return [_parameter(option, formats, specs) for option, formats in _union(specs).values()]
+
+
+def chosen_options(context: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given on the command line; defaults are not."""
+    return {
+        key: value
+        for key, value in given.items()
+        if context.get_parameter_source(key) not in {ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP, None}
+    }
+
+
+def run_command(job: str, uri: str, storage: Mapping[str, str], chosen: Mapping[str, Any], *, as_json: bool) -> int:
+    """Run a job on the table at a URI as its command does; return the exit code.
+
+    Raises:
+        InvalidUsageError: the job, or an option of it, does not apply to the table.
+    """
+    from memwal_ops.cli.progress import running  # noqa: PLC0415 - rich; not needed for help
+    from memwal_ops.core.run import applicable, blamed, run_job  # noqa: PLC0415 - see above
+
+    table = open_table(uri, storage)
+    spec = applicable(table, job)
+    values = dict(chosen)
+    dry_run = bool(values.pop("dry_run", False))
+    # None, not True: a plain ``maintain`` acts, and deletes nothing; its --apply is an option of its own.
+    apply = bool(values.pop("apply", False)) if spec.deletes else (False if dry_run else None)
+    options = read_options(spec, values)
+    with running(show=sys.stderr.isatty()) as context:
+        try:
+            report = run_job(table, job, options, apply=apply, context=context)
+        except OptionError as error:
+            raise _spelled(error, spec) from None
+    with blamed(spec):
+        output = report.to_json() if as_json else report.describe()
+        code = report.exit_code
+    if as_json:
+        echo_json(output)
+    else:
+        echo(str(output))
+    return code
+
+
+def read_options(spec: HasOptions, values: Mapping[str, Any]) -> Options:
+    """Return the job's options from the values on the command line.
+
+    Raises:
+        InvalidUsageError: an option does not apply to this table, or a value is invalid.
+    """
+    known = {option.name: option for option in describe(spec.options)}
+    inner = {name: option for option in known.values() for name in option.flat}
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in known:
+            given[name] = value
+        elif name in inner:
+            given.setdefault(inner[name].name, {})[name] = value
+        else:
+            raise InvalidUsageError(
+                f"--{name.replace('_', '-')} is an option of {spec.name} that this table does not have.",
+                remedy=f"Its options: {', '.join(option.flags for option in _flat(spec.options)) or 'none'}.",
+            )
+    try:
+        return spec.options.read(given)
+    except OptionError as error:
+        raise _spelled(error, spec) from None
+
+
+def _spelled(error: OptionError, spec: HasOptions) -> InvalidUsageError:
+    """Return the error with the flags of the command line instead of option names."""
+    flags = {option.name: option.flags for option in _flat(spec.options)}
+    return error.spelled(lambda name: flags.get(name, f"--{name.replace('_', '-')}"))
+
+
+def _flat(options: type[Options]) -> Iterator[Option]:
+    """Yield the options of the command line: of groups those that are flat."""
+    for option in describe(options):
+        if option.group is not None:
+            yield from (inner for inner in describe(option.group) if inner.name in option.flat)
+        elif option.command_line:
+            yield option
+
+
+def _union(specs: Mapping[str, HasOptions]) -> dict[str, tuple[Option, list[str]]]:
+    """Return for each name the option, and the formats that have it."""
+    options: dict[str, tuple[Option, list[str]]] = {}
+    for format_name, spec in specs.items():
+        for option in _flat(spec.options):
+            options.setdefault(option.name, (option, []))[1].append(format_name)
+    return options
+
+
+def _parameter(option: Option, formats: list[str], specs: Mapping[str, HasOptions]) -> click.Parameter:
+    if option.positional:
+        return click.Argument([option.name], metavar=option.metavar)
+    about = option.help
+    if len(formats) < len(specs):
+        about = f"({', '.join(formats)}) {about}"
+    if option.kind is Kind.FLAG:
+        return click.Option([option.flags, option.name], is_flag=True, help=about)
+    default = option.default_text()
+    if default is not None:
+        about = f"{about}  [default: {default}]"
+    return click.Option(
+        [option.flags, option.name],
+        type=_Value(option),
+        multiple=option.repeated and option.values is None,
+        nargs=option.values or 1,
+        metavar=option.metavar,
+        help=about,
+    )
+
+
+class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """The click type of an option, which reads values by the option's definition."""
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+        self.name = _METAVARS.get(option.kind, "TEXT")
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """Return the choices, or a placeholder for the value."""
+        del param, ctx
+        return f"[{'|'.join(self.option.choices)}]" if self.option.choices else self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value.
+
+        Raises:
+            InvalidUsageError: it is invalid.
+        """
+        del param
+        try:
+            read = self.option.read_one(value)
+            self.option.check_one(read)
+        except OptionError as error:
+            usage_error = error.spelled(lambda _: self.option.flags)
+            if ctx is not None and usage_error.remedy == InvalidUsageError.remedy:
+                usage_error.remedy = f"See {ctx.command_path} --help."
+            raise usage_error from None
+        return read

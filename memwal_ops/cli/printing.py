@@ -1,0 +1,45 @@
+"""Print to the terminal, for all commands: text for people without control characters, and JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+import memwal_ops
+from memwal_ops.errors import runbook
+from memwal_ops.storage.redaction import redact
+from memwal_ops.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwal_ops.errors import MemwalOpsError
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a text for people, of one line or several (:func:`memwal_ops.text.printable`)."""
+    click.echo(printable(text, lines=True), err=err)
+
+
+def echo_json(document: object, *, default: Callable[[object], object] | None = None) -> None:
+    """Print one JSON document on stdout; characters that are not ASCII are escaped, so none is lost.
+
+    ``default``: as of ``json.dumps``.
+    """
+    click.echo(json.dumps(document, indent=2, default=default))
+
+
+def page_path(page: str) -> str:
+    """Return the path of a page of ``runbooks/``: relative in the project's folder, else in the installed package."""
+    shipped = os.path.join(os.path.dirname(memwal_ops.__file__), page)
+    return page if os.path.exists(page) or not os.path.exists(shipped) else shipped
+
+
+def error_document(error: MemwalOpsError) -> dict[str, object]:
+    """Return the document that every command prints with ``--json`` on failure; without secrets."""
+    texts = {"message": redact(str(error)), "remedy": redact(error.remedy)}
+    fields = {"reason": error.reason, **texts, "exit_code": error.exit_code, "runbook": runbook(error.exit_code)}
+    return {"error": fields}

@@ -1,0 +1,201 @@
+"""``memwal-ops report``: write a table's page as one self-contained file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memwal_ops.cli.options import IntRange, json_output, storage_options
+from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.process import open_table
+from memwal_ops.core.leases import list_leases
+from memwal_ops.core.registry import short_name
+from memwal_ops.core.run import run_job
+from memwal_ops.core.table_history import history_document, storage_of_gc
+from memwal_ops.core.verification import Severity
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.pages.rendering import render
+from memwal_ops.storage.redaction import redact
+from memwal_ops.supervisor.observe.findings import CRITICAL, DEFAULT_LIMITS, OK, WARNING, finding, findings_of
+from memwal_ops.supervisor.observe.table_view import history_view, view_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.core.protocols import Table
+
+_MARK = b'<meta name="generator" content="memwal-ops">'
+_HEAD_BYTES = 1024
+_LEVELS = {Severity.ERROR: CRITICAL, Severity.WARNING: WARNING, Severity.INFO: OK}
+
+
+@click.command(short_help="Write a page about a table, with its history, as one HTML file.")
+@click.argument("uri")
+@click.option("-o", "--output", metavar="FILE", help="The file to write; - is stdout. An earlier report is replaced.")
+@click.option("--force", is_flag=True, help="Replace FILE even if it is no earlier report.")
+@click.option("--limit", type=IntRange(1, 1000), default=100, show_default=True, help="At most N versions.")
+@storage_options
+@json_output
+def report(
+    uri: str, output: str | None, force: bool, limit: int, storage_options: dict[str, str], as_json: bool
+) -> int:
+    """Write a page about the table at URI: backlog, blocked parts, leases, versions and who made them, merges and
+    their sizes, the life of the log, index coverage, storage and what holds it.
+
+    The file needs no network and runs no script; it has no rows and no credentials. It reads metadata, verifies
+    it, and plans a gc to see what holds the storage. --json prints the same as a document.
+
+    \b
+    Examples:
+      memwal-ops report s3://bucket/orders.lance -o orders.html
+      memwal-ops report orders.lance --json
+
+    Exit codes: 0; 2 FILE is not a report; others: runbooks/README.md.
+    """  # noqa: D205, D301 - click shows the first paragraph and keeps the lines of a block that begins so
+    if (output is None) != as_json:
+        raise InvalidUsageError("Give -o FILE, or --json; not both.")
+    if output not in {None, "-"} and not force:
+        _check_replaceable(str(output))
+    found = _read(open_table(uri, storage_options), limit)
+    if output is None:
+        echo_json(found.document)
+        return 0
+    page = found.page()
+    if output == "-":
+        sys.stdout.buffer.write(page)
+        sys.stdout.buffer.flush()
+        return 0
+    _write(output, page)
+    echo(f"written: {output} ({len(page):,} bytes).")
+    return 0
+
+
+class _Reading:
+    """What was read about a table."""
+
+    def __init__(self, table: Table) -> None:
+        summary = table.summary()
+        self._table = table
+        self.history: Mapping[str, Any] | None = None
+        self.gc: Mapping[str, Any] | None = None
+        self.notes: list[str] = []
+        now = datetime.now(UTC)
+        self.leases = [
+            {"job": lease.job, "holder": lease.holder.name, "expires": lease.expires.isoformat()}
+            for lease in list_leases(table.store)
+            if lease.in_force(now)
+        ]
+        self.state: dict[str, Any] = {
+            "name": short_name(table.location.uri.rpartition("/")[2]),
+            "uri": table.location.uri,
+            "version": summary.revision,
+            "backlog": dict(summary.backlog),
+            "looked_at": now.isoformat(timespec="milliseconds"),
+            "error": None,
+            "blocked": [dict(part.document) for part in summary.blocked],
+            "jobs": {},
+        }
+        self.findings = [*findings_of(self.state, self, DEFAULT_LIMITS, "")]
+
+    def verify(self) -> None:
+        """Add the findings of ``verify``, which checks the metadata of the whole table."""
+        for one in run_job(self._table, "verify").to_json()["findings"]:
+            what = f"{one['check']}: {one['place']}: {one['evidence']} {one['consequence']}"
+            self.findings.append(finding(_LEVELS[one["severity"]], what, one["remedy"], one["runbook"]))
+
+    def last_error(self, table: str, job: str) -> None:
+        """Return None: a table alone has no run history."""
+        del table, job
+
+    def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the part of a ``blocked`` entry."""
+        del uri
+        return self._table.format.part_of(blocked)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The document of ``--json``."""
+        history = dict(self.history or {})
+        storage = [*history.pop("storage", ()), *(asdict(one) for one in storage_of_gc(self.gc or {}))]
+        keys = {name: self.state[name] for name in ("uri", "version", "backlog", "blocked")}
+        found = {**keys, "findings": self.findings, "leases": self.leases, "history": history or None}
+        return {**found, "storage": storage, "notes": self.notes}
+
+    def page(self) -> bytes:
+        """The page."""
+        return render(
+            "table",
+            **history_view(self.history, self.gc),
+            history_note=" ".join(self.notes),
+            table=view_of(self.state, self.findings),
+            home=False,
+            backlog_chart="",
+            leases=self.leases,
+            runs=None,
+            refresh=None,
+        )
+
+
+def _read(table: Table, limit: int) -> _Reading:
+    """Read a table; what cannot be read of its history or its storage is a note: the rest is the more needed."""
+    found = _Reading(table)
+    try:
+        found.history = history_document(table, limit)
+        if found.history is None:
+            found.notes.append(f"Tables of the format {table.format.name} report no history.")
+    except MemwalOpsError as error:
+        found.notes.append(redact(f"The history cannot be read: {error} {error.remedy}"))
+    try:
+        if "verify" in table.jobs:
+            found.verify()
+    except MemwalOpsError as error:
+        found.notes.append(redact(f"It cannot be verified: {error} {error.remedy}"))
+    try:
+        if "gc" in table.jobs:
+            found.gc = run_job(table, "gc", apply=False).to_json()
+    except MemwalOpsError as error:
+        found.notes.append(redact(f"gc cannot be planned: {error} {error.remedy}"))
+    return found
+
+
+def _check_replaceable(path: str) -> None:
+    """Refuse a path at which there is something else than a page of memwal-ops."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InvalidUsageError(f"{path} cannot be read: {error.strerror}.", remedy="Give another -o.") from error
+    if _MARK not in head:
+        raise InvalidUsageError(
+            f"{path} exists and is not a report of memwal-ops; it was not changed.",
+            remedy="Give another -o, or --force to replace it.",
+        )
+
+
+def _write(path: str, page: bytes) -> None:
+    """Write a file as a whole: a reader never sees a part of it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)[:100]}.", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(page)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InvalidUsageError(f"{path} cannot be written: {error.strerror}.", remedy="Give another -o.") from error

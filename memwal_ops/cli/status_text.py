@@ -1,0 +1,144 @@
+"""Format the document of ``memwal-ops status`` for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.cli.printing import page_path
+from memwal_ops.core.figures import amount, shared_noun
+from memwal_ops.supervisor.observe.findings import (
+    WAITS,
+    WORDS,
+    age_text,
+    due_text,
+    level_of_finding,
+    seconds_until,
+    works_off,
+)
+from memwal_ops.text import counted, counted_as, grid, paragraph, time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
+    """Return the text: tables, jobs that run or did not succeed, leases that are held; then faults, the worst first.
+
+    ``in_full``: show every job of every table.
+    """
+    tables = document["tables"]
+    parts = [_head(document)]
+    if in_full:
+        parts.append("\n".join(paragraph(_place(table)) for table in tables))
+    if tables:
+        parts.append(grid(_HEADINGS, [_cells(table) for table in tables], words=_LEFT))
+    rows = [row for table in tables for row in _job_rows(table, in_full=in_full)]
+    if rows:
+        parts.append(grid(_JOB_HEADINGS, rows, words=_JOB_LEFT))
+    leases = [row for table in tables for row in _lease_rows(table)]
+    if leases:
+        parts.append(grid(_LEASE_HEADINGS, leases, words=_LEASE_HEADINGS))
+    wrong: list[tuple[Mapping[str, Any] | None, Mapping[str, Any]]] = [*((None, one) for one in document["findings"])]
+    wrong += [(table, one) for table in tables for one in table["findings"]]
+    wrong.sort(key=lambda one: -level_of_finding(one[1]))
+    parts += [_problem(table, one) for table, one in wrong]
+    return "\n\n".join([*parts, _closing(document)])
+
+
+_HEADINGS = ("table", "state", "waiting", "rows", "oldest", "blocked", "last merge", "merge due")
+_LEFT = ("table", "state", "last merge", "merge due")
+_JOB_HEADINGS = ("table", "job", "state", "last run", "last success", "failures", "next due")
+_JOB_LEFT = ("table", "job", "state", "last run", "last success", "next due")
+_LEASE_HEADINGS = ("lease on", "job", "held by", "until (UTC)")
+
+
+def _head(document: Mapping[str, Any]) -> str:
+    service = document["service"]
+    if service is None:
+        why_not = document["service_error"]
+        lines = [
+            f"{why_not[:1].upper()}{why_not[1:]}: what follows is from the tables and the history.",
+            f"What is due is run only where a service runs: see {page_path('runbooks/alerts/MemwalOpsDown.md')}",
+        ]
+    else:
+        word = "stopping" if service["stopping"] else "runs" if service["ready"] else "is not ready yet"
+        lines = [f"Service: {word} as {service['holder']}, since {service['started'][:19].replace('T', ' ')} UTC."]
+    if document["history_error"] is not None:
+        lines.append(f"{document['history_error']} When jobs ran is known from their leases alone.")
+    return "\n".join(paragraph(line) for line in lines)
+
+
+def _cells(table: Mapping[str, Any]) -> list[str]:
+    backlog, (_, job) = table["backlog"], works_off(table)
+    waiting = amount(backlog, "backlog")
+    if waiting is not None:
+        known = [f"{int(waiting):,}", f"{int(backlog['rows']):,}" if "rows" in backlog else ""]
+        known += [age_text(backlog), f"{int(amount(backlog, 'blocked') or 0):,}"]
+    else:
+        known = ["?", "?", "?", "?"]
+    ran = ["", ""] if job is None else [_last(job), _next(job)]
+    return [table["name"], table["level"], *known, *ran]
+
+
+def _place(table: Mapping[str, Any]) -> str:
+    version = "" if table["version"] is None else f", version {table['version']}"
+    return f"Table {table['name']}: {table['uri']}{version}"
+
+
+def _job_rows(table: Mapping[str, Any], *, in_full: bool) -> Iterator[list[str]]:
+    for name, job in table["jobs"].items():
+        if in_full or job["consecutive_failures"] or job["state"] == "running" or job["last_outcome"] == "partial":
+            yield [
+                table["name"], name, job["waiting_for"] or job["state"], job["last_outcome"] or "none",
+                _since(job["last_success"]), str(job["consecutive_failures"] or ""), _next(job),
+            ]  # fmt: skip
+
+
+def _lease_rows(table: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, job in table["jobs"].items():
+        lease = job["lease"]
+        if lease["state"] != "free":
+            suffix = " (this service)" if lease["state"] == "held" else ""
+            yield [table["name"], name, f"{lease['holder']['name']}{suffix}", lease["expires"][11:19]]
+
+
+def _problem(table: Mapping[str, Any] | None, finding: Mapping[str, Any]) -> str:
+    name, uri = ("", "") if table is None else (f" {table['name']}", f" (URI={table['uri']})")
+    head = f"{finding['level'].upper()}{name}: {finding['what']}"
+    do, command = finding["do"], ""
+    if not do.endswith("."):  # a command, which stays on one line so that it can be copied
+        do, _, command = do.partition(": ")
+    lines = [paragraph(head, hanging="  "), paragraph(f"What to do: {do}{':' if command else ''}", indent="  ")]
+    if command:
+        lines.append(f"    {command}")
+    if finding["runbook"]:
+        lines.append(f"  See {page_path(finding['runbook'])}{uri}")
+    return "\n".join(lines)
+
+
+def _closing(document: Mapping[str, Any]) -> str:
+    summary = document["summary"]
+    noun = shared_noun((table["backlog"] for table in document["tables"]), "backlog")
+    words = [f"{summary[word]} {word}" for word in WORDS.values() if summary[word]]
+    behind = f"{counted_as(summary['generations'], noun)} and {counted(summary['rows'], 'row')} wait"
+    oldest = summary["oldest_table"]
+    since = "" if oldest is None else f", the oldest for {time_text(summary['oldest_age'])} ({oldest})"
+    known = ", as far as can be read" if summary["unreadable"] else ""
+    return paragraph(f"{counted(summary['tables'], 'table')}: {', '.join(words) or 'none'}; {behind}{since}{known}.")
+
+
+def _last(job: Mapping[str, Any]) -> str:
+    """Return when the job last processed its backlog: all of it, or all but what is blocked."""
+    if job["last_outcome"] == "partial":
+        return _since(job["last_finished"])
+    return _since(job["last_success"])
+
+
+def _since(when: str | None) -> str:
+    return "never" if when is None else f"{time_text(-seconds_until(when))} ago"
+
+
+def _next(job: Mapping[str, Any]) -> str:
+    if job["waiting_for"] in WAITS:
+        return f"waits: {job['waiting_for']}"
+    return f"runs: {time_text(job['running_seconds'])}" if job["state"] == "running" else due_text(job)
