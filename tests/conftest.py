@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
+
+from hypothesis import settings
+
+from tests.support.seeds import CAMPAIGN_SEED, env_number
 
 if TYPE_CHECKING:
     import pytest
 
-pytest_plugins = ["tests.s3_server", "tests.spark"]
+pytest_plugins = ["tests.support.s3_server", "tests.support.spark", "tests.support.servers"]
+
+# How long an example takes is the machine's matter: 0.8 s were seen for one of 0.04 ms, on a machine that was busy.
+settings.register_profile("without a deadline", deadline=None)
+settings.load_profile("without a deadline")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones first, so that no process waits for the last of them at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what ``make test`` leaves to ``make test-all``; the long ones run first, so that none ends alone.
+
+    With LONG_PARTS=N only one part of N of the long tests and of those on Spark stays; the seed chooses which.
+    """
+    from tests.support.spark import group_of  # its assertions are rewritten when it is loaded as a plugin
+
+    for item in items:
+        if item.nodeid.startswith("tests/campaigns/"):
+            item.add_marker("campaign")
+        if group_of(item.nodeid).startswith("spark"):
+            item.add_marker("spark")
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    parts = env_number("LONG_PARTS", 1)
+    others = [
+        item
+        for item in items
+        if _is_in_parts(item) and zlib.crc32(item.nodeid.encode()) % parts != CAMPAIGN_SEED % parts
+    ]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
+
+
+def _is_in_parts(item: pytest.Item) -> bool:
+    marked = {mark.name for mark in item.iter_markers()}
+    return "campaign" not in marked and bool(marked & {"long", "spark"})

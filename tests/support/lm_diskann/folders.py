@@ -1,0 +1,51 @@
+"""What tests ask of a folder: brute force, soundness, and the decoder's view."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops import run_job
+from tests.support.lm_diskann.decoder import View
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+def nearest(rows: NDArray[np.int64], vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) -> Any:
+    """The rows that an exact search gives, [m, k]."""
+    distances = ((queries[:, None, :].astype(np.float64) - vectors[None]) ** 2).sum(-1)
+    return rows[np.argsort(distances, axis=1, kind="stable")[:, :k]]
+
+
+def recall(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
+    pairs = zip(found.tolist(), truth.tolist(), strict=True)
+    return float(np.mean([len({*one} & {*other}) / len(other) for one, other in pairs]))
+
+
+def check_sound(folder: str) -> None:
+    """By verify, which reads the store, and by the decoder, which does not."""
+    report = run_job(folder, "verify")
+    assert report.decision == "healthy", report.describe()
+    view = View(folder)
+    live = view.live_rows()
+    assert len(live) == view.live
+    for node in view.versions:
+        block = view.block(node, view.epoch)
+        assert block is not None
+        if block["tombstoned"] or block["overflowed"]:
+            continue
+        for link in block["links"]:
+            other = view.block(link, view.epoch)
+            assert other is not None
+            if not other["tombstoned"] and not other["overflowed"]:
+                assert node in other["backlinks"], (node, link)
+
+
+def check_rows(folder: str, expected: Mapping[int, NDArray[np.float32]], epoch: int | None = None) -> None:
+    found = View(folder).live_rows(epoch)
+    assert found.keys() == expected.keys()
+    assert all(found[row] == tuple(expected[row].tolist()) for row in expected)
