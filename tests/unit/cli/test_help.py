@@ -1,0 +1,37 @@
+"""The help of each command fits a screen and has two examples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from memwal_ops.cli.main import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LINES, COLUMNS = 50, 100
+
+
+def paths(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if not isinstance(command, click.Group):
+        yield path
+        return
+    with command.make_context("memwal-ops", [], resilient_parsing=True) as context:
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from paths(inner, (*path, name))
+
+
+@pytest.mark.parametrize("path", [(), *paths(cli)], ids=" ".join)
+def test_the_help_of_a_command(path: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(cli, [*path, "--help"], terminal_width=COLUMNS)
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()
+    assert len(lines) <= LINES
+    examples = [line for line in lines if line.startswith(" ".join(["    memwal-ops", *path]))]
+    assert len(examples) >= 2, lines

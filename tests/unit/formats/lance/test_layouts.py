@@ -1,0 +1,135 @@
+"""The four layouts: which one a table has, what no job takes yet, and what is not answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+import pytest
+
+from memwal_ops import open_table, run_job
+from memwal_ops.core.registry import job_specs
+from memwal_ops.errors import (
+    InvalidUsageError,
+    InvariantViolatedError,
+    LegacyLayoutError,
+    MemwalOpsError,
+    NoMemWalIndexError,
+)
+from memwal_ops.formats.lance.layouts.api import Layout
+from memwal_ops.formats.lance.layouts.legacy import LEGACY
+from memwal_ops.formats.lance.layouts.none import NONE
+from memwal_ops.formats.lance.layouts.region import REGION
+from memwal_ops.formats.lance.layouts.shard import SHARD
+from memwal_ops.formats.lance.table import open_lance_table, read_table
+from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
+from memwal_ops.memwal import RegionWriter, create_mem_wal
+from memwal_ops.storage.counting import CountingStore
+from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.objects import open_store
+from tests.support.tables import damage
+from tests.support.tables.region_layout import RegionLayout
+from tests.support.tables.workload import Workload
+
+
+def plain(uri: str) -> None:
+    lance.write_dataset(pa.table({"a": [1, 2]}), uri)
+
+
+def legacy(uri: str) -> None:
+    Workload(1, regions=1, base_rows=10).create(uri).close()
+    damage.put_legacy_details(uri)
+
+
+@pytest.mark.parametrize(
+    ("make", "layout", "error"), [(plain, NONE, NoMemWalIndexError), (legacy, LEGACY, LegacyLayoutError)]
+)
+def test_the_layout_is_told_without_a_second_look(
+    tmp_path: Path, make: Callable[[str], None], layout: Layout, error: type[MemwalOpsError]
+) -> None:
+    uri = str(tmp_path / "t.lance")
+    make(uri)
+    location = resolve(uri)
+    store = CountingStore(open_store(location))
+    table = read_table(location, store)
+    store.reset()
+    assert table.layout is layout
+    assert store.calls == {}, "the version's manifest tells"
+    assert table.memwal is None
+    for attempt in (lambda: open_lance_table(uri), lambda: table.index):
+        with pytest.raises(error, match=r"t\.lance") as refused:
+            attempt()
+        assert type(refused.value) is error
+    assert lance.dataset(uri).count_rows() == table.dataset.count_rows()
+
+
+def test_no_job_takes_a_table_without_memwal(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    plain(uri)
+    assert read_table(resolve(uri), open_store(resolve(uri))).jobs == {}
+    with pytest.raises(NoMemWalIndexError):
+        open_table(uri)
+
+
+def test_other_jobs_say_why_they_do_not_apply_to_a_legacy_table(tmp_path: Path) -> None:
+    """And what to do; nothing is written."""
+    uri = str(tmp_path / "t.lance")
+    legacy(uri)
+    table = open_table(uri)
+    assert table.jobs.keys() >= {"inspect", "merge", "maintain"}
+    before = lance.dataset(uri).version
+    for job in job_specs("lance").keys() - table.jobs.keys():
+        with pytest.raises(LegacyLayoutError, match=f"{job} does not apply to .*mem_wal_list") as refused:
+            run_job(uri, job)
+        assert refused.value.exit_code == 7
+        assert "The jobs that apply: " in refused.value.remedy
+    with pytest.raises(InvalidUsageError, match="compost does not apply"):
+        run_job(uri, "compost")
+    for write in (lambda: create_mem_wal(uri), lambda: RegionWriter(uri)):
+        with pytest.raises(MemwalOpsError):
+            write()
+    assert lance.dataset(uri).version == before
+
+
+@pytest.mark.parametrize(("kind", "layout"), [(Workload, SHARD), (RegionLayout, REGION)])
+def test_the_log_distinguishes_region_and_shard(
+    tmp_path: Path, kind: type[Workload | RegionLayout], layout: Layout
+) -> None:
+    made = kind(1, regions=2, base_rows=10).create(str(tmp_path / "t.lance"))
+    made.put([2])
+    made.flush()
+    made.close()
+    table = open_table(made.uri)
+    assert table.layout is layout
+    assert table.memwal is table.index
+    assert table.jobs.keys() >= {"merge", "gc"}
+
+
+QUESTIONS: list[Callable[[Layout], object]] = [
+    lambda one: one.wal_suffix,
+    lambda one: one.writer_epoch(None, "x"),
+    lambda one: one.entry_rows(None, "x"),
+    lambda one: one.claims_with_entry,
+    lambda one: one.flush_log(None, RegionManifest(UUID(int=1), 1, 0, 1, None, None, 1, (), RegionStatus.ACTIVE)),
+    lambda one: one.generations_in_log,
+    lambda one: one.unlisted_index_is_caught_up,
+    lambda one: one.snapshot_rows({}, {}, ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", [NONE, LEGACY], ids=["none", "legacy"])
+@pytest.mark.parametrize("question", range(len(QUESTIONS)))
+def test_what_a_layout_lacks_it_is_not_asked(layout: Layout, question: int) -> None:
+    with pytest.raises(InvariantViolatedError, match=f"layout {layout.name} has no"):
+        QUESTIONS[question](layout)
+
+
+def test_every_question_is_asked_above() -> None:
+    """And region and shard answer each of them themselves."""
+    asked = {name for name in vars(Layout) if not name.startswith("_")} - {"refusal", "why_not", "jobs"}
+    assert len(asked) == len(QUESTIONS)
+    for one in (REGION, SHARD):
+        assert asked <= vars(type(one)).keys(), one.name

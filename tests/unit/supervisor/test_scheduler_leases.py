@@ -1,0 +1,157 @@
+"""Which run takes a lease, renews it, loses it, and learns from the last one what is done."""
+
+from __future__ import annotations
+
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from memwal_ops.core.leases import LastRun
+from memwal_ops.errors import LeaseLostError, StoreUnavailableError
+from tests.support.fakes import START, THEM, Stage
+from tests.unit.supervisor.conftest import PLAIN, TABLES
+
+
+def test_leases_are_renewed_at_a_third(stage: Stage) -> None:
+    stage.due("a")
+    stage.turn()
+    token = stage.leases.lease("merge", THEM).token - 1
+    stage.turn(99)
+    assert stage.leases.renewals == []
+    stage.turn(2)
+    assert [lease.token for lease in stage.leases.renewals] == [token]
+    stage.turn(101)
+    assert len(stage.leases.renewals) == 2
+    assert stage.job("a")["lease"]["state"] == "held"
+    stage.answer("a")
+    assert stage.job("a")["lease"]["state"] == "free"
+    assert stage.leases.released == [("a", "merge", "succeeded")]
+
+
+def test_a_lease_that_is_lost_ends_the_run(stage: Stage) -> None:
+    stage.due("a")
+    stage.turn()
+    worker, _ = stage.request("a")
+    stage.leases.refusal = LeaseLostError("held by them")
+    stage.turn(101)
+    assert worker.signals == [signal.SIGTERM]
+    stage.answer("a", outcome="stopped")
+    (run,) = stage.history.runs()
+    assert (run["outcome"], run["exit_code"]) == ("lost", 52)
+    assert stage.leases.released == [], "it is not ours to give back"
+    assert stage.job("a")["consecutive_failures"] == 0
+
+
+def test_a_store_that_is_away_loses_no_lease_before_its_time(stage: Stage) -> None:
+    stage.due("a")
+    stage.turn()
+    worker, _ = stage.request("a")
+    stage.leases.refusal = StoreUnavailableError("no answer")
+    for _ in range(28):
+        stage.turn(10)
+    assert worker.signals == []
+    stage.leases.refusal = None
+    stage.turn(10)
+    stage.leases.refusal = StoreUnavailableError("no answer")
+    for _ in range(28):
+        stage.turn(10)
+    assert worker.signals == []
+    for _ in range(10):
+        stage.turn(10)
+    assert worker.signals == [signal.SIGTERM, signal.SIGKILL], "another may have it by now"
+
+
+def test_a_lease_that_cannot_be_asked_for_is_a_failure(stage: Stage) -> None:
+    stage.leases.refusal = StoreUnavailableError("no answer")
+    stage.due("a")
+    stage.turn()
+    (run,) = stage.history.runs()
+    assert (run["outcome"], run["exit_code"], run["error"]["reason"]) == ("failed", 24, "store_unavailable")
+    assert stage.job("a")["consecutive_failures"] == 1
+    assert stage.scheduler.in_flight == 0
+
+
+def test_who_is_kept_away_asks_again_until_the_lease_ends(stage: Stage) -> None:
+    stage.leases.held["a", "merge"] = stage.leases.lease("merge", THEM)
+    stage.due("a")
+    stage.turn()
+    assert stage.in_flight == []
+    for _ in range(4):
+        stage.turn(65)
+    status = stage.job("a")
+    assert (status["waiting_for"], status["lease"]["state"]) == ("lease", "elsewhere")
+    assert status["lease"]["holder"]["name"] == "them@there"
+    assert status["lease"]["elsewhere_seconds"] == 260
+    del stage.leases.held["a", "merge"]
+    stage.turn(65)
+    assert stage.in_flight == [("a", "merge")], "within one time to live of its end"
+    assert stage.outcomes() == ["running"], "being kept away is no run"
+
+
+def test_what_another_supervisor_has_just_done_is_not_done_again(stage: Stage) -> None:
+    stage.turn(1000)
+    stage.leases.last["a", "merge"] = LastRun("succeeded", START + timedelta(seconds=700), "them")
+    stage.due("a")
+    stage.turn()
+    assert stage.in_flight == []
+    assert stage.job("a")["last_outcome"] == "succeeded"
+    assert stage.job("a")["seconds_since_success"] == 300
+    stage.turn(600)
+    stage.due("a")
+    stage.turn()
+    assert stage.in_flight == [("a", "merge")], "it has stopped doing it"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        LastRun("succeeded", START + timedelta(seconds=900), "us"),
+        LastRun("failed", START + timedelta(seconds=900), "them"),
+        LastRun("succeeded", START + timedelta(seconds=300), "them"),
+    ],
+)
+def test_undone_work_is_done(stage: Stage, last: LastRun) -> None:
+    stage.turn(1000)
+    stage.leases.last["a", "merge"] = last
+    stage.due("a")
+    stage.turn()
+    assert stage.in_flight == [("a", "merge")]
+
+
+def test_a_trigger_is_evaluated_again_after_another_run(stage: Stage) -> None:
+    stage.turn(1000)
+    stage.see("a", generations=8)
+    stage.answer("a")
+    stage.see("a", generations=3)
+    stage.turn(100)
+    stage.leases.last["a", "merge"] = LastRun("succeeded", START + timedelta(seconds=1099), "them")
+    stage.due("a", why="when: generations >= 8")
+    stage.turn()
+    assert stage.in_flight == []
+    assert stage.scheduler.tables["a"].polling
+    stage.see("a", generations=9)
+    assert stage.in_flight == [("a", "merge")]
+
+
+def test_without_leases(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, PLAIN, leases=False)
+    stage.due("a")
+    stage.turn()
+    assert stage.in_flight == [("a", "merge")]
+    _, request = stage.request("a")
+    assert request.lease is None
+    stage.answer("a")
+    assert stage.outcomes() == ["succeeded"]
+
+
+def test_a_plan_takes_no_lease(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "defaults: {jobs: {gc: {}}}\n" + TABLES)
+    stage.leases.refusal = StoreUnavailableError("nothing can be written here")
+    stage.due("a", "gc")
+    stage.turn()
+    _, request = stage.request("a", "gc")
+    assert (request.apply, request.lease) == (False, None)
+    stage.answer("a", "gc", decision="planned")
+    assert stage.outcomes() == ["succeeded"]

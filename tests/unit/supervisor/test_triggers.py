@@ -1,0 +1,120 @@
+"""Triggers: what they say, what they refuse, and that nothing in them is ever executed."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memwal_ops.core.triggers import TriggerError, parse_trigger
+
+KINDS = {"generations": "count", "bytes": "bytes", "oldest_age": "seconds"}
+
+
+@pytest.mark.parametrize(
+    ("text", "figures", "fires"),
+    [
+        ("generations >= 8", {"generations": 8}, True),
+        ("generations >= 8", {"generations": 7}, False),
+        ("bytes >= 1GiB", {"bytes": 2**30}, True),
+        ("bytes > 1GiB", {"bytes": 2**30}, False),
+        ("oldest_age >= 10m", {"oldest_age": 600}, True),
+        ("generations >= 8 or bytes >= 1GiB", {"generations": 1, "bytes": 2**31}, True),
+        ("generations >= 8 and bytes >= 1GiB", {"generations": 9, "bytes": 1}, False),
+        ("generations >= 1 or generations >= 2 and bytes > 5", {"generations": 1, "bytes": 0}, True),
+        ("(generations >= 1 or generations >= 2) and bytes > 5", {"generations": 1, "bytes": 0}, False),
+        ("not generations >= 8", {"generations": 1}, True),
+        ("NOT (generations < 8 OR bytes == 0)", {"generations": 8, "bytes": 3}, True),
+        ("generations != 3", {"generations": 3}, False),
+        ("generations>=1_000", {"generations": 1000}, True),
+        ("not generations >= 8", {}, False),
+    ],
+)
+def test_it_fires(text: str, figures: dict[str, float], fires: bool) -> None:
+    assert parse_trigger(text, KINDS).holds(figures) is fires
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "column"),
+    [
+        ("", "name of a metric", 1),
+        ("generatons >= 8", "did you mean generations", 1),
+        ("generations >= ", "amount", 16),
+        ("generations >= many", "not a number", 16),
+        ("generations 8", "expected >=", 13),
+        ("bytes >= 5XB", "not a size", 10),
+        ("oldest_age >= 5", "no unit", 15),
+        ("generations >= 8 bytes >= 1", "join comparisons", 18),
+        ("(generations >= 8", "not closed", 1),
+        ("generations >= 8)", "unexpected", 17),
+        ("generations >= 8 or", "name of a metric", 20),
+        ("__import__('os').system('true')", "unexpected character", 12),
+        ("generations >= 8; bytes >= 1", "unexpected character", 17),
+        ("(" * 500 + "generations >= 8" + ")" * 400, "too many parentheses", 22),
+    ],
+)
+def test_the_error_has_its_position(text: str, says: str, column: int) -> None:
+    with pytest.raises(TriggerError, match=says) as raised:
+        parse_trigger(text, KINDS)
+    assert raised.value.column == column
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected the name of a metric, not 'the end' (column 1)"),
+        ("and >= 1", "expected the name of a metric, not 'and' (column 1)"),
+        ("Or >= 1", "expected the name of a metric, not 'Or' (column 1)"),
+        ("zzz >= 1", "unknown metric 'zzz'; the metrics are bytes, generations, oldest_age (column 1)"),
+        ("generatons >= 1", "unknown metric 'generatons'; did you mean generations? (column 1)"),
+        ("generations 8", "expected >=, <=, >, <, == or != after 'generations' (column 13)"),
+        ("generations >= >", "expected an amount after '>=' (column 16)"),
+        ("generations >= many", "'many' is not a number (column 16)"),
+        ("generations >= 8 8", "unexpected '8'; join comparisons by and, or (column 18)"),
+        ("(generations >= 8", "a parenthesis is not closed (column 1)"),
+        ("generations ? 8", "unexpected character '?' (column 13)"),
+        (" " * 985 + "generations >= 8", "a trigger has at most 1000 characters (column 1000)"),
+    ],
+)
+def test_the_whole_message(text: str, message: str) -> None:
+    with pytest.raises(TriggerError) as raised:
+        parse_trigger(text, KINDS)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(("text", "fires"), [("<=", [True, True, False]), ("<", [True, False, False])])
+def test_the_bound_itself(text: str, fires: list[bool]) -> None:
+    trigger = parse_trigger(f"bytes {text} 5", KINDS)
+    assert [trigger.holds({"bytes": figure}) for figure in (4, 5, 6)] == fires
+    assert (trigger.text, trigger.figures) == (f"bytes {text} 5", {"bytes"})
+
+
+def test_the_longest_and_the_deepest() -> None:
+    assert parse_trigger(" " * 984 + "generations >= 8", KINDS).holds({"generations": 8})
+    for opening, closing in (("not ", ""), ("(", ")")):
+        assert parse_trigger(f"{opening * 20}bytes >= 8{closing * 20}", KINDS).holds({"bytes": 8})
+        with pytest.raises(TriggerError, match="too many parentheses") as raised:
+            parse_trigger(f"{opening * 21}bytes >= 8{closing * 21}", KINDS)
+        assert raised.value.column == 1 + 21 * len(opening)
+
+
+def test_a_metric_that_is_missing_is_false_in_each_comparison() -> None:
+    """Also where the trigger as a whole is asked by its parts."""
+    trigger = parse_trigger("bytes >= 1 or generations >= 1 or oldest_age >= 1s", KINDS)
+    assert trigger.figures == {"bytes", "generations", "oldest_age"}
+    assert trigger.holds({"bytes": 1, "generations": 1}) is False
+    assert trigger._root.holds({"generations": 1}) is True
+    assert trigger._root.holds({"bytes": 0}) is False
+
+
+@hypothesis.settings(deadline=None)
+@given(st.text(alphabet="generatiosby <>=!()andort0189KMiB._;'\"", max_size=60))
+def test_any_text_is_a_trigger_or_refused(text: str) -> None:
+    try:
+        trigger = parse_trigger(text, KINDS)
+    except TriggerError as error:
+        assert 1 <= error.column <= len(text) + 1
+    else:
+        assert trigger.holds(dict.fromkeys(KINDS, 5.0)) in {True, False}
+        assert trigger.holds({}) is False
