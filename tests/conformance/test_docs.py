@@ -1,0 +1,92 @@
+"""docs/formats/adding-one.md shows excerpts of the toy's code, docs/adding-a-job.md all code of a job, as it runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.formats import SHARD
+from tests.conformance.formats import TOY as TOY_FORMAT
+from tests.support.run_cli import run_process
+
+ROOT = Path(__file__).parents[2]
+TOY = ROOT / "tests/conformance/toy"
+PAGE = ROOT / "docs/formats/adding-one.md"
+SOURCES = {".py", ".toml"}
+
+
+AUDIT, JOB_PAGE = ROOT / "tests/support/plugins/audit", ROOT / "docs/adding-a-job.md"
+
+
+def blocks(page: Path, kind: str) -> list[tuple[str, str]]:
+    """The blocks of code that a page marks as a ``file`` or an ``excerpt``: path and text."""
+    marked = rf"^<!-- {kind}: (\S+) -->\n```\w+\n(.*?)^```$"
+    return re.findall(marked, page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def sources(folder: Path) -> dict[str, str]:
+    """The source files below a folder, by path."""
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.suffix in SOURCES}
+
+
+def test_the_page_shows_all_files() -> None:
+    assert dict(blocks(JOB_PAGE, "file")) == sources(AUDIT)
+
+
+def test_the_page_shows_parts_of_each_file() -> None:
+    found = sources(TOY)
+    shown = blocks(PAGE, "excerpt")
+    assert {path for path, _ in shown} == set(found)
+    for path, text in shown:
+        for part in text.split("# ...\n"):
+            assert part.strip("\n") in found[path], (path, part)
+
+
+def install_as_typed(page: Path, folder: Path, copied: Path | None = None) -> dict[str, str]:
+    """Install as the page tells: the files that it shows, or a copied folder; the environment that sees the package."""
+    command = re.search(r"^pip install (\S+)$", page.read_text(), re.MULTILINE)
+    assert command is not None
+    source = folder / "memwal-audit"
+    if copied is not None:
+        shutil.copytree(copied, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+    for path, text in blocks(page, "file"):
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_text(text)
+    # Into a folder of its own, and with nothing of a registry: what it depends on is here.
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    here = source if command[1] == "." else folder
+    subprocess.run([*pip, "--target", str(folder / "site"), command[1]], cwd=here, check=True)
+    return {"PYTHONPATH": str(folder / "site")}
+
+
+@pytest.mark.long
+def test_a_job_as_a_reader_types_it(tmp_path: Path) -> None:
+    environ = install_as_typed(JOB_PAGE, tmp_path)
+    made = SHARD.make(str(tmp_path / "t.lance"))
+    typed = re.search(r"^memwal-ops (audit) \S+ (--min-rows) (5)$", JOB_PAGE.read_text(), re.MULTILINE)
+    assert typed is not None
+    assert run_process(typed[1], made.uri, *typed.groups()[1:], **environ).out == "audited: 20 rows.\n"
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        f"state_dir: {tmp_path}/s\ntables: [{{uri: {made.uri}, jobs: {{audit: {{when: base_rows > 5}}}}}}]\n"
+    )
+    done = run_process("run", "--once", "--config", str(file), "--json", **environ)
+    assert "audited" in {one["decision"] for one in done.document["runs"]}
+
+
+def test_the_toy_format_as_a_reader_installs_it(tmp_path: Path) -> None:
+    environ = install_as_typed(PAGE, tmp_path, TOY)
+    made = TOY_FORMAT.make(str(tmp_path / "events"))
+    assert run_process("merge", made.uri, **environ).out.startswith("merged: ")
+    assert made.read_revision(2) == made.expected()
+
+
+def test_its_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text())
+    assert links
+    assert all((PAGE.parent / link).exists() for link in links)
