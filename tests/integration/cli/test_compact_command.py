@@ -1,0 +1,73 @@
+"""``compact`` at the command line: documents, words and exit codes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from memwal_ops import open_table
+from memwal_ops.formats.lance.jobs import catchup, merge
+from memwal_ops.formats.lance.jobs import compact as job
+from tests.support.run_cli import contents, run_here
+from tests.support.tables.workload import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEYS = {
+    *("decision", "why", "fragments_before", "fragments_after", "fragments_removed", "fragments_added"),
+    *("rows_rewritten", "bytes_written", "snapshot_lost", "version", "seconds", "lost_races", "run_id"),
+}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Workload:
+    table = Workload(1, regions=2, base_rows=60).create(str(tmp_path / "t.lance")).step(8)
+    table.close()
+    merge.apply(open_table(table.uri), merge.MergeOptions())
+    catchup.apply(open_table(table.uri), catchup.CatchupOptions())
+    return table
+
+
+def test_documents(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
+    before = contents(made.uri)
+    dry = run_here(capfd, "compact", made.uri, "--dry-run", "--json")
+    assert (dry.code, dry.document["decision"], dry.document["bytes_written"]) == (0, "dry_run", None)
+    assert set(dry.document) == KEYS
+    assert contents(made.uri) == before
+    ran = run_here(capfd, "compact", made.uri, "--json")
+    assert (ran.code, ran.document["decision"], ran.document["why"]) == (0, "compacted", None)
+    assert set(ran.document) == KEYS
+    assert (ran.document["fragments_after"], ran.document["rows_rewritten"]) == (1, len(made.expected()))
+    assert ran.document["bytes_written"] > 0
+    assert ran.document["version"] == open_table(made.uri).version
+    again = run_here(capfd, "compact", made.uri, "--json")
+    assert (again.code, again.document["decision"]) == (0, "unchanged")
+    assert again.document["why"].startswith("No fragment has more than 10% of its rows deleted")
+    assert again.document["version"] == ran.document["version"]
+
+
+def test_words(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
+    dry = run_here(capfd, "compact", made.uri, "--dry-run")
+    assert dry.code == 0
+    assert dry.out.startswith("dry_run: would rewrite 4 fragments into 1 (about), ")
+    ran = run_here(capfd, "compact", made.uri, "--target-rows", "1000")
+    assert ran.code == 0
+    assert ran.out.startswith("compacted: 4 fragments into 1, ")
+    again = run_here(capfd, "compact", made.uri, "--target-rows", "1000")
+    assert again.code == 0
+    assert again.out.startswith("unchanged: nothing was rewritten. No fragment has more than 10%")
+    last = run_here(capfd, "compact", made.uri, "--dry-run")
+    assert (last.code, last.out.startswith("dry_run: would rewrite nothing. No fragment")) == (0, True)
+
+
+def test_a_lost_snapshot_is_reported() -> None:
+    report = job.CompactReport("compacted", "id", None, 4, 1, 4, 1, 10, 100, True, 7, 0, 0.1)
+    assert "run memwal-ops snapshot" in " ".join(report.describe().split())
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many"])
+def test_usage(made: Workload, capfd: pytest.CaptureFixture[str], value: str) -> None:
+    ran = run_here(capfd, "compact", made.uri, "--target-rows", value, "--json")
+    assert (ran.code, ran.document["error"]["reason"]) == (2, "invalid_usage")

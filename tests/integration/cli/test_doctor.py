@@ -1,0 +1,106 @@
+"""``memwal-ops doctor``: what would stop a job later is told before, with what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.run_cli import contents, run_here
+from tests.support.s3_server import s3_client
+from tests.support.tables.workload import Workload
+
+
+def levels(document: Any) -> dict[str, str]:
+    assert all({*one} == {"name", "level", "found", "do"} and one["found"] for one in document["checks"])
+    assert all(one["do"] for one in document["checks"] if one["level"] != "ok")
+    return {one["name"]: one["level"] for one in document["checks"]}
+
+
+def test_this_machine_is_fit(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run_here(capfd, "doctor", "--json")
+    found = levels(outcome.document)
+    assert outcome.code == 0
+    assert {"Python", "pylance", "pyarrow", "memory", "file descriptors", "temporary folder", "Java"} <= found.keys()
+    assert found["pylance"] == "ok"
+    assert "pylance" in run_here(capfd, "doctor").out
+
+
+def test_a_release_that_was_not_tried_is_told(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.metadata.version
+    versions = {"pylance": "99.1", "click": "8.2"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: versions.get(name) or real(name))
+    outcome = run_here(capfd, "doctor", "--json")
+    found = levels(outcome.document)
+    assert (outcome.code, found["pylance"], found["click"]) == (0, "warning", "ok")
+    assert outcome.document["decision"] == "warning"
+    (told,) = [one for one in outcome.document["checks"] if one["name"] == "pylance"]
+    assert "99.1" in told["found"]
+    assert "pip install 'pylance" in told["do"]
+
+
+def test_a_package_that_is_missing_is_an_error(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "tenacity":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    outcome = run_here(capfd, "doctor", "--json")
+    assert (outcome.code, levels(outcome.document)["tenacity"]) == (8, "error")
+
+
+def test_a_local_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table = Workload(1, regions=1, base_rows=5).create(str(tmp_path / "t.lance"))
+    table.close()
+    before = contents(table.uri)
+    outcome = run_here(capfd, "doctor", table.uri, "--json")
+    found = levels(outcome.document)
+    assert outcome.code == 0
+    asked = ("list", "write", "read", "delete", "put-if-absent", "compare-and-swap", "clock", "table")
+    assert {name: found[name] for name in asked} == dict.fromkeys(asked, "ok")
+    assert contents(table.uri) == before, "what it wrote is gone"
+    (tmp_path / "empty").mkdir()
+    assert run_here(capfd, "doctor", str(tmp_path / "empty"), "--json").code == 0
+    assert run_here(capfd, "doctor", str(tmp_path / "none")).code == 3
+    Path(table.uri, "_versions").rename(tmp_path / "away")
+    outcome = run_here(capfd, "doctor", table.uri, "--json")
+    assert outcome.code != 0
+    assert levels(outcome.document)["table"] == "error"
+
+
+@pytest.mark.s3
+def test_a_bucket_whose_rules_fight_with_gc(
+    s3_endpoint: str, s3_bucket: str, s3_options: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [word for key, value in s3_options.items() for word in ("--storage-option", f"{key}={value}")]
+    client = s3_client(s3_endpoint)
+
+    def told() -> tuple[int, dict[str, str]]:
+        outcome = run_here(capfd, "doctor", f"s3://{s3_bucket}/tables/t.lance", "--json", *given)
+        found = levels(outcome.document)
+        return outcome.code, {name: found[name] for name in ("bucket versioning", "lifecycle rules", "delete")}
+
+    def rule(prefix: str, **action: Any) -> None:
+        rules = [{"ID": "r", "Status": "Enabled", "Filter": {"Prefix": prefix}, **action}]
+        client.put_bucket_lifecycle_configuration(Bucket=s3_bucket, LifecycleConfiguration={"Rules": rules})  # type: ignore[typeddict-item]
+
+    assert told() == (0, {"bucket versioning": "ok", "lifecycle rules": "ok", "delete": "ok"})
+    client.put_bucket_versioning(Bucket=s3_bucket, VersioningConfiguration={"Status": "Enabled"})
+    assert told()[1]["bucket versioning"] == "warning"
+    rule("", NoncurrentVersionExpiration={"NoncurrentDays": 3})
+    assert told()[1] == {"bucket versioning": "ok", "lifecycle rules": "ok", "delete": "ok"}
+    rule("logs/", Expiration={"Days": 3})
+    assert told()[1]["lifecycle rules"] == "ok"
+    for prefix in ("", "tables/", "tables/t.lance/_mem_wal"):
+        rule(prefix, Expiration={"Days": 3})
+        code, found = told()
+        assert (code, found["lifecycle rules"]) == (8, "error")

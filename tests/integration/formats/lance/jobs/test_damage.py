@@ -1,0 +1,105 @@
+"""A damaged file of the base table is named, with the code for corruption, whichever job comes upon it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lance
+import pytest
+
+from memwal_ops import open_table
+from memwal_ops.errors import ObjectNotFoundError, StorageCredentialsError, StorageError
+from memwal_ops.formats.lance.damage import name_damage
+from tests.support.run_cli import contents, run_here
+from tests.support.tables.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def inverted(path: Path) -> None:
+    path.write_bytes(bytes(one ^ 0xFF for one in path.read_bytes()))
+
+
+def scalar(path: Path) -> None:
+    path.write_bytes(b"3")
+
+
+DATA, INDEX, TAG, BRANCH = "data/*.lance", "_indices/*/page_data.lance", "_refs/tags/*.json", "_refs/branches/*.json"
+CASES: list[tuple[str, Callable[[Path], None], str, int]] = [
+    *((TAG, harm, job, 9) for harm in (cut, emptied, scalar, inverted) for job in ("gc", "expire", "maintain")),
+    (BRANCH, cut, "gc", 9),
+    (BRANCH, emptied, "expire", 9),
+    *((DATA, harm, job, 9) for harm in (cut, emptied, inverted, Path.unlink) for job in ("merge", "compact")),
+    (DATA, cut, "maintain", 9),
+    (INDEX, cut, "compact", 9),
+    (INDEX, Path.unlink, "compact", 9),
+    (INDEX, inverted, "catchup", 18),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A table with a tag, a branch, an index and generations that wait."""
+    table = Workload(1, regions=2, base_rows=60).create(str(tmp_path_factory.mktemp("whole") / "t.lance"))
+    for _ in range(2):
+        table.step(12)
+        for at in range(2):
+            table.put([at])
+        table.flush()
+    table.close()
+    lance.dataset(table.uri).tags.create("keep", 2)
+    lance.dataset(table.uri).create_branch("side")
+    return table.uri
+
+
+@pytest.mark.parametrize(
+    ("pattern", "harm", "job", "code"), CASES, ids=[f"{job}-{where}-{harm.__name__}" for where, harm, job, _ in CASES]
+)
+def test_the_damaged_file_is_named(
+    whole: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    pattern: str,
+    harm: Callable[[Path], None],
+    job: str,
+    code: int,
+) -> None:
+    uri = str(tmp_path / "t.lance")
+    shutil.copytree(whole, uri)
+    if pattern == INDEX:
+        assert run_here(capfd, "merge", uri).code == 0
+    damaged = min(Path(uri).glob(pattern))
+    harm(damaged)
+    before = contents(uri)
+    done = run_here(capfd, job, uri, *(["--apply"] if job in {"gc", "expire"} else []), "--json")
+    assert done.code == code
+    document = done.document
+    said = document["error"]["message"] if "error" in document else json.dumps(document)
+    assert str(damaged.relative_to(uri)) in said
+    assert code == 18 or (document.get("error", {}).get("reason") or said).count("table_corrupt")
+    # Nothing that was there is gone, and a tag that cannot be read has not let go what it keeps.
+    assert before.keys() <= contents(uri).keys()
+
+
+def test_other_errors_stay_what_they_are(whole: str, tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    shutil.copytree(whole, uri)
+    table = open_table(uri)
+    well = [StorageError("a full disk"), ObjectNotFoundError("data/0.lance is not there")]
+    assert all(name_damage(table, error) is error for error in well)
+    emptied(next(Path(uri).glob(DATA)))
+    refused = StorageCredentialsError("no")
+    assert name_damage(table, refused) is refused
+    assert all(name_damage(table, error) is not error for error in well)

@@ -1,0 +1,161 @@
+"""The collector on S3: drained, deleted, expired, held, and every kind of thing once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from memwal_ops.core.candidates import Verdict
+from memwal_ops.core.holds import release_hold, take_hold
+from memwal_ops.formats.lance.jobs import expire, gc, snapshot
+from memwal_ops.formats.lance.jobs.gc import GcOptions
+from memwal_ops.formats.lance.jobs.gc_candidates import Kind
+from memwal_ops.formats.lance.memwal.snapshots import snapshot_path
+from tests.support.gc_options import IMMEDIATE
+from tests.support.stores import refusing
+from tests.support.tables import wire
+from tests.support.tables.files import Files
+from tests.support.tables.gc_tables import (
+    ZERO,
+    caught_up,
+    collect,
+    entries,
+    epochs_of,
+    expired,
+    firsts,
+    free,
+    generation_folders,
+    grow,
+    merged,
+    paths,
+    planned,
+    reasons,
+    sound,
+    table_of,
+    versions,
+    write,
+)
+from tests.support.tables.layouts import LAYOUTS
+from tests.support.tables.reading import open_dataset
+
+if TYPE_CHECKING:
+    from tests.support.tables.lsm_table import LsmTable
+
+pytestmark = [pytest.mark.s3, pytest.mark.long]
+
+
+@pytest.fixture(params=LAYOUTS)
+def made(request: pytest.FixtureRequest, bucket: tuple[str, dict[str, str]]) -> LsmTable:
+    uri, options = bucket
+    table = request.param(1, regions=1, base_rows=30).create(f"{uri}/deep/t.lance", options)
+    for _ in range(3):
+        grow(table)
+    return table  # type: ignore[no-any-return]
+
+
+@pytest.mark.req("S0-183", "S0-185", "S0-186", "S0-187")
+def test_the_whole_way(made: LsmTable) -> None:
+    (region,) = made.regions
+    files = Files(made.uri, made.storage_options)
+    folders = generation_folders(made)
+    posts, last = firsts(epochs_of(made, region)), max(entries(made, region))
+    assert all("not merged yet" in why for why in reasons(planned(made), Kind.GENERATION).values())
+    assert collect(made).counts[Kind.GENERATION] == Counter({Verdict.HELD: 3})
+    merged(made)
+    assert all("index id_idx" in why for why in reasons(planned(made), Kind.GENERATION).values())
+    caught_up(made)
+    assert all("needed by version" in why for why in reasons(planned(made), Kind.GENERATION).values())
+    expired(made)
+    orphan = write(made, f"_mem_wal/{region}/0badcafe_gen_9/data/x.lance")
+    strange = write(made, f"_mem_wal/{region}/note")
+    drained = collect(made, GcOptions())
+    assert (drained.decision, drained.drained, drained.deleted_objects) == ("drained", 3, 0)
+    assert wire.region_manifest(files, region).generations == {}
+    assert generation_folders(made) == {*folders, orphan.rsplit("/", 2)[0]}
+    assert collect(made, GcOptions()).decision == "nothing_to_delete"
+    sound(made)
+    done = collect(made)
+    assert (done.decision, done.failed) == ("deleted", {})
+    assert done.counts[Kind.ORPHAN] == Counter({Verdict.DELETE: 1})
+    assert set(reasons(done.items[Verdict.UNKNOWN], Kind.UNKNOWN)) == {strange}
+    assert generation_folders(made) == set()
+    assert set(entries(made, region)) == {*posts.values(), last}
+    assert len(versions(made, region)) == 2
+    assert files.listing("_mem_wal_ops/clock") == []
+    sound(made)
+    assert collect(made).decision == "nothing_to_delete"
+    grow(made)
+    merged(made)
+    sound(made)
+
+
+def test_holds_tags_and_branches(made: LsmTable) -> None:
+    table = table_of(made)
+    dataset = open_dataset(made.uri, made.storage_options)
+    dataset.tags.create("audit", table.version)
+    hold = take_hold(table, table.version, timedelta(hours=1))
+    free(made)
+    why = reasons(planned(made), Kind.GENERATION)
+    assert len(why) == 3
+    for said in (f"tag audit at version {table.version}", f"hold {hold.number} of "):
+        assert all(said in text for text in why.values())
+    assert collect(made).drained == 0
+    dataset.tags.delete("audit")
+    expired(made)
+    assert all("hold 1 of" in text for text in reasons(planned(made), Kind.GENERATION).values())
+    dataset.create_branch("side", table.version)
+    release_hold(table, hold.number)
+    expired(made)
+    assert all("branch side" in text for text in reasons(planned(made), Kind.GENERATION).values())
+    open_dataset(made.uri, made.storage_options).branches.delete("side")
+    report = expire.apply(table_of(made), expire.ExpireOptions(ZERO))
+    assert (report.decision, report.frees[0]) == ("expired", 3)
+    assert collect(made).counts[Kind.GENERATION] == Counter({Verdict.DELETE: 3})
+    sound(made)
+
+
+def test_external_snapshots(made: LsmTable) -> None:
+    snapshot.apply(table_of(made), snapshot.SnapshotOptions(0))
+    named = snapshot_path(table_of(made).index.uuid)
+    data = Files(made.uri, made.storage_options).get(named)
+    left = write(made, snapshot_path(uuid4()), data)
+    torn = write(made, snapshot_path(uuid4()), data[:50])
+    assert "a commit may be under way" in reasons(planned(made, GcOptions()), Kind.SNAPSHOT)[left]
+    items = planned(made)
+    assert paths(items, Kind.SNAPSHOT, Verdict.DELETE) == {left}
+    assert set(reasons(items, Kind.SNAPSHOT)) == {named}
+    assert set(reasons(items, Kind.UNKNOWN)) == {torn}
+    collect(made)
+    standing = Files(made.uri, made.storage_options).listing("_indices/")
+    assert (left in standing, named in standing, torn in standing) == (False, True, True)
+
+
+def test_refusals_and_limits(made: LsmTable) -> None:
+    free(made)
+    folder = min(generation_folders(made))
+    stuck = next(
+        path for path in Files(made.uri, made.storage_options).listing(f"{folder}/") if path.endswith(".manifest")
+    )
+    report = collect(made, store=refusing(lambda path: path == stuck))
+    assert (report.decision, set(report.failed)) == ("incomplete", {stuck})
+    assert generation_folders(made) == {folder}
+    for _ in range(100):
+        report = collect(made, replace(IMMEDIATE, max_deletes=4))
+        assert report.deleted_objects <= 4
+        if not report.limited:
+            break
+    assert generation_folders(made) == set()
+    sound(made)
+
+
+def test_planning_writes_nothing(made: LsmTable) -> None:
+    free(made)
+    before = Files(made.uri, made.storage_options).listing("")
+    gc.plan(table_of(made), GcOptions())
+    expire.plan(table_of(made), expire.ExpireOptions(ZERO))
+    assert Files(made.uri, made.storage_options).listing("") == before

@@ -1,0 +1,45 @@
+"""Every place that deletes objects of a table is known, with what proves that it may."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import memwal_ops
+
+ROOT = Path(memwal_ops.__file__).parent
+# Per module and function the proof. Whatever others may know of goes through delete_proven.
+PROOFS = {
+    ("core/anchors.py", "delete_proven"): "the caller's, made on what the anchors stand for",
+    ("core/guard.py", "discard"): "files of the run's own, of random names, that nothing visible names",
+    ("cli/doctor.py", "_deleted"): "the object of a random name that it wrote to try whether it may",
+    ("formats/zeppelin/jobs/merge.py", "_pass"): "the staging record of the run's own lease token",
+    ("core/guard.py", "delete_many"): "passes on what it was asked for",
+    ("core/leases.py", "_prune"): "numbers far behind the newest; a lease saves work, and proves nothing",
+    ("core/holds.py", "announced_expiry"): "the announcement that the same run made",
+    ("core/holds.py", "_sweep"): "entries that ended a day ago by the slower of our clock and the store's",
+}
+# They are the stores; the probe and the clock delete what they wrote a moment ago under a random name.
+STORES = "storage/"
+
+
+def callers() -> set[tuple[str, str]]:
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        name = str(path.relative_to(ROOT))
+        if name.startswith(STORES):
+            continue
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                found |= {
+                    (name, function.name)
+                    for call in ast.walk(function)
+                    if isinstance(call, ast.Call)
+                    and isinstance(call.func, ast.Attribute)
+                    and call.func.attr in {"delete_many", "cleanup_old_versions"}
+                }
+    return found
+
+
+def test_every_deletion_has_a_stated_proof() -> None:
+    assert callers() == PROOFS.keys()

@@ -1,0 +1,173 @@
+"""What a region writer refuses, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import lance
+import pyarrow as pa
+import pytest
+
+from memwal_ops import WalCorrupt, open_table
+from memwal_ops.errors import (
+    InvalidUsageError,
+    UnsupportedFeatureError,
+)
+from memwal_ops.formats.lance.memwal.region_files import entry_path
+from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
+from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
+from memwal_ops.memwal import read
+from tests.integration.contracts import small
+from tests.integration.formats.lance.test_region_writer import REGION, made, rows, seen, writer
+from tests.support.tables import wire
+from tests.support.tables.files import Files
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return made(tmp_path)
+
+
+@pytest.mark.req("S0-125")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (rows(1).drop_columns(["n"]), "these are expected"),
+        (rows(1).append_column("x", [[1]]), "these are expected"),
+        (rows(1).drop_columns(["s"]).append_column("n", [[1]]), "these are expected"),
+        (rows(1).set_column(0, "id", [pa.array([None], pa.int64())]), "NULL"),
+        (rows(1).set_column(1, "n", [pa.array(["many"])]), "The column n is string"),
+        (rows(1).set_column(1, "n", [pa.array([2**40])]), "The column n is int64"),
+    ],
+)
+def test_rows_that_are_refused(uri: str, wrong: pa.Table, message: str) -> None:
+    one = writer(uri)
+    with pytest.raises(InvalidUsageError, match=message):
+        one.put(wrong)
+    assert one.unflushed() == ()
+    with pytest.raises(InvalidUsageError):
+        one.delete(rows(1))
+    with pytest.raises(InvalidUsageError, match="NULL"):
+        one.delete(pa.table({"id": pa.array([None], pa.int64())}))
+    assert one.put(rows(1).select(["s", "id", "n"])) == 1, "any order"
+
+
+def test_a_closed_writer_and_a_sealed_region(uri: str) -> None:
+    one = writer(uri)
+    one.close()
+    with pytest.raises(InvalidUsageError, match="closed"):
+        one.put(rows(1))
+    region = open_table(uri).region(REGION)
+    assert region.commit(replace(region.latest().next(), status=RegionStatus.SEALED))
+    with pytest.raises(InvalidUsageError, match="sealed"):
+        writer(uri)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-40], "truncated"),
+        (lambda data: b"", "truncated"),
+        (lambda data: data.replace(b"writer_epoch", b"writer_xpoch"), "has no writer epoch"),
+        (lambda data: data[:-80] + b"\xff" * 40 + data[-40:], "not a readable Lance file"),
+        (None, "is missing"),
+    ],
+    ids=["cut", "empty", "no epoch", "overwritten", "missing"],
+)
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.req("S0-031", "S0-046")
+def test_an_entry_that_cannot_be_read_is_not_guessed(uri: str, number: int, damage: Any, message: str) -> None:
+    """Entries stand behind it: neither a writer nor a reader takes it for the end of the log."""
+    one = writer(uri)
+    for stamp in (1, 2, 3):
+        one.put(rows(stamp, stamp=1))
+    path = Path(uri, entry_path(REGION, number))
+    good = path.read_bytes()
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(good))
+    before = Files(uri).listing(f"_mem_wal/{REGION}/wal")
+    for action in (lambda: writer(uri), lambda: read(uri).scan().to_table()):
+        with pytest.raises(WalCorrupt, match=message):
+            action()
+    assert Files(uri).listing(f"_mem_wal/{REGION}/wal") == before
+    path.write_bytes(good)
+    assert seen(uri) == {1: 1, 2: 1, 3: 1}
+
+
+@pytest.mark.parametrize(("left", "seen_before"), [(0, 3), (39, None), (200, None), (-1, 3)])
+def test_the_last_entry_cut_short_was_never_acknowledged(uri: str, left: int, seen_before: int | None) -> None:
+    """Its writer was stopped in the middle of the put; the next one goes on behind it, and so does the one after."""
+    one = writer(uri)
+    for number in (1, 2, 3):
+        one.put(rows(number, stamp=1))
+    if seen_before:
+        region = open_table(uri).region(REGION)
+        assert region.commit(region.latest().next().with_wal_id_last_seen(seen_before))
+    path = Path(uri, entry_path(REGION, 3))
+    path.write_bytes(cut := path.read_bytes()[:left])
+    assert {row["id"]: row["n"] for row in read(uri).scan().to_table().to_pylist()} == {1: 11, 2: 21, 3: 30}
+    two = writer(uri)
+    two.put(rows(4, stamp=2))  # and dies
+    assert {row["id"]: row["n"] for row in read(uri).scan().to_table().to_pylist()} == {1: 11, 2: 21, 3: 30, 4: 42}
+    assert seen(uri) == {1: 1, 2: 1, 3: 0, 4: 2}
+    assert path.read_bytes() == cut, "nothing is overwritten"
+
+
+def test_nothing_but_an_entry_cut_short(uri: str) -> None:
+    writer(uri).put(rows(1, stamp=1))
+    Path(uri, entry_path(REGION, 1)).write_bytes(b"LANC")
+    two = writer(uri)
+    assert two.flush() is None
+    assert two.put(rows(1, stamp=2)) == 1
+    two.close()
+    found = wire.region_manifest(Files(uri), str(REGION))
+    assert (found.replay_after, sorted(found.generations)) == (2, [1])
+    assert seen(uri) == {1: 2, 2: 0, 3: 0}
+
+
+def test_an_entry_that_was_seen_once_and_is_gone(uri: str) -> None:
+    """The last entry is missing, and a snapshot builder saw it: the log does not end there (S0-046)."""
+    one = writer(uri)
+    one.put(rows(1, stamp=1))
+    one.put(rows(2, stamp=1))
+    region = open_table(uri).region(REGION)
+    assert region.commit(region.latest().next().with_wal_id_last_seen(2))
+    Path(uri, entry_path(REGION, 2)).unlink()
+    with pytest.raises(WalCorrupt, match="is missing"):
+        writer(uri)
+
+
+def test_an_entry_of_another_writer_of_the_specification(uri: str) -> None:
+    writer(uri).put(rows(1, stamp=1))
+    path = Path(uri, entry_path(REGION, 1))
+    path.write_bytes(path.read_bytes().replace(b"memwal-ops.field_ids", b"memwal-ops.xield_ids"))
+    assert seen(uri) == {1: 1, 2: 0, 3: 0}
+
+
+def test_unknown_columns(uri: str) -> None:
+    writer(uri).put(rows(4))
+    path = Path(uri, entry_path(REGION, 1))
+    path.write_bytes(path.read_bytes().replace(b"memwal-ops.field_ids", b"memwal-ops.xield_ids"))
+    lance.dataset(uri).drop_columns(["n"])
+    with pytest.raises(UnsupportedFeatureError, match="no field ids"):
+        writer(uri)
+
+
+def test_an_unclaimed_epoch(uri: str) -> None:
+    one = writer(uri)
+    one.epoch = 9  # its manifest is lost
+    one.put(rows(4))
+    with pytest.raises(WalCorrupt, match="newest manifest has"):
+        writer(uri)
+
+
+def test_regions_of_pylance_are_left_to_it(tmp_path: Path) -> None:
+    uri = small.make(str(tmp_path), small.rows(0, 1))
+    small.flush(uri, small.rows(1, 2, 3))
+    with pytest.raises(InvalidUsageError, match="written by pylance"):
+        RegionWriter(open_table(uri), uuid4())

@@ -1,0 +1,50 @@
+"""The tables of the store, and that a small change touches little."""
+
+from __future__ import annotations
+
+import duckdb
+import numpy as np
+import pytest
+
+from memwal_ops.formats import lm_diskann
+from tests.support.lm_diskann.decoder import View
+
+TABLES = {
+    "lmd_metadata", "lmd_delta_blocks", "lmd_slots", "lmd_free_nodes", "lmd_lookup", "lmd_tombstoned_nodes",
+    "lmd_backlink_overflow", "lmd_entry_points", "lmd_codebooks", "lmd_sweep_list", "lmd_heal_list",
+}  # fmt: skip
+
+
+@pytest.mark.req("S2-004", "S2-014", "S2-026", "S2-039", "S2-055", "S2-056", "S2-085", "S2-086")
+def test_what_a_deletion_and_an_insert_write(folder: str, vectors: np.ndarray) -> None:
+    lm_diskann.create(folder, dimension=16, R=16, L=60)
+    with lm_diskann.open(folder) as index:
+        index.insert(np.arange(2000), vectors[:2000])
+        index.delete([7])
+        deleted = index.epoch
+        index.insert([7], vectors[2000:2001])
+        inserted = index.epoch
+    with duckdb.connect(f"{folder}/diskann_store.duckdb", read_only=True) as store:
+        assert {one for (one,) in store.execute("SELECT table_name FROM duckdb_tables()").fetchall()} == TABLES
+        assert not store.execute("SELECT * FROM duckdb_indexes()").fetchall(), "kept in memory while the store is open"
+        assert store.execute("SELECT * FROM lmd_tombstoned_nodes").fetchall() == [(7, deleted)]
+        assert store.execute("SELECT node_id, reason, since_epoch FROM lmd_sweep_list").fetchall() == [
+            (7, "tombstoned", deleted)
+        ]
+        found = store.execute("SELECT node_id, added_epoch, removed_epoch FROM lmd_lookup WHERE row_id = 7 ORDER BY 1")
+        assert found.fetchall() == [(7, deleted - 1, deleted), (2000, inserted, None)]
+        rows = store.execute("SELECT node_id, version, commit_epoch, origin_txn, is_tombstone FROM lmd_delta_blocks")
+        deltas = {(node, epoch): (version, origin, dead) for node, version, epoch, origin, dead in rows.fetchall()}
+    assert [key for key in deltas if key[1] == deleted] == [(7, deleted)], "one block"
+    touched = [key for key in deltas if key[1] == inserted]
+    assert 0 < len(touched) <= 2 * 16 * 16
+    assert len({deltas[key][1] for key in touched}) == 1
+    view = View(folder)
+    for (node, epoch), (version, origin, dead) in deltas.items():
+        block = view.block(node, epoch)
+        assert block is not None
+        assert (block["version"], block["origin_txn"], block["creation_epoch"]) == (version, origin, epoch)
+        assert block["tombstoned"] == dead
+    before = view.block(7, deleted - 1)
+    assert before is not None
+    assert not before["tombstoned"]

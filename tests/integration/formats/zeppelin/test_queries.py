@@ -1,0 +1,174 @@
+"""What queries find: in the log, in the segment, in a namespace that a script wrote."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from memwal_ops import open_table, run_job
+from memwal_ops.formats import zeppelin
+from memwal_ops.formats.zeppelin.jobs import merge
+from tests.support.overtaken import Overtaken
+from tests.support.zeppelin import independent
+from tests.support.zeppelin.merging import FAST
+from tests.support.zeppelin.namespace import NamespaceUnderTest
+
+CREATED = "2026-01-15T10:00:00Z"
+
+
+@pytest.mark.req("S4-008")
+def test_queries_see_the_log(made: NamespaceUnderTest) -> None:
+    def found(**more: Any) -> dict[str, tuple[float, ...]]:
+        return {one["id"]: one["distance"] for one in zeppelin.query(made.uri, vector=[1, 1, 0, 0], k=99, **more)}
+
+    strong = found()
+    assert strong.keys() == made.expected().keys()
+    assert found(consistency="eventual") == {}
+    run_job(made.uri, "merge")
+    assert found() == found(consistency="eventual") == pytest.approx(strong)
+    made.put("b", "z", deletes=("e",))
+    assert found().keys() == made.expected().keys()
+    assert "z" not in found(consistency="eventual")
+    red = zeppelin.query(made.uri, vector=[1, 1, 0, 0], k=99, filter={"color": "red"})
+    assert {one["id"] for one in red} == {name for name, row in made.expected().items() if row[1].get("color") == "red"}
+    for values, more in made.expected().values():
+        best = zeppelin.query(made.uri, vector=values, k=1)[0]
+        assert best["distance"] < 1e-5
+        assert best["attributes"] == more
+
+
+def test_distances(tmp_path: Path) -> None:
+    expected = {"cosine": [0.0, 1.0, 2.0], "euclidean": [1.0, 5.0, 9.0], "dot_product": [-2.0, 0.0, 1.0]}
+    for metric, distances in expected.items():
+        uri = str(tmp_path / metric)
+        zeppelin.create(uri, dimensions=2, metric=metric)
+        rows = [("x", [2, 0]), ("y", [0, 2]), ("z", [-2 if metric == "euclidean" else -1, 0])]
+        zeppelin.open_writer(uri).append([{"id": name, "values": values} for name, values in rows])
+        for _ in range(2):
+            found = zeppelin.query(uri, vector=[1, 0])
+            assert [one["id"] for one in found] == ["x", "y", "z"]
+            assert [one["distance"] for one in found] == pytest.approx(distances)
+            run_job(uri, "merge")
+
+
+def test_text_queries(tmp_path: Path) -> None:
+    uri = str(tmp_path / "ns")
+    zeppelin.create(uri, dimensions=1)
+    texts = ["red car", "red red wine", "blue sky", "a red house with many other words in it"]
+    rows = [{"id": str(at), "values": [at + 1], "attributes": {"t": one}} for at, one in enumerate(texts)]
+    zeppelin.open_writer(uri).append(rows)
+    before = zeppelin.query(uri, text="red", field="t")
+    assert [one["id"] for one in before] == ["1", "0", "3"]
+    run_job(uri, "merge", fts_field=("t",), clusters=3)
+    assert opened_fields(uri) == ("t",)
+    after = zeppelin.query(uri, text="red", field="t")
+    assert [one["id"] for one in after] == ["1", "0", "3"]
+    assert [one["distance"] for one in after] == pytest.approx([one["distance"] for one in before])
+    assert zeppelin.query(uri, text="green", field="t") == []
+
+
+def opened_fields(uri: str) -> tuple[str, ...]:
+    found: Any = open_table(uri)
+    fields: tuple[str, ...] = found.manifest.segments[0].fts_fields
+    return fields
+
+
+def test_within_a_fragment_deletes_apply_first_and_the_later_upsert_wins(tmp_path: Path) -> None:
+    made = Script(tmp_path / "ns")
+    made.fragment([("a", [1, 0]), ("b", [2, 0]), ("a", [3, 0])], ["b", "z"])
+    assert made.read() == {"a": ((3.0, 0.0), {}), "b": ((2.0, 0.0), {})}
+    assert run_job(made.uri, "merge", metric="euclidean").decision == "merged"
+    assert made.read() == {"a": ((3.0, 0.0), {}), "b": ((2.0, 0.0), {})}
+
+
+class Script:
+    """A namespace that a script after the document wrote: no meta.json, no history, its own checksums and order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.uri, self.number = path, str(path), 0
+        path.mkdir()
+        self.write({"fragments": [], "segments": [], "pending_deletes": [], "fencing_token": 42, "updated_at": "x"})
+
+    def write(self, manifest: dict[str, Any]) -> None:
+        (self.path / "manifest.json").write_text(json.dumps(manifest))
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
+        return found
+
+    def fragment(self, vectors: list[Any], deletes: list[str], name: str | None = None) -> str:
+        self.number += 1
+        name = name or f"01HXYZ{self.number:020}"
+        rows = [{"id": one[0], "values": one[1], "attributes": one[2] if len(one) > 2 else {}} for one in vectors]
+        body = json.dumps({"deletes": deletes, "vectors": rows}, sort_keys=True, separators=(",", ":"))
+        document = {"id": name, "namespace": self.path.name, "vectors": rows, "deletes": deletes,
+                    "checksum": xxhash.xxh64_intdigest(body.encode()), "created_at": CREATED}  # fmt: skip
+        key = f"{self.path.name}/wal/{name}.fragment.json"
+        (self.path / "wal").mkdir(exist_ok=True)
+        (self.path / "wal" / f"{name}.fragment.json").write_text(json.dumps(document, indent=2))
+        manifest = self.manifest
+        manifest["fragments"].append({"id": name, "key": key, "vector_count": len(rows), "delete_count": len(deletes),
+                                      "created_at": "2026-01-15T10:00:00Z"})  # fmt: skip
+        self.write(manifest)
+        return name
+
+    def segment(self, name: str, rows: list[Any]) -> None:
+        folder = self.path / "segments" / name
+        folder.mkdir(parents=True)
+        width = len(rows[0][1])
+        (folder / "centroids.bin").write_bytes(struct.pack(f"<II{width}f", 1, width, *rows[0][1]))
+        packed = b"".join(struct.pack("<I", len(one)) + one.encode() + struct.pack(f"<{width}f", *v) for one, v in rows)
+        (folder / "cluster_0.bin").write_bytes(struct.pack("<II", len(rows), width) + packed)
+        (folder / "attrs_0.bin").write_text(json.dumps([None] * len(rows)))
+        manifest = self.manifest
+        manifest["segments"].append({"id": name, "key_prefix": f"{self.path.name}/segments/{name}/",
+                                     "vector_count": len(rows), "centroid_count": 1, "created_at": "x",
+                                     "quantization": None, "bitmap_fields": [], "fts_fields": []})  # fmt: skip
+        self.write(manifest)
+
+    def read(self) -> independent.Rows:
+        return independent.Reader(self.uri).read()
+
+
+@pytest.mark.req("S4-004", "S4-012", "S4-014")
+def test_a_scripts_namespace(tmp_path: Path) -> None:
+    """Two segments of which the later wins, ids that are pending, and a log whose order is the manifest's."""
+    made = Script(tmp_path / "ns")
+    made.segment("seg-1", [("a", [1, 0]), ("b", [2, 0]), ("c", [3, 0])])
+    made.segment("seg-2", [("b", [20, 0]), ("d", [4, 0]), ("p", [5, 0]), ("q", [6, 0])])
+    made.fragment([("e", [7, 0]), ("q", [60, 0])], ["c"], name="01ZZZZ0000000000000000000A")
+    made.fragment([("e", [8, 0])], [], name="01AAAA0000000000000000000A")
+    made.write({**made.manifest, "pending_deletes": ["p", "q"]})
+    expected = {"a": 1.0, "b": 20.0, "d": 4.0, "e": 8.0, "q": 60.0}
+    found = zeppelin.query(made.uri, vector=[1, 0], k=99, metric="euclidean")
+    assert {one["id"] for one in found} == expected.keys()
+    report = run_job(made.uri, "merge")
+    assert report.decision == "merged"
+    assert "cosine" in report.to_json()["warnings"][0], "nothing tells the metric"
+    assert {name: row[0][0] for name, row in made.read().items()} == expected
+    assert made.manifest["pending_deletes"] == []
+    assert made.manifest["fencing_token"] == 43, "above the one that the manifest had"
+    assert [one["vector_count"] for one in made.manifest["segments"]] == [5]
+
+
+@pytest.mark.req("S4-014")
+def test_ids_that_are_hidden_while_a_compaction_runs_stay_hidden(tmp_path: Path) -> None:
+    made = Script(tmp_path / "ns")
+    made.segment("seg-1", [("a", [1, 0]), ("b", [2, 0])])
+    made.fragment([("c", [3, 0])], [])
+
+    def hide() -> None:
+        made.write({**made.manifest, "pending_deletes": ["b"]})
+
+    table: Any = open_table(made.uri)
+    store = Overtaken(table.store, 6, hide, writes=True)
+    report = merge.apply(replace(table, store=store), FAST)
+    assert report.decision == "merged"
+    assert {*made.read()} == {"a", "c"}
