@@ -1,0 +1,69 @@
+"""What a command imports before it has anything to do: help and the supervisor's commands wait for no pylance."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memwal_ops.core.leases import Holder, acquire
+from memwal_ops.core.registry import all_job_specs, open_table
+from tests.support.tables.workload import Workload
+
+HEAVY = ("lance", "pyarrow", "pyspark", "pandas", "numpy", "boto3", "botocore")
+PROGRAM = """
+import json, sys
+from memwal_ops.cli.main import main
+try:
+    main(json.loads(sys.argv[1]))
+except SystemExit as ended:
+    code = ended.code
+loaded = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
+sys.stderr.write("\\n" + json.dumps([code, loaded]))
+"""
+
+
+def ran(*arguments: str) -> tuple[int, list[str]]:
+    """The exit code of a command, and which heavy modules its process imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(arguments), json.dumps(HEAVY)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    code, loaded = json.loads(done.stderr.splitlines()[-1])
+    return code, loaded
+
+
+OTHERS = ("check", "config", "demo", "doctor", "history", "hold", "lease", "probe", "run", "status")
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), *((name, "--help") for name in OTHERS)])
+def test_help_imports_no_pylance(arguments: tuple[str, ...]) -> None:
+    code, loaded = ran(*arguments)
+    if arguments[0] in {"demo", "hold", "probe", "run", "status"}:
+        # They open tables or stores, and may import the clients of those; never PySpark.
+        assert "pyspark" not in loaded
+    else:
+        assert loaded == []
+    assert code == 0
+
+
+@pytest.mark.parametrize("name", sorted(all_job_specs()))
+def test_the_help_of_a_job_imports_nothing_heavy(name: str) -> None:
+    assert ran(name, "--help") == (0, [])
+
+
+def test_what_reads_no_table_imports_no_pylance(tmp_path: Path) -> None:
+    table = Workload(1, regions=1, base_rows=5).create(str(tmp_path / "t.lance"))
+    table.close()
+    lease, _ = acquire(open_table(table.uri).store, "merge", Holder("0", "test"))
+    assert lease is not None
+    file = tmp_path / "c.yaml"
+    file.write_text(f"state_dir: {tmp_path}/state\nhttp: {{port: 1}}\ntables: [{{uri: {table.uri}}}]\n")
+    assert ran("config", "check", str(file)) == (0, [])
+    assert ran("history", "--config", str(file))[1] == []
+    code, loaded = ran("lease", "list", table.uri)
+    assert (code, set(loaded) & {"lance", "pyarrow", "pyspark"}) == (0, set())
+    assert ran("check", "--nagios", "--config", str(file))[1] == []

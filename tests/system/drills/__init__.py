@@ -1,0 +1,1 @@
+"""Runbooks, executed: each page's commands on a table that is in the state of which the page speaks."""

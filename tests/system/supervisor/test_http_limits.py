@@ -1,0 +1,192 @@
+"""What clients of the HTTP side may do: connect by the thousand, idle, trickle, read nothing, ask for other hosts."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from memwal_ops import open_table
+from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.observe import http as module
+from memwal_ops.supervisor.observe.http import HttpServer
+from tests.support.service import configure, service
+from tests.support.waiting import until
+
+LARGE = b"x" * (64 << 20)
+
+
+def serve(host: str = "127.0.0.1", allowed_hosts: tuple[str, ...] = ()) -> HttpServer:
+    return HttpServer(
+        host, 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: LARGE, status=dict,
+        runs=lambda **_: [], allowed_hosts=allowed_hosts,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def served() -> Iterator[HttpServer]:
+    server = serve()
+    yield server
+    server.close()
+
+
+def ask(port: int, path: str = "/healthz", **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def connections() -> int:
+    return sum("process_request" in thread.name for thread in threading.enumerate())
+
+
+def connect(port: int, held: ExitStack) -> socket.socket:
+    return held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+
+
+def ended(client: socket.socket, seconds: float) -> bool:
+    """Whether the server hangs up within that time; what it sends is thrown away."""
+    ends = time.monotonic() + seconds
+    client.settimeout(0.1)
+    while time.monotonic() < ends:
+        try:
+            if not client.recv(1 << 20):
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+def test_idle_clients_are_limited_and_block_no_other(served: HttpServer) -> None:
+    before = connections()
+    with ExitStack() as held:
+        idle = [connect(served.port, held) for _ in range(300)]
+        assert ask(served.port) == (200, "ok\n")
+        assert connections() - before <= 64
+        assert ended(idle[0], 5), "the oldest gives way"
+        assert not ended(idle[-1], 0.3), "the newest stays"
+    until(lambda: connections() == before)
+
+
+def test_a_request_has_a_deadline_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then renews nothing; neither does an answer that is read slowly or never."""
+    monkeypatch.setattr(module, "_REQUEST_SECONDS", 2.0)
+    server = serve()
+    try:
+        before = connections()
+        with ExitStack() as held:
+            trickling, silent, reads_nothing = (connect(server.port, held) for _ in range(3))
+            reads_nothing.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            began = time.monotonic()
+            with suppress(OSError):
+                for letter in b"GET /healthz HTTP/1.0\r\nX: " + b"x" * 1000:
+                    trickling.sendall(bytes([letter]))
+                    time.sleep(0.1)
+            assert 1.5 < time.monotonic() - began < 20
+            assert ended(silent, 20)
+            until(lambda: connections() == before)
+        assert ask(server.port) == (200, "ok\n")
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:1", 200),
+        ("LocalHost:9464", 200),
+        ("localhost.", 200),
+        ("[::1]:9464", 200),
+        ("10.1.2.3", 200),
+        ("metrics.example.org", 200),
+        ("evil.example.org", 421),
+        ("127.0.0.1.evil.example.org", 421),
+        ("localhost.evil.example.org:9464", 421),
+        ("user@evil.example.org", 421),
+        ("[", 421),
+        ("", 421),
+    ],
+)
+def test_only_a_host_of_its_own_is_answered(host: str, code: int) -> None:
+    """A name that a stranger's DNS has pointed at this address is none."""
+    server = serve(allowed_hosts=("Metrics.example.org",))
+    try:
+        found, text = ask(server.port, Host=host)
+        assert found == code
+        if code == 421:
+            assert "http.allowed_hosts" in json.loads(text)["error"]
+            assert "ready" not in text
+    finally:
+        server.close()
+
+
+def test_every_host_header_counts_and_none_is_none(served: HttpServer) -> None:
+    for sent, code in (
+        (b"Host: localhost\r\nHost: evil.example.org\r\n", b"421"),
+        (b"Host: evil.example.org\r\nHost: localhost\r\n", b"421"),
+        (b"", b"200"),
+    ):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
+            client.sendall(b"GET /healthz HTTP/1.0\r\n" + sent + b"\r\n")
+            assert client.recv(100).split()[1] == code
+
+
+def test_where_it_is_bound_everywhere_it_answers_to_the_name_of_the_machine() -> None:
+    server = serve("0.0.0.0")
+    try:
+        assert ask(server.port, Host=f"{socket.gethostname()}:1")[0] == 200
+        assert ask(server.port, Host="evil.example.org")[0] == 421
+    finally:
+        server.close()
+
+
+def test_the_configuration_names_more_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("http: {allowed_hosts: [metrics.example.org]}\ntables: [{uri: /t}]\n")
+    assert load_settings(str(file), {}).config.http.allowed_hosts == ["metrics.example.org"]
+
+
+@pytest.mark.long
+def test_more_connections_than_descriptors_stop_no_maintenance(tables: list, tmp_path: Path) -> None:
+    """Nor for a while after: nothing failed meanwhile, so nothing is in back-off."""
+    needed, (soft, hard) = 1300, resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard == resource.RLIM_INFINITY or hard >= needed, "this test needs more descriptors"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+    # A worker for each run, so that the service opens pipes all the time.
+    config = configure(tmp_path, "merge: {schedule: 1s}", more="pools: {merge: {max_runs: 1}, watch: {max_runs: 1}}")
+    try:
+        with service(config) as running, ExitStack() as held:
+            port = running.port
+            resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (1024, 1024))
+            clients = [connect(port, held) for _ in range(1100)]
+            for client in clients[-200:]:
+                with suppress(OSError):
+                    client.sendall(b"GET /healthz HTT")
+            for table in tables:
+                table.put([3, 5])
+                table.flush()
+            until(lambda: not any(read_backlog(open_table(table.uri)).pending for table in tables))
+            done = len(running.runs(job="merge"))
+            until(lambda: len(running.runs(job="merge")) > done + 5)
+            assert running.get("/healthz") == "ok\n"
+            held.close()
+            assert [one for one in running.runs() if one["outcome"] not in {"succeeded", "running"}] == []
+            assert {table["look_error"] for table in running.get("/api/v1/status")["tables"]} == {None}
+            assert "Too many open files" not in running.log_path.read_text()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

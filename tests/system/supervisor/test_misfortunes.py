@@ -1,0 +1,279 @@
+"""What goes wrong around a supervisor, and must neither lose, starve nor wedge anything, nor be told wrongly."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import threading
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from memwal_ops.core.leases import Holder
+from memwal_ops.errors import HistoryError, TableNotFoundError
+from memwal_ops.supervisor.config.loader import ConfigProblemsError, load_settings
+from memwal_ops.supervisor.observe.heartbeat import Heartbeat
+from memwal_ops.supervisor.scheduling.discovery import FoundTable, discover
+from memwal_ops.supervisor.scheduling.timers import Timers
+from memwal_ops.supervisor.state import history as history_module
+from memwal_ops.supervisor.state.directory import StateDir
+from memwal_ops.supervisor.state.history import History
+from memwal_ops.supervisor.workers.leasing import LeaseClient
+from tests.support.fakes import START, Stage
+from tests.support.run_cli import run_here
+from tests.support.tables.workload import Workload
+from tests.system.supervisor.conftest import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# -- tables that come and go
+
+
+def test_two_patterns_that_find_one_name(tmp_path: Path) -> None:
+    for folder, names in (("eu", ("orders", "users")), ("us", ("orders", "users", "own"))):
+        for name in names:
+            (tmp_path / folder / f"{name}.lance").mkdir(parents=True)
+            (tmp_path / folder / f"{name}.lance/file").touch()
+    file = tmp_path / "c.yaml"
+    text = f"tables: [{{pattern: '{tmp_path}/eu/*.lance'}}, {{pattern: '{tmp_path}/us/*.lance'}}]\n"
+    file.write_text(text)
+    found = discover(load_settings(str(file), {}).tables)
+    assert [table.uri for table in found.tables] == [
+        f"{tmp_path}/{path}.lance" for path in ("eu/orders", "eu/users", "us/own")
+    ]
+    (fault,) = found.faults
+    assert "us/orders.lance has the name 'orders' of" in fault.why
+    assert "(2 such tables)" in fault.why
+    file.write_text(text.replace("us/*.lance'", "us/*.lance', name: us"))
+    named = discover(load_settings(str(file), {}).tables)
+    assert (len(named.tables), named.faults) == (5, ())
+
+
+def lease_client_for(table_uri: str, tmp_path: Path) -> tuple[LeaseClient, FoundTable, list[Callable[[], None]]]:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"tables: [{{uri: {table_uri}}}]\n")
+    (entry,) = load_settings(str(file), {}).tables
+    posted: list[Callable[[], None]] = []
+    leases = LeaseClient(Holder("us", "us@here"), timedelta(minutes=5), posted.append)
+    return leases, FoundTable("t", table_uri, entry), posted
+
+
+def test_a_lease_makes_no_table_of_nothing(tmp_path: Path) -> None:
+    """A listing of the folder would take it for one."""
+    leases, found, posted = lease_client_for(str(tmp_path / "tables/typo.lance"), tmp_path)
+    answers: list[Any] = []
+    leases.acquire(found, "merge", lambda taken, error: answers.append((taken, error)))
+    leases.close(wait=True)
+    for one in posted:
+        one()
+    ((taken, error),) = answers
+    assert taken is None
+    assert isinstance(error, TableNotFoundError)
+    assert not (tmp_path / "tables").exists()
+
+
+def test_a_lease_that_is_given_back_brings_no_table_back(table: Workload, tmp_path: Path) -> None:
+    leases, found, posted = lease_client_for(table.uri, tmp_path)
+    taken: list[Any] = []
+    leases.acquire(found, "merge", lambda answer, _: taken.append(answer))
+    leases.close(wait=True)
+    posted[0]()
+    again, _, _ = lease_client_for(table.uri, tmp_path)
+    shutil.rmtree(table.uri)
+    again.release(found, taken[0][0], "failed")
+    again.close(wait=True)
+    assert not Path(table.uri).exists()
+
+
+# -- the clock
+
+
+def test_a_clock_that_is_put_back_stops_nothing(tmp_path: Path) -> None:
+    """The next due times are from the clock that was ahead; no job must wait until that time."""
+    stage = Stage(tmp_path, "defaults: {jobs: {merge: {schedule: 10m}}}\n" + TABLES)
+    timers = Timers(stage.scheduler, timedelta(hours=1))
+    monotonic = [1000.0]
+    stage.clock.monotonic = lambda: monotonic[0]  # type: ignore[method-assign]
+    timers._ahead = timers._offset()
+    timers.every("discover", timedelta(minutes=5), lambda: None)
+    timers.sync()
+    stage.turn()
+    stage.answer("a")
+    for _ in range(3):
+        stage.due("b")
+        stage.turn(0)
+        stage.answer("b", outcome="failed", exit_code=24)
+        stage.scheduler.tables["b"].entries["merge"].not_before = None
+    stage.scheduler.tables["b"].entries["merge"].not_before = stage.clock.now() + timedelta(minutes=10)
+    stage.clock.seconds -= 400 * 86400
+    monotonic[0] += 1
+    timers.check_clock()
+    now = stage.clock.now()
+    scheduler = timers._apscheduler
+    scheduler.start(paused=True)
+    for name, longest in (("poll a", 30), ("run a merge", 660), ("poll b", 30)):
+        fires = scheduler.get_job(name).next_run_time
+        assert now <= fires <= now + timedelta(seconds=longest), name
+    b = stage.scheduler.tables["b"].entries["merge"]
+    assert b.not_before is not None
+    assert b.not_before <= now + timedelta(minutes=10)
+    assert stage.job("a")["last_success"] == now.isoformat(timespec="milliseconds")
+    # A clock that goes on, or jumps ahead, is left to APScheduler.
+    before = scheduler.get_job("run a merge").next_run_time
+    for seconds in (1, 3600):
+        stage.clock.seconds += seconds
+        monotonic[0] += 1
+        timers.check_clock()
+    assert scheduler.get_job("run a merge").next_run_time == before
+    scheduler.shutdown(wait=False)
+
+
+def test_a_run_by_backlog_moves_no_schedule(tmp_path: Path) -> None:
+    """What the status tells as the next run is what fires, and not an interval after the last one."""
+    stage = Stage(tmp_path, "defaults: {jobs: {merge: {schedule: {every: 10m}}}}\ntables: [{uri: /a}]\n")
+    timers = Timers(stage.scheduler, timedelta(hours=1))
+    timers.sync()
+    stage.turn()
+    stage.answer("a")
+    timers._apscheduler.start(paused=True)
+    fires = timers.next_run("a", "merge")
+    assert fires == START + timedelta(minutes=10)
+    stage.turn(540)
+    stage.due("a", why="when: generations >= 8")
+    stage.turn()
+    assert stage.job("a")["state"] == "running"
+    stage.answer("a")
+    assert stage.job("a")["last_started"] == (START + timedelta(minutes=9)).isoformat(timespec="milliseconds")
+    assert timers.next_run("a", "merge") == fires
+    assert timers.next_run("a", "nothing") is None
+    timers._apscheduler.shutdown(wait=False)
+    assert timers.next_run("a", "merge") is None
+
+
+# -- the history
+
+
+def test_runs_are_recorded_after_the_history_was_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person at a prompt, a backup: the run that ended meanwhile must not stand as running for ever."""
+    monkeypatch.setattr(history_module, "_BUSY_TIMEOUT", 0.01)
+    path = str(tmp_path / "history.sqlite")
+    history = History.open(path)
+    numbers = [
+        history.begin(table="a", uri="/a", job="merge", supervisor="us", why="schedule", plan={}, now=START)
+        for _ in range(2)
+    ]
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for number in numbers:
+        with pytest.raises(HistoryError, match="locked"):
+            history.finish(number, START, "succeeded")
+    assert {one["outcome"] for one in history.runs()} == {"running"}
+    assert "locked" in str(history.fault)
+    other.execute("ROLLBACK")
+    history.prune(START, timedelta(days=1), 1000)
+    assert [one["outcome"] for one in history.runs()] == ["succeeded", "succeeded"]
+    assert history.fault is None
+    with pytest.raises(HistoryError):
+        history.finish(numbers[0], START, "succeeded", decision={"no": "word"})
+    history.finish(numbers[1], START, "failed")
+    assert history.runs()[0]["outcome"] == "failed", "what can never be written keeps nothing else back"
+
+
+def test_a_removed_state_folder_is_reported(tmp_path: Path) -> None:
+    folder = StateDir(str(tmp_path / "state"))
+    assert folder.fault() is None
+    shutil.rmtree(folder.path)
+    assert "cannot be read any more" in str(folder.fault())
+    another = StateDir(folder.path)
+    assert "was replaced" in str(folder.fault())
+    assert another.fault() is None
+    another.close()
+    folder.close()
+
+
+@pytest.mark.parametrize("broken", ["no database", "another shape"])
+def test_a_history_that_cannot_be_read_hides_no_table(
+    table: Workload, tmp_path: Path, capfd: pytest.CaptureFixture[str], broken: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"state_dir: {tmp_path}/state\nhttp: {{port: 0}}\ntables: [{{uri: {table.uri}}}]\n")
+    (tmp_path / "state").mkdir()
+    path = tmp_path / "state/history.sqlite"
+    if broken == "no database":
+        path.write_bytes(bytes(range(256)) * 40)
+    else:
+        other = sqlite3.connect(path)
+        other.execute("CREATE TABLE runs (a)")
+        other.close()
+    document = run_here(capfd, "status", "--config", str(file), "--json").document
+    assert "cannot be read" in document["history_error"]
+    assert document["tables"][0]["backlog"]["generations"] == 3
+    if broken == "no database":
+        assert run_here(capfd, "run", "--once", "--config", str(file)).code == 56
+
+
+# -- the rest
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('tables: [{uri: "/a\\0b"}]\n', "invisible character"),
+        ('tables: [{uri: "/a\\ud800"}]\n', "invisible character"),
+        ("defaults: {jobs: {merge: {schedule: 999999999d}}}\n" + TABLES, "at most 100 years"),
+        ("history: {keep: 99999999d}\n" + TABLES, "at most 100 years"),
+        ("defaults: {jobs: {merge: {schedule: {every: 1m, jitter: 1d}}}}\n" + TABLES, "longer than every"),
+    ],
+)
+def test_values_that_nothing_could_work_with_are_refused(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigProblemsError) as refused:
+        load_settings(str(file), {})
+    assert says in str(refused.value)
+
+
+def test_a_slow_heartbeat_server_delays_no_run(tmp_path: Path) -> None:
+    """Each byte restarts the timeout: such an answer never ends, and the process has to."""
+    asked, enough = threading.Event(), threading.Event()
+
+    class Drip(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.set()
+            enough.wait()
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Drip)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    told: list[str] = []
+    heart = Heartbeat(told.append)
+    for _ in range(102):
+        heart.beat(f"http://127.0.0.1:{server.server_address[1]}/", "a", "merge", 30.0)
+    assert asked.wait(30)
+    heart.close(0.01)
+    assert "failed" in told, "what was too many is counted"
+    assert [one for one in threading.enumerate() if one.name == "heartbeat" and not one.daemon] == []
+    enough.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_reload_that_comes_before_the_service_is_up_does_not_end_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        run_here(capfd, "config", "check", str(tmp_path / "none.yaml"))
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        assert run_here(capfd, "run", "--config", str(tmp_path / "none.yaml")).code == 50
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

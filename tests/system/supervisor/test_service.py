@@ -1,0 +1,278 @@
+"""The service as processes: workers that die, a service that is killed, stopped, reloaded, and two that share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections import Counter
+from pathlib import Path
+
+import lance
+import pytest
+
+from memwal_ops import open_table
+from memwal_ops.core.leases import list_leases
+from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from tests.support.plugin_packages import install
+from tests.support.run_cli import run_process
+from tests.support.service import PATIENCE, alive, configure, service
+from tests.support.tables.workload import Workload, assert_same, read_base
+from tests.support.waiting import until
+
+
+def held(uri: str) -> list[str]:
+    return [lease.job for lease in list_leases(open_table(uri).store) if lease.ended is None]
+
+
+@pytest.mark.long
+def test_a_day_of_a_service(tables: list[Workload], tmp_path: Path) -> None:
+    """It merges, serves, keeps its configuration when a bad one comes, takes a good one, and stops when told to."""
+    config = configure(tmp_path, "merge: {schedule: 1h, when: generations >= 1}")
+    with service(config) as running:
+        until(
+            lambda: (
+                Counter(one["table"] for one in running.runs() if one["outcome"] == "succeeded")
+                >= Counter(["t0", "t1", "t2"])
+            )
+        )
+        for table in tables:
+            assert_same(read_base(table.uri), table.expected())
+        assert running.get("/healthz") == "ok\n"
+        assert running.get("/readyz") == "ready\n"
+        until(lambda: 'memwal_ops_backlog_generations{table="t2"} 0.0' in running.get("/metrics"))
+        status = running.get("/api/v1/status")
+        assert [table["name"] for table in status["tables"]] == ["t0", "t1", "t2"]
+        assert all(f'<a href="/tables/t{number}">t{number}</a>' in running.get("/") for number in range(3))
+        assert "<td>merged</td>" in running.get("/tables/t1")
+        until(lambda: "<td>memwal-ops merge</td>" in running.get("/tables/t1"))  # its history, read since it was opened
+        assert {run["decision"] for run in running.get("/api/v1/runs?job=merge")["runs"]} <= {
+            "merged",
+            "nothing_to_merge",
+        }
+        # new work, found by a look
+        tables[1].put([3, 5])
+        tables[1].flush()
+        found = until(lambda: [one for one in running.runs(table="t1") if one["why"].startswith("when: ")])
+        assert found[0]["why"] == "when: generations >= 1"
+        # a bad file
+        good = config.read_text()
+        config.write_text(good + "htp: {}\n")
+        running.process.send_signal(signal.SIGHUP)
+        event = until(lambda: running.events("config_not_reloaded"))[0]
+        assert f"{config}:" in event["error"]
+        assert "htp" in running.get("/api/v1/status")["service"]["config"]["error"]
+        assert "memwal_ops_config_ok 0.0" in running.get("/metrics")
+        tables[2].put([3, 5])
+        tables[2].flush()
+        until(lambda: not read_backlog(open_table(tables[2].uri)).pending)
+        # a good one again, without the first table
+        fewer = good.replace("/*.lance", "/t[12].lance")
+        config.write_text(fewer)
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: len(running.get("/api/v1/status")["tables"]) == 2)
+        assert running.get("/api/v1/status")["service"]["config"]["error"] is None
+        assert 'table="t0"' not in running.get("/metrics")
+        # what a restart alone takes up is told until then, however often the file is read, and not when it is undone
+        config.write_text(fewer + "misfire_grace: 2h\n")
+        for times in (1, 2):
+            running.process.send_signal(signal.SIGHUP)
+            until(lambda times=times: len(running.events("config_needs_restart")) == times)
+        assert "misfire_grace" in running.get("/api/v1/status")["service"]["config"]["error"]
+        config.write_text(fewer)
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: running.get("/api/v1/status")["service"]["config"]["error"] is None)
+        port = running.port
+        nagios = run_process("check", "--nagios", tables[0].uri)
+        assert (nagios.code, nagios.out.count("\n")) == (0, 1)
+        assert nagios.out.startswith("MEMWAL OK - 0 generations waiting | generations=0;32;128")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(PATIENCE) == 0
+    assert port
+    assert running.events("stopped")
+    assert "Traceback" not in running.log_path.read_text()
+    for table in tables:
+        assert held(table.uri) == []
+
+
+@pytest.mark.long
+def test_killed_and_stopped_in_the_middle(tables: list[Workload], tmp_path: Path) -> None:
+    """A worker that is killed, a service that is killed, a service that is stopped: each with a running job."""
+    environ = install(["moody"], tmp_path)
+    marks = tmp_path / "marks"
+    jobs = f"moody: {{schedule: 10m, options: {{mood: steps, marks: {marks}, seconds: 30}}}}"
+    config = configure(tmp_path, jobs, more="backoff: {failures: 1, first: 1h}")
+    with service(config, environ) as running:
+        # kill -9 of the worker: that run died, another table's begins
+        first = until(lambda: running.events("run_started"))[0]
+        until(lambda: marks.exists() and marks.read_text().count("end") >= 1)
+        os.kill(first["pid"], signal.SIGKILL)
+        died = until(lambda: running.runs(failed=True))[0]
+        assert (died["table"], died["outcome"], died["error"]["reason"]) == (first["table"], "died", "worker_died")
+        second = until(lambda: running.events("run_started")[1:])[0]
+        assert second["table"] != first["table"]
+        assert held(tables[0].uri if second["table"] == "t0" else f"{tmp_path}/tables/{second['table']}.lance") == [
+            "moody"
+        ]
+        # kill -9 of the service: its workers end by themselves
+        running.kill()
+        until(lambda: not alive(second["pid"]))
+        assert [one["table"] for one in running.runs() if one["outcome"] == "running"] == [second["table"]]
+    with service(config, environ) as again:
+        # its own lease is taken over at once, not after five minutes
+        third = until(lambda: again.events("run_started")[2:])[0]
+        assert third["table"] == second["table"], "what was killed is due first"
+        (killed,) = [one for one in again.runs() if one["outcome"] == "killed"]
+        assert killed["table"] == second["table"]
+        begun = marks.read_text().count("begin")
+        until(lambda: marks.read_text().count("begin") > begun)
+        # SIGTERM: the current step ends
+        again.process.send_signal(signal.SIGTERM)
+        assert again.process.wait(PATIENCE) == 0
+        assert marks.read_text().endswith("end\n")
+        stopped = again.runs()[0]
+        assert (stopped["outcome"], stopped["decision"]) == ("stopped", "stopped")
+        assert stopped["versions"], "what it did until then is written down"
+        assert held(f"{tmp_path}/tables/{third['table']}.lance") == []
+    with service(config, environ) as last:
+        fourth = until(lambda: last.events("run_started")[3:])[0]
+        # a second signal does not wait for the step
+        last.process.send_signal(signal.SIGTERM)
+        until(lambda: last.events("stopping")[1:])
+        last.process.send_signal(signal.SIGTERM)
+        assert last.process.wait(PATIENCE) == 0
+        assert not alive(fourth["pid"])
+        assert [one for one in last.runs() if one["outcome"] == "running"] == []
+        assert held(f"{tmp_path}/tables/{fourth['table']}.lance") == []
+
+
+@pytest.mark.long
+def test_two_supervisors_share(tables: list[Workload], tmp_path: Path) -> None:
+    """Both see the same backlog; each piece of work is done by one of them, and when one dies the other goes on."""
+    jobs = "merge: {schedule: 1h, when: generations >= 1}"
+    configs = [configure(tmp_path, jobs, name=name, more="leases: {ttl: 3s}") for name in ("one", "two")]
+    with service(configs[0]) as one, service(configs[1]) as two:
+        until(lambda: all(not read_backlog(open_table(table.uri)).pending for table in tables))
+        until(lambda: one.events("ready") and two.events("ready"))
+        for table in tables:
+            table.put([3, 5, 7])
+            table.flush()
+        until(lambda: all(not read_backlog(open_table(table.uri)).pending for table in tables))
+        versions = Counter(
+            (run["table"], version)
+            for running in (one, two)
+            for run in running.runs()
+            for version in run["versions"] or []
+        )
+        assert set(versions.values()) == {1}
+        one.kill()
+        for table in tables:
+            table.put([3, 9])
+            table.flush()
+        until(lambda: all(not read_backlog(open_table(table.uri)).pending for table in tables))
+        for table in tables:
+            assert_same(read_base(table.uri), table.expected())
+
+
+MOODS = {
+    "good": ("succeeded", 0),
+    "hangs": ("hung", 54),
+    "busy": ("hung", 54),
+    "dies": ("died", 53),
+    "leaks": ("died", 53),
+    "fails": ("failed", 24),
+    "breaks": ("failed", 51),
+}
+
+
+@pytest.mark.long
+def test_once_with_jobs_of_every_mood(tmp_path: Path) -> None:
+    """Whatever a job does, the others are done, and the exit code is the worst of theirs."""
+    environ = install(["moody", "audit"], tmp_path)
+    table = Workload(1, regions=1, base_rows=20).create(str(tmp_path / "tables/t.lance"))
+    entries = []
+    off = ", ".join(f"{job}: {{enabled: false}}" for job in ("merge", "catchup", "compact", "snapshot"))
+    for mood in MOODS:
+        os.symlink(table.uri, tmp_path / mood)
+        limit = "timeout: 1s" if mood == "busy" else "hung_after: 15s"
+        entries.append(
+            f"  - {{uri: {tmp_path / mood}, name: {mood}, jobs: {{moody: {{{limit}, options: {{mood: {mood}}}}}}}}}"
+        )
+    config = tmp_path / "c.yaml"
+    audit = "audit: {options: {min_rows: 21}, when: base_rows > 5}"
+    config.write_text(
+        f"state_dir: {tmp_path}/state\nleases: {{enabled: false}}\n"
+        f"pools: {{build: {{workers: 2, memory: 700MiB}}}}\ndefaults: {{jobs: {{{off}}}}}\ntables:\n"
+        + "\n".join(entries)
+        + f"\n  - {{uri: {table.uri}, name: audited, jobs: {{{audit}}}}}\n"
+    )
+    done = run_process("run", "--once", "--config", str(config), "--json", **environ)
+    runs = {one["table"]: one for one in done.document["runs"]}
+    assert {name: (one["outcome"], one["exit_code"]) for name, one in runs.items() if name != "audited"} == MOODS
+    assert done.code == 54
+    assert "a bug" in runs["breaks"]["error"]["message"]
+    assert "made no progress" in runs["hangs"]["error"]["message"]
+    assert "ran longer" in runs["busy"]["error"]["message"]
+    assert "exit code 7" in runs["dies"]["error"]["message"]
+    assert "passed its limit" in runs["leaks"]["error"]["message"]
+    audited = runs["audited"]
+    assert (audited["outcome"], audited["exit_code"], audited["decision"]) == ("partial", 10, "too_few")
+    assert audited["report"]["rows"] == lance.dataset(table.uri).count_rows()
+    assert audited["figures"]["rows_audited"] == 20
+    assert "Traceback" not in done.err.replace("RuntimeError", "") or "unexpected_error" in done.err
+
+
+@pytest.mark.long
+def test_a_store_that_never_answers_keeps_no_named_table_waiting(tables: list[Workload], tmp_path: Path) -> None:
+    """Nor the process from ending: what looks at the pattern is left behind."""
+    config = configure(tmp_path, "merge: {schedule: 1h}")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = {
+            "aws_endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "allow_http": "true",
+            "aws_region": "us-east-1", "aws_access_key_id": "none", "aws_secret_access_key": "none",
+        }  # fmt: skip
+        hangs = f"{{pattern: 's3://bucket/*.lance', storage_options: {json.dumps(store)}}}"
+        head = config.read_text().rpartition("tables:")[0]
+        config.write_text(f"{head}tables: [{{uri: {tables[0].uri}}}, {hangs}]\n")
+        with service(config) as running:
+            until(running.runs)
+            until(lambda: not read_backlog(open_table(tables[0].uri)).pending)
+            running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(PATIENCE) == 0
+            events = [json.loads(line)["event"] for line in running.log_path.read_text().splitlines()]
+    assert "pattern_failed" not in events[: events.index("run_started")], "it did not wait for the pattern"
+    assert held(tables[0].uri) == []
+
+
+@pytest.mark.long
+@pytest.mark.s3
+def test_on_s3_no_secret_is_printed(bucket: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    """Keys from the environment reach the store by the worker's pipe, and nothing else."""
+    root, options = bucket
+    secret = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"  # the documented example, no real one
+    table = Workload(1, regions=1, base_rows=20).create(f"{root}/t.lance", options)
+    table.put([1, 2])
+    table.flush()
+    given = {key: value for key, value in options.items() if key != "aws_secret_access_key"}
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        f"state_dir: {tmp_path}/state\nlog_level: debug\n"
+        f"defaults:\n  storage_options: {json.dumps(given | {'aws_secret_access_key': '${S3_SECRET}'})}\n"
+        "  jobs: {catchup: {enabled: false}, compact: {enabled: false}, snapshot: {enabled: false}}\n"
+        f"tables: [{{pattern: '{root}/*.lance'}}]\n"
+    )
+    done = run_process("run", "--once", "--config", str(file), "--json", S3_SECRET=secret)
+    assert done.code == 0, done.err
+    (run,) = done.document["runs"]
+    assert (run["job"], run["decision"], run["table"]) == ("merge", "merged", "t")
+    assert_same(read_base(table.uri, options), table.expected())
+    lease = next(one for one in list_leases(open_table(table.uri, options).store) if one.job == "merge")
+    assert lease.ended == "released"
+    assert lease.last is not None
+    assert lease.last.outcome == "succeeded"
+    checked = run_process("config", "check", str(file), S3_SECRET=secret)
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "state").iterdir())
+    for form in (secret, secret.replace("/", "\\/"), secret.replace("/", "%2F")):
+        assert form not in done.out + done.err + checked.out + checked.err
+        assert form.encode() not in stored
