@@ -1,1 +1,0 @@
-"""Runbooks, executed: each page's commands on a table that is in the state of which the page speaks."""

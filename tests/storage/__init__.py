@@ -1,1 +1,0 @@
-"""The storage layer against local files, memory and an S3 server."""
