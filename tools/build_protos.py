@@ -1,4 +1,4 @@
-"""Generate ``memwal_ops/format/_pb`` from ``protos/``; with ``--check``, say whether it is current."""
+"""Generate ``memwal_ops/formats/lance/wire/_pb`` from ``protos/``; with ``--check``, say whether it is current."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "protos"
-PACKAGE = "memwal_ops/format/_pb"
+PACKAGE = "memwal_ops/formats/lance/wire/_pb"
 HEADER = '"""Generated from protos/ by make protos; do not edit."""\n'
 
 

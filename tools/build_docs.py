@@ -1,0 +1,141 @@
+"""Write docs/cli.md from the options of all commands; with ``--check``, report whether it is current."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from memwal_ops.cli.main import cli
+from memwal_ops.core.options import Kind, Option, describe
+from memwal_ops.core.registry import all_job_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from memwal_ops.core.job import JobSpec
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+_HEAD = """# Commands
+
+Generated from the commands' own options by `make docs`; do not edit. [jobs.md](jobs.md) explains what the jobs do;
+[runbooks/README.md](../runbooks/README.md#you-have-an-exit-code) has the exit codes.
+"""
+_JOBS = """## Jobs
+
+Each of these commands takes a table's URI, `--json` (one document on stdout) and `--storage-option KEY=VALUE`
+(repeatable).
+
+The second column is the name in Python and below `options` in a configuration file; an option of a step of `maintain`
+goes into a mapping there (`gc: {max_deletes: 1000}` for `gc.max_deletes`). Texts such as `256MiB` and `15m`
+mean the same everywhere.
+"""
+_OTHERS = """## Other commands
+
+`memwal-ops --log-level debug COMMAND ...` shows more on stderr.
+"""
+_UNITS = {Kind.SIZE: "size", Kind.DURATION: "span of time", Kind.COUNT: "whole number", Kind.NUMBER: "number"}
+
+
+def page() -> str:
+    """The whole page."""
+    jobs = all_job_specs()
+    parts = [_HEAD, _JOBS]
+    for name, specs in sorted(jobs.items()):
+        parts.append("\n".join(_section(name, specs)))
+    parts.append(_OTHERS)
+    of_jobs = {spec.command or spec.name for specs in jobs.values() for spec in specs.values()}
+    with click.Context(cli, info_name="memwal-ops") as context:
+        for name in cli.list_commands(context):
+            command = cli.get_command(context, name)
+            if name not in of_jobs and command is not None:
+                parts += ["\n".join(_command(one, path)) for path, one in _leaves(name, command, context)]
+    return "\n".join(parts)
+
+
+def _leaves(path: str, command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    """The commands of a group, each with its words; of any other command, itself."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        if inner is not None:
+            yield from _leaves(f"{path} {name}", inner, context)
+
+
+def _command(command: click.Command, path: str) -> Iterator[str]:
+    """A command that is no job, as its ``--help`` describes it."""
+    with click.Context(command, info_name=path) as context:
+        arguments = [one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)]
+        options = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
+    yield f"### {path}\n"
+    yield f"`{' '.join(['memwal-ops', path, *arguments])}`\n"
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            yield "```\n" + paragraph.removeprefix("\b\n") + "\n```\n"
+        else:
+            yield " ".join(paragraph.split()) + "\n"
+    if options:
+        yield "| option | |\n|---|---|"
+        yield from (f"| `{flags}` | {text} |" for flags, text in filter(None, options))
+        yield ""
+
+
+def _section(name: str, specs: Mapping[str, JobSpec]) -> Iterator[str]:
+    first = next(iter(specs.values()))
+    yield f"### {name}\n"
+    yield first.summary + "\n"
+    for format_name, spec in specs.items():
+        options = [*_rows(spec)]
+        if len(specs) > 1:
+            yield f"On {format_name} tables:\n"
+        if options:
+            yield "| option | in Python and files | value | default | |\n|---|---|---|---|---|"
+            yield from options
+            yield ""
+    if any(spec.deletes for spec in specs.values()):
+        yield "Without `--apply` it prints its plan and changes nothing.\n"
+    elif not first.reads_only:
+        yield "`--dry-run` prints what it would do and changes nothing.\n"
+
+
+def _rows(spec: JobSpec) -> Iterator[str]:
+    for option in describe(spec.options):
+        if option.group is not None:
+            for inner in describe(option.group):
+                if inner.name in option.flat:
+                    yield _row(inner, f"{option.name}.{inner.name}")
+        else:
+            yield _row(option, option.name)
+
+
+def _row(option: Option, key: str) -> str:
+    flags = f"`{option.flags}`" if option.command_line and not option.positional else "(argument)"
+    if not option.command_line:
+        flags = ""
+    value = ", ".join(f"`{one}`" for one in option.choices) or _UNITS.get(option.kind, option.kind.value)
+    if option.minimum is not None and option.kind in {Kind.COUNT, Kind.NUMBER}:
+        value += f" from {option.minimum:g}"
+    default = option.default_text()
+    shown = "" if default is None or option.kind is Kind.FLAG else f"`{default}`"
+    return f"| {flags} | `{key}` | {value} | {shown} | {option.help} |"
+
+
+def main() -> None:
+    """Entry of ``make docs``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    text = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        sys.exit("docs/cli.md is not what the options say; run make docs and commit the result")
+
+
+if __name__ == "__main__":
+    main()
