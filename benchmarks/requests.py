@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
-from memwal_ops import open_table
-from memwal_ops.jobs import catchup, inspect, merge, snapshot
+from memwal_ops.formats.lance.jobs import catchup, inspect, merge, snapshot
+from memwal_ops.formats.lance.table import open_lance_table
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -38,7 +38,7 @@ def main() -> None:
             table = f"{regions} regions x {generations} generations"
             for name, job in _COMMANDS:
                 counts.clear()
-                job(open_table(uri, options))
+                job(open_lance_table(uri, options))
                 _row(name, table, counts)
 
 

@@ -20,15 +20,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.server import BUCKET, counting_server
-from memwal_ops import open_table
-from memwal_ops.core.layout import Layout
-from memwal_ops.core.snapshots import read_snapshot
-from memwal_ops.jobs import snapshot
+from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.layouts.region import REGION
+from memwal_ops.formats.lance.layouts.shard import SHARD
+from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
+from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.storage.counting import CountingStore
-from tests.tables.many_regions import make_regions
+from tests.support.tables.many_regions import make_regions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from memwal_ops.formats.lance.layouts.api import Layout
 
 
 _MIB = 1 << 20
@@ -37,11 +40,11 @@ _CONCURRENT_READS = 16
 
 def requests_on_local_files(folder: str, regions: int, layout: Layout) -> list[str]:
     """One row: requests per region in the steady state, and memory of a process that does nothing else."""
-    uri = f"{folder}/{layout}-{regions}.lance"
+    uri = f"{folder}/{layout.name}-{regions}.lance"
     table = make_regions(uri, regions, layout)
     snapshot.apply(table, snapshot.SnapshotOptions())
     store = CountingStore(table.store)
-    report = snapshot.apply(replace(open_table(uri), store=store), snapshot.SnapshotOptions())
+    report = snapshot.apply(replace(open_lance_table(uri), store=store), snapshot.SnapshotOptions())
     assert report.decision == "unchanged"
     child = [sys.executable, "-m", "benchmarks.snapshot", "--child", uri]
     done = subprocess.run(child, check=True, capture_output=True, text=True, env={**os.environ, "RUST_LOG": "off"})
@@ -49,7 +52,7 @@ def requests_on_local_files(folder: str, regions: int, layout: Layout) -> list[s
     calls = store.calls.total()
     return [
         "local files",
-        str(layout),
+        layout.name,
         f"{regions:,}",
         f"**{calls / regions:.2f}**",
         f"{result['seconds']:.2f} s",
@@ -59,14 +62,14 @@ def requests_on_local_files(folder: str, regions: int, layout: Layout) -> list[s
 
 def requests_on_s3(options: dict[str, str], counts: dict[str, int], regions: int, layout: Layout) -> list[str]:
     """The same on the S3 stand-in, counted at the server."""
-    uri = f"s3://{BUCKET}/{layout}-{regions}.lance"
+    uri = f"s3://{BUCKET}/{layout.name}-{regions}.lance"
     table = make_regions(uri, regions, layout, options)
     snapshot.apply(table, snapshot.SnapshotOptions())
     counts.clear()
     started = time.monotonic()
-    assert snapshot.apply(open_table(uri, options), snapshot.SnapshotOptions()).decision == "unchanged"
+    assert snapshot.apply(open_lance_table(uri, options), snapshot.SnapshotOptions()).decision == "unchanged"
     seconds = time.monotonic() - started
-    cells = ["S3 stand-in", str(layout), f"{regions:,}", f"**{sum(counts.values()) / regions:.2f}**"]
+    cells = ["S3 stand-in", layout.name, f"{regions:,}", f"**{sum(counts.values()) / regions:.2f}**"]
     return [*cells, f"{seconds:.2f} s", ""]
 
 
@@ -74,15 +77,15 @@ def child(uri: str) -> None:
     """Take one snapshot of new regions and say what it took, as JSON."""
     options = snapshot.SnapshotOptions(inline_threshold=0)
     started = time.monotonic()
-    snapshot.apply(open_table(uri), options)
+    snapshot.apply(open_lance_table(uri), options)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"seconds": time.monotonic() - started, "peak": peak}))
 
 
 def reading(uri: str, regions: int, options: dict[str, str] | None, threshold: int, where: str) -> list[str]:
     """One row: the regions from the snapshot against the regions from their manifests."""
-    snapshot.apply(open_table(uri, options), snapshot.SnapshotOptions(threshold))
-    table = open_table(uri, options)
+    snapshot.apply(open_lance_table(uri, options), snapshot.SnapshotOptions(threshold))
+    table = open_lance_table(uri, options)
 
     def from_snapshot() -> None:
         found = read_snapshot(table)
@@ -97,7 +100,7 @@ def reading(uri: str, regions: int, options: dict[str, str] | None, threshold: i
 
     fast, slow = _median(from_snapshot), _median(from_manifests)
     stored = "inline" if regions <= threshold else "external"
-    cells = [where, str(table.layout), stored, f"{regions:,}", f"{fast * 1000:.1f} ms", f"{slow * 1000:.0f} ms"]
+    cells = [where, table.layout.name, stored, f"{regions:,}", f"{fast * 1000:.1f} ms", f"{slow * 1000:.0f} ms"]
     return [*cells, f"**{slow / fast:.0f}**"]
 
 
@@ -128,16 +131,16 @@ def main() -> None:
         print("## Snapshots: requests and memory\n")
         _row(["where", "layout", "regions", "requests per region", "a whole snapshot", "peak memory"])
         _row(["---"] * 6)
-        for layout in Layout:
+        for layout in (SHARD, REGION):
             for regions in sizes:
                 _row(requests_on_local_files(folder, regions, layout))
-        for layout in Layout:
+        for layout in (SHARD, REGION):
             _row(requests_on_s3(options, counts, on_s3, layout))
         print("\n## Snapshots: what readers save\n")
         _row(["where", "layout", "stored", "regions", "from the snapshot", "from the manifests", "ratio"])
         _row(["---"] * 7)
-        for layout in Layout:
-            local, remote = f"{folder}/read-{layout}.lance", f"s3://{BUCKET}/read-{layout}.lance"
+        for layout in (SHARD, REGION):
+            local, remote = f"{folder}/read-{layout.name}.lance", f"s3://{BUCKET}/read-{layout.name}.lance"
             make_regions(local, read, layout)
             make_regions(remote, read, layout, options)
             for threshold in (0, read):

@@ -24,10 +24,10 @@ import psutil
 
 from benchmarks.merge import run
 from benchmarks.workload import Shape, make
-from memwal_ops import open_table
-from memwal_ops.engines.spark import SparkEngine
-from memwal_ops.engines.spark.session import check_executors, quiet, session
-from memwal_ops.jobs import merge
+from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
+from memwal_ops.formats.lance.engines.spark.session import check_executors, quiet, session
+from memwal_ops.formats.lance.jobs import merge
+from memwal_ops.formats.lance.table import open_lance_table
 
 _STAGES_ON_EXECUTORS = ("keys", "delete", "write")
 
@@ -59,7 +59,7 @@ def once(master: str, uri: str) -> None:
             check_executors(spark)
         start = time.perf_counter() - started
         started, worked = time.perf_counter(), _processor_seconds(os.getpid())
-        report = merge.apply(open_table(uri), merge.MergeOptions(engine="spark"), engine=SparkEngine(spark))
+        report = merge.apply(open_lance_table(uri), merge.MergeOptions(engine="spark"), engine=SparkEngine(spark))
         seconds = time.perf_counter() - started
         cpu = _processor_seconds(os.getpid()) - worked
         (entry,) = report.passes

@@ -34,10 +34,10 @@ import psutil
 import yaml
 
 from benchmarks.workload import Shape, make, rows
-from memwal_ops import open_table
-from memwal_ops.core.backlog import read_backlog
-from memwal_ops.jobs import merge
-from memwal_ops.supervisor.history import History
+from memwal_ops.formats.lance.jobs import merge
+from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.table import open_lance_table
+from memwal_ops.supervisor.state.history import History
 
 JOBS = ("merge", "catchup", "snapshot", "gc")
 BASE_ROWS = 1_000
@@ -185,8 +185,8 @@ def compare(folder: Path) -> tuple[int, int, int]:
     written = json.loads((folder / "written.json").read_text())
     compared = wrong = 0
     for path in sorted(folder.glob("tables/*.lance")):
-        merge.apply(open_table(path), merge.MergeOptions())
-        table = open_table(path)
+        merge.apply(open_lance_table(path), merge.MergeOptions())
+        table = open_lance_table(path)
         if read_backlog(table).pending or read_backlog(table).blocked:
             raise RuntimeError(f"{path} still has a backlog")
         texts = table.dataset.to_table(columns=["id", "text"]).to_pylist()

@@ -17,15 +17,15 @@ import lance
 import pyarrow as pa
 from lance.mem_wal import CompactedSsTable
 
-from memwal_ops import open_table
 from memwal_ops.cli import process
-from memwal_ops.core.backlog import read_backlog
-from memwal_ops.jobs import merge
+from memwal_ops.formats.lance.jobs import merge
+from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.table import open_lance_table
 
 
 def today(uri: str) -> dict[str, Any]:
     """What users write by hand: per generation, delete its tombstones, then one marked merge_insert."""
-    table = open_table(uri)
+    table = open_lance_table(uri)
     for ref in read_backlog(table).pending:
         source = lance.dataset(f"{uri}/{ref.folder}").to_table()
         gone = source.filter(source["_tombstone"]).select(["id"])
@@ -40,7 +40,7 @@ def today(uri: str) -> dict[str, Any]:
 
 def floor(uri: str) -> dict[str, Any]:
     """Read every generation once and write the rows once, streaming, into a table of their own."""
-    table = open_table(uri)
+    table = open_lance_table(uri)
     schema = table.dataset.schema
 
     def batches() -> Any:
@@ -56,7 +56,7 @@ def ours(uri: str, *budget: str) -> dict[str, Any]:
     """``memwal-ops merge``; an optional argument is the budget of a pass in bytes."""
     process.prepare()
     options = merge.MergeOptions(max_bytes=int(budget[0])) if budget else merge.MergeOptions()
-    report = merge.apply(open_table(uri), options)
+    report = merge.apply(open_lance_table(uri), options)
     phases: dict[str, float] = {}
     for entry in report.passes:
         for name, seconds in (entry.result.phases if entry.result else {}).items():
