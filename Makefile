@@ -4,7 +4,7 @@ VENV := .venv
 AIRFLOW_VENV := .venv-airflow
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# One process more than there are processors: many tests wait for others' processes.
+# One process more than there are processors: many tests wait for other processes.
 PYTEST_ARGS ?= -n $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 # Without Java the tests on Spark are skipped, and the 456 MB of PySpark need not come.
 JAVA := $(or $(JAVA_HOME),$(shell command -v java))
@@ -12,8 +12,8 @@ COMMA := ,
 EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-airflow lint format bench bench-spark bench-supervisor soak fuzz replay protos protos-check \
-  requirements clean
+.PHONY: help demo check test campaigns test-all test-airflow mutate lint format bench bench-spark bench-supervisor soak fuzz replay protos protos-check docs \
+  docs-check   requirements clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -21,15 +21,32 @@ help:  ## Show the targets
 demo: $(VENV)/.runtime  ## Make a table with Lance's own writer, merge it, prove that nothing was lost
 	@$(BIN)/memwal-ops demo
 
-test: $(VENV)/.dev  ## Run all tests (narrow them with PYTEST_ARGS="-k words")
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+check: $(VENV)/.dev  ## Check style, types, layers, and run the unit tests (under a minute; no server, no Java)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m pytest -q -n 2 -m "not s3" tests/unit
+
+test: $(VENV)/.dev  ## Run what a change must pass (8 minutes on 2 idle cores; narrow it with PYTEST_ARGS="-k words")
+	@$(BIN)/python -m pytest -m "not campaign and not long and not spark" $(PYTEST_ARGS)
+
+# CAMPAIGN_SEED=N runs other random cases than the last time. FAULT_PARTS, SIM_HISTORIES and others say how many: tests/README.md.
+campaigns: $(VENV)/.dev  ## Run what make test leaves out: random and exhaustive runs, long tests, Spark (25 minutes)
+	@$(BIN)/python -m pytest -m "campaign or long or spark" $(PYTEST_ARGS)
+
+test-all: test campaigns test-airflow  ## Run every test there is (40 minutes)
 
 # Airflow pins more than a hundred packages of its own, so it gets an environment of its own.
 test-airflow: $(AIRFLOW_VENV)/.ready  ## Run operators, sensor and example DAG in a real Airflow (SHORT=1: without its services)
-	@$(if $(SHORT),,AIRFLOW_SERVICES=1) $(AIRFLOW_VENV)/bin/python -m pytest --confcutdir tests/airflow -m "not s3" \
-	  -W default --disable-warnings tests/airflow
+	@$(if $(SHORT),,AIRFLOW_SERVICES=1) $(AIRFLOW_VENV)/bin/python -m pytest --confcutdir tests/system/airflow -m "not s3" \
+	  -W default --disable-warnings tests/system/airflow
 
-lint: $(VENV)/.dev protos-check  ## Check style, types, layers and generated code
+# MUTANTS=N: at most N mutants of each module. AGAIN=1: those that no test killed the last time. Reports: build/mutation.
+mutate: $(VENV)/.mutate  ## Change the code that decides, report the changes that no test notices (ONLY=retention; all: hours)
+	@RUST_LOG=off nice $(BIN)/python -m tools.mutate $(if $(MUTANTS),--sample $(MUTANTS)) $(if $(AGAIN),--again) $(ONLY)
+
+lint: $(VENV)/.dev protos-check docs-check  ## Check style, types, layers and generated code
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -44,6 +61,7 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@RUST_LOG=off $(BIN)/python -m benchmarks.snapshot
 	@$(BIN)/python -m benchmarks.requests
 	@RUST_LOG=off $(BIN)/python -m benchmarks.gc
+	@RUST_LOG=off $(BIN)/python -m benchmarks.writer
 
 bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs Java; half an hour, some GB)
 	@$(BIN)/python -m benchmarks.spark
@@ -51,14 +69,14 @@ bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs 
 bench-supervisor: $(VENV)/.dev  ## Let the supervisor keep 50 tables for MINUTES (10), and kill it every 30 s
 	@RUST_LOG=off $(BIN)/python -m benchmarks.supervisor --minutes $${MINUTES:-10}
 
-soak: $(VENV)/.dev  ## Let writers, jobs and readers race and be killed for MINUTES (30), on SOAK_ON (local,s3)
-	@MINUTES="$(MINUTES)" SOAK_ON="$(SOAK_ON)" SOAK_SEED="$(SOAK_SEED)" $(BIN)/python -m tests.soak
+soak: $(VENV)/.dev  ## Run writers, jobs and readers concurrently, killing them, for MINUTES (30), on SOAK_ON (local,s3)
+	@MINUTES="$(MINUTES)" SOAK_ON="$(SOAK_ON)" SOAK_SEED="$(SOAK_SEED)" $(BIN)/python -m tests.campaigns.soak
 
 fuzz: $(VENV)/.dev  ## Throw FUZZ_INPUTS (1,000,000) hostile inputs at every decoder; FUZZ_SEED repeats a run
-	@$(BIN)/python -m tests.fuzz
+	@$(BIN)/python -m tests.campaigns.fuzz
 
 replay: $(VENV)/.dev  ## Run one simulated history again, step by step (SEED=7)
-	@RUST_LOG=off SEED=$(SEED) $(BIN)/python -m tests.sim.history
+	@RUST_LOG=off SEED=$(SEED) $(BIN)/python -m tests.campaigns.sim.history
 
 protos: $(VENV)/.dev  ## Generate the protobuf modules from protos/
 	@$(BIN)/python tools/build_protos.py
@@ -66,11 +84,19 @@ protos: $(VENV)/.dev  ## Generate the protobuf modules from protos/
 protos-check: $(VENV)/.dev
 	@$(BIN)/python tools/build_protos.py --check
 
+docs: $(VENV)/.dev  ## Write docs/cli.md from the commands' options, docs/spec.md from the requirement marks
+	@$(BIN)/python -m tools.build_docs
+	@$(BIN)/python -m tools.requirements --page
+
+docs-check: $(VENV)/.dev
+	@$(BIN)/python -m tools.build_docs --check
+	@$(BIN)/python -m tools.requirements --page --check
+
 requirements: $(VENV)/.dev  ## Show which statements of the specification no test proves
 	@$(BIN)/python tools/requirements.py
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(AIRFLOW_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AIRFLOW_VENV) build dist mutants *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -91,6 +117,10 @@ ifneq ($(JAVA),)
 endif
 	@$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@ $(VENV)/.runtime
+
+$(VENV)/.mutate: $(VENV)/.dev
+	@$(PIP) -e '.[$(EXTRAS),mutate]'
+	@touch $@
 
 $(AIRFLOW_VENV)/.ready: pyproject.toml constraints-airflow.txt | $(VENV)/bin/python
 	@echo "Installing Airflow and memwal-ops into $(AIRFLOW_VENV) (once) ..."

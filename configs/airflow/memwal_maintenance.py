@@ -4,8 +4,8 @@ Copy this file into Airflow's dags folder. It is set by the environment of Airfl
 
     MEMWAL_TABLES    URIs, separated by blanks
     MEMWAL_CONN_ID   the Airflow connection with the store's secrets; without it, the workers' environment has them
-    MEMWAL_WHEN      how much must wait, by default: generations >= 8 or bytes >= 256MiB
-    MEMWAL_DELETE    yes: gc deletes; otherwise it only says what it would delete. It frees generations when old
+    MEMWAL_WHEN      the backlog that starts a merge, by default generations >= 8 or bytes >= 256MiB
+    MEMWAL_DELETE    yes: gc deletes; otherwise it only plans. It frees generations when old
                      versions of the table are gone: see MemWalExpireOperator in docs/airflow.md
 """
 
