@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.engines.joins import in_chunks
 from memwal_ops.formats.lance.lance_errors import lance_errors
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def locate(table: Table, winners: Winners, *, max_bytes: int) -> Superseded:
             else scan_keys(table.dataset, columns, chunk_bytes, stable=stable)
         )
         if winners.keys.num_rows:
-            matches.extend(_semi_join(chunk, winners.keys, columns) for chunk in _chunks(source, chunk_bytes))
+            matches.extend(_semi_join(chunk, winners.keys, columns) for chunk in in_chunks(source, chunk_bytes))
     hits = pa.concat_tables(matches) if matches else None
     if hits is None or hits.num_rows == 0:
         unmatched = np.full(winners.rows_read, -1, dtype=np.int64) if stable else None
@@ -95,7 +96,7 @@ def repeated_keys(table: Table, winners: Winners, *, max_bytes: int) -> Mapping[
     columns = [*table.primary_key]
     chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)
     with lance_errors("read the keys of", table.location.uri):
-        chunks = _chunks(scan_keys(table.dataset, columns, chunk_bytes, stable=False), chunk_bytes)
+        chunks = in_chunks(scan_keys(table.dataset, columns, chunk_bytes, stable=False), chunk_bytes)
         matches = [_semi_join(chunk, winners.keys, columns).select(columns) for chunk in chunks]
     if not matches:
         return None
@@ -171,20 +172,6 @@ def has_sql_literals(keys: pa.ChunkedArray) -> bool:
 def sql_literal(value: int | str) -> str:
     """A value as SQL has it."""
     return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
-
-
-def _chunks(batches: Iterator[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.Table]:
-    """Batches gathered into tables of about ``chunk_bytes``: the join builds its hash table once for each."""
-    gathered: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        gathered.append(batch)
-        size += batch.nbytes
-        if size >= chunk_bytes:
-            yield pa.Table.from_batches(gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield pa.Table.from_batches(gathered)
 
 
 def _semi_join(rows: pa.Table, keys: pa.Table, columns: list[str]) -> pa.Table:

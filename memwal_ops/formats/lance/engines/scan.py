@@ -21,7 +21,7 @@ from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.blobs import holds_blobs
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.engines.collapse import KeysOf, keys_of_all, newest_of
-from memwal_ops.formats.lance.engines.joins import without_keys
+from memwal_ops.formats.lance.engines.joins import batches_without_keys, in_chunks
 from memwal_ops.formats.lance.engines.opened import Opened
 from memwal_ops.formats.lance.engines.plans import scan_plan
 from memwal_ops.formats.lance.engines.pruning import WantedRows
@@ -30,7 +30,7 @@ from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.projection import TOMBSTONE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -172,8 +172,8 @@ class Scan:
             if not found.keys.num_rows:
                 yield from (one.cast(out) for one in batches)
                 return
-            for rows in _chunks(batches):
-                yield from without_keys(rows, found.keys, key).select(wanted).cast(out).to_batches()
+            for rows in batches_without_keys(batches, found.keys, key, chunk_bytes=_CHUNK_BYTES):
+                yield rows.select(wanted).cast(out)
 
     def _rows(self, part: _Part, wanted: list[str]) -> Iterator[pa.Table]:
         """The winners of a source that the filter lets through."""
@@ -197,7 +197,7 @@ class Scan:
         if self.filter is None or plain:
             yield from (pa.Table.from_batches([one]) for one in whole)
         else:
-            yield from (filtered(rows, wanted, self.filter) for rows in _chunks(whole))
+            yield from (filtered(rows, wanted, self.filter) for rows in in_chunks(whole, _CHUNK_BYTES))
 
 
 def _in_memory(region: RegionRead, rows: pa.Table, key: list[str]) -> KeysOf:
@@ -208,20 +208,6 @@ def _in_memory(region: RegionRead, rows: pa.Table, key: list[str]) -> KeysOf:
 def _blobs(schema: pa.Schema, columns: list[str]) -> Literal["all_binary"] | None:
     """How a scan of these columns gives blobs: as bytes."""
     return "all_binary" if any(holds_blobs(schema.field(name)) for name in columns) else None
-
-
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches gathered into tables, as a join or a filter costs something for each table."""
-    gathered: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        gathered.append(batch)
-        size += batch.nbytes
-        if size >= _CHUNK_BYTES:
-            yield pa.Table.from_batches(gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield pa.Table.from_batches(gathered)
 
 
 def winning_rows(generation: Generation, mask: NDArray[np.bool_], *, max_bytes: int = _MAX_BYTES) -> Iterator[pa.Table]:

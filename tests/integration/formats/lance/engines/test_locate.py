@@ -168,25 +168,16 @@ def test_what_is_read(tmp_path: Path, stable: bool) -> None:
     assert [key for batch in batches for key in batch["id"].to_pylist()] == [5]
 
 
-@pytest.mark.parametrize(("chunk", "rows"), [(1, [1, 1, 1, 1]), (16, [2, 2]), (17, [3, 1]), (24, [3, 1]), (999, [4])])
-def test_batches_are_gathered(chunk: int, rows: list[int]) -> None:
-    """Of eight bytes each."""
-    batches = [pa.record_batch({"id": pa.array([number], pa.int64())}) for number in range(4)]
-    chunks = [*module._chunks(iter(batches), chunk)]
-    assert [one.num_rows for one in chunks] == rows
-    assert pa.concat_tables(chunks)["id"].to_pylist() == [0, 1, 2, 3]
-
-
 def test_the_budget_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sixteenth of the memory, but not too little to be worth a join."""
     asked: list[int] = []
-    real = module._chunks
+    real = module.in_chunks
 
     def chunks(batches: Any, chunk_bytes: int) -> Any:
         asked.append(chunk_bytes)
         return real(batches, chunk_bytes)
 
-    monkeypatch.setattr(module, "_chunks", chunks)
+    monkeypatch.setattr(module, "in_chunks", chunks)
     dataset = base(tmp_path)
     for max_bytes in (1 << 30, 1):
         located(dataset, winners({"id": [1]}, [False]), max_bytes=max_bytes)

@@ -1,0 +1,70 @@
+"""Rows told from keys: flags for integers that lie close together, hash tables for all else, and one answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from memwal_ops.formats.lance.engines import joins
+from memwal_ops.formats.lance.engines.joins import batches_without_keys, in_chunks
+
+_LOW, _HIGH = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+def _without(rows: pa.Table, keys: pa.Table, key: list[str]) -> pa.Table:
+    batches = batches_without_keys(rows.to_batches(max_chunksize=7), keys, key, chunk_bytes=100)
+    return pa.Table.from_batches(batches, schema=rows.schema)
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.string(), pa.date32()])
+@pytest.mark.parametrize("spread", [1, 3, 10_000_000])
+def test_rows_without_keys_are_those_that_a_set_leaves(kind: pa.DataType, spread: int) -> None:
+    random = np.random.default_rng(spread)
+    bound = 127 if kind == pa.int8() else 400
+
+    def numbers(count: int) -> list[int]:
+        drawn = random.integers(0 if kind in {pa.uint64(), pa.date32()} else -bound, bound, count)
+        return [int(one) * (1 if kind == pa.int8() else min(spread, 1000)) for one in drawn]
+
+    def table(values: list[int]) -> pa.Table:
+        return pa.table(
+            {"k": pa.array(values, pa.int64()).cast(pa.int32() if kind == pa.date32() else kind).cast(kind)}
+        )
+
+    rows, keys = table(numbers(300)).append_column("n", pa.array(range(300))), table(numbers(60))
+    gone = {*keys["k"].to_pylist()}
+    assert _without(rows, keys, ["k"]).to_pylist() == [one for one in rows.to_pylist() if one["k"] not in gone]
+
+
+@pytest.mark.parametrize("keys", [[_LOW, _LOW + 2], [_HIGH - 1], [0, 1, 2], [_LOW, _HIGH]])
+def test_the_ends_of_the_numbers_are_no_neighbours(keys: list[int]) -> None:
+    rows = pa.table({"k": pa.array([_LOW, _LOW + 1, _LOW + 2, -1, 0, 1, 2, 3, _HIGH - 1, _HIGH])})
+    left = _without(rows, pa.table({"k": pa.array(keys)}), ["k"])
+    assert left["k"].to_pylist() == [one for one in rows["k"].to_pylist() if one not in keys]
+
+
+def test_a_null_is_none_of_the_keys() -> None:
+    rows = pa.table({"k": pa.array([None, 0, 1, None, 2])})
+    left = _without(rows, pa.table({"k": pa.array([0, 2])}), ["k"])
+    assert left["k"].to_pylist() == [None, 1, None]
+
+
+def test_integers_far_apart_take_no_table_of_flags() -> None:
+    assert joins._Flags.of(pa.chunked_array([[0, 1_000_000_000]])) is None
+    assert joins._Flags.of(pa.chunked_array([[5, 6, 9]])) is not None
+
+
+def test_keys_of_two_columns() -> None:
+    rows = pa.table({"a": [1, 1, 2, 2, 3], "b": ["x", "y", "x", "y", "x"], "n": range(5)})
+    left = _without(rows, pa.table({"a": [1, 2, 3], "b": ["y", "x", "y"]}), ["a", "b"])
+    assert left["n"].to_pylist() == [0, 3, 4]
+
+
+@pytest.mark.parametrize(("chunk", "rows"), [(1, [1, 1, 1, 1]), (16, [2, 2]), (17, [3, 1]), (24, [3, 1]), (999, [4])])
+def test_batches_are_gathered(chunk: int, rows: list[int]) -> None:
+    """Of eight bytes each."""
+    batches = [pa.record_batch({"id": pa.array([number], pa.int64())}) for number in range(4)]
+    chunks = [*in_chunks(batches, chunk)]
+    assert [one.num_rows for one in chunks] == rows
+    assert pa.concat_tables(chunks)["id"].to_pylist() == [0, 1, 2, 3]
