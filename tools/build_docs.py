@@ -98,6 +98,8 @@ def _section(name: str, specs: Mapping[str, JobSpec]) -> Iterator[str]:
             yield "| option | in Python and files | value | default | |\n|---|---|---|---|---|"
             yield from options
             yield ""
+    if any(spec.from_export for spec in specs.values()):
+        yield "`--from FILE` reads the table from a file of `export-support`, instead of a URI.\n"
     if any(spec.deletes for spec in specs.values()):
         yield "Without `--apply` it prints its plan and changes nothing.\n"
     elif not first.reads_only:

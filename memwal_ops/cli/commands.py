@@ -24,6 +24,10 @@ _LAZY = {
     "config": ("memwal_ops.cli.config:config", "Check a configuration file of the supervisor."),
     "demo": ("memwal_ops.cli.demo:demo", "Make a table, merge it, and prove that nothing was lost."),
     "doctor": ("memwal_ops.cli.doctor:doctor", "Check this machine, and a store, for what would stop a job later."),
+    "export-support": (
+        "memwal_ops.cli.export_support:export_support",
+        "Write a table's metadata, without values, into a file for support.",
+    ),
     "history": ("memwal_ops.cli.history:history", "Show what the supervisor did, and how each run ended."),
     "hold": ("memwal_ops.cli.hold:hold", "Keep a base version for a reader that takes long."),
     "init": ("memwal_ops.cli.init:init", "Prepare a table for the jobs of its format."),

@@ -81,7 +81,7 @@ def doctor(uri: str | None, storage_options: dict[str, str], as_json: bool) -> i
 
     Exit codes: 0 nothing worse than a warning; else that of the first error, as a job would end: runbooks/README.md.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    checks = [*_machine(), *(() if uri is None else _remote(uri, storage_options))]
+    checks = [*machine(), *(() if uri is None else _remote(uri, storage_options))]
     worst = next((level for level in (ERROR, WARNING) if any(one.level == level for one in checks)), OK)
     if as_json:
         echo_json({"decision": worst, "checks": [one.to_json() for one in checks]})
@@ -94,8 +94,8 @@ def doctor(uri: str | None, storage_options: dict[str, str], as_json: bool) -> i
     return next((one.exit_code for one in checks if one.level == ERROR), 0)
 
 
-def _machine() -> Iterator[Check]:
-    """What is the same for every table."""
+def machine() -> Iterator[Check]:
+    """What is the same for every table: no store is asked."""
     version = platform.python_version()
     python = tuple(map(int, platform.python_version_tuple()[:2]))
     yield _judged("Python", python >= _OLDEST_PYTHON, version, "Install Python 3.11 or later.", ERROR)

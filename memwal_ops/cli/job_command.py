@@ -7,6 +7,7 @@ it is open; an option that does not apply is refused (exit code 2), and so is a 
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -20,8 +21,10 @@ from memwal_ops.errors import InvalidUsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.protocols import Table
 
 _METAVARS = {Kind.SIZE: "SIZE", Kind.DURATION: "DURATION", Kind.COUNT: "N", Kind.NUMBER: "X", Kind.PART: "ID"}
 
@@ -48,11 +51,24 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
     first = next(iter(specs.values()))
 
     @click.pass_context
-    def run(context: click.Context, /, uri: str, storage_options: dict[str, str], as_json: bool, **given: Any) -> int:
-        return run_command(first.name, uri, storage_options, chosen_options(context, given), as_json=as_json)
+    def run(
+        context: click.Context,
+        /,
+        uri: str | None,
+        storage_options: dict[str, str],
+        as_json: bool,
+        export_file: str | None = None,
+        **given: Any,
+    ) -> int:
+        with _opened(uri, storage_options, export_file) as table:
+            return run_command(first.name, table, chosen_options(context, given), as_json=as_json)
 
-    parameters: list[click.Parameter] = [click.Argument(["uri"])]
+    from_export = any(spec.from_export for spec in specs.values())
+    parameters: list[click.Parameter] = [click.Argument(["uri"], required=not from_export)]
     parameters += option_parameters(specs)
+    if from_export:
+        about = "Read the table from a file of export-support, instead of URI."
+        parameters.append(click.Option(["--from", "export_file"], metavar="FILE", help=about))
     if any(spec.deletes for spec in specs.values()):
         parameters.append(click.Option(["--apply"], is_flag=True, help="Do it. Without it, nothing is changed."))
     elif not first.reads_only:
@@ -78,8 +94,26 @@ def chosen_options(context: click.Context, given: Mapping[str, Any]) -> dict[str
     }
 
 
-def run_command(job: str, uri: str, storage: Mapping[str, str], chosen: Mapping[str, Any], *, as_json: bool) -> int:
-    """Run a job on the table at a URI as its command does; return the exit code.
+def _opened(uri: str | None, storage: Mapping[str, str], export_file: str | None) -> AbstractContextManager[Table]:
+    """The table at the URI, or in the file.
+
+    Raises:
+        InvalidUsageError: both are given, or none.
+        MemwalOpsError: it cannot be opened.
+    """
+    if export_file is None:
+        if uri is None:
+            raise InvalidUsageError("Missing argument 'URI'.", remedy="Give the table's URI, or --from FILE.")
+        return nullcontext(open_table(uri, storage))
+    if uri is not None or storage:
+        raise InvalidUsageError("--from FILE takes the place of URI and --storage-option; leave those out.")
+    from memwal_ops.core.export import open_export  # noqa: PLC0415 - the clients of stores: not for --help
+
+    return open_export(export_file)
+
+
+def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool) -> int:
+    """Run a job on a table as its command does; return the exit code.
 
     Raises:
         InvalidUsageError: the job, or an option of it, does not apply to the table.
@@ -87,7 +121,6 @@ def run_command(job: str, uri: str, storage: Mapping[str, str], chosen: Mapping[
     from memwal_ops.cli.progress import running  # noqa: PLC0415 - rich; not needed for help
     from memwal_ops.core.run import applicable, blamed, run_job  # noqa: PLC0415 - see above
 
-    table = open_table(uri, storage)
     spec = applicable(table, job)
     values = dict(chosen)
     dry_run = bool(values.pop("dry_run", False))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -13,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwal_ops.cli.options import IntRange, json_output, storage_options
+from memwal_ops.cli.output_file import check_replaceable, written_file
 from memwal_ops.cli.printing import echo, echo_json
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.leases import list_leases
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.protocols import Table
 
 _MARK = b'<meta name="generator" content="memwal-ops">'
-_HEAD_BYTES = 1024
 _LEVELS = {Severity.ERROR: CRITICAL, Severity.WARNING: WARNING, Severity.INFO: OK}
 
 
@@ -62,7 +59,7 @@ def report(
     if (output is None) != as_json:
         raise InvalidUsageError("Give -o FILE, or --json; not both.")
     if output not in {None, "-"} and not force:
-        _check_replaceable(str(output))
+        check_replaceable(str(output), lambda head: _MARK in head, "a report")
     found = _read(open_table(uri, storage_options), limit)
     if output is None:
         echo_json(found.document)
@@ -72,7 +69,8 @@ def report(
         sys.stdout.buffer.write(page)
         sys.stdout.buffer.flush()
         return 0
-    _write(output, page)
+    with written_file(output) as file:
+        file.write(page)
     echo(f"written: {output} ({len(page):,} bytes).")
     return 0
 
@@ -163,39 +161,3 @@ def _read(table: Table, limit: int) -> _Reading:
     except MemwalOpsError as error:
         found.notes.append(redact(f"gc cannot be planned: {error} {error.remedy}"))
     return found
-
-
-def _check_replaceable(path: str) -> None:
-    """Refuse a path at which there is something else than a page of memwal-ops."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InvalidUsageError(f"{path} cannot be read: {error.strerror}.", remedy="Give another -o.") from error
-    if _MARK not in head:
-        raise InvalidUsageError(
-            f"{path} exists and is not a report of memwal-ops; it was not changed.",
-            remedy="Give another -o, or --force to replace it.",
-        )
-
-
-def _write(path: str, page: bytes) -> None:
-    """Write a file as a whole: a reader never sees a part of it."""
-    folder = os.path.dirname(os.path.abspath(path))
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)[:100]}.", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(page)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise InvalidUsageError(f"{path} cannot be written: {error.strerror}.", remedy="Give another -o.") from error

@@ -118,6 +118,7 @@ class JobSpec:
         when: the default backlog trigger.
         hung_after: a run is killed after that long without any progress.
         metrics: its metrics by name.
+        from_export: it also reads a table from an export: its command has ``--from FILE``.
         help: the help of its command: what it does, what it is safe to run concurrently with, exit codes, two
             examples; paragraphs.
         command: its command, if that is not ``name``; an empty text: it has no command made from the spec.
@@ -139,6 +140,7 @@ class JobSpec:
     when: str | None = None
     hung_after: timedelta = timedelta(minutes=30)
     metrics: Mapping[str, MetricSpec] = field(default_factory=dict)
+    from_export: bool = False
     help: str = ""
     command: str | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.export import exported_store
 from memwal_ops.core.holds import holds
 from memwal_ops.core.leases import list_leases
 from memwal_ops.core.verification import Finding, Severity, finding_of
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 def check_own_files(table: Table) -> Iterator[Finding]:
     """Find leases that expired without being released, and holds of revisions that do not exist any more."""
-    now = datetime.now(UTC)
+    export = exported_store(table)
+    now = datetime.now(UTC) if export is None else export.taken
     try:
         for lease in list_leases(table.store):
             if lease.ended is None and not lease.in_force(now):

@@ -12,7 +12,7 @@ from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
 from memwal_ops.text import counted, counted_as, paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +112,13 @@ class VerifyReport:
         revision: the revision that was checked.
         findings: those that are listed; ``counts`` has all.
         checked: what was read, by name in the plural.
+        skipped: of a table that is read from an export: what could not be checked there.
     """
 
     revision: int
     findings: Findings
     checked: Mapping[str, Any]
+    skipped: Sequence[str] = ()
 
     @property
     def decision(self) -> VerifyDecision:
@@ -141,6 +143,7 @@ class VerifyReport:
             "findings": [one.to_json() for one in self.listed],
             "counts": dict(self.findings.counts),
             "checked": dict(self.checked),
+            "skipped": [*self.skipped],
         }
 
     def describe(self) -> str:
@@ -153,6 +156,9 @@ class VerifyReport:
             lines.append(paragraph(f"{one.consequence} {one.remedy}", indent="  ", hanging="  "))
             if one.page:
                 lines.append(f"  See {one.page}")
+        if self.skipped:
+            left = f"Not checked, as an export does not have it: {', '.join(self.skipped)}."
+            lines += ["", paragraph(left, hanging="  ")]
         if total > len(self.findings.kept):
             lines += ["", f"{counted(total - len(self.findings.kept), 'more finding')} of the same checks."]
         return "\n".join(lines)

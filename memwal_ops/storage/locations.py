@@ -68,6 +68,7 @@ class Location:
         scheme: ``file``, ``s3``, ``gs``, ``az`` or ``memory``.
         lance_options: pylance's ``storage_options``, with the current credentials.
         aws: the resolved access to S3; None for other schemes, and after unpickling.
+        files: of a table that is read from an export: the local folder in which pylance opens its manifests.
 
     Temporary credentials: obstore renews them through boto3 by itself; pylance keeps those that it was given,
     so callers that open a dataset use ``location.refreshed()`` right before, and open it again
@@ -81,6 +82,7 @@ class Location:
     scheme: str
     lance_options: Mapping[str, str] = field(default_factory=RedactedOptions)
     aws: AwsAccess | None = field(default=None, repr=False, compare=False)
+    files: str | None = None
 
     @property
     def expires(self) -> bool:

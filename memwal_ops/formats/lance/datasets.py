@@ -21,8 +21,9 @@ def open_dataset(location: Location, folder: str = "", *, version: int | None = 
     Raises pylance's own errors; callers translate them with
     :func:`memwal_ops.formats.lance.lance_errors.lance_errors`, giving the action for the message.
     """
+    root = location.files or location.uri
     return lance.dataset(
-        f"{location.uri}/{folder}" if folder else location.uri,
+        f"{root}/{folder}" if folder else root,
         version=version,
         storage_options=lance_options(location),
         index_cache_size_bytes=CACHE_BYTES,

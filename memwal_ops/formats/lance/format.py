@@ -8,8 +8,9 @@ from memwal_ops.core.protocols import Capability
 from memwal_ops.formats.lance.specs import DEMO, INIT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from memwal_ops.core.export import Exported
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
@@ -41,6 +42,12 @@ class LanceFormat:
         from memwal_ops.formats.lance.table import load  # noqa: PLC0415 - pylance: not before a table is opened
 
         return load(location, store)
+
+    def exported(self, store: Store, versions: int) -> Iterable[Exported]:
+        """See :class:`memwal_ops.core.export.ExportsMetadata`."""
+        from memwal_ops.formats.lance.export import exported  # noqa: PLC0415 - pylance, as above
+
+        return exported(store, versions)
 
 
 FORMAT = LanceFormat()

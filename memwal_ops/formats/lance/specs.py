@@ -261,6 +261,7 @@ Examples:
 Exit code 0 also if a region is blocked: inspect reports it, and does not fail.""",
     options=InspectOptions,
     load=f"{_JOBS}.inspect",
+    from_export=True,
 )
 VERIFY = read_only_job(
     name="verify",
@@ -277,6 +278,7 @@ Examples:
 Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks/README.md.""",
     options=VerifyOptions,
     load=f"{_JOBS}.verify",
+    from_export=True,
 )
 REPAIR = JobSpec(
     name="repair",

@@ -21,6 +21,7 @@ from memwal_ops.formats.lance.memwal.wal import read_writer_epoch, wal_entry_pat
 from memwal_ops.formats.lance.wire.names import parse_generation_dir
 from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
 from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +63,8 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
             found = store.read(version)
         except RegionManifestGoneError:
             continue  # gc runs beside this
+        except NotExportedError:
+            continue
         except RegionManifestCorruptError as error:
             yield finding_of(
                 error, "old_manifest", store.path(version), "A reader that began with it fails.", Severity.WARNING
@@ -144,7 +147,7 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents, *, d
         path = wal_entry_path(manifest.region_id, entry, table.layout_of(manifest.region_id))
         try:
             found = read_writer_epoch(table, manifest.region_id, entry)
-        except ObjectNotFoundError:
+        except (ObjectNotFoundError, NotExportedError):
             continue
         except MemwalOpsError as error:
             yield finding_of(error, "wal_entry", path, "A replay stops there.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.export import exported_store
 from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import Finding, Findings, Severity, VerifyReport, finding_of
 from memwal_ops.errors import MemwalOpsError
@@ -23,6 +25,7 @@ from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generati
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
 from memwal_ops.formats.lance.schema_history import SchemaHistory
 from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +37,14 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _CONCURRENT_REGIONS = 8
+_CONTENTS = (
+    (re.compile(r"data/"), "the ends of data files"),
+    (re.compile(r"_indices/"), "the ends of index files"),
+    (re.compile(r".*/wal/"), "writer epochs of WAL entries"),
+    (re.compile(r".*/manifest/"), "older region manifests"),
+    (re.compile(r""), "other files"),
+)
+"""What is not checked where the contents of such a path are not there."""
 
 
 def backlog(table: Table) -> Mapping[str, float]:
@@ -53,7 +64,7 @@ def plan(table: Table, options: VerifyOptions, context: RunContext | None = None
     """
     run = _Verification(table, options, context or RunContext())
     run.check()
-    return VerifyReport(table.version, run.findings, run.checked)
+    return VerifyReport(table.version, run.findings, run.checked, run.skipped)
 
 
 apply = plan
@@ -72,6 +83,15 @@ class _Verification:
         self.findings = Findings(options.max_findings)
         self.checked = {"regions": 0, "generations": 0, "log entries": 0, "fragments": 0}
         self.history = SchemaHistory(table)
+        self.export = exported_store(table)
+
+    @property
+    def skipped(self) -> list[str]:
+        """What was not checked because the table is read from an export."""
+        if self.export is None:
+            return []
+        contents = {next(what for kind, what in _CONTENTS if kind.match(path)) for path in self.export.left_out}
+        return [*sorted(contents), *(["rows and keys"] if self.options.deep else [])]
 
     def check(self) -> None:
         """All checks, the base table first."""
@@ -104,7 +124,7 @@ class _Verification:
                 Severity.INFO, "unrecognized", path, "It is no region.", "No job reads or deletes it.",
                 "Remove it yourself if it is yours.",
             ))  # fmt: skip
-        if deep:
+        if deep and self.export is None:
             self._add("keys", lambda: check_base_keys(table))
             self._add("rows of generations", lambda: check_generation_rows(table, opened))
 
@@ -113,6 +133,8 @@ class _Verification:
         self.context.checkpoint()
         try:
             self.findings.extend(check())
+        except NotExportedError:
+            pass  # it is in ``skipped``
         except LinkError as error:
             self.findings.add(finding_of(error, "link", what, "Files behind a link are not checked."))
         except MemwalOpsError as error:
@@ -135,6 +157,8 @@ class _Verification:
                     region.opened.append(one)
             region.findings += check_log(self.table, state, contents, deep=deep)
             region.findings += check_unrecognized(contents)
+        except NotExportedError:
+            pass  # it is in ``skipped``
         except MemwalOpsError as error:
             place = f"region {state.manifest.region_id}"
             region.findings.append(

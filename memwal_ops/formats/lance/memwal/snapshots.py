@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.lance_files import lance_bytes, lance_rows
 from memwal_ops.formats.lance.wire.names import U64_MAX
-from memwal_ops.formats.lance.wire.snapshot_rows import RegionRow, decode_rows
+from memwal_ops.formats.lance.wire.snapshot_rows import RegionRow, decode_rows, without_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,6 +137,15 @@ def with_states(rows: pa.Table, states: Mapping[UUID, Sequence[int | None]]) -> 
     """Store the states in the metadata of the rows: version, ``replay_after_wal_id``, ``wal_id_last_seen``."""
     said = json.dumps({str(region_id): [*state] for region_id, state in states.items()})
     return rows.replace_schema_metadata({_STATES: said.encode()})
+
+
+def rows_without_values(rows: pa.Table) -> pa.Table:
+    """The rows without the columns of region values, and without the metadata of other programs.
+
+    Raises:
+        InvalidFormatError: the columns are of no known layout.
+    """
+    return without_fields(rows).replace_schema_metadata({_STATES: json.dumps(_states(rows)).encode()})
 
 
 def encode_file(rows: pa.Table) -> bytes:

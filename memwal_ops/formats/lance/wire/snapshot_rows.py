@@ -124,6 +124,17 @@ def decode_rows(rows: pa.Table) -> tuple[RegionRow, ...]:
     raise InvalidFormatError(f"The region snapshot has the columns {rows.column_names}, which are of no known layout.")
 
 
+def without_fields(rows: pa.Table) -> pa.Table:
+    """The columns that every table of the layout has: none of those of region fields.
+
+    Raises:
+        InvalidFormatError: the columns are of no known layout.
+    """
+    decode_rows(rows)
+    columns = _REGION_COLUMNS if "region_id" in rows.column_names else _SHARD_COLUMNS
+    return rows.select(columns.names)
+
+
 def _region_row(manifest: RegionManifest, types: Mapping[str, pa.DataType]) -> Row:
     return {
         "region_id": manifest.region_id.bytes,

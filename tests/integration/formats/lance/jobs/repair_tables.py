@@ -17,7 +17,7 @@ from memwal_ops.formats.lance.versions import version_path
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_snapshot
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
-from tests.integration.formats.lance.jobs.test_verify import (
+from tests.integration.formats.lance.jobs.verify_tables import (
     manifest_folder,
 )
 from tests.support.run_cli import contents

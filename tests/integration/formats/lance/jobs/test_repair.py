@@ -24,7 +24,7 @@ from tests.integration.formats.lance.jobs.repair_tables import (
     snapshot_unreadable,
     without_quarantine,
 )
-from tests.integration.formats.lance.jobs.test_verify import (
+from tests.integration.formats.lance.jobs.verify_tables import (
     DAMAGES,
     drop_transaction,
     expired_lease,

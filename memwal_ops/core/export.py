@@ -1,0 +1,132 @@
+"""Export a table's metadata without values, and open a table from such a file (``--from FILE``)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from memwal_ops.core.registry import formats
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.storage.export_file import ExportedObject, ExportedStore, write_export
+from memwal_ops.storage.locations import Location
+from memwal_ops.storage.redaction import redact
+from memwal_ops.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from memwal_ops.core.protocols import Table
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+_CONCURRENT_READS = 16
+_CHUNK = 4 * _CONCURRENT_READS
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """How an object of a table is exported.
+
+    Attributes:
+        meta: its size and time.
+        without_values: makes the contents that are exported from its own; raises ``InvalidFormatError`` if they do not
+            decode: then they are exported as empty, which does not decode either. None: they are left out.
+        listed: whether listings of the export have it.
+        opened: whether a library that opens files by itself needs the contents.
+    """
+
+    meta: ObjectMeta
+    without_values: Callable[[bytes], bytes] | None = None
+    listed: bool = True
+    opened: bool = False
+
+
+@runtime_checkable
+class ExportsMetadata(Protocol):
+    """A format whose tables can be exported; optional."""
+
+    @property
+    def name(self) -> str:
+        """As that of the format."""
+
+    def exported(self, store: Store, versions: int) -> Iterable[Exported]:
+        """All objects of the table, each listed once; what is left out of ``versions`` revisions is not listed.
+
+        Raises:
+            MemwalOpsError: a table of this kind is not exported; the store failed.
+        """
+
+
+def export_table(
+    file: IO[bytes], table_format: ExportsMetadata, location: Location, store: Store, versions: int, **more: Any
+) -> tuple[int, int]:
+    """Write an export; returns the number of objects, and of those with contents.
+
+    Args:
+        file: where to.
+        table_format: that of the table.
+        location: of the table.
+        store: of the table.
+        versions: how many of the newest revisions.
+        **more: documents to add.
+
+    Raises:
+        MemwalOpsError: see :class:`ExportsMetadata`.
+    """
+    about: Mapping[str, Any] = {
+        "release": __version__,
+        "format": table_format.name,
+        "uri": redact(location.uri),
+        "taken": datetime.now(UTC).isoformat(),
+        **more,
+    }
+    return write_export(file, about, _contents(store, table_format.exported(store, versions)))
+
+
+def _contents(store: Store, objects: Iterable[Exported]) -> Iterator[ExportedObject]:
+    remaining = iter(objects)
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        while chunk := list(islice(remaining, _CHUNK)):
+            for found in pool.map(lambda one: _content(store, one), chunk):
+                if found is not None:
+                    yield found
+
+
+def _content(store: Store, one: Exported) -> ExportedObject | None:
+    """The object with its contents; None if it was deleted since it was listed."""
+    contents = None
+    if one.without_values is not None:
+        try:
+            contents = one.without_values(store.get(one.meta.path))
+        except ObjectNotFoundError:
+            return None
+        except InvalidFormatError:
+            contents = b""
+    return ExportedObject(one.meta, contents, one.listed, one.opened)
+
+
+@contextmanager
+def open_export(path: str) -> Iterator[Table]:
+    """The table of an export, while the block runs: what needs contents that were left out raises ``NotExportedError``.
+
+    Raises:
+        InvalidUsageError, InvalidFormatError, UnsupportedFeatureError: see :class:`ExportedStore`.
+        MemwalOpsError: the table does not open, for the reason for which it did not open where it was exported.
+    """
+    with closing(ExportedStore(path)) as store:
+        name = store.about.get("format")
+        table_format = formats().get(str(name))
+        if table_format is None:
+            raise UnsupportedFeatureError(
+                f"{path} is an export of a table of the format {name!r:.60}, which is not installed here.",
+                remedy="Install the package of that format.",
+            )
+        yield table_format.open(Location(store.root, "file", files=store.folder), store)
+
+
+def exported_store(table: Table) -> ExportedStore | None:
+    """The export that a table was opened from; None: it is the table itself."""
+    return table.store if isinstance(table.store, ExportedStore) else None

@@ -1,0 +1,201 @@
+"""Choose what of a Lance table an export has, and take the values out of it.
+
+Rows, WAL entries, index files, filters and transaction files are listed with sizes and times, and nothing more.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import secrets
+from collections import defaultdict
+from heapq import nlargest
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.export import Exported
+from memwal_ops.core.holds import EXPIRIES_FOLDER, HOLDS_FOLDER
+from memwal_ops.core.leases import LEASES_FOLDER
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.lance.damage import REFS_FOLDER
+from memwal_ops.formats.lance.memwal.regions import HINT
+from memwal_ops.formats.lance.memwal.snapshots import decode_file, encode_file, rows_without_values, snapshot_path
+from memwal_ops.formats.lance.referenced_files import version_of_main
+from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
+from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_region_manifest_name, parse_version_manifest_name
+from memwal_ops.formats.lance.wire.region_manifest import decode_version_hint, encode_version_hint
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.formats.lance.wire.without_values import manifest_without_values, region_manifest_without_values
+from memwal_ops.storage.redaction import redact
+from memwal_ops.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+_OF_REGION = re.compile(rf"{MEM_WAL_FOLDER}/([0-9a-f-]{{36}})/manifest/([^/]+)")
+_OF_GENERATION = re.compile(rf"{MEM_WAL_FOLDER}/[0-9a-f-]{{36}}/[^/]+/{VERSIONS_FOLDER}/([^/]+)")
+# As many as verify reads without --deep.
+_MANIFESTS = 20
+_MARK_DIGITS = 16
+_NUMBER, _TEXT = int | float, str
+_LEASE: Mapping[str, Any] = {
+    **dict.fromkeys(("token", "ttl_seconds"), _NUMBER),
+    **dict.fromkeys(("instance", "holder", "acquired", "ended", "outcome", "finished", "finished_by"), _TEXT),
+}
+_HOLD: Mapping[str, Any] = {"versions": list, "ttl_seconds": _NUMBER, "by": _TEXT}
+_REF: Mapping[str, Any] = {
+    **dict.fromkeys(("version", "manifestSize", "parentVersion", "createAt"), _NUMBER),
+    **dict.fromkeys(("branch", "parentBranch", "createdAt", "updatedAt"), _TEXT),
+}
+
+
+def exported(store: Store, versions: int) -> Iterator[Exported]:
+    """All objects; the newest ``versions`` manifests of main, those of generations, and the newest of each region."""
+    # First, so that no version has progress that the regions, which are listed later, do not show.
+    main = [*store.list(VERSIONS_FOLDER)]
+    values = _Values()
+    numbers = [number for meta in main if (number := version_of_main(meta.path)) is not None]
+    kept = frozenset(nlargest(versions, numbers))
+    newest = max(kept, default=None)
+    tagged = _tagged(store)
+    snapshot = ""
+    for meta in main:
+        number = version_of_main(meta.path)
+        if number is None:
+            yield Exported(meta)
+            continue
+        if number == newest:
+            snapshot = _snapshot_of(store, meta.path)
+        keep = number in kept or number in tagged
+        yield Exported(meta, values.manifest if keep else None, listed=keep, opened=number == newest)
+    yield from _others(store, values, snapshot)
+
+
+def _others(store: Store, values: _Values, snapshot: str) -> Iterator[Exported]:
+    """Everything but the versions of main; a region's manifests come last, when its newest are known."""
+    regions: dict[str, list[tuple[int, ObjectMeta]]] = defaultdict(list)
+    for meta in store.list(""):
+        path = meta.path
+        if path.startswith(f"{VERSIONS_FOLDER}/"):
+            continue
+        of_region = _OF_REGION.fullmatch(path)
+        number = None if of_region is None else parse_region_manifest_name(of_region[2])
+        if of_region is not None and number is not None:
+            regions[of_region[1]].append((number, meta))
+            continue
+        yield Exported(meta, values.rule(path, snapshot), opened=_is_opened(path))
+    for found in regions.values():
+        newest = {number for number, _ in nlargest(_MANIFESTS, found, key=lambda one: one[0])}
+        for number, meta in found:
+            yield Exported(meta, values.region if number in newest else None)
+
+
+def _is_opened(path: str) -> bool:
+    """Whether pylance opens the file itself: it lists tags, and opens generations."""
+    return path.startswith(f"{REFS_FOLDER}/") or _is_manifest_of_generation(path)
+
+
+def _is_manifest_of_generation(path: str) -> bool:
+    match = _OF_GENERATION.fullmatch(path)
+    return match is not None and parse_version_manifest_name(match[1]) is not None
+
+
+def _tagged(store: Store) -> frozenset[int]:
+    """The versions of main that tags name: whether one is there is part of what verify checks."""
+    found = set()
+    for meta in store.list(f"{REFS_FOLDER}/tags"):
+        try:
+            document = json.loads(store.get(meta.path))
+        except (ObjectNotFoundError, ValueError, RecursionError):
+            continue
+        if isinstance(document, dict) and type(document.get("version")) is int:
+            found.add(document["version"])
+    return frozenset(found)
+
+
+def _snapshot_of(store: Store, path: str) -> str:
+    """The path of the region snapshot of the newest version; empty if it names none.
+
+    Raises:
+        LegacyLayoutError: the table has the MemWAL index of Lance 0.31 to 1.x, in which regions are named by values.
+    """
+    try:
+        indexes = decode_version_manifest(store.get(path)).indexes
+        entry = None if indexes is None else find_memwal_entry(indexes)
+        return "" if entry is None else snapshot_path(decode_memwal_index(entry).uuid)
+    except (InvalidFormatError, TableCorruptError, ObjectNotFoundError):
+        return ""  # verify reports it
+
+
+class _Values:
+    """What takes the values out, by kind of file. Equal values have equal marks in one export, and in no other."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def rule(self, path: str, snapshot: str) -> Callable[[bytes], bytes] | None:
+        """The rule for a path; None: its contents are left out."""
+        if path == snapshot:
+            return _snapshot
+        if _is_manifest_of_generation(path):
+            return self.manifest
+        if (of_region := _OF_REGION.fullmatch(path)) is not None and of_region[2] == HINT:
+            return _hint
+        folders: Iterable[tuple[str, Callable[[bytes], bytes]]] = (
+            (f"{REFS_FOLDER}/", lambda data: _json(data, _REF, metadata={})),
+            (f"{LEASES_FOLDER}/", lambda data: _json(data, _LEASE)),
+            (f"{HOLDS_FOLDER}/", lambda data: _json(data, _HOLD, note="")),
+            (f"{EXPIRIES_FOLDER}/", lambda data: _json(data, _HOLD, note="")),
+        )
+        return next((rule for folder, rule in folders if path.startswith(folder)), None)
+
+    def manifest(self, data: bytes) -> bytes:
+        """Of a version, of the table or of a generation."""
+        return manifest_without_values(data, _snapshot_or_nothing, redact, self._mark)
+
+    def region(self, data: bytes) -> bytes:
+        """Of a region."""
+        return region_manifest_without_values(data, self._mark)
+
+    def _mark(self, value: bytes) -> bytes:
+        return b"redacted:" + hmac.digest(self._key, value, "sha256").hex()[:_MARK_DIGITS].encode()
+
+
+def _snapshot(data: bytes) -> bytes:
+    return encode_file(rows_without_values(decode_file(data)))
+
+
+def _snapshot_or_nothing(data: bytes) -> bytes:
+    """A snapshot inside a manifest; one that does not decode must not take the manifest with it."""
+    try:
+        return _snapshot(data)
+    except InvalidFormatError:
+        return b""
+
+
+def _hint(data: bytes) -> bytes:
+    version = decode_version_hint(data)
+    return b"" if version is None else encode_version_hint(version)
+
+
+def _json(data: bytes, keys: Mapping[str, Any], **added: object) -> bytes:
+    """A JSON document with these keys, if their values are of these types; texts without secrets and escapes.
+
+    Raises:
+        InvalidFormatError: it is not a JSON object.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFormatError("It is not JSON.") from error
+    if not isinstance(document, dict):
+        raise InvalidFormatError("It is not a JSON object.")
+    kept = {
+        key: printable(redact(value)) if isinstance(value, str) else value
+        for key, value in document.items()
+        if key in keys and (value is None or isinstance(value, keys[key]))
+    }
+    return json.dumps({**kept, **{key: value for key, value in added.items() if key in document}}).encode()

@@ -1,0 +1,166 @@
+"""Take out of manifests what may be a value of a row or a secret: keys, region values, predicates, free texts.
+
+Kept are numbers, ids, names of columns, indexes and files, and the settings of Lance and memwal-ops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.allowed_fields import Allow, allowed_fields
+from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_TYPE_URL, is_legacy
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from memwal_ops.formats.lance.wire.allowed_fields import Rule
+
+_NUMBER, _ANY = Allow.NUMBER, Allow.ANY
+_UUID: Mapping[int, Rule] = {1: _ANY}
+_PROGRESS: Mapping[int, Rule] = {1: _UUID, 2: _NUMBER}
+# Settings of which neither the names nor the values are a user's.
+_OUR_SETTINGS = (b"lance.", b"memwal-ops.")
+_FIELD_SETTINGS = (b"lance-schema:", b"lance-encoding:", b"ARROW:extension:", b"memwal-ops.")
+_EXTENSION, _EXTENSION_SETTINGS = "ARROW:extension:name", "ARROW:extension:metadata"
+_VECTOR_URL = "VectorIndexDetails"
+_FLAGS = frozenset({b"true", b"false"})
+
+
+def manifest_without_values(
+    data: bytes, snapshot: Callable[[bytes], bytes], text: Callable[[str], str], mark: Callable[[bytes], bytes]
+) -> bytes:
+    """The manifest file of a version, of the table or of a generation.
+
+    Args:
+        data: the file.
+        snapshot: takes the region values out of an inline snapshot.
+        text: masks secrets in a URI.
+        mark: what stands for a value.
+
+    Raises:
+        InvalidFormatError: it cannot be decoded.
+    """
+    found = decode_version_manifest(data)
+    rules = _Rules(snapshot, text, mark)
+    manifest = table_pb2.Manifest.FromString(allowed_fields(found.manifest.SerializeToString(), rules.manifest))
+    indexes = transaction = None
+    if found.indexes is not None:
+        section = allowed_fields(found.indexes.SerializeToString(), {1: rules.index})
+        indexes = table_pb2.IndexSection.FromString(section)
+    if found.transaction is not None:
+        kept = allowed_fields(found.transaction.SerializeToString(), _TRANSACTION)
+        transaction = table_pb2.Transaction.FromString(kept)
+    return encode_version_manifest(replace(found, manifest=manifest, indexes=indexes, transaction=transaction))
+
+
+def region_manifest_without_values(data: bytes, mark: Callable[[bytes], bytes]) -> bytes:
+    """A region manifest, in which marks stand for the region's values.
+
+    Raises:
+        InvalidFormatError: it is not a protobuf message.
+    """
+    generation: Mapping[int, Rule] = {1: _NUMBER, 2: _ANY, 3: _NUMBER, 4: _NUMBER, 5: _NUMBER}
+    numbers: Mapping[int, Rule] = dict.fromkeys((1, 2, 3, 4, 6, 10, 15), _NUMBER)
+    return allowed_fields(data, {**numbers, 8: generation, 11: _UUID, 14: {1: _ANY, 2: mark}})
+
+
+def _setting(prefixes: tuple[bytes, ...]) -> Callable[[bytes], bytes | None]:
+    """A rule for an entry of a map: it is kept if its key begins with one of the prefixes."""
+
+    def rule(entry: bytes) -> bytes | None:
+        key = allowed_fields(entry, {1: lambda name: name if name.startswith(prefixes) else None})
+        return allowed_fields(entry, {1: _ANY, 2: _ANY}) if key else None
+
+    return rule
+
+
+def _column(data: bytes) -> bytes:
+    """A field of the schema: what Lance and Arrow say of it; of an extension of others, its name alone."""
+    kept = allowed_fields(data, {
+        **dict.fromkeys((1, 3, 4, 6, 7, 12, 13), _NUMBER), 2: _ANY, 5: _ANY, 9: _ANY, 11: _ANY,
+        10: _setting(_FIELD_SETTINGS),
+    })  # fmt: skip
+    field = table_pb2.Field.FromString(kept)
+    if not field.metadata.get(_EXTENSION, b"").startswith((b"arrow.", b"lance.")):
+        field.metadata.pop(_EXTENSION_SETTINGS, None)
+    return field.SerializeToString()
+
+
+def _nothing(_: bytes) -> bytes:
+    """Only that the field is there."""
+    return b""
+
+
+def _legacy(_: bytes) -> bytes:
+    """That it was the index of Lance 0.31 to 1.x: its entries name regions by values."""
+    return b"\x0a\x00"
+
+
+# Of an operation only its kind, and what decides about the history of columns and of progress.
+_TRANSACTION: Mapping[int, Rule] = {
+    1: _NUMBER,
+    2: _ANY,
+    4: _setting((b"memwal-ops.",)),
+    **dict.fromkeys(range(100, 130), _nothing),
+    106: {1: _NUMBER},
+    108: {5: _PROGRESS},
+}
+_DELETION: Mapping[int, Rule] = dict.fromkeys((1, 2, 3, 4, 7), _NUMBER)
+_FILE: Mapping[int, Rule] = dict.fromkeys(range(1, 8), _ANY)
+# Row ids and the versions of rows; or a file with them.
+_FRAGMENT: Mapping[int, Rule] = {1: _NUMBER, 2: _FILE, 3: _DELETION, 4: _NUMBER, **dict.fromkeys(range(5, 11), _ANY)}
+
+
+class _Rules:
+    """The fields of a version manifest that are kept."""
+
+    def __init__(
+        self, snapshot: Callable[[bytes], bytes], text: Callable[[str], str], mark: Callable[[bytes], bytes]
+    ) -> None:
+        self._snapshot, self._text, self._mark = snapshot, text, mark
+
+    @property
+    def manifest(self) -> Mapping[int, Rule]:
+        """Of the manifest message."""
+        numbers: Mapping[int, Rule] = dict.fromkeys((3, 6, 9, 10, 11, 14, 17, 21, 23), _NUMBER)
+        return {
+            **numbers,
+            1: _column,
+            2: _FRAGMENT,
+            7: {1: _NUMBER, 2: _NUMBER},
+            12: _ANY,
+            13: dict.fromkeys(range(1, 5), _ANY),
+            15: {1: _ANY, 2: _ANY},
+            16: _setting(_OUR_SETTINGS),
+            18: {1: _NUMBER, 2: _ANY, 3: _NUMBER, 4: lambda path: self._text(path.decode(errors="replace")).encode()},
+            20: _ANY,
+        }
+
+    def index(self, data: bytes) -> bytes:
+        """An entry of the index section."""
+        entry = table_pb2.IndexMetadata.FromString(data)
+        url = entry.index_details.type_url
+        details: Rule = _nothing  # an index may have values in them, such as the words that it leaves out
+        if url == MEMWAL_TYPE_URL:
+            details = _legacy if is_legacy(entry) else self._memwal
+        elif url.endswith(_VECTOR_URL):
+            details = {**dict.fromkeys(range(1, 9), _ANY), 9: _setting((b"lance.",))}
+        return allowed_fields(data, {
+            1: _UUID, 2: _ANY, 3: _ANY, 4: _NUMBER, 5: _ANY, 6: {1: _ANY, 2: details}, 7: _NUMBER, 8: _NUMBER,
+            9: _NUMBER, 10: {1: _ANY, 2: _NUMBER},
+        })  # fmt: skip
+
+    def _memwal(self, details: bytes) -> bytes:
+        option: Mapping[int, Rule] = {1: _ANY, 2: self._plain}
+        field: Mapping[int, Rule] = {1: _ANY, 2: _ANY, 3: _ANY, 4: self._mark, 5: _ANY, 6: option}
+        return allowed_fields(details, {
+            **dict.fromkeys((1, 2, 12), _NUMBER), 3: self._snapshot, 7: {1: _NUMBER, 2: field}, 8: _ANY,
+            9: _PROGRESS, 10: {1: _ANY, 2: _PROGRESS}, 11: option,
+        })  # fmt: skip
+
+    def _plain(self, value: bytes) -> bytes:
+        """A number or a flag as it is; a mark for anything else."""
+        return value if value.isdigit() or value.lower() in _FLAGS else self._mark(value)
