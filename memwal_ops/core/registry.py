@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.job import POOLS, UNITS, JobSpec
 from memwal_ops.core.options import Options, describe
-from memwal_ops.errors import JobPluginError, NotALanceTableError, TableNotFoundError
+from memwal_ops.errors import InvalidUsageError, JobPluginError, NotALanceTableError, TableNotFoundError
 from memwal_ops.trial import faults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.metadata import EntryPoint
 
+    from memwal_ops.core.guard import CommitGuard
     from memwal_ops.core.protocols import Table, TableFormat
+    from memwal_ops.core.row_sink import RowSink
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
@@ -194,6 +196,32 @@ def locate(
         raise TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.")
     known = ", ".join(formats())
     raise NotALanceTableError(f"No table found at {location.uri}: the objects there are of no known format ({known}).")
+
+
+def open_sink(uri: str, beside: Location, guard: CommitGuard, *, source: str) -> tuple[Location, RowSink]:
+    """The table that a migration of ``source`` fills, of the first installed format that can be filled.
+
+    Args:
+        uri: of the table.
+        beside: the location of what is migrated; a table at the same kind of store is opened with its options.
+        guard: see :class:`memwal_ops.core.row_sink.ReceivesRows`.
+        source: see there.
+
+    Raises:
+        InvalidUsageError: no such format is installed, or something else is there.
+        StorageError: the store refused or failed, by kind.
+    """
+    from memwal_ops.core.row_sink import ReceivesRows  # noqa: PLC0415
+    from memwal_ops.storage.locations import resolve  # noqa: PLC0415
+    from memwal_ops.storage.objects import open_store  # noqa: PLC0415
+
+    for table_format in formats().values():
+        if isinstance(table_format, ReceivesRows):
+            location = resolve(uri)
+            if location.scheme == beside.scheme:
+                location = resolve(uri, beside.lance_options)
+            return location, table_format.open_sink(location, open_store(location), guard, source)
+    raise InvalidUsageError("No installed table format can be the target of a migration.", remedy="Install pylance.")
 
 
 def format_of_folder(path: str) -> str | None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from memwal_ops.core.export import Exported
+    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.core.row_sink import RowSink
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
@@ -48,6 +50,12 @@ class LanceFormat:
         from memwal_ops.formats.lance.export import exported  # noqa: PLC0415 - pylance, as above
 
         return exported(store, versions)
+
+    def open_sink(self, location: Location, store: Store, guard: CommitGuard, source: str) -> RowSink:
+        """See :class:`memwal_ops.core.row_sink.ReceivesRows`."""
+        from memwal_ops.formats.lance.row_sink import LanceSink  # noqa: PLC0415 - see above
+
+        return LanceSink(location, store, guard, source)
 
 
 FORMAT = LanceFormat()

@@ -1,0 +1,70 @@
+"""The interface by which a migration fills a table of another format: formats do not import each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+
+class RowSink(Protocol):
+    """A table that one migration fills, and nobody else before it is finished.
+
+    Each method is one commit, or some that a repetition repairs: a migration that was killed begins again, and
+    compares.
+    """
+
+    @property
+    def record(self) -> Mapping[str, Any] | None:
+        """What the migration recorded last; None: there is no table yet."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+
+    @property
+    def version(self) -> int:
+        """The table's newest version; 0 where there is none."""
+
+    def create(self, rows: pa.RecordBatchReader, key: str, record: Mapping[str, Any]) -> None:
+        """Create the table with all these rows, and the record, at once."""
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Add columns, which are null in every row."""
+
+    def upsert(self, rows: pa.RecordBatchReader, key: str) -> None:
+        """Insert rows, or replace those of the same key."""
+
+    def delete(self, keys: Sequence[str], key: str) -> None:
+        """Delete rows by key."""
+
+    def set_record(self, record: Mapping[str, Any]) -> None:
+        """Replace the record."""
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows of the newest version."""
+
+
+@runtime_checkable
+class ReceivesRows(Protocol):
+    """A format whose tables a migration can fill."""
+
+    def open_sink(self, location: Location, store: Store, guard: CommitGuard, source: str) -> RowSink:
+        """The table at a location, or the place where it will be.
+
+        Args:
+            location: of the table.
+            store: at that location.
+            guard: checked before each commit.
+            source: identity of what is migrated; the table of another migration is refused.
+
+        Raises:
+            InvalidUsageError: something else is there, or others have changed the rows since the migration finished.
+        """

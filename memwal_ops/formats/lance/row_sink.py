@@ -1,0 +1,171 @@
+"""Fill a Lance table from another format, and turn MemWAL on for it.
+
+The record of the migration is in the schema's metadata. The rows of the first run and the record are one version, so a
+run that is killed before it leaves files that no version needs, and no table.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+
+from memwal_ops.errors import InvalidUsageError, TableNotFoundError
+from memwal_ops.formats.lance.datasets import lance_options, open_dataset
+from memwal_ops.formats.lance.engines.locate import sql_literal
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.table import read_table
+from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+RECORD = "memwal_ops.migration"
+_KEY = {"lance-schema:unenforced-primary-key": "true"}
+_DELETED_AT_ONCE = 1000
+# What a first run leaves that was killed before its version.
+_UNFINISHED = {"data", "_transactions"}
+_SAME_ROWS = ("CreateIndex", "Rewrite", "UpdateConfig", "ReserveFragments")
+
+
+class LanceSink:
+    """See :class:`memwal_ops.core.row_sink.RowSink`."""
+
+    def __init__(self, location: Location, store: Store, guard: CommitGuard, source: str) -> None:
+        """Look at what is there; raises as :meth:`memwal_ops.core.row_sink.ReceivesRows.open_sink`."""
+        self._location, self._store, self._guard = location, store, guard
+        root = store.list_level("")
+        self._dataset: lance.LanceDataset | None = None
+        if VERSIONS_FOLDER in root.directories:
+            self._refresh()
+            self._check(source)
+        elif root.objects or not {*root.directories} <= _UNFINISHED:
+            raise InvalidUsageError(
+                f"{location.uri} is not empty, and has no Lance table.",
+                remedy="Give a place for the new table where nothing is.",
+            )
+
+    @property
+    def record(self) -> Mapping[str, Any] | None:
+        """See the protocol."""
+        if self._dataset is None:
+            return None
+        found: Mapping[str, Any] = json.loads((self._dataset.schema.metadata or {}).get(RECORD.encode(), b"null"))
+        return found
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See the protocol."""
+        return self._opened.schema
+
+    @property
+    def version(self) -> int:
+        """See the protocol."""
+        return 0 if self._dataset is None else int(self._dataset.version)
+
+    def create(self, rows: pa.RecordBatchReader, key: str, record: Mapping[str, Any]) -> None:
+        """See the protocol."""
+        fields = [
+            pa.field(one.name, one.type, nullable=False, metadata=_KEY) if one.name == key else one
+            for one in rows.schema
+        ]
+        schema = pa.schema(fields, metadata={RECORD: json.dumps(record)})
+        self._guard.check()
+        with lance_errors("write", self._location.uri):
+            self._dataset = lance.write_dataset(
+                (one.cast(schema) for one in rows),
+                self._location.uri,
+                schema=schema,
+                mode="create",
+                storage_options=lance_options(self._location),
+            )
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """See the protocol."""
+        if fields:
+            self._guard.check()
+            with lance_errors("add columns to", self._location.uri):
+                self._opened.add_columns(pa.schema(fields))
+            self._refresh()
+
+    def upsert(self, rows: pa.RecordBatchReader, key: str) -> None:
+        """See the protocol."""
+        self._guard.check()
+        with lance_errors("write", self._location.uri):
+            changed = self._opened.merge_insert(key).when_matched_update_all().when_not_matched_insert_all()
+            changed.execute(rows)
+        self._refresh()
+
+    def delete(self, keys: Sequence[str], key: str) -> None:
+        """See the protocol."""
+        for start in range(0, len(keys), _DELETED_AT_ONCE):
+            self._guard.check()
+            literals = ", ".join(map(sql_literal, keys[start : start + _DELETED_AT_ONCE]))
+            with lance_errors("delete from", self._location.uri):
+                self._opened.delete(f"`{key}` IN ({literals})")
+            self._refresh()
+
+    def set_record(self, record: Mapping[str, Any]) -> None:
+        """Replace the record; and create the MemWAL index where there is none."""
+        if read_table(self._location, self._store).memwal is None:
+            self._guard.check()
+            with lance_errors("create the MemWAL index of", self._location.uri):
+                self._opened.initialize_mem_wal()
+            self._refresh()
+        if record != self.record:
+            self._guard.check()
+            with lance_errors("write the schema metadata of", self._location.uri):
+                self._opened.update_schema_metadata({RECORD: json.dumps(record)})
+            self._refresh()
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """See the protocol."""
+        with lance_errors("read", self._location.uri):
+            yield from self._opened.scanner(columns=None if columns is None else [*columns]).to_batches()
+
+    @property
+    def _opened(self) -> lance.LanceDataset:
+        if self._dataset is None:
+            raise TableNotFoundError(f"There is no table at {self._location.uri}.")
+        return self._dataset
+
+    def _refresh(self) -> None:
+        with lance_errors("open", self._location.uri):
+            self._dataset = open_dataset(self._location)
+
+    def _check(self, source: str) -> None:
+        """Refuse a table that this migration did not make, or that others write by now."""
+        record, uri = self.record, self._location.uri
+        if record is None or record.get("source") != source:
+            whose = "no migration made it" if record is None else f"it was migrated from {record.get('source')}"
+            raise InvalidUsageError(
+                f"{uri} has a Lance table, and {whose}.", remedy="Give a place for the new table where nothing is."
+            )
+        table = read_table(self._location, self._store)
+        if table.regions.region_ids:
+            raise _written_by_others(uri, "has regions of MemWAL writers")
+        if record.get("finished") is None:
+            return
+        for version in range(int(record["finished"]) + 1, self.version + 1):
+            try:
+                transaction = self._opened.read_transaction(version)
+            except (OSError, ValueError):
+                transaction = None
+            if transaction is None:
+                raise _written_by_others(uri, f"had a version {version} that cannot be read any more")
+            operation = type(transaction.operation).__name__
+            if operation not in _SAME_ROWS:
+                raise _written_by_others(uri, f"was changed in version {version} ({operation})")
+
+
+def _written_by_others(uri: str, what: str) -> InvalidUsageError:
+    return InvalidUsageError(
+        f"{uri} {what} since the migration finished: another run would undo what others wrote.",
+        remedy="The migration is over: write to the table. To begin again, give another target.",
+    )
