@@ -193,7 +193,7 @@ def _union(specs: Mapping[str, HasOptions]) -> dict[str, tuple[Option, list[str]
 
 def _parameter(option: Option, formats: list[str], specs: Mapping[str, HasOptions]) -> click.Parameter:
     if option.positional:
-        return click.Argument([option.name], metavar=option.metavar)
+        return click.Argument([option.name], metavar=option.metavar, required=len(formats) == len(specs))
     about = option.help
     if len(formats) < len(specs):
         about = f"({', '.join(formats)}) {about}"

@@ -97,3 +97,10 @@ class MaintainOptions(BaseMaintainOptions):
 
     merge: MergeOptions = group(MergeOptions, help="Options of the merge step.")
     gc: GcOptions = group(GcOptions, help="Options of the gc step.")
+
+
+@dataclass(frozen=True)
+class MigrateOptions(Options):
+    """Options of migrate."""
+
+    target: str | None = text(None, positional=True, metavar="TARGET", help="The Lance table to make or to bring up.")

@@ -12,6 +12,7 @@ from memwal_ops.formats.zeppelin.options import (
     InspectOptions,
     MaintainOptions,
     MergeOptions,
+    MigrateOptions,
     VerifyOptions,
     WhyOptions,
 )
@@ -100,6 +101,26 @@ WHY = read_only_job(
     summary="Print why an object is kept, or is deletable.",
     options=WhyOptions,
     load=f"{_JOBS}.why",
+)
+MIGRATE = JobSpec(
+    name="migrate",
+    summary="Migrate a namespace into a Lance table with MemWAL.",
+    help="""Migrate the Zeppelin namespace at URI into a Lance table with MemWAL at TARGET: ids become the primary key,
+vectors and attributes become columns. Run it again for what was written since; the namespace is not changed. It ends
+when nothing waits, and compares all rows. Nobody else may write to TARGET before it says migrated, and it is not run
+again behind others' writes: they would be undone, so it refuses.
+
+\b
+Examples:
+  memwal-ops migrate s3://bucket/my_namespace s3://bucket/my_table.lance
+  memwal-ops migrate my_namespace my_table.lance --apply
+
+Exit codes: 0 planned, migrated or nothing_to_migrate; others: runbooks/README.md.""",
+    options=MigrateOptions,
+    load=f"{_JOBS}.migrate",
+    deletes=True,
+    by_hand=True,
+    in_maintain=False,
 )
 INSPECT = read_only_job(
     name="inspect",
