@@ -15,16 +15,18 @@ from memwal_ops.errors import (
     GenerationMissingError,
     MemwalOpsError,
     ObjectNotFoundError,
+    RegionReplacedError,
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.engines.api import BlockedRegionsError
 from memwal_ops.formats.lance.memwal.backlog import subtract
 from memwal_ops.formats.lance.memwal.generations import generation_ref
 from memwal_ops.formats.lance.memwal.region_columns import region_columns
+from memwal_ops.formats.lance.memwal.region_identity import check_record
 from memwal_ops.formats.lance.memwal.region_log import read_log
 from memwal_ops.formats.lance.memwal.region_specs import MANUAL
 from memwal_ops.formats.lance.memwal.region_values import RegionValues, region_values_of, table_spec
-from memwal_ops.formats.lance.memwal.regions import NoRegionManifestError
+from memwal_ops.formats.lance.memwal.regions import NoRegionManifestError, list_regions
 from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
 from memwal_ops.formats.lance.memwal.wal import unflushed_entries
 from memwal_ops.formats.lance.projection import TOMBSTONE
@@ -46,8 +48,9 @@ Consistency = Literal["strong", "manifests", "snapshot"]
 CONSISTENCIES: tuple[Consistency, ...] = ("strong", "manifests", "snapshot")
 _CONCURRENT_READS = 16
 _ATTEMPTS = 10
-# How it shows that a generation was collected meanwhile, or the version expired: it is not listed, or files are gone.
-_GONE = (GenerationMissingError, GenerationCorruptError, BlockedRegionsError, ObjectNotFoundError)
+# How it shows that a generation was collected meanwhile, or the version expired: it is not listed, or files are gone;
+# or that a region was adopted.
+_GONE = (GenerationMissingError, GenerationCorruptError, BlockedRegionsError, ObjectNotFoundError, RegionReplacedError)
 _Read = TypeVar("_Read")
 
 
@@ -101,6 +104,7 @@ def read_unmerged(
 
     Raises:
         GenerationMissingError: one is neither merged in this version nor listed; see :func:`at_newest`.
+        RegionReplacedError: a region is not the one that was merged; an operator has to decide.
         UnsupportedFeatureError: a log whose entries cannot be read here.
         MemwalOpsError: a manifest, or an entry that is not the last, is missing or damaged.
     """
@@ -110,7 +114,8 @@ def read_unmerged(
         snapshot = read_snapshot(table)
         rows = {one.region_id: one for one in (() if snapshot is None else snapshot.regions)}
     else:
-        rows = dict.fromkeys(table.regions.region_ids)
+        # Anew for each call, and not the version's listing: a region that was created since has acknowledged rows, too.
+        rows = dict.fromkeys(list_regions(table.store).region_ids)
     # A writer may have made its region after the regions were listed.
     region_ids = sorted({*rows, *own})
 
@@ -185,6 +190,9 @@ def _of_manifest(
             break
     else:
         raise CommitConflictError(f"Region {region_id}: its writer flushed {_ATTEMPTS} times while it was read.")
+    # Timeline without it: a region is merged up to generation 3, and its folder removed; a new region of that id
+    # flushes generation 1, which counts as merged: rows of acknowledged writes would be in no part of the answer.
+    check_record(table, manifest)
     backlog, fault = subtract(manifest, table.index.merged_generations.get(region_id, 0))
     if fault is not None:
         raise fault.error

@@ -187,35 +187,55 @@ def check_identity(table: Table, manifest: RegionManifest, *, created: datetime 
     Raises:
         RegionReplacedError: it is another region, or that cannot be excluded.
     """
+    merged = table.index.merged_generations.get(manifest.region_id, 0)
+    record = table.records.get(manifest.region_id)
+    if manifest.sealed and not manifest.flushed_generations:
+        return None  # nothing can be merged from it any more
+    check_record(table, manifest)
+    if not merged:
+        _check_age(table, manifest, record, created)
+        return None
+    return None if record is not None and record.mark != UNMERGED else _check_by_times(table, manifest, merged)
+
+
+def check_record(table: Table, manifest: RegionManifest) -> None:
+    """Refuse a region that is another one by what the table records; no request, and no times are compared.
+
+    Raises:
+        RegionReplacedError: it is another region, or an operator has to decide whether it is.
+    """
     region_id = manifest.region_id
     merged = table.index.merged_generations.get(region_id, 0)
     record = table.records.get(region_id)
     if manifest.sealed and not manifest.flushed_generations:
-        return None  # nothing can be merged from it any more
+        return
     if record is not None and record.mark == UNDECIDED:
         raise _older_than_the_index(manifest)
-    if not merged:
-        _check_unmerged(table, manifest, record, created)
-        return None
-    if merged >= manifest.current_generation:
+    if merged and merged >= manifest.current_generation:
         raise RegionReplacedError(
             f"Region {region_id}: by the table's progress, generation {merged} is merged, but the region's current "
             f"generation is {manifest.current_generation}. The progress belongs to another region of this id: one that "
             "was removed, or that of the table from which this branch or clone was made.",
             remedy=_remedy(region_id, may_be_merged=False),
         )
-    if record is not None and record.mark != UNMERGED:
-        listed = next((one for one in manifest.flushed_generations if one.generation == record.generation), None)
-        if listed is not None and mark_of(listed.path) != record.mark:
-            raise RegionReplacedError(
-                f"Region {region_id}: the generation {record.generation} that was merged is not {listed.path}, "
-                f"which this region lists. The progress (generation {merged} is merged) belongs to "
-                "another region of this id: one that was removed, or that of the table from which this branch or "
-                "clone was made.",
-                remedy=_remedy(region_id),
-            )
-        return None
-    return _check_by_times(table, manifest, merged)
+    if record is None or record.mark == UNMERGED:
+        return
+    if not merged:
+        raise RegionReplacedError(
+            f"Region {region_id}: generation {record.generation} of it was merged, but the table's MemWAL "
+            "index has no progress for it: the index was initialized again, alone or with an overwrite of the table. "
+            "The region's rows may belong to the table as it was before.",
+            remedy=_remedy_for_old(region_id),
+        )
+    listed = next((one for one in manifest.flushed_generations if one.generation == record.generation), None)
+    if listed is not None and mark_of(listed.path) != record.mark:
+        raise RegionReplacedError(
+            f"Region {region_id}: the generation {record.generation} that was merged is not {listed.path}, "
+            f"which this region lists. The progress (generation {merged} is merged) belongs to "
+            "another region of this id: one that was removed, or that of the table from which this branch or "
+            "clone was made.",
+            remedy=_remedy(region_id),
+        )
 
 
 def _check_by_times(table: Table, manifest: RegionManifest, merged: int) -> RegionRecord | None:
@@ -243,17 +263,8 @@ def _check_by_times(table: Table, manifest: RegionManifest, merged: int) -> Regi
     return RegionRecord(flushed.generation, mark_of(flushed.path))
 
 
-def _check_unmerged(
-    table: Table, manifest: RegionManifest, record: RegionRecord | None, created: datetime | None
-) -> None:
+def _check_age(table: Table, manifest: RegionManifest, record: RegionRecord | None, created: datetime | None) -> None:
     """Check that a region with no merged generation is not of a table that was at this place before."""
-    if record is not None and record.mark != UNMERGED:
-        raise RegionReplacedError(
-            f"Region {manifest.region_id}: generation {record.generation} of it was merged, but the table's MemWAL "
-            "index has no progress for it: the index was initialized again, alone or with an overwrite of the table. "
-            "The region's rows may belong to the table as it was before.",
-            remedy=_remedy_for_old(manifest.region_id),
-        )
     if created is None or not manifest.flushed_generations:
         return
     ascending = sorted(manifest.flushed_generations, key=lambda one: one.generation)

@@ -14,9 +14,11 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
+from memwal_ops.errors import RegionReplacedError
 from memwal_ops.formats.lance.jobs import adopt, catchup, expire, gc, inspect, merge, snapshot
 from memwal_ops.formats.lance.memwal.region_identity import Moment, is_earlier
 from memwal_ops.formats.lance.options import AdoptOptions
+from memwal_ops.memwal import read
 from tests.integration.contracts import small
 from tests.support.gc_options import IMMEDIATE
 from tests.support.run_cli import run_here
@@ -92,6 +94,32 @@ def test_blocked_after_any_number_of_generations(tmp_path: Path, how: str, merge
         flush_new(uri, number)
         assert_blocked(uri)
     assert not {row["id"] for row in lance.dataset(uri).to_table().to_pylist()} & set(range(500, 506))
+
+
+@pytest.mark.parametrize("how", ["branch", "clone", "removed"])
+def test_a_reader_leaves_no_rows_of_another_region_out(tmp_path: Path, how: str) -> None:
+    """By its number alone, the new region's first generation would count as merged, and its rows be in no answer."""
+    uri = small.make(tmp_path)
+    merged_by(uri, "ours")
+    uri = used_again(uri, how)
+    for number in range(5):
+        flush_new(uri, number)
+        with pytest.raises(RegionReplacedError):
+            read(uri, "manifests").scan().to_table()
+        with pytest.raises(RegionReplacedError):
+            read(uri, "manifests").get([500])
+
+
+def test_a_reader_that_was_opened_before_an_operator_decided(tmp_path: Path) -> None:
+    uri = small.make(tmp_path)
+    merged_by(uri, "ours")
+    used_again(uri, "removed")
+    flush_new(uri, 0)
+    reader = read(uri, "manifests")
+    with pytest.raises(RegionReplacedError):
+        reader.scan().to_table()
+    adopt.apply(open_table(uri), AdoptOptions(answer="unmerged"))
+    assert 500 in reader.scan(["id"]).to_table()["id"].to_pylist()
 
 
 def test_blocked_when_all_old_versions_are_expired(tmp_path: Path) -> None:

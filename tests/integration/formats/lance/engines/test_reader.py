@@ -232,6 +232,24 @@ def test_manifests_leave_the_log_out(made: tuple[str, pa.Table]) -> None:
     assert by_id(read(uri, "manifests").get(range(800))) == by_id(read(uri, "manifests").scan().to_table())
 
 
+def test_regions_that_are_made_after_a_reader_was_opened(tmp_path: Path) -> None:
+    """Each call reads the regions anew: the rows that were acknowledged before it, whichever region they went to."""
+    uri = str(tmp_path / "t.lance")
+    random = np.random.default_rng(1)
+    lance.write_dataset(rows(random, np.arange(3)), uri)
+    create_mem_wal(uri)
+    with RegionWriter(uri, REGION) as first:
+        first.put(rows(random, np.arange(3, 5)))
+        reader, written = read(uri), read(uri, "manifests")
+        assert reader.scan(["id"]).to_table().num_rows == 5
+        assert written.scan(["id"]).to_table().num_rows == 3
+        with RegionWriter(uri) as second:
+            second.put(rows(random, np.arange(5, 9)))
+            assert sorted(reader.scan(["id"]).to_table()["id"].to_pylist()) == [*range(9)]
+            assert reader.get([4, 6]).num_rows == 2
+    assert sorted(written.scan(["id"]).to_table()["id"].to_pylist()) == [*range(9)]
+
+
 def test_bad_questions_are_refused(made: tuple[str, pa.Table]) -> None:
     uri, _ = made
     for keys in ([None], ["five"], {"other": [1]}, pa.table({"other": [1]})):
