@@ -34,11 +34,13 @@ class WrittenBy:
     Attributes:
         manifest: of the generation's dataset.
         flush: when it was written.
+        logged: in the region layout, when the first WAL entry was put to which it refers; else as ``flush``.
         major: major release number of Lance; None if the manifest does not name a Lance release.
     """
 
     manifest: table_pb2.Manifest
     flush: Flush
+    logged: Flush
     major: int | None
 
     @property
@@ -57,7 +59,7 @@ class WrittenBy:
 
 
 def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
-    """Read the release that wrote the dataset at ``folder``, and the time; two requests.
+    """Read the release that wrote the dataset at ``folder``, and the times; two requests, three in the region layout.
 
     Raises:
         InvalidFormatError: its manifest does not decode.
@@ -72,4 +74,13 @@ def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
     if meta is None:
         raise ObjectNotFoundError(f"Version {version} of {folder} was removed while it was read.")
     flush = Flush(manifest.manifest.timestamp.ToNanoseconds(), nanoseconds(meta.last_modified))
-    return WrittenBy(manifest.manifest, flush, int(number[1]) if known and number else None)
+    logged = _logged(store, folder, manifest.manifest, flush)
+    return WrittenBy(manifest.manifest, flush, logged, int(number[1]) if known and number else None)
+
+
+def _logged(store: Store, folder: str, manifest: table_pb2.Manifest, flush: Flush) -> Flush:
+    if not manifest.base_paths or not manifest.fragments:
+        return flush
+    entry = store.head(f"{folder.rpartition('/')[0]}/wal/{manifest.fragments[0].files[0].path}")
+    waited = 0 if entry is None else max(0, flush.by_store - nanoseconds(entry.last_modified))
+    return Flush(flush.by_writer - waited, flush.by_store - waited)

@@ -263,7 +263,8 @@ def _in_order(table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] 
     found = []
     for rows, field_ids, what in fragments:
         ids = columns.ids[: -1 if TOMBSTONE not in rows.column_names else None]
-        if field_ids not in {None, ids} or {*rows.column_names} - {*columns.schema.names}:
+        # One that was dropped and added again may have its name and id, and another type.
+        if field_ids not in {None, ids} or not _kinds(rows.schema).items() <= _kinds(columns.schema).items():
             raise UnsupportedFeatureError(
                 f"{what} written when the table had other columns.",
                 remedy="Open a RegionWriter on the region, and flush it: generations of any columns are read.",
@@ -276,3 +277,7 @@ def _in_order(table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] 
             whole = rows.set_column(rows.column_names.index(TOMBSTONE), TOMBSTONE, dead)
         found.append(whole.select(columns.schema.names).cast(columns.schema))
     return pa.concat_tables(found)
+
+
+def _kinds(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return {one.name: one.type for one in schema}

@@ -259,7 +259,12 @@ def open_generation(table: Table, ref: GenerationRef, history: SchemaHistory) ->
     adopted = 0 if record is None else record.adopted
 
     def is_same(field_id: int, renamed: bool) -> bool | None:  # noqa: FBT001 - the shape of a callback
-        return history.is_same_field(field_id, written.flush, renamed=renamed, adopted=adopted)
+        # Timeline by the flush alone: a writer puts column ``note`` and is killed; ``note`` is dropped, and ``email``
+        # added under its id; the next writer replays the log and flushes it: the notes would become e-mails.
+        verdict = history.is_same_field(field_id, written.logged, renamed=renamed, adopted=adopted)
+        if verdict is None and written.logged != written.flush:
+            verdict = history.is_same_field(field_id, written.flush, renamed=renamed, adopted=adopted)
+        return verdict
 
     projection = plan_projection(
         source, nodes(table.dataset), written_schema(table.dataset.schema), table.primary_key, is_same
@@ -286,7 +291,7 @@ def missing_generation(table: Table, ref: GenerationRef) -> MemwalOpsError | Non
 
 
 def read_flush(table: Table, ref: GenerationRef) -> Flush | None:
-    """When a generation was flushed; None if it does not exist. Two to four requests.
+    """When the oldest rows of a generation were logged or flushed; None if it does not exist. Two to five requests.
 
     Raises:
         InvalidFormatError: its manifest does not decode.
@@ -294,7 +299,7 @@ def read_flush(table: Table, ref: GenerationRef) -> Flush | None:
     """
     names = (meta.path.rpartition("/")[2] for meta in table.store.list(f"{ref.folder}/{VERSIONS_FOLDER}"))
     versions = [found.version for name in names if (found := parse_version_manifest_name(name)) is not None]
-    return read_written_by(table.store, ref.folder, max(versions)).flush if versions else None
+    return read_written_by(table.store, ref.folder, max(versions)).logged if versions else None
 
 
 def _with_base_ids(source: tuple[Node, ...], written: WrittenBy, history: SchemaHistory) -> tuple[Node, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import CommitConflictError, InvalidUsageError
@@ -17,16 +17,18 @@ from memwal_ops.formats.lance.wire.names import parse_wal_entry_name, region_fol
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from uuid import UUID
 
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import Store
 
 ATTEMPTS = 50
 _LONGEST_WAIT = 0.5
 
 
-def claim(table: Table, region_id: UUID, values: RegionValues | None) -> RegionManifest:
-    """Claim a region, creating it if it does not exist, and return the manifest with the new epoch.
+def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[RegionManifest, Claim]:
+    """Claim a region, creating it if it does not exist, and return the manifest with the new epoch, and its claim.
 
     Args:
         table: the table at any version.
@@ -68,9 +70,38 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> RegionM
         # predecessor, and neither is ever fenced.
         if manifests.commit(mine, ours_if_equal=False):
             refuse_migrated(table, region_id)
-            return mine
+            return mine, Claim.of(table, mine)
         wait(attempt)
     raise CommitConflictError(f"Region {region_id} was claimed by other writers in {ATTEMPTS} consecutive attempts.")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim as the store has it, by which its writer recognizes that another region took the place of its own.
+
+    Epochs begin anew with a region. Timeline by the epoch alone: A claims epoch 1; the table is removed and created
+    again, and B claims epoch 1 of its region, which has the same id since that follows from spec and values; B's row is
+    acknowledged as entry 1. A flushes: its manifest says that entry 1 is flushed, and no generation has B's row.
+    """
+
+    store: Store
+    path: str
+    version: int
+    written: datetime | None
+
+    @classmethod
+    def of(cls, table: Table, claimed: RegionManifest) -> Claim:
+        """The claim that was just published; one request."""
+        path = table.region(claimed.region_id).path(claimed.version)
+        meta = table.store.head(path)
+        return cls(table.store, path, claimed.version, None if meta is None else meta.last_modified)
+
+    def is_replaced(self, newest: RegionManifest) -> bool:
+        """Whether the region's newest manifest is that of another one; one request. A collected claim is no sign."""
+        if newest.version < self.version:
+            return True
+        meta = self.store.head(self.path)
+        return meta is not None and self.written is not None and meta.last_modified != self.written
 
 
 def parse_region_id(text: str | None) -> UUID:

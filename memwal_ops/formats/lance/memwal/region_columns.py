@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _BASE_ID = 1
 _ROOT = -1
 _OLD_FILES = "0.1"
+_WITHOUT_NULL_STRUCTS = "2.0"
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,12 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
             f"The columns {', '.join(blobs)} hold blobs, which the writer of regions cannot store yet.",
             remedy="Write such tables with pylance's own MemWAL writer.",
         )
+    coded = [name for name in table.primary_key if pa.types.is_dictionary(base.field(name).type)]
+    if coded:
+        raise UnsupportedFeatureError(
+            f"The key columns {', '.join(coded)} are dictionaries, which a merge cannot compare between generations.",
+            remedy="Make a table whose key columns have the dictionary's values as their type.",
+        )
     fields = [one if one.name in table.primary_key else one.with_nullable(True) for one in base]  # noqa: FBT003 - pyarrow's
     if tombstones:
         fields.append(pa.field(TOMBSTONE, pa.bool_(), nullable=False))
@@ -130,6 +137,13 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
         raise UnsupportedFeatureError(
             f"The table's files have Lance's format {version}, which a region's log cannot have.",
             remedy="Rewrite the table with data_storage_version 2.0 or later.",
+        )
+    structs = [one.name for one in base if pa.types.is_struct(one.type)]
+    if structs and version == _WITHOUT_NULL_STRUCTS:
+        raise UnsupportedFeatureError(
+            f"The columns {', '.join(structs)} are structs, which are NULL where a row is deleted: files of Lance's "
+            f"format {version} cannot store that.",
+            remedy="Rewrite the table with data_storage_version 2.1 or later.",
         )
     known = {path: field.id for path, field in _paths(table.manifest.manifest.fields).items()}
     known[(TOMBSTONE,)] = max(known.values()) + 1

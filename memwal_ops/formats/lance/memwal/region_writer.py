@@ -27,7 +27,6 @@ from memwal_ops.errors import (
     InvalidUsageError,
     MemwalOpsError,
     StorageError,
-    UnsupportedFeatureError,
     WalCorruptError,
     WriterFencedError,
 )
@@ -35,9 +34,10 @@ from memwal_ops.formats.lance.memwal.background import Background
 from memwal_ops.formats.lance.memwal.generation_indexes import build_indexes, generation_indexes
 from memwal_ops.formats.lance.memwal.group_commit import GroupCommit
 from memwal_ops.formats.lance.memwal.key_filter import KeyFilter
+from memwal_ops.formats.lance.memwal.logged_columns import LoggedColumns
 from memwal_ops.formats.lance.memwal.memtable import Growing, InMemory, MemTable, WalPosition, WriterLimits
 from memwal_ops.formats.lance.memwal.region_claim import ATTEMPTS, claim, parse_region_id, refuse_other_layout, wait
-from memwal_ops.formats.lance.memwal.region_columns import region_columns, stored_columns
+from memwal_ops.formats.lance.memwal.region_columns import region_columns
 from memwal_ops.formats.lance.memwal.region_files import (
     WalEntry,
     WalEntryCutError,
@@ -131,13 +131,14 @@ class RegionWriter:
         self._group = GroupCommit(self._log, self._put_group)
         interval = limits.wal_interval.total_seconds()
         self._background = Background(self, RegionWriter._work_once, interval, "region-writer")
-        claimed = claim(table, self.region_id, values)
+        claimed, self._claim = claim(table, self.region_id, values)
         self._values = region_values_of(table, claimed)
         self.epoch = claimed.writer_epoch
         replay_after = claimed.replay_after_wal_id or 0
         self._memtable = MemTable(self._columns, generation=claimed.current_generation, replay_after=replay_after)
         self._filter = KeyFilter(self._memtable)
         self._next_entry = replay_after + 1
+        self._logged_columns = LoggedColumns(table, self.region_id, self._columns)
         self._replay(claimed)
 
     def put(self, rows: pa.Table) -> int:
@@ -316,19 +317,9 @@ class RegionWriter:
                 f"the newest manifest has {self.epoch}.",
                 remedy="Keep the file, and restore the region's manifests from a backup: newer versions are missing.",
             )
-        self._memtable.add_logged(entry, self._columns_of(entry), (entry.rows.num_rows,))
+        columns = self._logged_columns.of(entry, self._memtable.columns_of_last())
+        self._memtable.add_logged(entry, columns, (entry.rows.num_rows,))
         self._next_entry = entry.entry_id + 1
-
-    def _columns_of(self, entry: WalEntry) -> RegionColumns:
-        for known in (self._columns, self._memtable.columns_of_last()):
-            if entry.rows.schema == known.schema and entry.field_ids in {None, known.ids}:
-                return known
-        if entry.field_ids is None:
-            raise UnsupportedFeatureError(
-                f"WAL entry {entry.entry_id} of region {self.region_id} has the columns {entry.rows.column_names}, "
-                "which the table does not have, and no field ids to identify them."
-            )
-        return stored_columns(entry.rows.schema, entry.field_ids, self._columns)
 
     # -- append
 
@@ -468,7 +459,7 @@ class RegionWriter:
     def _newest(self) -> RegionManifest:
         """The newest manifest; raises if this writer is fenced (S0-153, S0-154)."""
         newest = self._manifests.latest(checked=True)
-        if newest.writer_epoch != self.epoch or newest.sealed:
+        if newest.writer_epoch != self.epoch or newest.sealed or self._claim.is_replaced(newest):
             raise self._fenced_error()
         return newest
 

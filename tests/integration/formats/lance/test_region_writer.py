@@ -340,7 +340,7 @@ def test_the_log_is_what_is_durable(uri: str) -> None:
     one = writer(uri, lambda store: DyingStore(store, 10_000, after=False))
     one.put(rows(1, stamp=1))
     one.delete(keys(2))
-    one._table.store._dies_at = len(one._table.store.calls) + 5
+    one._table.store._dies_at = len(one._table.store.calls) + 6
     with pytest.raises(Killed):
         one.flush()
     region = Path(uri, "_mem_wal", str(REGION))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,17 @@ from memwal_ops import WalCorrupt, open_table
 from memwal_ops.errors import (
     InvalidUsageError,
     UnsupportedFeatureError,
+    WriterFencedError,
 )
 from memwal_ops.formats.lance.memwal.region_files import entry_path
 from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
-from memwal_ops.memwal import read
+from memwal_ops.memwal import create_mem_wal, read
 from tests.integration.contracts import small
 from tests.integration.formats.lance.test_region_writer import REGION, made, rows, seen, writer
 from tests.support.tables import wire
 from tests.support.tables.files import Files
+from tests.support.tables.schemas import PRIMARY_KEY
 
 
 @pytest.fixture
@@ -171,3 +175,46 @@ def test_regions_of_pylance_are_left_to_it(tmp_path: Path) -> None:
     small.flush(uri, small.rows(1, 2, 3))
     with pytest.raises(InvalidUsageError, match="written by pylance"):
         RegionWriter(open_table(uri), uuid4())
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_region_of_a_table_that_was_created_again(tmp_path: Path, flushed: bool) -> None:
+    """Same id, same epoch: a flush of the old writer would take what is logged now for what it flushed."""
+    uri = made(tmp_path)
+    old = writer(uri)
+    old.put(rows(4, stamp=1))
+    if flushed:
+        old.flush()
+    shutil.rmtree(uri)
+    made(tmp_path)
+    new = writer(uri)
+    assert new.epoch == old.epoch, "the premise"
+    new.put(rows(5, stamp=2))
+    with suppress(WriterFencedError):
+        old.put(rows(6, stamp=3))
+    with pytest.raises(WriterFencedError):
+        old.flush()
+    new.put(rows(7, stamp=4))  # and dies
+    found = seen(uri)
+    assert (found[5], found[7]) == (2, 4)
+    assert 4 not in found
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "message"),
+    [
+        (pa.dictionary(pa.int8(), pa.string()), "2.1", "The key columns k are dictionaries"),
+        (pa.struct([("a", pa.int32())]), "2.0", "The columns v are structs"),
+    ],
+)
+def test_columns_that_cannot_be_merged_or_stored(tmp_path: Path, kind: pa.DataType, version: Any, message: str) -> None:
+    """Refused before a row is acknowledged that could never be merged."""
+    uri = str(tmp_path / "t.lance")
+    in_key = pa.types.is_dictionary(kind)
+    key = pa.field("k", kind if in_key else pa.int64(), nullable=False, metadata=PRIMARY_KEY)
+    schema = pa.schema([key, pa.field("v", pa.int64() if in_key else kind)])
+    lance.write_dataset(schema.empty_table(), uri, data_storage_version=version)
+    create_mem_wal(uri)
+    with pytest.raises(UnsupportedFeatureError, match=message):
+        RegionWriter(open_table(uri))  # type: ignore[arg-type]  # a Lance table
+    assert not Path(uri, "_mem_wal").exists(), "no region was claimed"
