@@ -38,7 +38,7 @@ _LEFT_WHEN_HIT = {"data file", "deletion vector", "index", "snapshot", "detached
 _LEFT_BY_DESIGN = {"snapshot", "transaction"}
 _REBUILDS = {"catchup", "migrate-codebook", "compact", "pylance-compaction", DELAY}
 # What stands below _mem_wal_ops/, where pylance never looks.
-_BUSINESS = {"holds", "expiries", "expired", "clock", "probe"}
+_BUSINESS = {"holds", "expiries", "expired", "clock", "probe", "leases", "quarantine"}
 # To lose a race is no reason to give up.
 _GIVEN_UP = {"incomplete", "blocked"}
 # pylance builds an index before it sees that others changed it, and leaves what it built to its own clean-up.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -11,11 +12,24 @@ import lance
 
 from memwal_ops import open_table
 from memwal_ops.core.holds import holds, take_hold
+from memwal_ops.core.leases import Holder, acquire
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneError
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.jobs import catchup, codebook_migration, compact, expire, gc, merge, snapshot
+from memwal_ops.formats.lance.jobs import (
+    catchup,
+    codebook_migration,
+    compact,
+    expire,
+    gc,
+    merge,
+    migrate,
+    repair,
+    snapshot,
+    verify,
+)
 from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
+from memwal_ops.formats.lance.options import MigrateOptions, RepairOptions, VerifyOptions
 from memwal_ops.storage import probe
 from tests.support.gc_options import PATIENT
 from tests.support.tables import wire
@@ -198,6 +212,57 @@ def _finish_hold(prepared: Prepared) -> None:
     assert hold.versions[0] not in expire.plan(table, _OLD_ONES).versions
 
 
+# -- repair
+
+
+def _repair(table: Table) -> Any:
+    return repair.JOB.apply(table, RepairOptions())
+
+
+def _damage(prepared: Prepared) -> None:
+    """A hint that is behind, a transaction file that is gone, a lease that nobody renewed; the indexes are behind."""
+    table = open_table(prepared.uri)
+    table.region(table.regions.region_ids[0]).write_hint(1)
+    os.unlink(f"{prepared.uri}/_transactions/{table.manifest.manifest.transaction_file}")
+    acquire(table.store, "merge", Holder("1", "op@host"), timedelta(minutes=5))  # all files are made older afterwards
+
+
+def _finish_repair(prepared: Prepared) -> None:
+    for _ in range(ENOUGH_RUNS):
+        report = _repair(open_table(prepared.uri))
+        assert all(one.outcome in {"repaired", "gone"} for one in report.fixes)
+        if not report.fixes:
+            break
+    table = open_table(prepared.uri)
+    assert not {one.check for one in verify.plan(table, VerifyOptions()).findings.kept} & {
+        "version_hint", "transaction_file", "lease_expired", "index_behind", "index_catchup",
+    }  # fmt: skip
+    for region_id in table.regions.region_ids:
+        region = table.region(region_id)
+        assert region.hint() == region.latest(checked=True).version
+
+
+# -- migrate
+
+
+def _change_layout(table: Table) -> Any:
+    """To the layout that the table was not made in."""
+    before = table.layout_record
+    first = table.layout.name if before is None else before.before
+    return migrate.apply(table, MigrateOptions(to="shard" if first == "region" else "region"))
+
+
+def _finish_change_of_layout(prepared: Prepared) -> None:
+    assert _change_layout(open_table(prepared.uri)).decision in {"migrated", "nothing_to_migrate"}
+    table, files = open_table(prepared.uri), Files(prepared.uri)
+    assert {table.layout.name, prepared.layout} == {"shard", "region"}
+    progress = wire.progress(files)
+    for region_id in table.regions.region_ids:
+        newest = table.region(region_id).latest(checked=True)
+        assert newest.sealed
+        assert progress.get(str(region_id), 0) == newest.current_generation - 1
+
+
 # -- what every job does first
 
 
@@ -248,6 +313,15 @@ JOBS = {
             exact=True,
         ),
         Job("hold", "memwal_ops.core.holds", _hold, _finish_hold, regions=1, refuses=(VersionGoneError,)),
+        Job("repair", "memwal_ops.formats.lance.jobs.repair", _repair, _finish_repair, regions=1, prepare=_damage),
+        Job(
+            "migrate",
+            "memwal_ops.formats.lance.jobs.migrate",
+            _change_layout,
+            _finish_change_of_layout,
+            regions=1,
+            is_beside=False,  # the table's writers are of the layout of before; test_migrate_layout.py has the meetings
+        ),
         Job("probe", "memwal_ops.storage.probe", _probe, _finish_probe, regions=1, is_beside=False),
     )
 }

@@ -238,6 +238,8 @@ class Plan:
 
 
 _current: list[Plan] = []
+# Opened and closed by ours, which translates what it raises.
+_WRITER = "pylance.mem_wal_writer"
 
 
 @contextmanager
@@ -252,6 +254,7 @@ def pylance_points() -> Iterator[None]:
             (LanceFragment, "delete_rows", "pylance.delete_rows"),
             (inside.DatasetOptimizer, "optimize_indices", "pylance.optimize_indices"),
             (sys.modules["memwal_ops.formats.lance.engines.rewrite"], "write_fragments", "pylance.write_fragments"),
+            (sys.modules["memwal_ops.formats.lance.layouts.shard"].ShardLayout, "flush_log", _WRITER),
             (CompactionTask, "execute", "pylance.compaction.execute"),
             (Compaction, "commit", "pylance.compaction.commit"),
             # These only read; but what they read is what others change.
@@ -271,7 +274,8 @@ def _wrapped(static: object, real: Callable[..., Any], name: str) -> Any:
     def call(*arguments: Any, **named: Any) -> Any:
         if not _current:
             return real(*arguments, **named)
-        return _current[-1].point(name, lambda: real(*arguments, **named), failed=unreachable)
+        failed = _no_answer if name == _WRITER else unreachable
+        return _current[-1].point(name, lambda: real(*arguments, **named), failed=failed)
 
     if isinstance(static, property) and static.fget is not None:
         return property(_wrapped(static.fget, static.fget, name))
@@ -314,5 +318,5 @@ class FaultStore(StoreWrapper):
         return report
 
 
-def _no_answer(path: str) -> NoReturn:
+def _no_answer(path: str = "") -> NoReturn:
     raise StoreUnavailableError(f"{path or 'The table'}: connection reset by peer.")

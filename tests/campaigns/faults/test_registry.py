@@ -38,7 +38,7 @@ def test_every_job_is_registered() -> None:
     elsewhere.add("memwal_ops.formats.lance.jobs.adopt")  # killed after every write in its own test
     # The tables here are not of the legacy layout, whose jobs have their own: tests/integration/formats/lance/legacy.
     elsewhere |= {
-        name for name in jobs if name.startswith((f"{package.__name__}.legacy_", f"{package.__name__}.migrate"))
+        name for name in jobs if name.startswith((f"{package.__name__}.legacy_", f"{package.__name__}.migrate_"))
     }
     assert jobs - elsewhere <= {job.module for job in JOBS.values()}
 

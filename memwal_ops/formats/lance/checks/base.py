@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, runbook
 from memwal_ops.formats.lance.damage import REMEDIES, damages
+from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.referenced_files import list_manifests, version_of_main
 from memwal_ops.formats.lance.unreadable_versions import check_versions
 from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
@@ -84,7 +85,8 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
 
 def check_references(table: Table) -> Iterator[Finding]:
     """Tags name versions that are listed."""
-    tags: Mapping[str, Mapping[str, object]] = table.dataset.tags.list()
+    with lance_errors("list the tags of", table.location.uri):
+        tags: Mapping[str, Mapping[str, object]] = table.dataset.tags.list()
     for name, tag in sorted(tags.items()):
         version = int(str(tag["version"]))
         if tag.get("branch") is None and not table.has_revision(version):
