@@ -1,15 +1,19 @@
-"""Check rows (``--deep``): duplicate keys, keys of two regions, generations that do not match their metadata."""
+"""Check rows (``--deep``): duplicate keys and row ids, keys of two regions, generations against their metadata."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from memwal_ops.core.verification import Finding, Severity, finding_of
-from memwal_ops.errors import DuplicateKeysError, MemwalOpsError, runbook
+from memwal_ops.errors import DuplicateKeysError, MemwalOpsError, TableCorruptError, runbook
+from memwal_ops.formats.lance.checks.key_files import check_key_files
 from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.projection import TOMBSTONE
 from memwal_ops.formats.lance.wire.names import region_folder
+from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _PAGE = runbook(DuplicateKeysError.exit_code) or ""
+_TABLE_PAGE = runbook(TableCorruptError.exit_code) or ""
 _REGION = "_region"
 
 
@@ -44,8 +49,36 @@ def check_base_keys(table: Table) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def check_row_ids(table: Table) -> Iterator[Finding]:
+    """No two rows of a table with stable row ids have the same, and none has one that is yet to be given.
+
+    Memory: 8 bytes for each row.
+    """
+    if not table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS:
+        return
+    with lance_errors("read the row ids of", table.location.uri):
+        ids = table.dataset.to_table(columns=[], with_row_id=True)["_rowid"].to_numpy()
+    ordered = np.sort(ids)
+    twice = int(np.count_nonzero(ordered[1:] == ordered[:-1]))
+    if twice:
+        yield Finding(
+            Severity.ERROR, "row_ids", "the base table",
+            f"The row id sequences of its fragments overlap: {twice:,} rows have the id of another row.",
+            "Indexes and readers that take rows by id get the wrong ones.",
+            "Restore a version of before (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
+        )  # fmt: skip
+    above = int(np.count_nonzero(ids >= table.manifest.manifest.next_row_id))
+    if above:
+        yield Finding(
+            Severity.ERROR, "row_ids", "the newest version",
+            f"{above:,} rows have ids from {table.manifest.manifest.next_row_id:,} on, which it is to give next.",
+            "Rows that are appended get the ids of these.",
+            "Restore a version of before (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
+        )  # fmt: skip
+
+
 def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generation]]) -> Iterator[Finding]:
-    """Every unmerged generation reads, has no NULL key, and shares no key with another region.
+    """Every unmerged generation reads, has no NULL key, fits its key files, and shares no key with another region.
 
     Memory: the key columns of all unmerged generations.
     """
@@ -53,10 +86,12 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
     for number, region_id in enumerate(sorted(opened)):
         for one in opened[region_id]:
             try:
-                keys = one.read_keys().select(range(len(table.primary_key)))
+                rows = one.read_keys()
             except MemwalOpsError as error:
                 yield finding_of(error, "generation_rows", one.ref.folder, "Merges stop before it; readers fail.")
                 continue
+            yield from check_key_files(table.store, one, rows.drop_columns([TOMBSTONE]))
+            keys = rows.select(range(len(table.primary_key)))
             nulls = sum(column.null_count for column in keys.columns)
             if nulls:
                 yield Finding(

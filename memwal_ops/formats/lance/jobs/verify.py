@@ -21,7 +21,7 @@ from memwal_ops.formats.lance.checks.regions import (
     check_unrecognized,
     contents_of,
 )
-from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows
+from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
 from memwal_ops.formats.lance.schema_history import SchemaHistory
 from memwal_ops.storage.api import LinkError
@@ -126,6 +126,7 @@ class _Verification:
             ))  # fmt: skip
         if deep and self.export is None:
             self._add("keys", lambda: check_base_keys(table))
+            self._add("row ids", lambda: check_row_ids(table))
             self._add("rows of generations", lambda: check_generation_rows(table, opened))
 
     def _add(self, what: str, check: Callable[[], Iterable[Finding]]) -> None:

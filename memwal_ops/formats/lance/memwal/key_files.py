@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BLOOM_FILTER = "bloom_filter.bin"
 _INDEX = "_pk_index"
+KEY_INDEX_PAGES = f"{_INDEX}/page_data.lance"
 _PAGE = 8192
 _ROW = "__memwal_ops_row"
 
@@ -70,14 +71,18 @@ class GenerationKeys:
         ends = np.cumsum(self.sizes)
         return [BitMap(np.flatnonzero(part).tolist()) for part in np.split(older, ends[:-1])]
 
+    @property
+    def index_values(self) -> pa.Array | None:
+        """The keys in Lance's index encoding, in the order of row addresses; None if Lance cannot index the types."""
+        if len(self.columns) == 1:
+            return self.columns[0]
+        return key_tuples(self.columns) if all(is_encodable(column.type) for column in self.columns) else None
+
     @cached_property
     def _sorted(self) -> tuple[pa.Array, NDArray[np.uint64]] | None:
         """The keys in Lance's index encoding, ascending, and their row numbers; None if Lance cannot index the type."""
-        if len(self.columns) == 1:
-            values = self.columns[0]
-        elif all(is_encodable(column.type) for column in self.columns):
-            values = key_tuples(self.columns)
-        else:
+        values = self.index_values
+        if values is None:
             return None
         try:
             order = pc.sort_indices(values)  # stable
@@ -123,7 +128,7 @@ class GenerationKeys:
             ),
         )
         return {
-            f"{_INDEX}/page_data.lance": lance_bytes(pages, file_version, "the key index of a generation"),
+            KEY_INDEX_PAGES: lance_bytes(pages, file_version, "the key index of a generation"),
             f"{_INDEX}/page_lookup.lance": lance_bytes(lookup, file_version, "the key index of a generation"),
         }
 

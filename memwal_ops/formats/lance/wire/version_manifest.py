@@ -37,6 +37,7 @@ FEATURES: Mapping[int, str] = {
     32: "no transaction files",
 }
 _KNOWN_FLAGS = sum(FEATURES)
+STABLE_ROW_IDS = 2
 NO_TRANSACTION_FILES = 32
 
 # The fields with the positions of the other sections.

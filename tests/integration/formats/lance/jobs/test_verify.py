@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import run_job
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+from memwal_ops.memwal import RegionWriter, create_mem_wal
 from tests.integration.formats.lance.jobs.verify_tables import DAMAGES, build, waiting
 from tests.support.run_cli import contents, run_here
-from tests.support.tables import damage
+from tests.support.tables import damage, wire
+from tests.support.tables.files import Files
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload
@@ -127,3 +131,69 @@ def test_the_command(copy: tuple[str, str], capfd: pytest.CaptureFixture[str]) -
     assert "runbooks/errors/13-generation_missing.md" in outcome.out
     limited = run_here(capfd, "verify", uri, "--json", "--max-findings", "1")
     assert len(limited.document["findings"]) <= sum(limited.document["counts"].values())
+
+
+# -- rows: what --deep compares with them
+
+
+@pytest.mark.parametrize(
+    ("name", "check"), [("bloom_filter.bin", "key_filter"), ("_pk_index/page_data.lance", "key_index")]
+)
+def test_key_files_that_lack_keys_are_found(tmp_path: Path, name: str, check: str) -> None:
+    table = build(Workload, tmp_path / "t.lance")
+    table.close()
+    region = table.regions[0]
+    path = damage.generation_path(table.uri, region, waiting(table.uri, region)) / name
+    merged = damage.generation_path(table.uri, region, 1) / name
+    others = bytes(path.stat().st_size) if check == "key_filter" else merged.read_bytes()
+    for content in (others, b"", path.read_bytes()[:-9]):
+        path.write_bytes(content)
+        assert checks(table.uri) == {}
+        assert checks(table.uri, deep=True) == {check: "error"}
+    path.unlink()
+    assert checks(table.uri, deep=True) == {}, "releases and key types without one"
+
+
+KEYS_OF = {
+    "text": [("a", pa.string(), ["x", "y", "x", ""])],
+    "two": [("a", pa.int32(), [1, -1, 1, 2]), ("b", pa.string(), ["x", "y", "x", "z"])],
+    "float": [("a", pa.float64(), [float("nan"), 0.0, -0.0, 1.5])],
+}
+
+
+@pytest.mark.parametrize("kind", KEYS_OF)
+def test_key_files_of_every_key_type(tmp_path: Path, kind: str) -> None:
+    """No finding where nothing is wrong: files of the region layout's writer, which have superseded rows as well."""
+    uri = str(tmp_path / "t.lance")
+    fields = []
+    for position, (name, type_, _) in enumerate(KEYS_OF[kind], 1):
+        settings = {"lance-schema:unenforced-primary-key:position": str(position)}
+        fields.append(pa.field(name, type_, nullable=False, metadata=settings))
+    schema = pa.schema([*fields, pa.field("value", pa.string())])
+    lance.write_dataset(schema.empty_table(), uri)
+    create_mem_wal(uri)
+    with RegionWriter(uri) as writer:
+        writer.put(pa.table([*(values for _, _, values in KEYS_OF[kind]), ["1", "2", "3", "4"]], schema=schema))
+    assert verified(uri, deep=True)["decision"] == "healthy"
+    (path,) = Path(uri).glob("_mem_wal/*/*_gen_1/bloom_filter.bin")
+    path.write_bytes(bytes(path.stat().st_size))
+    assert checks(uri, deep=True)["key_filter"] == "error"
+
+
+@pytest.mark.parametrize("how", ["overlap", "above"])
+def test_row_ids_that_overlap_are_found(tmp_path: Path, how: str) -> None:
+    table = Workload(3, regions=1, base_rows=40, stable_row_ids=True).create(str(tmp_path / "t.lance")).step(12)
+    table.flush()
+    table.close()
+    run_job(table.uri, "merge")
+    assert checks(table.uri, deep=True) == {}
+    path = Path(table.uri, wire.newest_manifest(Files(table.uri))[0])
+    found = decode_version_manifest(path.read_bytes())
+    first, second = [one for one in found.manifest.fragments if one.HasField("inline_row_ids")][:2]
+    if how == "overlap":
+        second.inline_row_ids = first.inline_row_ids
+        second.physical_rows = first.physical_rows
+    else:
+        found.manifest.next_row_id = 1
+    path.write_bytes(encode_version_manifest(found))
+    assert checks(table.uri, deep=True)["row_ids"] == "error"
