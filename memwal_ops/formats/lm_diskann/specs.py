@@ -12,6 +12,7 @@ from memwal_ops.formats.lm_diskann.options import (
     InspectOptions,
     MaintainOptions,
     MergeOptions,
+    RepairOptions,
     VerifyOptions,
 )
 
@@ -58,6 +59,30 @@ others: runbooks/README.md.""",
     after=frozenset({"merge"}),
     every=timedelta(hours=1),
     metrics={"objects_collected": MetricSpec("count", "Files that gc deleted.", "run", "collected_objects")},
+)
+REPAIR = JobSpec(
+    name="repair",
+    summary="Fix what has a provably safe fix; without --apply, only say what.",
+    help="""Verify the index folder at URI, and fix what has a provably safe fix.
+
+The published view is made again from the store, if the store has no findings of its own; expired leases are released.
+For the other findings it prints what you can decide, and what that costs. Waits for another writer or job.
+
+Safe to kill, and to run twice. Without --apply, nothing is changed.
+
+\b
+Examples:
+  memwal-ops repair vectors.lmd
+  memwal-ops repair vectors.lmd --apply
+
+Exit codes: 0 nothing_to_repair, planned or repaired; 9 a person has to decide about an error; others:
+runbooks/README.md.""",
+    options=RepairOptions,
+    load=f"{_JOBS}.repair:JOB",
+    deletes=True,
+    in_maintain=False,
+    every=timedelta(days=1),
+    metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
 )
 MAINTAIN = maintain_job(
     summary="Run merge and gc, in that order.",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.protocols import TableSummary
 from memwal_ops.core.registry import job_specs
+from memwal_ops.errors import MemwalOpsError, TableCorruptError, TableNotFoundError
 from memwal_ops.formats.lm_diskann.format import FORMAT
 from memwal_ops.formats.lm_diskann.library import Index, read_parameters
-from memwal_ops.formats.lm_diskann.store import LOG
+from memwal_ops.formats.lm_diskann.locks import WriterLock
+from memwal_ops.formats.lm_diskann.store import LOG, NAME
+from memwal_ops.formats.lm_diskann.store import Store as Database
 from memwal_ops.formats.lm_diskann.view import View
 
 if TYPE_CHECKING:
@@ -100,17 +105,34 @@ class Table(GuardedTable):
 
 
 def load(location: Location, store: Store) -> Table:
-    """Open the newest published epoch.
+    """Open the newest published epoch; that of the store where the view cannot be read, so that jobs can publish it.
 
     Raises:
-        TableCorruptError: metadata or view are damaged.
+        TableCorruptError: metadata are damaged, or the view is, and the store cannot be read now.
         UnsupportedFeatureError: it is of a later release of the format.
     """
     parameters = read_parameters(location.uri)
-    view = View(location.uri, parameters)
+    try:
+        view = View(location.uri, parameters)
+    except (TableCorruptError, TableNotFoundError) as error:
+        return _from_store(location, store, parameters, error)
     try:
         return Table(
             location, store, parameters, view.state, view.delta_blocks, len(view.delta_nodes), view.number
         )  # fmt: skip
     finally:
         view.close()
+
+
+def _from_store(location: Location, store: Store, parameters: Parameters, error: MemwalOpsError) -> Table:
+    """The newest epoch by the store. Raises ``error`` if that cannot be read, or if a writer has it."""
+    with ExitStack() as opened:
+        try:
+            lock = WriterLock(location.uri, 0)
+            opened.callback(lock.release)
+            database = Database(os.path.join(location.uri, NAME), parameters.uuid, parameters.quantizer, read_only=True)
+            opened.callback(database.close)
+            (nodes,) = database.columns("SELECT node_id FROM lmd_delta_blocks")
+        except MemwalOpsError:
+            raise error from None
+        return Table(location, store, parameters, database.state, len(nodes), len({*nodes.tolist()}), 0)

@@ -34,7 +34,7 @@ _SEEN, _DEAD, _OVERFLOWED = 1, 2, 4
 
 
 # What a check's findings are about, and whether a merge repairs them; any other damage is of the graph itself.
-_REPUBLISHED = {"view_damaged", "view_behind", "view_differs"}
+OF_VIEW = frozenset({"view_damaged", "view_behind", "view_differs"})
 _OF_STORE = {
     "slot_used_twice", "slot_beyond_end", "node_mapped_twice", "delta_damaged", "row_without_block",
     "tombstone_missing", "count_differs",
@@ -54,14 +54,14 @@ class Verified:
     def add(self, check: str, details: Iterable[str]) -> None:
         """Add one finding for each of ``details``, which start with the place."""
         for detail in details:
-            view = check in _REPUBLISHED
+            view = check in OF_VIEW
             self.findings.add(Finding(
                 Severity.WARNING if check == "view_behind" else Severity.ERROR,
                 check,
                 "the published view" if view else NAME if check in _OF_STORE else GRAPH,
                 detail,
                 _BEHIND if view else _BROKEN,
-                "memwal-ops merge URI publishes it again." if view
+                "memwal-ops repair URI --apply publishes it again." if view
                 else "Restore the folder from a backup, or build the index again from its table.",
                 "" if view else _PAGE,
             ))  # fmt: skip

@@ -8,6 +8,7 @@ from datetime import timedelta
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
 from memwal_ops.core.options import Options, choice, count, duration, flag, group, number, size, text, texts
+from memwal_ops.core.repair_options import RepairOptions as BaseRepairOptions
 from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
 
 DEFAULT_MAX_BYTES = 256 << 20
@@ -82,6 +83,11 @@ class VerifyOptions(BaseVerifyOptions):
     retrain_imbalance_threshold: float = number(
         10.0, minimum=1.0, metavar="X", help="Report if largest cluster / smallest cluster is above this."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairOptions(BaseRepairOptions):
+    """Options of repair."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from memwal_ops.formats.zeppelin.options import (
     MaintainOptions,
     MergeOptions,
     MigrateOptions,
+    RepairOptions,
     VerifyOptions,
     WhyOptions,
 )
@@ -127,6 +128,29 @@ INSPECT = read_only_job(
     summary="Show a namespace and its backlog.",
     options=InspectOptions,
     load=f"{_JOBS}.inspect",
+)
+REPAIR = JobSpec(
+    name="repair",
+    summary="Fix what has a provably safe fix; without --apply, only say what.",
+    help="""Verify the Zeppelin namespace at URI, and release leases of supervisors that expired.
+
+Nothing of the namespace itself is written: for each other finding it prints what you can decide, and what that costs.
+
+Safe to kill, and to run twice. Without --apply, nothing is changed.
+
+\b
+Examples:
+  memwal-ops repair my_namespace
+  memwal-ops repair my_namespace --apply
+
+Exit codes: 0 nothing_to_repair, planned or repaired; 9 a person has to decide about an error; others:
+runbooks/README.md.""",
+    options=RepairOptions,
+    load=f"{_JOBS}.repair:JOB",
+    deletes=True,
+    in_maintain=False,
+    every=timedelta(days=1),
+    metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
 )
 MAINTAIN = maintain_job(
     summary="Run merge and gc, in that order.",

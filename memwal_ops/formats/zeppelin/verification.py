@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from memwal_ops.core.candidates import Verdict
+from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import (
     FragmentCorruptError,
@@ -85,6 +86,7 @@ def check_namespace(
         except MemwalOpsError as error:
             yield finding_of(error, "segment", segment.prefix, "Queries and compactions that need it fail.")
     yield from _history(table)
+    yield from check_own_files(table)
     if table.manifest.unwritable is None:
         yield from _unneeded(table, checked)
 
@@ -110,7 +112,7 @@ def _lease(table: Namespace) -> Iterator[Finding]:
     try:
         standing = read_lease(table)
     except TableCorruptError as error:
-        yield finding_of(error, "lease", "lease.json", "No compaction can start.")
+        yield finding_of(error, "compactor_lease", "lease.json", "No compaction can start.")
         return
     if standing is None:
         return
@@ -124,7 +126,8 @@ def _lease(table: Namespace) -> Iterator[Finding]:
         )  # fmt: skip
     if lease.expires - now > _FAR:
         yield Finding(
-            Severity.WARNING, "lease", "lease.json", f"{lease.holder} holds it until {lease.expires.isoformat()}.",
+            Severity.WARNING, "compactor_lease", "lease.json",
+            f"{lease.holder} holds it until {lease.expires.isoformat()}.",
             "No compaction can start before that; the clock of its holder, or the local one, is wrong.",
             "Correct the clock; write the lease again with the same token and a time in the past.",
             runbook(57) or "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import VerifyReport
 from memwal_ops.formats.lm_diskann.locks import WriterLock
 from memwal_ops.formats.lm_diskann.verification import verify
@@ -34,6 +35,7 @@ def plan(table: Table, options: VerifyOptions, context: RunContext) -> VerifyRep
         found = verify(table.location.uri, table.parameters, options.max_findings, context)
     finally:
         lock.release()
+    found.findings.extend(check_own_files(table))
     return VerifyReport(table.revision, found.findings, {"blocks": found.blocks})
 
 

@@ -96,9 +96,9 @@ DAMAGES: list[tuple[str, str, Callable[[NamespaceUnderTest], object]]] = [
         and shutil.copy(of("attrs_0.bin")(made), of("attrs_1.bin")(made))),
     ("error", "index", lambda made: of("bitmap_0.bin")(made).unlink()),
     ("error", "index", lambda made: of("fts_index_0.bin")(made).write_bytes(b"ZFTS")),
-    ("error", "lease", lambda made: Path(made.uri, "lease.json").write_text("{")),
+    ("error", "compactor_lease", lambda made: Path(made.uri, "lease.json").write_text("{")),
     ("warning", "tokens", lambda made: lease(made, 0, -1)),
-    ("warning", "lease", lambda made: lease(made, 9, 3)),
+    ("warning", "compactor_lease", lambda made: lease(made, 9, 3)),
     ("info", "unrecognized", lambda made: Path(made.uri, "wal/notes.txt").write_text("x")),
     ("info", "orphans", lambda made: shutil.copytree(Path(made.uri, prefix(made)), Path(made.uri, "segments/seg-x"))),
 ]  # fmt: skip

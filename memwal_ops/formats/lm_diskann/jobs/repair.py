@@ -1,0 +1,74 @@
+"""The repair job of index folders: publish the view again from the store; for all else, name the choices.
+
+The view is made from the store alone, and replaced atomically under the next number. So nothing that it replaces is
+kept; but from a store with findings of its own it is not made: the view may be the better copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from memwal_ops.core.repair import Fix, Made, RepairJob, UnsafeError
+from memwal_ops.errors import InvalidFormatError
+from memwal_ops.formats.lm_diskann import publishing
+from memwal_ops.formats.lm_diskann.jobs import verify
+from memwal_ops.formats.lm_diskann.options import VerifyOptions
+from memwal_ops.formats.lm_diskann.verification import OF_VIEW
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.core.quarantine import Place
+    from memwal_ops.core.repair import Keep
+    from memwal_ops.core.repair_report import Choice
+    from memwal_ops.core.verification import Finding, VerifyReport
+    from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
+    from memwal_ops.formats.lm_diskann.table import Table
+
+_DAMAGED_STORE = "store"
+
+
+class _Repairer:
+    """Index folders."""
+
+    choices: Mapping[str, tuple[Choice, ...]] = {}
+
+    def verify(self, table: Table, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
+        """See the interface; findings about the view say whether the store has any."""
+        own = VerifyOptions(deep=options.deep, max_findings=options.max_findings)
+        found = verify.plan(table, own, context)
+        if found.findings.counts.keys() - OF_VIEW:
+            found.findings.kept = [
+                replace(one, about=_DAMAGED_STORE) if one.check in OF_VIEW else one for one in found.findings.kept
+            ]
+        return found
+
+    def fix_of(self, table: Table, finding: Finding) -> Fix[Table] | None:
+        """See the interface."""
+        del table
+        if finding.check not in OF_VIEW:
+            return None
+        if finding.about == _DAMAGED_STORE:
+            raise UnsafeError("The store has findings of its own: another view of it would hide what this one shows.")
+        return Fix("view:", "publish the view again from the store", _publish)
+
+    def place(self, table: Table, name: str) -> Place:
+        """See the interface."""
+        return _no_place(table, name)
+
+
+def _no_place(table: Table, name: str) -> NoReturn:
+    raise InvalidFormatError(f"No repair of {table.location.uri} replaces {name!r}.")
+
+
+def _publish(table: Table, keep: Keep) -> Made:
+    del keep  # the view is made from the store, which has all of it
+    with table.open(VerifyOptions().wait.total_seconds()) as index:
+        if not index.republished:  # opening it publishes a view that is behind, or cannot be read
+            publishing.publish(table.location.uri, table.parameters, index.writable(), table.durable)
+    return Made.DONE
+
+
+JOB = RepairJob(_Repairer())
