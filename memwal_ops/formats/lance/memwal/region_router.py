@@ -14,6 +14,7 @@ from memwal_ops.formats.lance.memwal.region_columns import region_columns
 from memwal_ops.formats.lance.memwal.region_specs import by_region, region_values
 from memwal_ops.formats.lance.memwal.region_values import RegionValues, region_values_of, table_spec
 from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
+from memwal_ops.formats.lance.memwal.regions import NoRegionManifestError, list_regions
 from memwal_ops.formats.lance.memwal.wal import unflushed_entries
 from memwal_ops.formats.lance.table import Table, open_lance_table
 
@@ -74,6 +75,7 @@ class RegionRouter:
         self._sealed: set[UUID] = set()
         self._writers: dict[tuple[Any, ...], RegionWriter] = {}
         self._lock = threading.Lock()
+        self._checked = {*table.regions.region_ids}
         for region_id in table.regions.region_ids:
             self._know(table.region(region_id).latest(checked=True))
 
@@ -128,10 +130,13 @@ class RegionRouter:
     def _writer(self, values: tuple[Any, ...]) -> RegionWriter:
         with self._lock:
             if values not in self._writers:
-                known = RegionValues(self._spec, values)
-                self._writers[values] = RegionWriter(
+                known, is_new = RegionValues(self._spec, values), values not in self._regions
+                writer = RegionWriter(
                     self._table, self._region_of(known), durable=self._durable, limits=self._limits, values=known
                 )
+                if is_new:
+                    self._refuse_other_specs(writer)
+                self._writers[values] = writer
             return self._writers[values]
 
     def _region_of(self, values: RegionValues) -> UUID:
@@ -148,6 +153,31 @@ class RegionRouter:
                 self._regions[values.values] = found
             number += 1
         return self._regions[values.values]
+
+    def _refuse_other_specs(self, writer: RegionWriter) -> None:
+        """Seal a region that was just created, and raise, if regions of another spec take rows by now.
+
+        Timeline otherwise: this router begins with spec 1; spec 2 is added, all regions are sealed and merged, and a
+        router of spec 2 begins; this one creates another region of spec 1: a key is in two regions, and which of its
+        rows stays depends on the order of merges. The region is claimed first and others are listed then, as every
+        router does: at least one of two sees the other.
+        """
+        for region_id in list_regions(self._table.store).region_ids:
+            if region_id in self._checked or region_id == writer.region_id:
+                continue
+            try:
+                manifest = self._table.region(region_id).latest(checked=True)
+            except NoRegionManifestError:
+                continue  # being created: its router lists this one
+            if manifest.region_spec_id != self._spec.spec_id and not manifest.sealed:
+                writer.seal()
+                raise InvalidUsageError(
+                    f"Region {region_id} of spec {manifest.region_spec_id} takes rows since this router of spec "
+                    f"{self._spec.spec_id} began: it cannot create another region.",
+                    remedy="Open a new RegionRouter, and write the rows again.",
+                )
+            self._checked.add(region_id)
+        self._checked.add(writer.region_id)
 
     def _know(self, manifest: RegionManifest) -> None:
         """Register an existing region, or refuse it."""

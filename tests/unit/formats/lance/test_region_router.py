@@ -142,6 +142,33 @@ def test_regions_that_could_hold_the_same_keys(tmp_path: Path) -> None:
     assert stamps(uri) == {1: 2, 2: 0, 3: 0}
 
 
+@pytest.mark.req("S0-009")
+def test_a_router_of_an_earlier_spec_creates_no_region_any_more(uri: str) -> None:
+    """It began before the next spec was added: its new regions would hold keys of the next one's."""
+    old = RegionRouter(uri)
+    old.put(rows(1, stamp=1))
+    for writer in old.writers.values():
+        writer.seal()
+    create_mem_wal(uri, [RegionSpec((RegionField.parse("bucket(id, 2)"),))])
+    run_job(uri, "merge")
+    with RegionRouter(uri) as new:
+        new.put(rows(*range(20), stamp=2))
+        new.flush()
+        run_job(uri, "merge")
+        refused = 0
+        for number in range(20):
+            with pytest.raises(InvalidUsageError, match=r"another region|sealed|closed") as raised:
+                old.put(rows(number, stamp=3))
+            refused += "another region" in str(raised.value)
+        assert refused == 3, "of four buckets one had its region, and each of the others is tried once"
+        new.put(rows(*range(20), stamp=4))
+    assert stamps(uri) == dict.fromkeys(range(20), 4)
+    with RegionRouter(uri) as again:
+        again.put(rows(5, stamp=5))
+    assert run_job(uri, "merge").decision == "merged"
+    assert stamps(uri, read_base) == {**dict.fromkeys(range(20), 4), 5: 5}
+
+
 def test_a_sealed_region_gets_a_successor(uri: str) -> None:
     with RegionRouter(uri) as one:
         one.put(rows(1, stamp=1))
