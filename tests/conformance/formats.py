@@ -348,7 +348,9 @@ class IndexFolder:
 
     def __init__(self, uri: str) -> None:
         from memwal_ops.formats import lm_diskann
+        from tests.support.lm_diskann.fixtures import compile_kernels
 
+        compile_kernels()
         self.uri = uri
         self._model: Rows = {}
         self._stamp = 0

@@ -136,6 +136,7 @@ def test_deleting_what_is_absent(store: ObjectStore) -> None:
     assert store.delete_many([]).deleted == 0
 
 
+@pytest.mark.long
 def test_three_thousand_objects(store: ObjectStore, fill: Callable[[Iterable[str]], None]) -> None:
     # Azurite takes 15 ms for each; 600 are more than two of its batches.
     count = 600 if store.root.startswith("az://") else 3000
@@ -360,6 +361,7 @@ def test_all_views_agree(store: ObjectStore) -> None:
     assert second.e_tag != first.e_tag
 
 
+@pytest.mark.long
 def test_pages_of_a_listing_after_a_path(store: ObjectStore, fill: Callable[[Iterable[str]], None]) -> None:
     names = [f"p/{number:04d} +%ü" for number in range(2100)]
     fill(names)

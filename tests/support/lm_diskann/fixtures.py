@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 EXTRA = all(find_spec(name) is not None for name in ("duckdb", "numba", "xxhash"))
 NOT_COLLECTED = [] if EXTRA else ["test_*.py"]
 
 
+@cache
+def compile_kernels() -> None:
+    """Let one process compile the kernels (40 processor seconds); the others wait, and find them in the cache."""
+    from memwal_ops.formats import lm_diskann
+
+    rows = np.random.default_rng(0).random((3010, 8), dtype=np.float32)
+    lock = Path(tempfile.gettempdir(), f"memwal-ops-kernels-{os.getuid()}.lock")
+    with lock.open("w") as file, tempfile.TemporaryDirectory() as folder:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lm_diskann.create(f"{folder}/made", dimension=8, R=8)
+        with lm_diskann.open(f"{folder}/made") as index:
+            index.insert(np.arange(3000), rows[:3000])
+            index.insert(np.arange(3000, 3010), rows[3000:])
+            index.search(rows[:1])
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
+    compile_kernels()
     return str(tmp_path / "vectors.lmd")
 
 

@@ -25,6 +25,7 @@ def flushed(table: LsmTable) -> dict[str, int]:
     return {r: max(wire.region_manifest(files, r).generations, default=0) for r in wire.regions(files)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("layout", "key"), [(Workload, k) for k in WRITER_KEYS] + [(RegionLayout, k) for k in ALL_KEYS]
 )

@@ -206,6 +206,7 @@ FAULT_IDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.req("S0-009", "S0-038", "S0-050")
 @pytest.mark.parametrize(("hurt", "reason", "generation"), REGION_FAULTS, ids=FAULT_IDS)
 @pytest.mark.parametrize("slices", [[], ["--max-generations", "1"]], ids=["at-once", "one-by-one"])

@@ -84,6 +84,7 @@ def assert_blocked(uri: str) -> None:
     assert sorted(str(path) for path in folder(uri).rglob("*")) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["branch", "clone", "removed"])
 @pytest.mark.parametrize("merger", ["ours", "pylance"])
 def test_blocked_after_any_number_of_generations(tmp_path: Path, how: str, merger: str) -> None:

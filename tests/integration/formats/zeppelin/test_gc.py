@@ -352,6 +352,7 @@ def test_namespaces_of_servers_are_left_alone(made: NamespaceUnderTest) -> None:
         gc(made)
 
 
+@pytest.mark.long
 def test_killed_anywhere(made: NamespaceUnderTest) -> None:
     """And the next run ends it; what only an expired revision proves is never left without its proof."""
     from memwal_ops.core.context import RunContext

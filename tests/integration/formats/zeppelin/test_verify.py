@@ -127,6 +127,7 @@ def test_rows_in_the_wrong_cluster(made: NamespaceUnderTest) -> None:
     assert {one["check"] for one in findings(made)} >= {"assignment"}
 
 
+@pytest.mark.long
 def test_random_bytes_never_break_it(made: NamespaceUnderTest) -> None:
     dice = random.Random(11)
     backup = f"{made.uri}.backup"

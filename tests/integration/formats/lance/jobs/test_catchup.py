@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tests.support.tables.lsm_table import LsmTable
 
 
+@pytest.mark.long
 @pytest.mark.req("S0-014", "S0-068", "S0-078", "S0-112", "S0-179", "S0-180", "S0-181")
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize("vector", VECTOR_KINDS)

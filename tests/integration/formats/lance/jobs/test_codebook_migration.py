@@ -44,6 +44,7 @@ def step(uri: str) -> str:
     return migrate(open_table(uri), "vector_idx", "fresh").decision
 
 
+@pytest.mark.long
 @pytest.mark.req("S0-113")
 @pytest.mark.parametrize("vector", VECTOR_KINDS)
 def test_the_whole_way(tmp_path: Path, vector: str) -> None:

@@ -86,6 +86,7 @@ def test_unmerged_generations_stay_on_top(tmp_path: Path, kind: type[LsmTable]) 
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
 
 
+@pytest.mark.long
 def test_on_s3(bucket: tuple[str, dict[str, str]]) -> None:
     uri, options = f"{bucket[0]}/t.lance", bucket[1]
     made = Workload(1, regions=3, base_rows=60).create(uri, options).step(12)

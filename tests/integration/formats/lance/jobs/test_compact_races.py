@@ -308,6 +308,7 @@ job.apply(open_table(uri), job.CompactOptions(), at_checkpoint(lambda: os._exit(
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", ["task", "before", "after"])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_killed_and_run_again(tmp_path: Path, kind: type[LsmTable], at: str) -> None:

@@ -104,6 +104,7 @@ def test_one_manifest_is_refused(made: LsmTable) -> None:
     assert no_copies(made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", ["_versions", "data"])
 def test_a_folder_without_write_permission(made: LsmTable, folder: str) -> None:
     before = versions(made)
@@ -123,6 +124,7 @@ def test_a_folder_without_write_permission(made: LsmTable, folder: str) -> None:
     assert readable(made) == before[-1:]
 
 
+@pytest.mark.long
 @pytest.mark.s3
 @pytest.mark.parametrize("denied", ["_versions/", "data/"])
 def test_a_bucket_that_denies(bucket: tuple[str, dict[str, str]], denied: str) -> None:

@@ -277,6 +277,7 @@ def test_specs_stay(tmp_path: Path) -> None:
     assert base_rows(uri) == model | {1: 7.0, 2: 8.0, 3: 7.0, 30: 7.0, 31: 8.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_killed_and_repeated(tmp_path: Path, layout: str) -> None:
     kill_and_repeat(tmp_path, layout, every=113)

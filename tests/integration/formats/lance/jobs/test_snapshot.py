@@ -67,6 +67,7 @@ def wal_ends(made: LsmTable) -> dict[UUID, int]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.req(
     *("S0-015", "S0-020", "S0-063", "S0-064", "S0-069", "S0-071", "S0-072", "S0-073", "S0-104"),
     *("S0-169", "S0-170", "S0-173", "S0-174"),

@@ -66,6 +66,7 @@ def copy(whole: LsmTable, tmp_path: Path) -> tuple[str, str]:
     return damage.copy_table(whole.uri, str(tmp_path / "t.lance")), whole.regions[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_table_is_healthy_through_its_life(tmp_path: Path, kind: type[LsmTable], deep: bool) -> None:

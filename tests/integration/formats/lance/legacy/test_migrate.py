@@ -261,6 +261,7 @@ def test_killed_and_repeated(tmp_path: Path, layout: str) -> None:
     kill_and_repeat(tmp_path, layout, every=13)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", range(1, 14))
 def test_overtaken_by_another_migration(tmp_path: Path, at: int) -> None:
     """Right before its n-th write another one does everything, and a writer and a merge follow."""
