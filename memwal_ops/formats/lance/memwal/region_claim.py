@@ -101,7 +101,7 @@ class Claim:
         if newest.version < self.version:
             return True
         meta = self.store.head(self.path)
-        return meta is not None and self.written is not None and meta.last_modified != self.written
+        return meta is not None and self.written is not None and meta.last_modified > self.written
 
 
 def parse_region_id(text: str | None) -> UUID:
