@@ -59,6 +59,7 @@ format: $(VENV)/.dev  ## Rewrite the code in the project's style
 bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and against the floor (some minutes, some GB)
 	@$(BIN)/python -m benchmarks.merge
 	@RUST_LOG=off $(BIN)/python -m benchmarks.snapshot
+	@RUST_LOG=off $(BIN)/python -m benchmarks.verify
 	@$(BIN)/python -m benchmarks.requests
 	@RUST_LOG=off $(BIN)/python -m benchmarks.gc
 	@RUST_LOG=off $(BIN)/python -m benchmarks.writer

@@ -74,6 +74,7 @@ apply = plan
 class _Region:
     findings: list[Finding] = field(default_factory=list)
     opened: list[Generation] = field(default_factory=list)
+    generations: int = 0
     entries: int = 0
 
 
@@ -111,7 +112,7 @@ class _Verification:
                 self.context.advance("checking regions", "regions", total=len(states))
                 self.checked["regions"] += 1
                 self.checked["log entries"] += region.entries
-                self.checked["generations"] += len(region.opened)
+                self.checked["generations"] += region.generations
                 opened[region_id] = region.opened
                 self.findings.extend(region.findings)
         regions = backlog_.regions
@@ -154,7 +155,9 @@ class _Verification:
             for one in check_generations(self.table, state, contents, self.history):
                 if isinstance(one, Finding):
                     region.findings.append(one)
-                else:
+                    continue
+                region.generations += 1
+                if deep:  # a handle takes some KiB, and there may be many thousand
                     region.opened.append(one)
             region.findings += check_log(self.table, state, contents, deep=deep)
             region.findings += check_unrecognized(contents)
