@@ -60,8 +60,13 @@ def publish(table: Namespace, manifest: Manifest, *, compaction: bool = False) -
             entries. Native publications are all recorded.
 
     Raises:
+        UnsupportedFeatureError: a server fenced the namespace for deletion, or bound the manifest to state that only it
+            can write, after it was opened.
         StoreUnavailableError: no answer; the next run determines the outcome.
     """
+    # On the very manifest that is replaced: W reads it and writes a fragment; a server fences the namespace; W's swap
+    # conflicts, and its second attempt would list the fragment in a namespace whose objects are being deleted.
+    table.check_writable()
     data = encode_manifest(manifest)
     records = compaction or manifest.dialect == NATIVE
     if records and not table.recorded:

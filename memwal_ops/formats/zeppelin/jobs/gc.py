@@ -114,10 +114,14 @@ class Judge:
         return cls(options, now, read_ledger(table), roots, cache)
 
     def refresh(self, table: Namespace) -> None:
-        """Read the live manifest, the history, holds and snapshots again."""
-        self.roots = read_roots(
-            table.newest(), self.options.keep_revisions, self.options.reader_grace, self.now, self.cache
-        )
+        """Read the live manifest, the history, holds and snapshots again.
+
+        Raises:
+            UnsupportedFeatureError: a server added state meanwhile, such as a branch, whose objects we do not know.
+        """
+        table = table.newest()
+        table.check_writable()
+        self.roots = read_roots(table, self.options.keep_revisions, self.options.reader_grace, self.now, self.cache)
 
     def fragment(self, path: str, size: int) -> Candidate:
         """One object of the log."""
