@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -106,6 +107,7 @@ def damages(table: Table) -> Iterator[tuple[str, str]]:
             yield meta.path, "is damaged: it is not a JSON document of a tag or branch"
     for key in missing_files(table.store, islice(sorted(references(table.manifest).own), _MOST_FILES)):
         yield key, _MISSING
+    yield from islice(_missing_of_indexes(table), _MOST_FILES)
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         files = islice(_files(table), _MOST_FILES)
         while chunk := list(islice(files, _CONCURRENT_READS)):
@@ -123,9 +125,23 @@ def _files(table: Table) -> Iterator[tuple[str, int, bool]]:
                 yield f"{DATA_FOLDER}/{file.path}", file.file_size_bytes, footer
     for index in () if table.manifest.indexes is None else table.manifest.indexes.indices:
         if not index.HasField("base_id"):
-            for meta in table.store.list(f"{INDICES_FOLDER}/{UUID(bytes=index.uuid.uuid)}"):
+            for meta in table.store.list(_index_folder(index)):
                 if meta.path.endswith(".lance"):
                     yield meta.path, meta.size, True
+
+
+def _index_folder(index: table_pb2.IndexMetadata) -> str:
+    return f"{INDICES_FOLDER}/{UUID(bytes=index.uuid.uuid)}"
+
+
+def _missing_of_indexes(table: Table) -> Iterator[tuple[str, str]]:
+    """Single files that are missing of an index that has others; releases before pylance 14 do not list them."""
+    for index in () if table.manifest.indexes is None else table.manifest.indexes.indices:
+        if index.files and not index.HasField("base_id"):
+            there = {meta.path for meta in table.store.list(_index_folder(index))}
+            for file in index.files:
+                if there and (path := f"{_index_folder(index)}/{file.path}") not in there:
+                    yield path, _MISSING
 
 
 def _damage(table: Table, path: str, size: int, footer: bool) -> str | None:  # noqa: FBT001 - a row of _files

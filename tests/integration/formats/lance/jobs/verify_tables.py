@@ -102,6 +102,10 @@ def cut_data(uri: str, _region: str) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def unlink_index_file(uri: str, _region: str) -> None:
+    next(Path(uri, "_indices").glob("*/page_data.lance")).unlink()
+
+
 def drop_transaction(uri: str, _region: str) -> None:
     for path in Path(uri, "_transactions").iterdir():
         path.unlink()
@@ -201,6 +205,7 @@ DAMAGES: list[tuple[str, Callable[[str, str], Any], str, str]] = [
     ("entries of a later writer", newer_writer_in_log, "wal_epoch", "error"),
     ("an entry of the log is cut", lambda u, r: log_entries(u, r)[-1].write_bytes(b"ARROW1"), "wal_entry", "error"),
     ("a data file is gone", unlink_data, "base_file", "error"),
+    ("a file of an index is gone", unlink_index_file, "base_file", "error"),
     ("a data file is cut", cut_data, "base_file", "error"),
     ("the newest transaction file is gone", drop_transaction, "transaction_file", "warning"),
     ("a tag of a version that is gone", tag_of_a_gone_version, "tag", "warning"),
