@@ -34,14 +34,18 @@ class JobSteps(Driver):
     """The jobs, on the table as it is now or was a while ago."""
 
     def _telling(self, versions: list[int]) -> set[int]:
-        """Those that were the newest when a generation that waits was flushed, or since."""
+        """Those that were the newest when the oldest rows that wait in generations were logged or flushed, or since."""
         files = Files(self.uri)
         merged, flushed = wire.progress(files), []
         for region in wire.regions(files):
             waiting = wire.region_manifest(files, region).generations
             first = min((number for number in waiting if number > merged.get(region, 0)), default=None)
             for path in Path(self.uri, "_mem_wal", region, waiting.get(first, ""), "_versions").glob("*.manifest"):
-                flushed.append(min(path.stat().st_mtime_ns, wire.timestamp(path.read_bytes())))
+                data, stored = path.read_bytes(), path.stat().st_mtime_ns
+                entry = re.search(rb"[01]{64}\.lance", data)  # the first one of the log to which it refers
+                put = Path(self.uri, "_mem_wal", region, "wal", entry[0].decode()) if entry else path
+                waited = stored - min(stored, put.stat().st_mtime_ns) if put.exists() else 0
+                flushed.append(min(stored, wire.timestamp(data)) - waited)
         if not flushed:
             return set()
         names = wire.manifest_names(files)
