@@ -15,9 +15,12 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.leases import list_leases
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.memwal import read
 from tests.support.plugin_packages import install
 from tests.support.run_cli import run_process
 from tests.support.service import PATIENCE, alive, configure, service
+from tests.support.tables.reading import rows_by_key
+from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload, assert_same, read_base
 from tests.support.waiting import until
 
@@ -94,6 +97,23 @@ def test_a_day_of_a_service(tables: list[Workload], tmp_path: Path) -> None:
     assert "Traceback" not in running.log_path.read_text()
     for table in tables:
         assert held(table.uri) == []
+
+
+@pytest.mark.req("S0-020")
+@pytest.mark.parametrize("layout", [Workload, RegionLayout])
+def test_the_snapshot_of_the_regions_follows_them(layout: type[Workload | RegionLayout], tmp_path: Path) -> None:
+    """A reader of the snapshot, who lists nothing, sees each flush a moment later, and regions that are new."""
+    table = layout(3, regions=2, base_rows=20).create(str(tmp_path / "tables/t.lance"))
+
+    def seen() -> bool:
+        rows = read(table.uri, "snapshot").scan().to_table()
+        return rows_by_key(rows, table.model.keys) == table.expected()
+
+    with service(configure(tmp_path, "snapshot: {schedule: 1s}")):
+        for number in range(4):  # the keys of both regions
+            table.put([number, number + 100])
+            table.flush()
+            until(seen)
 
 
 @pytest.mark.long

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.formats.lance.wire.snapshot_rows import RegionRow
+    from memwal_ops.formats.lance.wire.snapshot_rows import RegionRow, RegionState
 
 Consistency = Literal["strong", "manifests", "snapshot"]
 CONSISTENCIES: tuple[Consistency, ...] = ("strong", "manifests", "snapshot")
@@ -98,7 +98,8 @@ def read_unmerged(
     Args:
         table: the version.
         consistency: ``strong``: manifests and logs of all regions, and so every durable row that was acknowledged
-            before. ``manifests``: no log. ``snapshot``: the regions of the index's snapshot, and no request for each.
+            before. ``manifests``: no log. ``snapshot``: the regions of the index's snapshot, and no request for each;
+            in the shard layout, whose snapshots have no more than the ids, their manifests.
         wanted: regions without such rows are left out (S0-200).
         writers: of this process; of their regions the manifest and the rows in memory are read in any case.
 
@@ -121,8 +122,8 @@ def read_unmerged(
 
     def read_one(region_id: UUID) -> RegionRead | None:
         row = rows.get(region_id)
-        if row is not None and region_id not in own:
-            return _of_snapshot(table, row)
+        if row is not None and row.state is not None and region_id not in own:
+            return _of_snapshot(table, row, row.state)
         return _of_manifest(table, region_id, wanted, own.get(region_id), log=consistency == "strong")
 
     with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-regions") as pool:
@@ -152,12 +153,10 @@ def _may_have(values: RegionValues | None, wanted: Wanted | None) -> bool:
     return values is None or wanted is None or wanted.may_be_in(values)
 
 
-def _of_snapshot(table: Table, row: RegionRow) -> RegionRead | None:
-    if row.state is None:
-        return None  # the shard layout: only the manifest has it
+def _of_snapshot(table: Table, row: RegionRow, state: RegionState) -> RegionRead:
     merged = table.index.merged_generations.get(row.region_id, 0)
     refs = sorted(
-        (generation_ref(row.region_id, one) for one in row.state.flushed_generations), key=lambda one: one.generation
+        (generation_ref(row.region_id, one) for one in state.flushed_generations), key=lambda one: one.generation
     )
     values = None
     if row.region_spec_id != MANUAL:
@@ -167,7 +166,7 @@ def _of_snapshot(table: Table, row: RegionRow) -> RegionRead | None:
         values,
         tuple(one for one in refs if one.generation > merged),
         tuple(one for one in refs if one.generation <= merged),
-        row.state.current_generation,
+        state.current_generation,
     )
 
 
