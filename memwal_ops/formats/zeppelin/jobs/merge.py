@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.errors import MemwalOpsError, RegionsBlockedError, StorageError, UnsupportedFeatureError
+from memwal_ops.errors import (
+    MemwalOpsError,
+    RegionsBlockedError,
+    SegmentCorruptError,
+    StorageError,
+    UnsupportedFeatureError,
+)
 from memwal_ops.formats.zeppelin import backlog as log
 from memwal_ops.formats.zeppelin.compaction import Built, Compaction, Inputs, metric_of, read_inputs, staging_path
 from memwal_ops.formats.zeppelin.lease import claim, held_lease
@@ -199,7 +205,9 @@ class _Run:
                 return table  # another compactor was done before we acquired the lease
             try:
                 table, more = self._pass(table)
-            except _ReplacedError as error:
+            except (_ReplacedError, SegmentCorruptError) as error:
+                if isinstance(error, SegmentCorruptError) and self._lists_segments(table):
+                    raise
                 self.restarts += 1
                 self.context.figures["conflicts"] += 1
                 if self.restarts > _MOST_RESTARTS:
@@ -254,6 +262,10 @@ class _Run:
 
     def _is_listed(self, table: Namespace, fragment: str) -> bool:
         return any(one.id == fragment for one in table.newest().manifest.fragments)
+
+    def _lists_segments(self, table: Namespace) -> bool:
+        """Whether the live manifest still lists them; else another compactor replaced them, and gc deleted them."""
+        return {one.id for one in table.manifest.segments} <= {one.id for one in table.newest().manifest.segments}
 
     def _commit(self, inputs: Inputs, built: Built) -> Namespace:
         """Publish, if our token is in force and all inputs are listed; checked at every attempt (S4-042, S4-043).

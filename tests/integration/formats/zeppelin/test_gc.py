@@ -203,6 +203,23 @@ def test_a_compactor_that_slept_cannot_publish_what_was_collected(made: Namespac
     assert made.read() == made.expected()
 
 
+def test_a_compactor_that_slept_misses_what_was_collected(made: NamespaceUnderTest) -> None:
+    """The segment that it reads is replaced and deleted: another compactor was faster, and nothing is corrupt."""
+
+    def others() -> None:
+        expire(made)
+        made.put("late")
+        run_job(made.uri, "merge", FAST)
+        gc(made)
+
+    table = opened(made)
+    sleeper = Beside(table.store, "get", lambda path: path.endswith("cluster_0.bin"), others)
+    report = merge.apply(replace(table, store=sleeper), FAST)
+    assert sleeper.happened
+    assert report.decision == "superseded"
+    assert made.read() == made.expected()
+
+
 def test_while_another_compacts_orphans_stay(made: NamespaceUnderTest) -> None:
     left = orphan_segment(made)
     expire(made)
