@@ -84,7 +84,7 @@ def append_later_version(uri: str, name: str) -> str:
     made = ulid()
     body = [made, [[name, [1.0, 0.0, 0.0, 0.0]]], [name]]
     text = f'[[["{name}",[1.0,0.0,0.0,0.0],null]],["{name}"]]'
-    data = b"\x03" + msgpack.packb([*body, xxhash.xxh3_64_intdigest(text)], use_single_float=True)
+    data = b"\x03" + msgpack.packb([*body, xxhash.xxh3_64_intdigest(text.encode())], use_single_float=True)
     path = Path(uri, "wal", f"{made}.wal")
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
@@ -99,7 +99,7 @@ def append_later_version(uri: str, name: str) -> str:
     return made
 
 
-def compact_carrying(uri: str) -> bool:
+def compact_carrying(uri: str, token: int) -> bool:
     """A server's incremental compaction: clusters that the log does not touch stay with the older segment.
 
     Returns False where there is nothing to carry: no segment, no log, or one cluster only.
@@ -146,7 +146,7 @@ def compact_carrying(uri: str) -> bool:
 
     def published(found: dict[str, Any]) -> None:
         found["segments"] = [{**old, "id": new, "vector_count": total, "cluster_owners": owners}]
-        found["active_segment"], found["fragments"] = new, []
+        found["active_segment"], found["fragments"], found["fencing_token"] = new, [], token
         found["pending_deletes"] = [*found["pending_deletes"], *(f"{found['namespace']}/{key}" for key in retired)]
 
     edit(uri, published)

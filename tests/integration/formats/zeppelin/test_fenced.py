@@ -93,3 +93,22 @@ def test_nothing_is_collected_behind_a_server(tmp_path: Path, how: Callable[[str
     assert store.happened
     assert {*log.iterdir()} == before
     assert made.read() == made.expected()
+
+
+@pytest.mark.parametrize("retrain", [False, True])
+def test_hierarchical_segments_are_not_read_as_flat_ones(tmp_path: Path, retrain: bool) -> None:
+    """A server made a tree of the segment; whoever reads it as flat clusters publishes a part of its rows."""
+    made = NamespaceUnderTest(str(tmp_path / "ns"), "native")
+    made.write()
+    run_job(made.uri, "merge", FAST)
+    made.put("late")
+    edit(made.uri, lambda found: found["segments"][0].update(hierarchical=True))
+    before = opened(made).manifest
+    with pytest.raises(UnsupportedFeatureError, match="hierarchical"):
+        run_job(made.uri, "merge", replace(FAST, retrain=retrain))
+    after = opened(made).manifest
+    assert (after.fragments, after.segments) == (before.fragments, before.segments)
+    edit(made.uri, lambda found: found.update(hierarchical_routing_nodes={after.segments[0].id: ["n0"]}))
+    for job in ("merge", "gc"):
+        with pytest.raises(UnsupportedFeatureError, match="hierarchical routing nodes"):
+            run_job(made.uri, job)
