@@ -125,9 +125,12 @@ def test_repair_loses_no_row(whole: LsmTable, tmp_path: Path) -> None:
             document = run_job(uri, "repair", apply=True).to_json()
             assert kept_in(before, readable(uri)), how
             for fix in reversed(document["fixes"]):
-                fixed[fix["fix"].split()[1]] += fix["outcome"] == "repaired"
+                made = fix["outcome"] == "repaired"
+                fixed[fix["fix"].split()[1]] += made
                 if fix["quarantine"] is not None:
-                    assert run_job(uri, "repair", apply=True, undo=fix["quarantine"]).decision == "undone"
+                    undone = run_job(uri, "repair", apply=True, undo=fix["quarantine"])
+                    # One that failed behind its record replaced nothing.
+                    assert undone.decision in ({"undone"} if made else {"undone", "nothing_to_undo"}), how
         except MemwalOpsError as error:
             assert error.remedy, how
         except BaseException as error:
