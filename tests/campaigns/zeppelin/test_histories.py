@@ -22,7 +22,7 @@ from tests.support.stores import Beside
 from tests.support.zeppelin.merging import expire
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
-HISTORIES = env_number("ZEPPELIN_HISTORIES", 8)
+HISTORIES = env_number("ZEPPELIN_HISTORIES", 500)
 FIRST = CAMPAIGN_SEED * 1000
 DIALECTS = ("wiki", "native")
 
