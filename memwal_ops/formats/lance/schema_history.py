@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
 from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -285,7 +286,7 @@ class SchemaHistory:
     def _fetched(self, number: int) -> _Version | None:
         try:
             return _version(read_version_manifest(self._table.store, number, self._table.naming))
-        except ObjectNotFoundError:
+        except (ObjectNotFoundError, NotExportedError):
             return None
         except InvalidFormatError as error:
             # Regions with generations older than the change are blocked by this; all others are merged.
