@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops import open_table
+from memwal_ops.allocators import bound_allocators
 from memwal_ops.core.context import RunContext
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.backlog import read_fragments
@@ -102,6 +103,7 @@ def _put(folder: str, name: str, ids: Any, vectors: np.ndarray, attributes: Any)
 
 def ours(uri: str, max_bytes: int = MergeOptions().max_bytes) -> dict[str, float]:
     """``memwal-ops merge``; the seconds of its k-means apart."""
+    bound_allocators()  # as every command does
     table, context = _opened(uri), RunContext()
     since = _clocks()
     report = merge.apply(table, MergeOptions(max_bytes=max_bytes), context)
