@@ -28,7 +28,7 @@ check: $(VENV)/.dev  ## Check style, types, layers, and run the unit tests (unde
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m pytest -q -n 2 -m "not s3" tests/unit
 
-test: $(VENV)/.dev  ## Run what a change must pass (8 minutes on 2 idle cores; narrow it with PYTEST_ARGS="-k words")
+test: $(VENV)/.dev  ## Run what a change must pass (11 minutes on 2 idle cores; narrow it with PYTEST_ARGS="-k words")
 	@$(BIN)/python -m pytest -m "not campaign and not long and not spark" $(PYTEST_ARGS)
 
 # CAMPAIGN_SEED=N runs other random cases than the last time. FAULT_PARTS, SIM_HISTORIES and others say how many: tests/README.md.
