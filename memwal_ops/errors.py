@@ -53,11 +53,11 @@ class NotALanceTableError(MemwalOpsError):
 
 
 class NoMemWalIndexError(MemwalOpsError):
-    """A Lance table on which MemWAL was never initialised."""
+    """Something that needs a log, on a Lance table on which MemWAL was never initialised."""
 
     exit_code = 5
     reason = "no_memwal_index"
-    remedy = "Run dataset.initialize_mem_wal(...) once; until then there is nothing to maintain."
+    remedy = "Run memwal-ops init URI if writers are to write through MemWAL; else use the jobs of plain tables."
 
 
 class NoPrimaryKeyError(MemwalOpsError):

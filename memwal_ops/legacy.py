@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.registry import open_table
 from memwal_ops.errors import NotALanceTableError
 from memwal_ops.formats.lance.legacy import writer as _writer
-from memwal_ops.formats.lance.legacy.index import mem_wals_of
+from memwal_ops.formats.lance.legacy.index import legacy_entry, mem_wals_of
 from memwal_ops.formats.lance.legacy.reading import LegacyReader
 from memwal_ops.formats.lance.legacy.states import (
     Change,
@@ -106,4 +106,5 @@ def _open(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None
             f"{table.location.uri} is no table with the legacy MemWAL index.",
             remedy="memwal_ops.memwal reads and writes tables with today's index.",
         )
+    legacy_entry(table)  # a plain table is refused
     return table

@@ -12,6 +12,7 @@ from memwal_ops.core.registry import open_table
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.engines.reader import Reader
 from memwal_ops.formats.lance.engines.unmerged import CONSISTENCIES, Consistency
+from memwal_ops.formats.lance.legacy.index import legacy_entry
 from memwal_ops.formats.lance.legacy.reading import LegacyReader
 from memwal_ops.formats.lance.memwal import create
 from memwal_ops.formats.lance.memwal.memtable import WriterLimits
@@ -76,11 +77,13 @@ def read(
 
     Raises:
         InvalidUsageError: another consistency.
+        NoMemWalIndexError: a plain table, which lance.dataset(uri) reads.
         MemwalOpsError: as :func:`memwal_ops.open_table`.
     """
     if consistency not in CONSISTENCIES:
         raise InvalidUsageError(f"{consistency!r} is no consistency: there are {', '.join(CONSISTENCIES)}.")
     table = open_table(uri, storage_options)
     if isinstance(table, Table) and table.memwal is None:
+        legacy_entry(table)  # a plain table is refused
         return cast("Reader", LegacyReader(table, MergeOptions()))
     return Reader(table if isinstance(table, Table) else open_lance_table(uri, storage_options), consistency, writer)

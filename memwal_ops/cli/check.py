@@ -126,6 +126,8 @@ def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, 
     if faults:
         raise faults[0]
     found = Finding()
+    if not reporting:
+        return found, "no log to merge"
     waiting = amount(figures, "backlog")
     if waiting is None:
         found.add(UNKNOWN, "no job of this table reports a backlog")

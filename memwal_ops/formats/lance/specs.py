@@ -358,6 +358,12 @@ LEGACY_CODE = {
     "maintain": MAINTAIN.load,
 }
 """Per job that applies to tables with the legacy MemWAL index, the code that it has for them."""
+PLAIN_CODE = {
+    "inspect": INSPECT.load,
+    "verify": VERIFY.load,
+    "why": WHY.load,
+}
+"""Per job that applies to plain tables, which have no MemWAL index, the code that it has for them."""
 INIT = InitSpec(
     summary="adds a MemWAL index to a Lance table with a primary key, so that region-layout writers can use it.",
     options=InitOptions,

@@ -16,7 +16,6 @@ from memwal_ops.core import registry
 from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.errors import (
     InvalidFormatError,
-    NoMemWalIndexError,
     NoPrimaryKeyError,
     NotALanceTableError,
     ObjectNotFoundError,
@@ -143,16 +142,25 @@ class Table(GuardedTable):
 
     @property
     def index(self) -> MemWalIndex:
-        """``memwal``, required.
+        """``memwal``; of a plain table an empty one, to be read only.
 
         Raises:
-            NoMemWalIndexError, LegacyLayoutError: the table has none that this release reads.
+            LegacyLayoutError: the table has one that is not decoded here.
         """
-        if self.memwal is None:
-            raise self.layout.why_not(self.location, self.store, "This") or NoMemWalIndexError(
-                f"{self.location.uri} is a Lance table without a MemWAL index."
-            )
-        return self.memwal
+        return self.layout.without_index(self.location, self.store) if self.memwal is None else self.memwal
+
+    def require_memwal(self, what: str = "This") -> None:
+        """Refuse a table without today's MemWAL index, for what needs regions.
+
+        Args:
+            what: what was asked for, as the subject of a sentence.
+
+        Raises:
+            NoMemWalIndexError, LegacyLayoutError: it has none.
+        """
+        refused = self.layout.why_not(self.location, self.store, what) if self.memwal is None else None
+        if refused is not None:
+            raise refused
 
     @cached_property
     def layout(self) -> Layout:
@@ -218,18 +226,18 @@ def open_lance_table(uri: str | os.PathLike[str], storage_options: Mapping[str, 
             f"{table.location.uri} is a table of the format {table.format.name}, and this works on Lance tables only.",
             remedy="Give a Lance table, or use a job of that format: memwal-ops inspect URI shows the table.",
         )
-    _ = table.index
+    table.require_memwal()
     return table
 
 
 def load(location: Location, store: Store) -> Table:
-    """Open the newest version of a Lance table with MemWAL, of today's or of the legacy layout.
+    """Open the newest version of a Lance table: with MemWAL, of today's or of the legacy layout, or without.
 
     Raises:
         TableNotFoundError: the prefix is empty.
         NotALanceTableError: it is not a Lance table.
-        NoMemWalIndexError: MemWAL was never initialised on it.
-        NoPrimaryKeyError: it has no unenforced primary key (S0-002); legacy tables may have none.
+        NoMemWalIndexError: it has regions, but no MemWAL index.
+        NoPrimaryKeyError: it has MemWAL, but no unenforced primary key (S0-002); legacy tables may have none.
         UnsupportedFeatureError: it needs a feature that this release does not support (S3-012).
         TableCorruptError: its newest manifest does not decode, or naming schemes are mixed (S3-047).
         StorageError: the store refused or failed, by kind.

@@ -58,9 +58,10 @@ def junk(path: Path) -> str:
     return str(path / "junk")
 
 
-def no_memwal(path: Path) -> str:
-    lance.write_dataset(pa.table({"id": [1, 2]}), str(path / "plain.lance"))
-    return str(path / "plain.lance")
+def overwritten(path: Path) -> str:
+    uri = made(path).uri
+    lance.write_dataset(pa.table({"id": [1, 2]}), uri, mode="overwrite")
+    return uri
 
 
 def no_primary_key(path: Path) -> str:
@@ -106,7 +107,7 @@ WHOLE: list[tuple[Callable[[Path], str], int, list[str]]] = [
     (empty_folder, 3, ["empty"]),
     (a_file, 4, ["file.lance"]),
     (junk, 4, ["junk", "_versions"]),
-    (no_memwal, 5, ["plain.lance", "initialize_mem_wal"]),
+    (overwritten, 5, ["t.lance", "has regions", "Do not run memwal-ops init yet"]),
     (no_primary_key, 6, ["primary key", "lance-schema:unenforced-primary-key"]),
     (unknown_reader_flag, 8, [str(1 << 40), "Upgrade"]),
     (mixed_names, 9, ["both schemes"]),

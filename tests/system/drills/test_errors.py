@@ -127,7 +127,8 @@ def test_04_not_a_lance_table(drill: Drill, table: Workload, tmp_path: Path) -> 
 def test_05_no_memwal_index(drill: Drill, tmp_path: Path) -> None:
     drill.given(URI=small(str(tmp_path / "t.lance")))
     drill.refused('memwal-ops merge "$URI"')
-    _, regions, *_, inspected = drill.rest()
+    about, regions, *_, inspected = drill.rest()
+    assert "plain table" in about.out
     assert regions.out == ""
     assert "No writer has opened a region yet" in inspected.out
 

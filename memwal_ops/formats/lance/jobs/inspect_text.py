@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 def describe(inspection: Inspection) -> str:
     """The report as text for people."""
     table = inspection.table
+    kind = "plain table" if table.memwal is None else f"{table.layout.name} layout"
     about = (
-        f"{table.layout.name} layout, version {table.version}, {counted(inspection.rows, 'row')} in "
-        f"{counted(inspection.fragments, 'fragment')}, primary key {', '.join(table.primary_key)}"
+        f"{kind}, version {table.version}, {counted(inspection.rows, 'row')} in "
+        f"{counted(inspection.fragments, 'fragment')}, primary key {', '.join(table.primary_key) or 'none'}"
     )
-    lines = [table.location.uri, paragraph(about, indent="  "), paragraph(_how_far_behind(inspection), indent="  ")]
-    lines.append(paragraph(_snapshot(inspection), indent="  "))
+    lines = [table.location.uri, paragraph(about, indent="  ")]
+    if table.memwal is None:
+        lines.append("  It has no log: the base table has all rows.")
+    else:
+        lines += [paragraph(_how_far_behind(inspection), indent="  "), paragraph(_snapshot(inspection), indent="  ")]
     if unflushed := sum(region.unflushed_wal_entries or 0 for region in inspection.regions):
         lines.append(f"  {counted(unflushed, 'log entry', 'log entries')} not flushed yet: only writers flush them.")
     if inspection.regions:

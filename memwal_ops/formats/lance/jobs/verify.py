@@ -126,7 +126,8 @@ class _Verification:
                 "Remove it yourself if it is yours.",
             ))  # fmt: skip
         if deep and self.export is None:
-            self._add("keys", lambda: check_base_keys(table))
+            if table.primary_key:
+                self._add("keys", lambda: check_base_keys(table))
             self._add("row ids", lambda: check_row_ids(table))
             self._add("rows of generations", lambda: check_generation_rows(table, opened))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
+    from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.formats.lance.wire.snapshot_rows import Row
     from memwal_ops.storage.api import Store
@@ -45,6 +46,10 @@ class Layout:
         """
         del what
         return self.refusal(location, store)
+
+    def without_index(self, location: Location, store: Store) -> MemWalIndex:
+        """The MemWAL index of a table that has none of today's, for code that only reads it."""
+        raise self.why_not(location, store, "This") or self._lacks("other index than its own")
 
     def jobs(self, registered: Mapping[str, JobSpec]) -> Mapping[str, JobSpec]:
         """Of the jobs that are registered for Lance tables those that apply, each with the code for this layout."""

@@ -1,17 +1,21 @@
-"""The layout ``none``: a Lance table without a MemWAL index."""
+"""The layout ``none``: a plain Lance table, without a MemWAL index."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import NoMemWalIndexError
 from memwal_ops.formats.lance.layouts.api import Layout
 from memwal_ops.formats.lance.memwal.regions import list_regions
+from memwal_ops.formats.lance.specs import PLAIN_CODE
+from memwal_ops.formats.lance.wire.memwal_index import NO_MEMWAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memwal_ops.core.job import JobSpec
+    from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
@@ -19,28 +23,42 @@ _NAMED = 3
 
 
 class NoLayout(Layout):
-    """A table without MemWAL; no job applies to it."""
+    """A table without a log: the jobs that maintain the base table apply to it, and none that needs regions."""
 
     name = "none"
 
-    def refusal(self, location: Location, store: Store) -> NoMemWalIndexError:
-        """The error, and the remedy if there are regions of a table that was at this place before."""
+    def refusal(self, location: Location, store: Store) -> NoMemWalIndexError | None:
+        """The error if there are regions of a table that was at this place before, with the remedy; else None.
+
+        No job runs then: an expiry would delete the versions to which the regions belong.
+        """
         regions = list_regions(store).region_ids
         if not regions:
-            return NoMemWalIndexError(f"{location.uri} is a Lance table without a MemWAL index.")
+            return None
         named = ", ".join(map(str, regions[:_NAMED])) + (", ..." if len(regions) > _NAMED else "")
         return NoMemWalIndexError(
             f"{location.uri} is a Lance table without a MemWAL index, but its _mem_wal folder has regions ({named}): "
             "they belong to the table as it was before it was overwritten, or before its index was dropped.",
-            remedy="Do not run initialize_mem_wal yet. If their rows do not belong to this table: stop their writers, "
+            remedy="Do not run memwal-ops init yet. If their rows do not belong to this table: stop their writers, "
             "and move _mem_wal to a place outside the table. To return to the version that they belong to: tag the "
             "newest version, then dataset.checkout_version(N) and restore(), which discards what was committed since.",
         )
 
+    def why_not(self, location: Location, store: Store, what: str) -> NoMemWalIndexError:
+        """There is no log."""
+        return self.refusal(location, store) or NoMemWalIndexError(
+            f"{what} does not apply to {location.uri}: it is a Lance table without a MemWAL index, so there is no log "
+            "to merge."
+        )
+
+    def without_index(self, location: Location, store: Store) -> MemWalIndex:
+        """An empty one."""
+        del location, store
+        return NO_MEMWAL
+
     def jobs(self, registered: Mapping[str, JobSpec]) -> Mapping[str, JobSpec]:
-        """None yet."""
-        del registered
-        return {}
+        """Those that need no log, some with code of their own."""
+        return {name: replace(registered[name], load=load) for name, load in PLAIN_CODE.items() if name in registered}
 
 
 NONE = NoLayout()

@@ -32,8 +32,14 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)\.")
 
 
 def legacy_entry(table: Table) -> table_pb2.IndexMetadata:
-    """The MemWAL entry of a table of the legacy layout."""
+    """The MemWAL entry of a table of the legacy layout.
+
+    Raises:
+        NoMemWalIndexError: a plain table.
+    """
     entry = None if table.manifest.indexes is None else find_memwal_entry(table.manifest.indexes)
+    if entry is None:
+        table.require_memwal("A reader or writer of MemWAL")
     if entry is None or not is_legacy(entry):
         raise InvariantViolatedError(f"{table.location.uri} has no legacy MemWAL index.")
     return entry

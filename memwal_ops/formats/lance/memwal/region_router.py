@@ -61,6 +61,7 @@ class RegionRouter:
             StorageError: the store failed.
         """
         table = table if isinstance(table, Table) else open_lance_table(table, storage_options)
+        table.require_memwal("A writer")
         specs = [one.spec_id for one in table.index.region_specs]
         if not specs and spec_id is None:
             raise InvalidUsageError(

@@ -116,6 +116,7 @@ class RegionWriter:
             StorageError: the store failed. An epoch may have been used up.
         """
         table = table if isinstance(table, Table) else open_lance_table(table, storage_options)
+        table.require_memwal("A writer")
         self.region_id = region_id if isinstance(region_id, uuid.UUID) else parse_region_id(region_id)
         refuse_other_layout(table, self.region_id)
         probe_conditional_writes(table.store)

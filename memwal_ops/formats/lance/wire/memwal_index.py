@@ -276,3 +276,13 @@ def _uuid(data: bytes, what: str) -> UUID:
     if len(data) != _UUID_BYTES:
         raise TableCorruptError(f"The id of {what} has {len(data)} bytes, so it is not a UUID.")
     return UUID(bytes=data)
+
+
+def _empty() -> MemWalIndex:
+    entry = table_pb2.IndexMetadata()
+    entry.uuid.uuid = bytes(_UUID_BYTES)
+    return decode_memwal_index(entry)
+
+
+NO_MEMWAL = _empty()
+"""The index of a table that has none, for code that only reads it: no regions, no progress."""

@@ -10,7 +10,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal_ops import open_table, run_job
+from memwal_ops import legacy as legacy_tables
+from memwal_ops import memwal, open_table, run_job
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import (
     InvalidUsageError,
@@ -26,7 +27,7 @@ from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.layouts.shard import SHARD
 from memwal_ops.formats.lance.table import open_lance_table, read_table
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
-from memwal_ops.memwal import RegionWriter, create_mem_wal
+from memwal_ops.memwal import RegionRouter, RegionWriter, create_mem_wal
 from memwal_ops.storage.counting import CountingStore
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
@@ -59,19 +60,41 @@ def test_the_layout_is_told_without_a_second_look(
     assert table.layout is layout
     assert store.calls == {}, "the version's manifest tells"
     assert table.memwal is None
-    for attempt in (lambda: open_lance_table(uri), lambda: table.index):
+    for attempt in (lambda: open_lance_table(uri), table.require_memwal):
         with pytest.raises(error, match=r"t\.lance") as refused:
             attempt()
         assert type(refused.value) is error
     assert lance.dataset(uri).count_rows() == table.dataset.count_rows()
 
 
-def test_no_job_takes_a_table_without_memwal(tmp_path: Path) -> None:
+def test_what_needs_a_log_refuses_a_plain_table(tmp_path: Path) -> None:
+    """In one line, with what applies; nothing is written."""
     uri = str(tmp_path / "t.lance")
     plain(uri)
-    assert read_table(resolve(uri), open_store(resolve(uri))).jobs == {}
-    with pytest.raises(NoMemWalIndexError):
-        open_table(uri)
+    table = open_table(uri)
+    assert table.jobs.keys() >= {"inspect", "verify", "why"}
+    refused = [lambda job=job: run_job(uri, job) for job in ("merge", "snapshot", "adopt", "migrate")]
+    refused += [lambda: RegionWriter(uri), lambda: RegionWriter(table), lambda: RegionRouter(table)]
+    refused += [lambda: memwal.read(uri), lambda: legacy_tables.read(uri), lambda: legacy_tables.mem_wals(uri)]
+    for attempt in refused:
+        with pytest.raises(NoMemWalIndexError, match="there is no log to merge") as error:
+            attempt()
+        assert "\n" not in str(error.value)
+        assert "memwal-ops init URI" in error.value.remedy
+    with pytest.raises(NoMemWalIndexError) as error:
+        run_job(uri, "merge")
+    assert "The jobs that apply: " in error.value.remedy
+    assert lance.dataset(uri).version == 1
+
+
+def test_a_plain_table_with_regions_is_refused(tmp_path: Path) -> None:
+    """They belong to a table that was overwritten: an expiry would delete the versions that they need."""
+    made = Workload(1, regions=1, base_rows=10).create(str(tmp_path / "t.lance"))
+    made.put([2])
+    made.close()
+    lance.write_dataset(pa.table({"a": [1]}), made.uri, mode="overwrite")
+    with pytest.raises(NoMemWalIndexError, match=made.regions[0]):
+        open_table(made.uri)
 
 
 def test_other_jobs_say_why_they_do_not_apply_to_a_legacy_table(tmp_path: Path) -> None:
@@ -129,7 +152,8 @@ def test_what_a_layout_lacks_it_is_not_asked(layout: Layout, question: int) -> N
 
 def test_every_question_is_asked_above() -> None:
     """And region and shard answer each of them themselves."""
-    asked = {name for name in vars(Layout) if not name.startswith("_")} - {"refusal", "why_not", "jobs"}
+    others = {"refusal", "why_not", "without_index", "jobs"}
+    asked = {name for name in vars(Layout) if not name.startswith("_")} - others
     assert len(asked) == len(QUESTIONS)
     for one in (REGION, SHARD):
         assert asked <= vars(type(one)).keys(), one.name

@@ -1,0 +1,53 @@
+"""Plain tables, without a MemWAL index and without a primary key: what the jobs show of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwal_ops import open_table, run_job
+from memwal_ops.core.holds import holds, take_hold
+from tests.support.run_cli import run_here
+from tests.support.tables.plain import PlainTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_inspect_shows_rows_and_indexes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = PlainTable(str(tmp_path / "t.lance")).create(fragments=4, index=True)
+    made.append(7)
+    shown = run_here(capfd, "inspect", made.uri)
+    assert shown.code == 0
+    assert "plain table, version 6" in shown.out
+    assert "It has no log" in shown.out
+    document = run_here(capfd, "inspect", made.uri, "--json").document
+    assert (document["layout"], document["primary_key"], document["regions"]) == ("none", [], [])
+    (index,) = document["indexes"]
+    assert (index["uncovered_fragments"], index["uncovered_rows"]) == (1, 7)
+
+
+def test_verify_finds_a_missing_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = PlainTable(str(tmp_path / "t.lance")).create(fragments=2)
+    for more in ((), ("--deep",)):
+        assert run_here(capfd, "verify", made.uri, *more, "--json").document["decision"] == "healthy"
+    gone = next((tmp_path / "t.lance/data").iterdir())
+    gone.unlink()
+    found = run_here(capfd, "verify", made.uri, "--json")
+    assert found.code == 9
+    assert found.document["findings"][0]["place"] == f"data/{gone.name}"
+
+
+def test_a_version_is_held_and_why_names_the_hold(tmp_path: Path) -> None:
+    made = PlainTable(str(tmp_path / "t.lance")).create(fragments=3)
+    table = open_table(made.uri)
+    taken = take_hold(table, 1, made.hour)
+    assert [one.number for one in holds(table)] == [taken.number]
+    why = run_job(table, "why", target=f"_versions/{2**64 - 2}.manifest")
+    assert f"hold {taken.number}" in why.describe()
+
+
+def test_nagios_does_not_alarm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = PlainTable(str(tmp_path / "t.lance")).create()
+    assert run_here(capfd, "check", "--nagios", made.uri).out == "MEMWAL OK - no log to merge\n"
