@@ -16,6 +16,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from obstore.exceptions import GenericError
+
 from tests.campaigns.soak.account import note
 from tests.campaigns.soak.jobs import EXIT_VERSION_GONE, command
 from tests.campaigns.soak.place import Place, check, look, read
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 TTL = 60
+_FAILURES = (OSError, ValueError, KeyError, GenericError)
+
+
+def _lost_connection(place: Place, error: Exception) -> bool:
+    """Whether the network failed: obstore does not repeat a listing whose answer was cut off, and pylance does once."""
+    return "://" in place.uri and "HTTP error" in str(error)
 
 
 def read_now(place: Place, floor: dict[int, int]) -> str:
@@ -31,7 +39,9 @@ def read_now(place: Place, floor: dict[int, int]) -> str:
     started = time.monotonic()
     try:
         rows = read(place, look(place))
-    except (OSError, ValueError, KeyError):
+    except _FAILURES as error:
+        if _lost_connection(place, error):
+            return "store failed"
         if time.monotonic() - started < place.grace:
             raise
         return "overstayed"
@@ -47,6 +57,8 @@ def read_long(place: Place, rng: random.Random) -> str:
     try:
         versions = [int(one["version"]) for one in place.dataset().versions()]
     except (OSError, ValueError) as error:
+        if _lost_connection(place, error):
+            return "store failed"
         if "not found" not in str(error).lower():
             raise
         return "version gone"  # pylance lists them, and then opens each
@@ -63,7 +75,9 @@ def read_long(place: Place, rng: random.Random) -> str:
         check(place, first, whole=False)
         time.sleep(min(place.grace * rng.uniform(0.5, 3), TTL / 3))
         second = read(place, view)
-    except (OSError, ValueError, KeyError):
+    except _FAILURES as error:
+        if _lost_connection(place, error):
+            return "store failed"
         if time.monotonic() - started < TTL:
             raise
         return "overstayed"
