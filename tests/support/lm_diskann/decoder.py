@@ -106,11 +106,21 @@ class View:
             assert (frame["kind"], frame["number"]) == (3, number)
             self._apply(frame)
             at += frame["length"]
-        # A slot that was freed since the base may hold another node by now: whoever came last is in it.
+        # A slot that was freed since the base may hold another node by now: whoever came last is in it,
+        # or one that a merge wrote and did not commit.
         last = {slot: number for number, (_, _, slot) in enumerate(self.placed)}
+        overwritten = set()
         for number in sorted(last.values()):
             node, epoch, slot = self.placed[number]
-            self._add(node, epoch, self._slot(slot))
+            head = self.folder.block(self._slot(slot))
+            if head["node_id"] == node and epoch in {None, head["creation_epoch"]}:
+                self._add(node, epoch, self._slot(slot))
+            else:
+                overwritten.add((node, epoch))
+        for node, epoch in overwritten:
+            later = [one for one in self.versions.get(node, {}) if epoch is None or one > epoch]
+            assert later, f"node {node} has no block"
+            assert min(later) <= self.retained, f"the slot of node {node} was used again too early"
 
     def _slot(self, slot: int) -> bytes:
         size = self.folder.block_size
