@@ -90,7 +90,7 @@ def made(folder: str, vectors: np.ndarray) -> str:
     return folder
 
 
-@pytest.mark.req("S2-017", "S2-020")
+@pytest.mark.req("S2-020")
 def test_a_torn_block_is_never_an_answer(made: str, vectors: np.ndarray) -> None:
     run_job(made, "merge")
     size = View(made).folder.block_size
