@@ -5,13 +5,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
+    from memwal_ops.core.context import Progress
     from memwal_ops.core.guard import CommitGuard
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
+
+    Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class SparkRows(Protocol):
+    """A table that is filled and read on Spark."""
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session; its settings are this run's own."""
+
+    def stage(self, name: str, doing: str) -> AbstractContextManager[None]:
+        """Name the Spark jobs of the block, report their progress, and raise what a task raised.
+
+        Raises:
+            SparkJobFailedError: Spark gave up.
+        """
+
+    def task(self, function: Task) -> Task:
+        """The same function, for ``mapInArrow``: what it raises, :meth:`stage` raises again."""
+
+    def load(self, rows: DataFrame) -> None:
+        """Append rows with new keys, as one commit."""
+
+    def map_rows(self, function: Task, schema: str) -> DataFrame:
+        """What ``function`` makes, on executors, of all rows of the newest version."""
 
 
 class RowSink(Protocol):
@@ -50,6 +79,13 @@ class RowSink(Protocol):
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """All rows of the newest version."""
+
+    def on_spark(self, master: str | None, report: Callable[[Progress], None]) -> AbstractContextManager[SparkRows]:
+        """The same table on Spark: on the session that is active in this process, or on one that is stopped at the end.
+
+        Raises:
+            SparkUnavailableError: Spark cannot run here.
+        """
 
 
 @runtime_checkable

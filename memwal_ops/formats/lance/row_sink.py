@@ -7,6 +7,7 @@ run that is killed before it leaves files that no version needs, and no table.
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -15,13 +16,18 @@ import pyarrow as pa
 from memwal_ops.errors import InvalidUsageError, TableNotFoundError
 from memwal_ops.formats.lance.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.engines.locate import sql_literal
+from memwal_ops.formats.lance.engines.spark.load import bulk_load
+from memwal_ops.formats.lance.engines.spark.sink import SparkTable, running
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.table import read_table
 from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from pyspark.sql import DataFrame
+
+    from memwal_ops.core.context import Progress
     from memwal_ops.core.guard import CommitGuard
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
@@ -128,6 +134,18 @@ class LanceSink:
         """See the protocol."""
         with lance_errors("read", self._location.uri):
             yield from self._opened.scanner(columns=None if columns is None else [*columns]).to_batches()
+
+    def load(self, rows: DataFrame) -> None:
+        """See :class:`memwal_ops.core.row_sink.SparkRows`."""
+        self._guard.check()
+        bulk_load(rows, self._location.uri, storage_options=self._location.lance_options)
+        self._refresh()
+
+    @contextmanager
+    def on_spark(self, master: str | None, report: Callable[[Progress], None]) -> Iterator[SparkTable]:
+        """See the protocol."""
+        with running(self, self._location, master, report) as rows:
+            yield rows
 
     @property
     def _opened(self) -> lance.LanceDataset:

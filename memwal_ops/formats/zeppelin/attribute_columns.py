@@ -66,6 +66,19 @@ class Kinds:
                 if isinstance(value, list):
                     self.elements[name].update(map(kind_of, value))
 
+    def to_json(self) -> dict[str, dict[str, list[str]]]:
+        """The same as plain lists."""
+        return {
+            what: {name: sorted(kinds) for name, kinds in found.items()}
+            for what, found in (("values", self.values), ("elements", self.elements))
+        }
+
+    def add_json(self, document: Mapping[str, Mapping[str, list[str]]]) -> None:
+        """Add what :meth:`to_json` gave."""
+        for what, found in (("values", self.values), ("elements", self.elements)):
+            for name, kinds in document[what].items():
+                found[name].update(kinds)
+
     def type_of(self, name: str) -> pa.DataType | None:
         """The type that holds every value; None: only JSON text does."""
         kinds = frozenset(self.values[name])

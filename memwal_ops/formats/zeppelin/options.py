@@ -7,7 +7,19 @@ from datetime import timedelta
 
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
-from memwal_ops.core.options import Options, choice, count, duration, flag, group, number, size, text, texts
+from memwal_ops.core.options import (
+    OptionError,
+    Options,
+    choice,
+    count,
+    duration,
+    flag,
+    group,
+    number,
+    size,
+    text,
+    texts,
+)
 from memwal_ops.core.repair_options import RepairOptions as BaseRepairOptions
 from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
 
@@ -110,3 +122,12 @@ class MigrateOptions(Options):
     """Options of migrate."""
 
     target: str | None = text(None, positional=True, metavar="TARGET", help="The Lance table to make or to bring up.")
+    engine: str = choice(
+        "local", "local", "spark", help="Where rows are read and compared; Spark for what outgrows one machine."
+    )
+    master: str | None = text(None, shown_default="as configured", help="Spark master URL.")
+
+    def validate(self) -> None:
+        """Refuse a Spark master for the local engine."""
+        if self.master is not None and self.engine == "local":
+            raise OptionError("{master} applies to Spark only, and {engine} is local.", "master")

@@ -29,6 +29,7 @@ class MigrateReport:
         uri: of the namespace.
         target: URI of the table.
         version: revision of the namespace that the table has.
+        engine: where rows were read and compared, ``local`` or ``spark``.
         target_version: the table's version.
         rows: live rows of the namespace; None where they were not counted.
         upserts: rows that were written, or would be.
@@ -42,6 +43,7 @@ class MigrateReport:
     uri: str
     target: str
     version: int
+    engine: str = "local"
     decision: MigrateDecision = MigrateDecision.NOTHING_TO_MIGRATE
     target_version: int = 0
     rows: int | None = None
@@ -60,6 +62,7 @@ class MigrateReport:
         columns = {} if self.columns is None else self.columns.by_attribute
         return {
             "decision": self.decision.value,
+            "engine": self.engine,
             "target": self.target,
             "version": self.version,
             "target_version": self.target_version,

@@ -12,10 +12,12 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import holds
+from memwal_ops.core.options import OptionError
 from memwal_ops.errors import FragmentCorruptError, InvalidUsageError, InvariantViolatedError
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.lance.row_sink import LanceSink
 from memwal_ops.formats.zeppelin.jobs import migrate
+from memwal_ops.formats.zeppelin.options import MigrateOptions
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
 WRITES = ("create", "add_columns", "upsert", "delete", "set_record")
@@ -214,6 +216,11 @@ def test_a_target_that_is_not_ours(made: NamespaceUnderTest, tmp_path: Path, wha
 def test_no_target(made: NamespaceUnderTest) -> None:
     with pytest.raises(InvalidUsageError, match="no place for that was given"):
         run_job(made.uri, "migrate")
+
+
+def test_a_spark_master_for_the_local_engine() -> None:
+    with pytest.raises(OptionError, match="applies to Spark only"):
+        MigrateOptions("table.lance", master="local[2]")
 
 
 def test_a_damaged_fragment_stops_it(made: NamespaceUnderTest) -> None:

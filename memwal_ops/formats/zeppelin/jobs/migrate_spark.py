@@ -1,0 +1,353 @@
+"""Find the rows that a migration has to write, write them, and compare all rows: on Spark.
+
+Executors read fragments and clusters, each row with its place in the order of replay; per id the highest place of the
+log wins, a delete as well as a row. The same tasks are evaluated again where rows are needed again: the objects of a
+manifest do not change.
+
+Memory: of an executor, one fragment or cluster, and Spark's own; of the driver, the manifest, ids to delete, and the
+log where only that is applied. Ids of a log of at most ``_BROADCAST`` entries are sent to all executors, so that the
+rows of segments need no shuffle.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from memwal_ops.core.guard import Unguarded
+from memwal_ops.errors import FragmentCorruptError
+from memwal_ops.formats.zeppelin.attribute_columns import ID, Columns, Kinds
+from memwal_ops.formats.zeppelin.backlog import read_fragment
+from memwal_ops.formats.zeppelin.compaction import dimensions_of
+from memwal_ops.formats.zeppelin.jobs.migrate_rows import Comparison, Found, StreamedUpserts, batches
+from memwal_ops.formats.zeppelin.row_digests import digests
+from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
+from memwal_ops.formats.zeppelin.wire.fragment import WIKI
+from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
+from memwal_ops.storage.objects import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.core.row_sink import RowSink, SparkRows
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
+
+_ROWS_PER_TASK = 50_000
+_TASKS_PER_PARTITION = 4
+_BROADCAST = 200_000
+_RAW = "id string, place bigint, vector binary, attributes string"
+_DIGESTS = "id string, digest bigint"
+
+
+class SparkEngine:
+    """See :class:`memwal_ops.formats.zeppelin.jobs.migrate_rows.Engine`."""
+
+    def __init__(self, sink: RowSink, on_spark: SparkRows, context: RunContext) -> None:
+        """``on_spark`` is the sink's."""
+        self._sink, self._on_spark, self._context = sink, on_spark, context
+        self._kept: list[DataFrame] = []
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Unpersist what was persisted."""
+        with suppress(Exception):  # the session may be gone
+            for one in self._kept:
+                one.unpersist()
+
+    def find(self, table: Namespace) -> Found | None:
+        """See the protocol."""
+        live = self._live(table)
+        kinds, count, dimensions = self._kinds(table, live)
+        fresh = self._sink.record is None
+        if fresh and dimensions is None:
+            return None
+        columns = Columns.of(kinds, dimensions or 0) if fresh else Columns(self._sink.schema).with_added(kinds)
+        if fresh or not any(one.num_rows for one in self._sink.rows([ID])):
+            return Found(columns, count, count, [], _Loaded(self._on_spark, self._converted(live, columns), count))
+        from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
+
+        differing = self._both(live, columns).where("not same").persist()
+        self._kept.append(differing)
+        with self._on_spark.stage("compare", "compare the rows of the namespace with those of the table"):
+            upserts = differing.where("wanted > 0").count()
+            deletes = [row[ID] for row in differing.where("wanted = 0").select(ID).toLocalIterator()]
+        chosen = live.join(differing.where("wanted > 0").select(f.col(ID)), ID, "left_semi")
+        return Found(columns, count, upserts, deletes, StreamedUpserts(self._stream(chosen, columns), self._context))
+
+    def compare(self, table: Namespace, columns: Columns) -> Comparison:
+        """See the protocol."""
+        from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
+
+        both = self._both(self._live(table), columns)
+        with self._on_spark.stage("prove", "compare all rows of the namespace with those of the table"):
+            (total,) = both.agg(
+                f.sum("wanted").alias("wanted"),
+                f.sum("found").alias("found"),
+                f.expr("count_if(not same)").alias("differ"),
+            ).collect()
+        return Comparison(total["wanted"] or 0, total["found"] or 0, not total["differ"])
+
+    def _live(self, table: Namespace) -> DataFrame:
+        """Every row that a strong query may return, once each."""
+        from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
+
+        work = _Work.of(table)
+        session = self._on_spark.spark
+        partitions = max(session.sparkContext.defaultParallelism, len(work.tasks) // _TASKS_PER_PARTITION)
+        session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+        rows = self._mapped(work.tasks, work.rows, _RAW)
+        over = [task for task in work.tasks if any(part.place > 0 for part in task)]
+        newest = self._mapped(over, work.writes, "id string, place bigint")
+        newest = newest.groupBy(ID).agg(f.max("place").alias("newest"))
+        if sum(part.entries for task in over for part in task if part.place) <= _BROADCAST:
+            newest = f.broadcast(newest)
+        return rows.join(newest, ID, "left").where("newest is null or newest = place")
+
+    def _mapped(
+        self, tasks: Sequence[Sequence[_Part]], read: Callable[[_Part], Iterator[pa.RecordBatch]], schema: str
+    ) -> DataFrame:
+        def run(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in rows:
+                for number in batch.column(0).to_pylist():
+                    for part in tasks[number]:
+                        yield from read(part)
+
+        numbers = self._on_spark.spark.range(0, len(tasks), 1, max(1, len(tasks)))
+        return numbers.mapInArrow(self._on_spark.task(run), schema)
+
+    def _kinds(self, table: Namespace, live: DataFrame) -> tuple[Kinds, int, int | None]:
+        """The kinds of all attributes, the number of rows, and of dimensions."""
+
+        def look(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            kinds, count, widths = Kinds.empty(), 0, set()
+            for batch in found:
+                rows = _rows(batch)
+                kinds.add(rows)
+                count += len(rows.ids)
+                widths |= {rows.vectors.shape[1]} if rows.ids else set()
+            text = json.dumps({"kinds": kinds.to_json(), "count": count, "widths": sorted(widths)})
+            yield pa.RecordBatch.from_pydict({"found": [text]})
+
+        with self._on_spark.stage("read", "read the types of all attributes"):
+            results = live.mapInArrow(self._on_spark.task(look), "found string").collect()
+        kinds, count, widths = Kinds.empty(), 0, set()
+        for result in results:
+            one = json.loads(result["found"])
+            kinds.add_json(one["kinds"])
+            count += one["count"]
+            widths |= {*one["widths"]}
+        if len(widths) > 1:
+            raise FragmentCorruptError(f"Fragments have vectors of {sorted(widths)} dimensions.")
+        return kinds, count, dimensions_of(table) or next(iter(widths), None)
+
+    def _converted(self, live: DataFrame, columns: Columns) -> DataFrame:
+        """Rows in the columns of the table."""
+        from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
+
+        plain = pa.schema([pa.field(one.name, _plain(one.type), one.nullable) for one in columns.schema])
+
+        def convert(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in found:
+                for one in batches(columns, _rows(batch)):
+                    yield one.cast(plain)
+
+        return live.mapInArrow(self._on_spark.task(convert), from_arrow_schema(plain))
+
+    def _both(self, live: DataFrame, columns: Columns) -> DataFrame:
+        """Per id how often it is ``wanted`` and ``found``, and whether both are the ``same`` one row."""
+        from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
+
+        def wanted(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return _digested(one for batch in found for one in batches(columns, _rows(batch)))
+
+        sides = (
+            live.mapInArrow(self._on_spark.task(wanted), _DIGESTS).select(
+                ID, f.col("digest").alias("w"), f.lit(None).cast("bigint").alias("f")
+            ),
+            self._on_spark.map_rows(_digested, _DIGESTS).select(
+                ID, f.lit(None).cast("bigint").alias("w"), f.col("digest").alias("f")
+            ),
+        )
+        both = sides[0].unionByName(sides[1]).groupBy(ID)
+        counted = both.agg(
+            f.count("w").alias("wanted"), f.count("f").alias("found"), f.max("w").alias("w"), f.max("f").alias("f")
+        )
+        return counted.select(ID, "wanted", "found", f.expr("wanted = 1 and found = 1 and w = f").alias("same"))
+
+    def _stream(self, live: DataFrame, columns: Columns) -> Callable[[], Iterator[pa.RecordBatch]]:
+        """Rows through the driver, a partition at a time."""
+
+        def read() -> Iterator[pa.RecordBatch]:
+            with self._on_spark.stage("upsert", "read the rows that differ"):
+                for row in live.mapInArrow(self._on_spark.task(_packed), "batch binary").toLocalIterator():
+                    with pa.ipc.open_stream(bytes(row["batch"])) as reader:
+                        for batch in reader:
+                            yield from batches(columns, _rows(batch))
+
+        return read
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Rows that Spark loads into an empty table."""
+
+    on_spark: SparkRows
+    rows: DataFrame
+    count: int
+
+    def create(self, sink: RowSink, schema: pa.Schema, record: Mapping[str, Any]) -> int:
+        """An empty table first: a run that is killed before the rows finds it empty, and goes on."""
+        sink.create(pa.RecordBatchReader.from_batches(schema, []), ID, record)
+        sink.set_record(record)
+        return self.upsert(sink, schema)
+
+    def upsert(self, sink: RowSink, schema: pa.Schema) -> int:
+        """The table is empty: what is new is all."""
+        del sink, schema
+        self.on_spark.load(self.rows)
+        return self.count
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is read as one: a fragment, some clusters, or, with neither, the pending ids of the manifest.
+
+    Attributes:
+        place: in the order of replay: segments, then pending ids, which hide rows of segments only, then fragments.
+        entries: how many ids it has.
+    """
+
+    place: int
+    entries: int
+    of: FragmentRef | SegmentRef | None = None
+    clusters: range = range(0)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What tasks need of a namespace.
+
+    Attributes:
+        table: without what cannot be sent to an executor.
+        dimensions: if they are known.
+        tasks: the parts of each task.
+    """
+
+    table: Namespace
+    dimensions: int | None
+    tasks: list[list[_Part]]
+
+    @classmethod
+    def of(cls, table: Namespace) -> _Work:
+        """All parts of one manifest."""
+        manifest, parts = table.manifest, []
+        for place, one in enumerate(manifest.segments):
+            SegmentReader(table.store, one)  # refuses what cannot be read
+            step = max(1, one.clusters * _ROWS_PER_TASK // max(1, one.vectors))
+            for start in range(0, one.clusters, step):
+                clusters = range(start, min(start + step, one.clusters))
+                parts.append(_Part(place, one.vectors * len(clusters) // one.clusters, one, clusters))
+        place = len(manifest.segments)
+        if manifest.dialect == WIKI and manifest.pending:
+            parts.append(_Part(place, len(manifest.pending)))
+        parts += [
+            _Part(place + 1 + number, one.vectors + one.deletes, one) for number, one in enumerate(manifest.fragments)
+        ]
+        tasks: list[list[_Part]] = []
+        filled = _ROWS_PER_TASK
+        for part in parts:
+            if filled + part.entries > _ROWS_PER_TASK:
+                tasks.append([])
+                filled = 0
+            tasks[-1].append(part)
+            filled += part.entries
+        location = table.location.refreshed()
+        sealed = replace(table, location=location, store=None, data=b"", guard=Unguarded())  # type: ignore[arg-type]
+        return cls(sealed, dimensions_of(table), tasks)
+
+    def rows(self, part: _Part) -> Iterator[pa.RecordBatch]:
+        """The rows of a part, in the schema ``_RAW``."""
+        if isinstance(part.of, FragmentRef):
+            found = read_fragment(self._open(), part.of, self.dimensions)
+            # Of two rows of an id the later one counts.
+            places = np.array([*{name: at for at, name in enumerate(found.ids)}.values()], np.intp)
+            yield from _raw(Rows(found.ids, found.values, found.attributes).take(places), part.place)
+        elif part.of is not None:
+            reader = SegmentReader(self._open().store, part.of)
+            for number in part.clusters:
+                yield from _raw(reader.cluster(number), part.place)
+
+    def writes(self, part: _Part) -> Iterator[pa.RecordBatch]:
+        """The ids that a part writes or deletes, with its place; those of the first segment override nothing."""
+        ids: Iterable[str] = ()
+        if part.of is None:
+            ids = self.table.manifest.pending
+        elif isinstance(part.of, FragmentRef):
+            found = read_fragment(self._open(), part.of, self.dimensions)
+            ids = {*found.ids, *found.deletes}
+        elif part.place:
+            reader = SegmentReader(self._open().store, part.of)
+            ids = (name for number in part.clusters for name in reader.vectors(number)[0])
+        names = pa.array(ids, pa.string())
+        yield pa.RecordBatch.from_pydict({ID: names, "place": np.full(len(names), part.place, np.int64)})
+
+    def _open(self) -> Namespace:
+        return replace(self.table, store=open_store(self.table.location))
+
+
+def _raw(rows: Rows, place: int) -> Iterator[pa.RecordBatch]:
+    """Rows as Spark carries them: vectors as bytes, attributes as JSON."""
+    if rows.ids:
+        texts = [None if one is None else json.dumps(one) for one in rows.attributes]
+        vectors = [one.tobytes() for one in np.ascontiguousarray(rows.vectors, np.float32)]
+        yield pa.RecordBatch.from_pydict(
+            {
+                ID: pa.array(rows.ids, pa.string()),
+                "place": np.full(len(rows.ids), place, np.int64),
+                "vector": pa.array(vectors, pa.binary()),
+                "attributes": pa.array(texts, pa.string()),
+            }
+        )
+
+
+def _rows(batch: pa.RecordBatch) -> Rows:
+    """The reverse of :func:`_raw`."""
+    if not batch.num_rows:
+        return Rows([], np.zeros((0, 0), np.float32), [])
+    vectors = [np.frombuffer(one, np.float32) for one in batch.column("vector").to_pylist()]
+    widths = sorted({len(one) for one in vectors})
+    if len(widths) > 1:
+        raise FragmentCorruptError(f"Fragments have vectors of {widths} dimensions.")
+    texts = batch.column("attributes").to_pylist()
+    attributes = [None if one is None else json.loads(one) for one in texts]
+    return Rows(batch.column(ID).to_pylist(), np.stack(vectors), attributes)
+
+
+def _digested(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in found:
+        yield pa.RecordBatch.from_pydict({ID: batch.column(ID), "digest": digests(batch)[1].view(np.int64)})
+
+
+def _packed(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in found:
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, batch.schema) as stream:
+            stream.write_batch(batch)
+        yield pa.RecordBatch.from_pydict({"batch": pa.array([buffer.getvalue().to_pybytes()], pa.binary())})
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type in which Spark has it: a vector is a list there."""
+    return pa.list_(pa.field("element", kind.value_type)) if pa.types.is_fixed_size_list(kind) else kind
