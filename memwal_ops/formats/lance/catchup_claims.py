@@ -45,6 +45,8 @@ def covered_generations(table: Table) -> dict[str, dict[UUID, int]]:
     reader that uses the list would read the generation.
     """
     merged = table.index.merged_generations
+    if not merged:
+        return {name: {} for name in base_indexes(table)}
     generations: dict[str, dict[UUID, int]] = {}
     for name, index in base_indexes(table).items():
         uncovered = coverage(index.covered, table.manifest).uncovered

@@ -172,6 +172,12 @@ class CompactOptions(Options):
     target_rows: int = count(
         DEFAULT_TARGET_ROWS, minimum=1, help="Target rows per fragment; smaller adjacent fragments are joined."
     )
+    max_bytes: int | None = size(
+        None,
+        minimum=1,
+        help="Begin no commit after rewriting that many bytes; the next run goes on.",
+        shown_default="all",
+    )
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,18 @@ def refuse_replaced(table: Table, version: int) -> None:
         raise lost(table, version)
 
 
+def refuse_gaps(table: Table) -> None:
+    """Refuse a commit that pylance rebases if a version since ``table``'s is missing, or the table was replaced.
+
+    A rebase ignores versions that are missing (landmine 24): it would not see their changes.
+    """
+    with lance_errors("find the newest version of", table.location.uri):
+        newest = table.dataset.latest_version
+    if not all(is_taken(table, version) for version in range(table.version + 1, newest + 1)):
+        raise lost(table, newest)
+    refuse_replaced(table, table.version + 1)
+
+
 def is_taken(table: Table, version: int) -> bool:
     """Whether a version of that number exists."""
     return table.store.head(version_path(version, table.naming)) is not None

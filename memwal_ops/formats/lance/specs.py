@@ -362,6 +362,11 @@ PLAIN_CODE = {
     "inspect": INSPECT.load,
     "verify": VERIFY.load,
     "why": WHY.load,
+    "catchup": CATCHUP.load,
+    "compact": COMPACT.load,
+    "expire": EXPIRE.load,
+    "gc": GC.load,
+    "maintain": MAINTAIN.load,
 }
 """Per job that applies to plain tables, which have no MemWAL index, the code that it has for them."""
 INIT = InitSpec(

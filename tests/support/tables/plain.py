@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lance
@@ -10,7 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 DIMENSION = 8
-SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("vector", pa.list_(pa.float32(), DIMENSION))])
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("text", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), DIMENSION)),
+    ]
+)
 
 
 class PlainTable:
@@ -32,10 +39,25 @@ class PlainTable:
             self.dataset.create_scalar_index("id", "BTREE")
         return self
 
+    def create_indexes(self, vector: str = "IVF_PQ") -> PlainTable:
+        """Make one index of each kind that a table may have on these columns."""
+        for kind in ("BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER"):
+            self.dataset.create_scalar_index("id", kind, name=f"id_{kind.lower()}")
+        for kind in ("NGRAM", "INVERTED"):
+            self.dataset.create_scalar_index("text", kind, name=f"text_{kind.lower()}")
+        quantizer = {"num_sub_vectors": 2, "num_bits": 8} if vector.endswith("PQ") else {}
+        self.dataset.create_index("vector", vector, num_partitions=2, name="vector_index", **quantizer)
+        return self
+
     @property
     def dataset(self) -> lance.LanceDataset:
         """The newest version, opened again."""
         return lance.dataset(self.uri)
+
+    def files(self, folder: str = "") -> set[str]:
+        """Paths of all files below the table, or a folder of it."""
+        root = Path(self.uri)
+        return {str(path.relative_to(root)) for path in (root / folder).rglob("*") if path.is_file()}
 
     def append(self, rows: int = 1) -> None:
         """Append rows with new ids."""
@@ -56,6 +78,15 @@ class PlainTable:
         self.dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
         self.model |= dict.fromkeys(ids, text)
         self._next = max(self._next, max(ids) + 1)
+
+    def update(self, *ids: int, text: str) -> None:
+        """Set the text of rows."""
+        self.dataset.update({"text": f"'{text}'"}, where=f"id IN ({', '.join(map(str, ids))})")
+        self.model |= dict.fromkeys(ids, text)
+
+    def mark_key(self) -> None:
+        """Mark ``id`` as the primary key, without which there can be no MemWAL index."""
+        self.dataset.update_field_metadata({"id": {"lance-schema:unenforced-primary-key": "true"}})
 
     def read(self, version: int | None = None) -> dict[int, str]:
         """All rows of a version; refuses an id that is there twice."""

@@ -39,7 +39,7 @@ from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexCh
 from memwal_ops.formats.lance.damage import name_damage, names_damage
 from memwal_ops.formats.lance.index_build import IndexBuild, discard, update_index
 from memwal_ops.formats.lance.jobs.catchup_report import CatchupDecision, CatchupReport, IndexReport, Partitions
-from memwal_ops.formats.lance.jobs.index_publishing import publish_build, publish_change
+from memwal_ops.formats.lance.jobs.index_publishing import publish_build, publish_change, publish_rebased
 from memwal_ops.formats.lance.leftovers import sweep_leftovers
 from memwal_ops.formats.lance.memwal.backlog import Blocked, read_backlog
 from memwal_ops.formats.lance.options import CatchupOptions
@@ -71,6 +71,7 @@ def plan(table: Table, options: CatchupOptions, context: RunContext | None = Non
     """Report what :func:`apply` would do, without changes: decision ``dry_run``."""
     del context
     if options.migrate_codebook:
+        table.require_memwal("--migrate-codebook")
         from memwal_ops.formats.lance.jobs.codebook_migration import migrate  # noqa: PLC0415 - it catches indexes up
 
         return migrate(table, *options.migrate_codebook, dry_run=True)
@@ -105,6 +106,7 @@ def apply(table: Table, options: CatchupOptions, context: RunContext | None = No
     """
     context = context or RunContext()
     if options.migrate_codebook:
+        table.require_memwal("--migrate-codebook")
         from memwal_ops.formats.lance.jobs.codebook_migration import migrate  # noqa: PLC0415 - it catches indexes up
 
         return migrate(table, *options.migrate_codebook, dry_run=False)
@@ -282,6 +284,10 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> bool:
     except MemwalOpsError:
         discard(table, build)
         raise
+
+    if table.memwal is None:
+        run.table = publish_rebased(table, index.name, build, run.note, run.retry)
+        return True
 
     def change(newest: Table) -> IndexChange:
         generations = claim(newest, covered, progress_when_built=table.index.merged_generations)

@@ -5,7 +5,7 @@ it succeeds over a merge that only added rows, and conflicts with one that chang
 fragment, or with a change of indexes; then everything is planned again. Two things
 are added to it. A rebase ignores versions that are missing (landmine 24), so nothing is
 committed if one is missing. And pylance clears ``index_catchup`` and gives the MemWAL index
-another id, under which a snapshot's file is not found: one more commit restores both.
+another id, under which a snapshot's file is not found: one more commit restores both. A plain table has none.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from memwal_ops.formats.lance.jobs.index_publishing import publish_change
 from memwal_ops.formats.lance.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.formats.lance.memwal.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
-from memwal_ops.formats.lance.publication import CommitLostError, is_taken, lost, refuse_replaced
+from memwal_ops.formats.lance.publication import CommitLostError, refuse_gaps
 from memwal_ops.formats.lance.versions import read_version_manifest
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
@@ -59,6 +59,7 @@ MOST_DELETED = 0.1
 # A commit holds the old and the new address of every row, to remap the indexes. Each commit conflict halves
 # the limit, so that next to busy mergers each conflict wastes less work.
 ROWS_PER_COMMIT = 8 << 20
+_SPENT = "That is all that --max-bytes allows a run: the next one goes on."
 
 __all__ = ["CompactOptions", "CompactReport", "apply", "backlog", "plan"]
 
@@ -89,13 +90,16 @@ class _Attempt:
     options: CompactOptions
     results: list[RewriteResult] = field(default_factory=list)
 
-    def run(self, budget: int, context: RunContext) -> int | None:
-        """Plan, rewrite and commit; return the published version, or None if there was nothing to do."""
+    def run(self, rows: int, max_bytes: int | None, context: RunContext) -> int | None:
+        """Plan, rewrite and commit; return the published version, or None if there was nothing to do.
+
+        At least one group of fragments; more only up to so many rows, and bytes.
+        """
         table, uri = self.table, self.table.location.uri
         with lance_errors("plan the compaction of", uri):
             dataset = open_dataset(table.location, version=table.version)
             options = _lance_options(self.options, _ids(table) - set(self.limit))
-            tasks = _first(Compaction.plan(dataset, options).tasks, table, budget)
+            tasks = _first(Compaction.plan(dataset, options).tasks, table, rows, max_bytes)
         if not tasks:
             return None
         _refuse_broken_indexes(table)
@@ -105,7 +109,7 @@ class _Attempt:
             context.advance("rewriting", "groups of fragments")
             context.checkpoint()
         table.guard.check()  # here, since the commit is pylance's own and bypasses our store
-        _refuse_gaps(table)
+        refuse_gaps(table)
         refuse_auto_cleanup(table)
         with lance_errors("commit the compaction of", uri):
             Compaction.commit(dataset, self.results, options)
@@ -194,10 +198,10 @@ def apply(
     retry, done = CommitRetry(), _Done()
     if limit:
         probe_conditional_writes(table.store)
-    while True:
+    while (left := _left(options, done)) is None or left > 0:
         attempt = _Attempt(table, limit, options)
         try:
-            version = attempt.run(ROWS_PER_COMMIT >> retry.in_a_row, context)
+            version = attempt.run(ROWS_PER_COMMIT >> retry.in_a_row, left, context)
         except (CommitLostError, StorageError, TableNotFoundError) as error:
             newest = table.newest()
             version = attempt.landed_as(newest)
@@ -211,7 +215,9 @@ def apply(
         done.count(attempt.results)
         retry.in_a_row = 0
         _check_progress(table.index.merged_generations, newest.index.merged_generations, table)
-        table = _restore_memwal_index(table, newest, version, note, retry)
+        if table.memwal is not None:
+            newest = _restore_memwal_index(table, newest, version, note, retry)
+        table = newest
         get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)
     context.figures["conflicts"] += retry.conflicts
     context.figures["bytes_compacted"] += done.bytes
@@ -220,7 +226,7 @@ def apply(
     return CompactReport(
         decision=CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED,
         run_id=note.run_id,
-        why=None if done.removed else _why(table, options),
+        why=(None if left is None or left > 0 else _SPENT) if done.removed else _why(table, options),
         fragments_before=len(limit),
         fragments_after=len(table.manifest.manifest.fragments),
         fragments_removed=done.removed,
@@ -232,6 +238,11 @@ def apply(
         lost_races=retry.conflicts,
         seconds=time.monotonic() - started,
     )
+
+
+def _left(options: CompactOptions, done: _Done) -> int | None:
+    """Bytes that the run may still rewrite; None: any number."""
+    return None if options.max_bytes is None else options.max_bytes - done.bytes
 
 
 def _lance_options(options: CompactOptions, excluded: Collection[int]) -> CompactionOptions:
@@ -254,13 +265,15 @@ def _alive(table: Table) -> dict[int, int]:
     }
 
 
-def _first(tasks: list[CompactionTask], table: Table, budget: int) -> list[CompactionTask]:
-    """The first tasks up to a budget of rows; at least one, if there are any."""
+def _first(tasks: list[CompactionTask], table: Table, rows: int, max_bytes: int | None) -> list[CompactionTask]:
+    """The first tasks up to a budget of rows and bytes; at least one, if there are any."""
     alive = _alive(table)
+    left = float("inf") if max_bytes is None else max_bytes
     chosen: list[CompactionTask] = []
     for task in tasks:
-        budget -= sum(alive[fragment.id] for fragment in task.fragments)
-        if chosen and budget < 0:
+        rows -= sum(alive[fragment.id] for fragment in task.fragments)
+        left -= sum(file.file_size_bytes or 0 for fragment in task.fragments for file in fragment.files)
+        if chosen and (rows < 0 or left < 0):
             break
         chosen.append(task)
     return chosen
@@ -277,15 +290,6 @@ def _refuse_broken_indexes(table: Table) -> None:
                 f"Index {name} cannot be opened, and a compaction would make pylance drop its coverage: {error}",
                 remedy="Nothing was changed. See runbooks/index-behind.md, then run it again.",
             ) from error
-
-
-def _refuse_gaps(table: Table) -> None:
-    """Raise if a version since ``table``'s is missing: the rebase would not see its changes."""
-    with lance_errors("find the newest version of", table.location.uri):
-        newest = table.dataset.latest_version
-    if not all(is_taken(table, version) for version in range(table.version + 1, newest + 1)):
-        raise lost(table, newest)
-    refuse_replaced(table, table.version + 1)
 
 
 def _conflict(retry: CommitRetry, table: Table, newest: Table, error: MemwalOpsError) -> Table:

@@ -23,7 +23,7 @@ class CompactReport:
     In a dry run ``fragments_added`` and ``fragments_after`` are estimates.
 
     Attributes:
-        why: why nothing was, or would be, rewritten; None if something was.
+        why: why nothing was, or would be, rewritten, or why no more was; else None.
         bytes_written: size of the new data files; None in a dry run.
         snapshot_lost: the table had a region snapshot in a file, which is no longer found.
     """
@@ -87,6 +87,7 @@ def _headline(report: CompactReport) -> str:
             return (
                 f"compacted: {change}, {rows}, {size_text(report.bytes_written or 0)} written, "
                 f"{counted(report.fragments_after, 'fragment')} now, version {report.version}, {report.seconds:.2f} s."
+                f"{f' {report.why}' if report.why else ''}"
             )
         case "unchanged":
             return f"unchanged: nothing was rewritten. {report.why}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import CommitStateUnknownError, MemwalOpsError
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, commit_indexes
 from memwal_ops.formats.lance.index_build import IndexBuild, discard, still_fits
+from memwal_ops.formats.lance.rebased_commit import commit_segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,35 @@ def publish_change(
             table = retry.conflict(table, error)
         else:
             return retry.landed(table)
+
+
+def publish_rebased(built_on: Table, name: str, build: IndexBuild, note: CommitNote, retry: CommitRetry) -> Table:
+    """Publish segments of index ``name`` of a plain table, beside any writers; arguments as :func:`publish_build`.
+
+    Their files are deleted if they cannot be published.
+
+    Returns:
+        The newest version.
+
+    Raises:
+        CommitLostError: the index, or the data that it covers, was changed: build again.
+        MemwalOpsError: they may have been published, or not.
+    """
+    named = False
+    try:
+        newest = built_on.newest()
+        if newest.memwal is not None or not still_fits(build, built_on, newest, name):
+            raise CommitLostError(f"Index {name} or its data was changed while it was being built.")
+        named = True
+        try:
+            commit_segments(built_on, build, note)
+        except CommitLostError as error:
+            named = not error.files_unreferenced
+            raise
+        return retry.landed(built_on)
+    finally:
+        if not named:
+            discard(built_on, build)
 
 
 def publish_build(

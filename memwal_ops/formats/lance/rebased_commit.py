@@ -1,0 +1,105 @@
+"""Commit index segments of a plain table by pylance's own commit, which is rebased over concurrent commits.
+
+There is no merge progress that a rebase could take back, and exactly V + 1 would starve beside writers that append in
+a loop. pylance's conflict check refuses what does not fit: another change of the same index, or a rewrite of the
+fragments that the segments cover.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import lance
+from google.protobuf.unknown_fields import UnknownFieldSet
+from lance.dataset import Index, IndexFile
+from lance.lance import Bitmap
+
+from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.formats.lance.auto_cleanup import refuse_auto_cleanup
+from memwal_ops.formats.lance.datasets import lance_options
+from memwal_ops.formats.lance.lance_errors import is_commit_conflict, lance_errors
+from memwal_ops.formats.lance.publication import lost, refuse_gaps
+from memwal_ops.formats.lance.versions import read_version_manifest
+from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
+
+if TYPE_CHECKING:
+    from memwal_ops.formats.lance.index_build import IndexBuild
+    from memwal_ops.formats.lance.publication import CommitNote
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+
+def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
+    """Publish ``build``, which was built on ``table``, in whichever version comes next.
+
+    Raises:
+        CommitLostError: a concurrent commit does not go with it, or the table was replaced; nothing was published.
+        UnsupportedFeatureError: pylance's commit would delete what a hold keeps, or lose a part of an entry.
+        MemwalOpsError: the store failed. It is not known whether the segments were published, so that their files
+            must be kept.
+    """
+    current = {} if table.manifest.indexes is None else {one.uuid.uuid: one for one in table.manifest.indexes.indices}
+    operation = lance.LanceOperation.CreateIndex(
+        [_index(entry) for entry in build.added], [_index(current[segment.bytes]) for segment in build.removed]
+    )
+    transaction = lance.Transaction(
+        read_version=table.version, operation=operation, transaction_properties=note.properties()
+    )
+    table.guard.check()  # here, since the commit is pylance's own and bypasses our store
+    refuse_gaps(table)
+    refuse_auto_cleanup(table)
+    try:
+        with lance_errors("commit an index of", table.location.uri):
+            lance.LanceDataset.commit(table.location.uri, transaction, storage_options=lance_options(table.location))
+    except MemwalOpsError as error:
+        published = _is_published(table, build)
+        if published:
+            return
+        if is_commit_conflict(error):
+            raise lost(table, table.version + 1, files_unreferenced=published is False) from error
+        raise
+
+
+def _is_published(table: Table, build: IndexBuild) -> bool | None:
+    """Whether a version since ``table``'s names the segments; None: a version that may is gone."""
+    newest = table.newest()
+    if _names(newest.manifest, build):
+        return True
+    complete = True
+    for version in range(table.version + 1, newest.version):
+        try:
+            if _names(read_version_manifest(newest.store, version, newest.naming), build):
+                return True
+        except ObjectNotFoundError:
+            complete = False
+    return False if complete else None
+
+
+def _names(manifest: VersionManifest, build: IndexBuild) -> bool:
+    entries = [] if manifest.indexes is None else manifest.indexes.indices
+    return bool({entry.uuid.uuid for entry in build.added}.intersection(entry.uuid.uuid for entry in entries))
+
+
+def _index(entry: table_pb2.IndexMetadata) -> Index:
+    """An entry as pylance takes it.
+
+    Raises:
+        UnsupportedFeatureError: it has fields that this release does not know, and would drop.
+    """
+    if len(UnknownFieldSet(entry)):
+        raise UnsupportedFeatureError(f"The entry of index {entry.name} has fields that this release does not know.")
+    return Index(
+        uuid=str(UUID(bytes=entry.uuid.uuid)),
+        name=entry.name,
+        fields=[*entry.fields],
+        dataset_version=entry.dataset_version,
+        fragment_ids=Bitmap(decode_fragment_bitmap(entry.fragment_bitmap)),
+        index_version=entry.index_version,
+        created_at=datetime.fromtimestamp(entry.created_at / 1000, UTC) if entry.created_at else None,
+        base_id=entry.base_id if entry.HasField("base_id") else None,
+        files=[IndexFile(file.path, file.size_bytes) for file in entry.files] or None,
+        index_details=(entry.index_details.type_url, entry.index_details.value),
+    )

@@ -1,0 +1,206 @@
+"""catchup on plain tables: every kind of index, the codebook guard, and commits beside those of other writers."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from memwal_ops import open_table, run_job
+from memwal_ops.errors import CodebookChangedError, NoMemWalIndexError
+from memwal_ops.formats.lance import rebased_commit
+from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.codebook import read_codebook
+from memwal_ops.formats.lance.jobs import catchup, index_publishing
+from tests.support.tables.indexed import VECTOR_KINDS
+from tests.support.tables.plain import PlainTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from memwal_ops.formats.lance.table import Table
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> PlainTable:
+    """400 rows under indexes of every kind, and 100 that none covers."""
+    table = PlainTable(str(tmp_path / "t.lance")).create(rows=400).create_indexes()
+    table.append(100)
+    return table
+
+
+def behind(uri: str) -> list[str]:
+    table = open_table(uri)
+    return [name for name, one in base_indexes(table).items() if not coverage(one.covered, table.manifest).complete]
+
+
+def check(made: PlainTable) -> None:
+    """Each index finds a row that it was behind on, and no row is lost."""
+    assert made.read() == made.model
+    dataset, last = made.dataset, max(made.model)
+    assert behind(made.uri) == []
+    assert dataset.to_table(filter=f"id = {last}", columns=["id"])["id"].to_pylist() == [last]
+    found = dataset.to_table(filter=f"contains(text, 'of {last}')", columns=["id"])
+    assert found["id"].to_pylist() == [last]
+    found = dataset.to_table(full_text_query=str(last), columns=["id"], fast_search=True)
+    assert last in found["id"].to_pylist()
+    vector = dataset.to_table(filter=f"id = {last}")["vector"][0].as_py()
+    near = {"column": "vector", "q": vector, "k": 3, "nprobes": 8, "refine_factor": 10}
+    assert last in dataset.to_table(nearest=near, columns=["id"], fast_search=True)["id"].to_pylist()
+
+
+@pytest.mark.parametrize("vector", VECTOR_KINDS)
+def test_every_kind_of_index(tmp_path: Path, vector: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No part of an entry gets lost on its way through pylance's commit; a vector index keeps its codebook."""
+    made = PlainTable(str(tmp_path / "t.lance")).create(rows=400).create_indexes(vector)
+    made.append(100)
+    built = []
+    commit = index_publishing.commit_segments
+
+    def spy(table: Table, build: rebased_commit.IndexBuild, note: rebased_commit.CommitNote) -> None:
+        built.extend(build.added)
+        commit(table, build, note)
+
+    monkeypatch.setattr(index_publishing, "commit_segments", spy)
+    before = open_table(made.uri)
+    codebooks = {read_codebook(before, one) for one in base_indexes(before)["vector_index"].segments}
+    report = run_job(made.uri, "catchup")
+    assert report.decision == "caught_up"
+    assert len(built) == 7
+    after = open_table(made.uri)
+    entries = {one.uuid.uuid: one for one in after.manifest.indexes.indices}
+    for one in built:
+        published = entries[one.uuid.uuid]
+        for entry in (one, published):
+            entry.ClearField("dataset_version")
+        assert published == one
+    assert {read_codebook(after, one) for one in base_indexes(after)["vector_index"].segments} == codebooks
+    check(made)
+    assert run_job(made.uri, "catchup").decision == "unchanged"
+
+
+def test_a_changed_codebook_is_not_published(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = made.dataset.version
+    monkeypatch.setattr(catchup, "_codebooks", lambda *_: frozenset())
+    report = run_job(made.uri, "catchup", indexes=["vector_index"])
+    assert report.exit_code == CodebookChangedError.exit_code
+    assert made.dataset.version == version
+    with pytest.raises(NoMemWalIndexError, match="--migrate-codebook"):
+        run_job(made.uri, "catchup", migrate_codebook=["vector_index", "other"])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda made: made.append(5),
+        lambda made: made.delete(3, 450),
+        lambda made: made.upsert(4, 460, 900),
+        lambda made: made.update(7, text="new words"),
+    ],
+    ids=["append", "delete", "merge_insert", "update"],
+)
+def test_writers_do_not_stop_a_build(
+    made: PlainTable, monkeypatch: pytest.MonkeyPatch, write: Callable[[PlainTable], object]
+) -> None:
+    """They commit between build and commit: pylance rebases, and no build is thrown away."""
+    builds, build = [], catchup.update_index
+
+    def slow(*args: object, **more: object) -> object:
+        builds.append(args[1])
+        done = build(*args, **more)  # type: ignore[arg-type]
+        write(made)
+        return done
+
+    monkeypatch.setattr(catchup, "update_index", slow)
+    report = run_job(made.uri, "catchup", indexes=["id_btree"])
+    assert report.decision == "caught_up"
+    assert builds[0] == "id_btree"
+    assert report.to_json()["lost_races"] == 0
+    assert made.read() == made.model
+    for number in (3, 4, 7, 450, 460, 900):
+        found = made.dataset.to_table(filter=f"id = {number}", columns=["text"])["text"].to_pylist()
+        assert found == [text for text in [made.model.get(number)] if text is not None]
+
+
+def test_a_compaction_in_between_is_a_conflict(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it commits after the last look: it rewrote what the segments cover."""
+    commit, tries = rebased_commit.refuse_gaps, []
+
+    def late(table: Table) -> None:
+        commit(table)
+        tries.append(table.version)
+        if len(tries) == 1:
+            made.dataset.optimize.compact_files()
+
+    made.delete(*range(100))
+    monkeypatch.setattr(rebased_commit, "refuse_gaps", late)
+    report = run_job(made.uri, "catchup", indexes=["id_btree"])
+    assert report.decision == "caught_up"
+    assert report.to_json()["lost_races"] == 1
+    assert made.read() == made.model
+    assert "id_btree" not in behind(made.uri)
+
+
+def test_an_index_that_was_dropped_or_caught_up_in_between_is_not_published(
+    made: PlainTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = rebased_commit.refuse_gaps
+
+    def late(table: Table) -> None:
+        commit(table)
+        made.dataset.optimize.optimize_indices(index_names=["text_ngram"])
+        monkeypatch.setattr(rebased_commit, "refuse_gaps", commit)
+
+    monkeypatch.setattr(rebased_commit, "refuse_gaps", late)
+    report = run_job(made.uri, "catchup", indexes=["text_ngram"])
+    assert report.to_json()["lost_races"] == 1
+    assert len(base_indexes(open_table(made.uri))["text_ngram"].segments) == 1
+
+    made.append(3)
+
+    def dropping(table: Table) -> None:
+        commit(table)
+        made.dataset.drop_index("id_btree")
+        monkeypatch.setattr(rebased_commit, "refuse_gaps", commit)
+
+    monkeypatch.setattr(rebased_commit, "refuse_gaps", dropping)
+    run_job(made.uri, "catchup", indexes=["id_btree"])
+    assert "id_btree" not in base_indexes(open_table(made.uri))
+
+
+def test_a_lost_answer_is_no_failure(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit succeeded although pylance raised: its files are not deleted."""
+    commit = rebased_commit.lance.LanceDataset.commit
+
+    def loses(*args: object, **more: object) -> object:
+        commit(*args, **more)
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(rebased_commit.lance.LanceDataset, "commit", loses)
+    report = run_job(made.uri, "catchup", indexes=["id_btree"])
+    assert report.decision == "caught_up"
+    monkeypatch.undo()
+    assert made.dataset.to_table(filter="id = 499", columns=["id"]).num_rows == 1
+    assert run_job(made.uri, "verify", deep=True).decision == "healthy"
+
+
+def test_a_table_that_was_made_again_gets_no_index(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder was removed while the segments were built: they belong to the table that was there."""
+    build = catchup.update_index
+
+    def replaced(*args: object, **more: object) -> object:
+        done = build(*args, **more)  # type: ignore[arg-type]
+        monkeypatch.setattr(catchup, "update_index", build)
+        shutil.rmtree(made.uri)
+        other = PlainTable(made.uri).create(rows=400).create_indexes()
+        other.append(100)
+        return done
+
+    monkeypatch.setattr(catchup, "update_index", replaced)
+    report = run_job(made.uri, "catchup", indexes=["id_btree"])
+    assert report.to_json()["lost_races"] == 1
+    assert run_job(made.uri, "verify").decision == "healthy"
+    assert behind(made.uri) != []
+    assert "id_btree" not in behind(made.uri)
