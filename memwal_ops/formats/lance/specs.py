@@ -122,6 +122,7 @@ Exit codes: 0 compacted, unchanged or dry_run; others: runbooks/README.md.""",
     metrics={
         "fragments": MetricSpec("count", "Fragments of the base table.", exported="fragments"),
         "small_fragments": MetricSpec("count", "Fragments below the default target size of a compaction."),
+        "deleted_rows": MetricSpec("count", "Deleted rows that fragments still have.", exported="deleted_rows"),
         "conflicts": _CONFLICTS,
     },
 )
@@ -177,6 +178,9 @@ Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; o
     hung_after=timedelta(hours=2),
     metrics={
         "versions": MetricSpec("count", "Base versions that exist.", exported="versions"),
+        "bytes_held": MetricSpec(
+            "bytes", "Bytes of a plain table's files that its newest version does not need.", exported="held_bytes"
+        ),
         "bytes_collected": MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
     },
 )

@@ -64,7 +64,7 @@ class PlainTable:
         ids = range(self._next, self._next + rows)
         self._next += rows
         lance.write_dataset(self.batch(ids), self.uri, mode="append" if self.model else "create")
-        self.model |= {number: f"word{number % 7} of {number}" for number in ids}
+        self.model |= {number: self.text(number) for number in ids}
 
     def delete(self, *ids: int) -> None:
         """Delete rows."""
@@ -88,12 +88,17 @@ class PlainTable:
         """Mark ``id`` as the primary key, without which there can be no MemWAL index."""
         self.dataset.update_field_metadata({"id": {"lance-schema:unenforced-primary-key": "true"}})
 
-    def read(self, version: int | None = None) -> dict[int, str]:
+    def read(self, version: int | str | None = None) -> dict[int, str]:
         """All rows of a version; refuses an id that is there twice."""
         rows = lance.dataset(self.uri, version=version).to_table(columns=["id", "text"])
         found = dict(zip(rows["id"].to_pylist(), rows["text"].to_pylist(), strict=True))
         assert len(found) == rows.num_rows, "an id is there twice"
         return found
+
+    @staticmethod
+    def text(number: int) -> str:
+        """The text of a row that was not changed since it was appended."""
+        return f"word{number % 7} of {number}"
 
     @staticmethod
     def batch(ids: Any) -> pa.Table:
@@ -103,7 +108,7 @@ class PlainTable:
         flat = pa.array(vectors[numbers].reshape(-1))
         columns = [
             pa.array(numbers, pa.int64()),
-            pa.array([f"word{number % 7} of {number}" for number in numbers]),
+            pa.array([PlainTable.text(number) for number in numbers]),
             pa.FixedSizeListArray.from_arrays(flat, DIMENSION),
         ]
         return pa.Table.from_arrays(columns, schema=SCHEMA)

@@ -17,6 +17,7 @@ import yaml
 
 from tests.support.runbook import commands, shell
 from tests.support.service import service
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload
 from tests.support.waiting import until
 from tests.system.deploy.promql import JOB_NAME, Scrape, metrics, selectors
@@ -70,7 +71,8 @@ def documented() -> frozenset[str]:
 
 @pytest.mark.long
 def test_what_is_named_exists_in_the_scrape_of_a_running_service(tmp_path: Path) -> None:
-    """All jobs are known, so that all is looked at; only merges run."""
+    """All jobs are known, so that all is looked at; only merges run. A plain table has figures of its own."""
+    plain = PlainTable(str(tmp_path / "plain.lance")).create()
     table = Workload(1, regions=1, base_rows=20).create(str(tmp_path / "t.lance"))
     table.put([1, 2])
     table.flush()
@@ -81,11 +83,13 @@ def test_what_is_named_exists_in_the_scrape_of_a_running_service(tmp_path: Path)
     config = tmp_path / "c.yaml"
     config.write_text(
         f"state_dir: {tmp_path}/state-c\nhttp: {{port: 0}}\n"
-        f"tables: [{{uri: {table.uri}, poll: 1s, jobs: {{merge: {{schedule: 1s}}, {never}}}}}]\n"
+        f"tables:\n- {{uri: {table.uri}, poll: 1s, jobs: {{merge: {{schedule: 1s}}, {never}}}}}\n"
+        f"- {{uri: {plain.uri}, poll: 1s, jobs: {{expire: {{}}}}}}\n"
     )
     with service(config) as running:
         merged = 'memwal_ops_runs_total{job="merge",outcome="succeeded",table="t"} 0.0'
         until(lambda: "memwal_ops_versions{" in running.get("/metrics"))
+        until(lambda: "memwal_ops_held_bytes{" in running.get("/metrics"))
         until(lambda: merged not in running.get("/metrics"))
         scrape = Scrape.of(running.get("/metrics"))
     wrong = [(rule["alert"], why) for rule in ALERTS for why in scrape.wrong(rule["expr"])]

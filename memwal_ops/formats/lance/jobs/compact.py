@@ -453,7 +453,8 @@ def _why(table: Table, options: CompactOptions) -> str:
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """Number of base fragments, and of those below the default target size of a compaction."""
+    """Number of base fragments, of those below the default target size of a compaction, and of deleted rows."""
     fragments = table.manifest.manifest.fragments
     small = sum(fragment.physical_rows < DEFAULT_TARGET_ROWS for fragment in fragments)
-    return {"fragments": len(fragments), "small_fragments": small}
+    deleted = sum(fragment.deletion_file.num_deleted_rows for fragment in fragments)
+    return {"fragments": len(fragments), "small_fragments": small, "deleted_rows": deleted}

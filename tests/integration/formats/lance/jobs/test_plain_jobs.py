@@ -196,3 +196,22 @@ def test_a_compaction_beside_a_commit(
     assert report.decision == "compacted"
     assert made.read() == made.model
     healthy(made)
+
+
+def test_what_triggers_compare(made: PlainTable) -> None:
+    """Each figure of a plain table rises with what its job would do, and falls when it did."""
+    made.dataset.tags.create("kept", made.dataset.version)
+    made.append(6)
+    before = open_table(made.uri).summary().backlog
+    assert before.keys() >= {"fragments", "small_fragments", "deleted_rows", "uncovered_rows", "versions", "bytes_held"}
+    assert (before["deleted_rows"], before["uncovered_rows"]) == (97, 8)
+    assert before["versions"] == made.dataset.version
+    assert run_job(made.uri, "maintain", ALL, apply=True).exit_code == 0
+    with_tag = open_table(made.uri).summary().backlog
+    assert (with_tag["deleted_rows"], with_tag["versions"]) == (0, 2)
+    assert with_tag["fragments"] < before["fragments"]
+    assert with_tag["bytes_held"] > 0, "the tagged version's"
+    made.dataset.tags.delete("kept")
+    run_job(made.uri, "expire", NOW, apply=True)
+    assert open_table(made.uri).summary().backlog["bytes_held"] == 0
+    assert run_job(made.uri, "catchup").exit_code == 0
