@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.store import Store
 
 BATCH = 64 << 20
+_MUCH = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,9 @@ def finish(index: Index, step: Step) -> None:
 
 
 def _give_up(index: Index, step: Step) -> int:
-    """The epoch up to which freed slots may be reused, raised first if that frees any; see ``Reader``.
+    """The epoch up to which freed slots may be reused, and superseded versions dropped.
+
+    Raised first if there are freed slots, or if superseded versions would take much room in the graph.
 
     Timeline of what this prevents: a merge finds no reader; one announces epoch 5 and reads the view; the merge reuses
     a slot that was freed at 7; the reader at 5 finds another node there. So the merge first publishes that epochs below
@@ -108,11 +111,12 @@ def _give_up(index: Index, step: Step) -> int:
     """
     store = index.writable()
     needed = needed_from(index.folder, store.state.epoch)
-    [freed] = store.columns(
-        f"SELECT count(*) FROM lmd_free_nodes WHERE freed_epoch > {store.state.retained_from} "
-        f"AND freed_epoch <= {needed}"
+    between = f"BETWEEN {store.state.retained_from + 1} AND {needed}"
+    freed, superseded = store.columns(
+        f"SELECT (SELECT count(*) FROM lmd_free_nodes WHERE freed_epoch {between}), (SELECT coalesce(sum(n - 1), 0) "
+        f"FROM (SELECT count(*) AS n FROM lmd_delta_blocks WHERE commit_epoch {between} GROUP BY node_id))::UBIGINT"
     )
-    if int(freed[0]):
+    if int(freed[0]) or int(superseded[0]) * index.parameters.layout.block_size > _MUCH:
         changes = Changes(store.raise_retained(needed))
         step("commit the lowest retained epoch", lambda: store.commit(changes))
         publishing.append(index.view, changes, step)
@@ -126,7 +130,7 @@ _Read = tuple[int, NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], N
 def _read(store: Store, size: int, max_bytes: int, after: int, horizon: int, bad: dict[int, Bad]) -> _Read | None:
     """The next batch: its last node; node and epoch of versions to write; [n, 2] of all merged; the next epoch of each.
 
-    None at the end. A version that was superseded at the horizon or before is merged by dropping it.
+    None at the end. A version that was superseded at the horizon or before is merged by dropping it, unread.
     """
     most = max(1, max_bytes // size)
     [wanted] = store.columns(
@@ -134,25 +138,32 @@ def _read(store: Store, size: int, max_bytes: int, after: int, horizon: int, bad
     )
     if not len(wanted):
         return None
-    [nodes, versions, epochs, sums], data = store.blobs(
-        "SELECT node_id, version, commit_epoch, checksum, data FROM lmd_delta_blocks "
+    nodes, versions, epochs, sums, places = store.columns(
+        "SELECT node_id, version, commit_epoch, checksum, rowid FROM lmd_delta_blocks "
         "WHERE node_id IN (SELECT id FROM wanted) ORDER BY node_id, commit_epoch", wanted=wanted,
     )  # fmt: skip
-    last = int(wanted[-1])
-    for at, block in enumerate(data):
-        why = _damage(block, size, int(nodes[at]), int(versions[at]), int(epochs[at]), int(sums[at]))
-        if why is not None:
-            bad[int(nodes[at])] = Bad(int(nodes[at]), why)
-    good = ~np.isin(nodes, np.array([*bad], U8))
     slotted, from_epoch = store.columns(
         "SELECT node_id, from_epoch FROM lmd_slots WHERE node_id IN (SELECT id FROM wanted)", wanted=wanted
     )
     follows = _followers(nodes, epochs, slotted, from_epoch)
-    write = good & (follows > horizon)
-    chosen = np.flatnonzero(write)
-    blocks = np.frombuffer(b"".join(data[at] for at in chosen), np.uint8).reshape(len(chosen), size)
+    needed = np.flatnonzero(follows > horizon)
+    # Sorted here: DuckDB would sort the blocks themselves.
+    [found], data = store.blobs(
+        "SELECT rowid, data FROM lmd_delta_blocks WHERE rowid IN (SELECT id FROM chosen)", chosen=places[needed]
+    )
+    blocks = dict(zip(found.tolist(), data, strict=True))
+    for at in needed.tolist():
+        why = _damage(blocks[places[at]], size, int(nodes[at]), int(versions[at]), int(epochs[at]), int(sums[at]))
+        if why is not None:
+            bad[int(nodes[at])] = Bad(int(nodes[at]), why)
+    good = ~np.isin(nodes, np.array([*bad], U8))
+    written = needed[good[needed]]
+    joined = b"".join(blocks[place] for place in places[written].tolist())
     merged = np.stack([nodes[good], versions[good]], axis=1)
-    return last, nodes[write], epochs[write], merged, follows[write], blocks
+    return (
+        int(wanted[-1]), nodes[written], epochs[written], merged, follows[written],
+        np.frombuffer(joined, np.uint8).reshape(len(written), size),
+    )  # fmt: skip
 
 
 _NOT_YET = np.iinfo(np.uint64).max
