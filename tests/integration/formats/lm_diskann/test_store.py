@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import duckdb
 import numpy as np
 import pytest
 
 from memwal_ops.formats import lm_diskann
+from memwal_ops.formats.lm_diskann import merging
 from tests.support.lm_diskann.decoder import View
+from tests.support.lm_diskann.folders import check_sound
 
 TABLES = {
     "lmd_metadata", "lmd_delta_blocks", "lmd_slots", "lmd_free_nodes", "lmd_lookup", "lmd_tombstoned_nodes",
@@ -48,3 +52,29 @@ def test_what_a_deletion_and_an_insert_write(folder: str, vectors: np.ndarray) -
     before = view.block(7, deleted - 1)
     assert before is not None
     assert not before["tombstoned"]
+
+
+@pytest.mark.req("S2-080", "S2-090")
+@pytest.mark.parametrize("reader", [False, True])
+def test_a_merge_moves_what_somebody_can_read(
+    folder: str, vectors: np.ndarray, reader: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "_MUCH", 0)
+    lm_diskann.create(folder, dimension=16, R=16, L=60)
+    with lm_diskann.open(folder) as index:
+        index.insert(np.arange(1500), vectors[:1500])
+        index.insert(np.arange(1500, 1520), vectors[1500:1520])
+        before = index.epoch
+    with lm_diskann.open(folder, read_only=True) if reader else nullcontext() as reading:
+        with lm_diskann.open(folder) as index:
+            index.insert(np.arange(1520, 1540), vectors[1520:1540])
+            deltas, slots = index.view.delta_blocks, index.view.state.slot_count
+            [newest] = index.writable().columns("SELECT count(DISTINCT node_id) FROM lmd_delta_blocks")
+            assert index.merge() == deltas
+            assert deltas > int(newest[0])
+            assert index.view.state.slot_count - slots == (deltas if reader else int(newest[0]))
+        if reading is not None:
+            found, _ = reading.search(vectors[1500:1540], k=1, as_of=before)
+            assert (found[:20, 0] == np.arange(1500, 1520)).all()
+            assert (found[20:, 0] < 1520).all()
+    check_sound(folder)
