@@ -35,6 +35,10 @@ _LAZY = {
     "probe": ("memwal_ops.cli.probe:probe", "Try a store's conditional writes, and compare its clock with ours."),
     "report": ("memwal_ops.cli.report:report", "Write a page about a table, with its history, as one HTML file."),
     "run": ("memwal_ops.cli.run:run", "Maintain the tables of a configuration file, until stopped."),
+    "scan": (
+        "memwal_ops.cli.scan:scan",
+        "Show what tables need, without changing them, and the configuration that does it.",
+    ),
     "status": (
         "memwal_ops.cli.status:status",
         "Show all tables of a configuration: which is behind, why, and what to do.",

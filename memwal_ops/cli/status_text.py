@@ -75,8 +75,9 @@ def _cells(table: Mapping[str, Any]) -> list[str]:
         known = [f"{int(waiting):,}", f"{int(backlog['rows']):,}" if "rows" in backlog else ""]
         known += [age_text(backlog), f"{int(amount(backlog, 'blocked') or 0):,}"]
     else:
-        known = ["?", "?", "?", "?"]
-    ran = ["", ""] if job is None else [_last(job), _next(job)]
+        known = ["?" if table["error"] else ""] * 4
+    has_log = waiting is not None or table["error"]
+    ran = ["", ""] if job is None or not has_log else [_last(job), _next(job)]
     return [table["name"], table["level"], *known, *ran]
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from memwal_ops.core.scan import DATABASE_TABLES
 from memwal_ops.units import parse_duration, parse_size
 
 # A date that far in the future still exists.
@@ -119,10 +120,11 @@ class Defaults(Model):
 
 
 class TableConfig(Model):
-    """One table (``uri``), or all tables that match a pattern."""
+    """One table (``uri``), or all tables that match a pattern, or those of a LanceDB folder (``database``)."""
 
     uri: str | None = None
     pattern: str | None = None
+    database: str | None = None
     name: str | None = None
     format: str | None = None
     include: list[str] = Field(default_factory=list)
@@ -135,13 +137,18 @@ class TableConfig(Model):
 
     @model_validator(mode="after")
     def _one(self) -> TableConfig:
-        if (self.uri is None) == (self.pattern is None):
-            raise ValueError("give either uri or pattern")
+        if sum(place is not None for place in (self.uri, self.pattern, self.database)) != 1:
+            raise ValueError("give either uri or pattern or database")
         if self.uri is not None and (self.include or self.exclude):
             raise ValueError("include and exclude belong to a pattern")
         if self.name is not None and re.fullmatch(r"[A-Za-z0-9._/-]{1,200}", self.name) is None:
             raise ValueError("a name has letters, digits, '.', '_', '-' and '/' only, at most 200")
         return self
+
+    @property
+    def glob(self) -> str | None:
+        """The pattern: the given one, or that of a database's tables; None if it is one table."""
+        return self.pattern if self.database is None else f"{self.database.rstrip('/')}/{DATABASE_TABLES}"
 
 
 class HttpConfig(Model):

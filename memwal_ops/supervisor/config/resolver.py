@@ -84,7 +84,7 @@ class Resolver:
         described = self._jobs if format_name is None else (format_name,)
         return TableSettings(
             uri=None if entry.uri is None else entry.uri.rstrip("/"),
-            pattern=entry.pattern,
+            pattern=entry.glob,
             name=name,
             include=tuple(entry.include),
             exclude=tuple(entry.exclude),
@@ -276,8 +276,8 @@ class Resolver:
         return good
 
     def _check_uri(self, place: Place, entry: TableConfig) -> None:
-        key, uri = ("uri", entry.uri) if entry.uri is not None else ("pattern", str(entry.pattern))
-        assert uri is not None  # noqa: S101 - one of the two is given
+        places = (("uri", entry.uri), ("pattern", entry.pattern), ("database", entry.database))
+        key, uri = next((key, uri) for key, uri in places if uri is not None)
         scheme = uri.split("://", 1)[0] if "://" in uri else ""
         if scheme and scheme not in _SCHEMES:
             fix = suggest(scheme, _SCHEMES, "Use an absolute path or one of {}.")
@@ -285,6 +285,8 @@ class Resolver:
         elif not scheme and not uri.startswith(("/", "~")):
             fix = "Write the absolute path: a service has no working directory of its own."
             self._problem((*place, key), f"{uri!r} is not an absolute path.", fix)
+        if key == "database" and _WILD.search(uri) is not None:
+            self._problem((*place, key), f"{uri!r} has a wildcard.", "Give one folder, or a pattern of tables.")
         if key == "uri" and re.search(r"[*?]", uri):
             self._problem((*place, key), f"{uri!r} has a wildcard.", "Call it pattern instead of uri.")
         if key == "pattern" and _WILD.search(uri) is None:
@@ -295,7 +297,7 @@ class Resolver:
     def _check_duplicates(self) -> None:
         seen: set[str] = set()
         for number, entry in enumerate(self._config.tables):
-            text = (entry.uri or entry.pattern or "").rstrip("/")
+            text = (entry.uri or entry.glob or "").rstrip("/")
             if text in seen:
                 self._problem(("tables", number), f"{text} is in the file more than once.", "Keep one of them.")
             seen.add(text)
@@ -329,7 +331,7 @@ class Resolver:
             return entry.name
         if entry.uri is not None:
             return short_name(entry.uri.rstrip("/").rsplit("/", 1)[-1]) or entry.uri
-        return str(entry.pattern)
+        return str(entry.glob)
 
     def _source(self, place: Place, layer: str) -> Source:
         return Source(layer, self._document.line(place), self._document.variables.get(place, ()))

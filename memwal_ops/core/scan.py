@@ -1,0 +1,136 @@
+"""Scan tables: what each job would do on them, by plans alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.figures import amount, noun_of
+from memwal_ops.core.maintain import ordered
+from memwal_ops.core.registry import package_of
+from memwal_ops.core.run import run_job
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.objects import open_store
+from memwal_ops.text import counted, counted_as
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.protocols import Table
+
+DATABASE_TABLES = "*.lance"
+"""The pattern of the tables' folders in a LanceDB folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a job would do: rows that it would merge, index or rewrite, and bytes that it would free."""
+
+    job: str
+    what: str
+    rows: int = 0
+    frees: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``needs`` entry."""
+        return {"job": self.job, "what": self.what, "rows": self.rows, "bytes_freed": self.frees}
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """One table: what it needs, by job in their order, and the error of the table, or of each job that has no plan."""
+
+    uri: str
+    revision: int | None = None
+    needs: tuple[Need, ...] = ()
+    errors: tuple[tuple[str | None, MemwalOpsError], ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``tables`` entry."""
+        return {
+            "uri": self.uri,
+            "version": self.revision,
+            "needs": [one.to_json() for one in self.needs],
+            "errors": [
+                {"job": job, "reason": error.reason, "message": str(error), "exit_code": error.exit_code}
+                for job, error in self.errors
+            ],
+        }
+
+
+def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> list[str]:
+    """The URIs of the tables of a LanceDB folder, ascending. One listing.
+
+    Raises:
+        MemwalOpsError: the store failed.
+    """
+    root = uri.rstrip("/")
+    suffix = DATABASE_TABLES.removeprefix("*")
+    level = open_store(resolve(root, storage_options)).list_level("")
+    return [f"{root}/{name}" for name in sorted(level.directories) if name.endswith(suffix)]
+
+
+def scan_table(table: Table) -> Scanned:
+    """What the jobs of ``maintain`` would do on a table with their default options. Reads only."""
+    needs: list[Need] = []
+    errors: list[tuple[str | None, MemwalOpsError]] = []
+    for spec in ordered(spec for spec in table.jobs.values() if spec.in_maintain and spec.name != "repair"):
+        try:
+            built_in = package_of(spec) is None
+            needs += (_MEASURES.get(spec.name, _backlog) if built_in else _backlog)(table, spec)
+        except MemwalOpsError as error:
+            errors.append((spec.name, error))
+    return Scanned(table.location.uri, table.revision, tuple(needs), tuple(errors))
+
+
+def _planned(table: Table, spec: JobSpec) -> Mapping[str, Any]:
+    return run_job(table, spec.name, apply=False).to_json()
+
+
+def _backlog(table: Table, spec: JobSpec) -> list[Need]:
+    figures = spec.job.backlog(table)
+    waiting = int(amount(figures, "backlog") or 0)
+    what = f"{spec.name} {counted_as(waiting, noun_of(figures, 'backlog'))}"
+    return [Need(spec.name, what, rows=int(figures.get("rows", 0)))] if waiting else []
+
+
+def _catchup(table: Table, spec: JobSpec) -> list[Need]:
+    behind = [one for one in _planned(table, spec).get("indexes", ()) if one["decision"] == "would_update"]
+    rows = sum(one["uncovered_rows"] for one in behind)
+    return [Need(spec.name, f"update {counted(len(behind), 'index', 'indexes')}", rows=rows)] if behind else []
+
+
+def _compact(table: Table, spec: JobSpec) -> list[Need]:
+    plan = _planned(table, spec)
+    what = f"rewrite {counted(plan['fragments_removed'], 'fragment')} into {plan['fragments_added']:,}"
+    return [Need(spec.name, what, rows=plan["rows_rewritten"])] if plan["fragments_removed"] else []
+
+
+def _snapshot(table: Table, spec: JobSpec) -> list[Need]:
+    plan = _planned(table, spec)
+    regions = plan["num_regions"]
+    return [] if plan["current"] or not regions else [Need(spec.name, f"store {counted(regions, 'region')}")]
+
+
+def _expire(table: Table, spec: JobSpec) -> list[Need]:
+    plan = _planned(table, spec)
+    what = f"delete {counted(plan['counts']['expire'], 'version')}, {counted(plan['objects'], 'object')} in all"
+    return [Need(spec.name, what, frees=plan["bytes"])] if plan["objects"] else []
+
+
+def _gc(table: Table, spec: JobSpec) -> list[Need]:
+    plan = _planned(table, spec)
+    if plan["decision"] != "planned":
+        return []
+    return [Need(spec.name, "delete what no version needs", frees=plan["bytes_reclaimable"])]
+
+
+_MEASURES: Mapping[str, Callable[[Table, JobSpec], list[Need]]] = {
+    "catchup": _catchup,
+    "compact": _compact,
+    "snapshot": _snapshot,
+    "expire": _expire,
+    "gc": _gc,
+}

@@ -1,0 +1,88 @@
+"""``scan``: one look at tables that nobody maintained, and the configuration that maintains them."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from memwal_ops import run_job
+from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.scheduling.discovery import discover
+from tests.support.run_cli import contents, run_here
+from tests.support.tables.plain import PlainTable
+from tests.support.tables.workload import Workload
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A table that needs everything, one that needs nothing, one with a log, and what is no table."""
+    needy = PlainTable(str(tmp_path / "db/needy $x.lance")).create(fragments=6, rows=50, index=True)
+    needy.append(20)
+    needy.delete(*range(100))
+    month_ago = time.time() - timedelta(days=30).total_seconds()
+    for path in (tmp_path / "db/needy $x.lance/_versions").iterdir():
+        os.utime(path, (month_ago, month_ago))
+    PlainTable(str(tmp_path / "db/fine.lance")).create()
+    logged = Workload(1, regions=1, base_rows=20).create(str(tmp_path / "db/logged.lance"))
+    logged.put([1, 2])
+    logged.close()
+    (tmp_path / "db/notes").mkdir()
+    return tmp_path / "db"
+
+
+def test_it_shows_what_each_job_would_do(database: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The plans' own figures; nothing is written."""
+    before = contents(str(database))
+    shown = run_here(capfd, "scan", "--database", str(database), "--json")
+    assert shown.code == 0
+    by_name = {Path(one["uri"]).stem: one for one in shown.document["tables"]}
+    assert [*by_name] == ["fine", "logged", "needy $x"]
+    assert by_name["fine"]["needs"] == []
+    needs = {one["job"]: one for one in by_name["needy $x"]["needs"]}
+    assert [*needs] == ["catchup", "compact", "expire"]
+    assert needs["catchup"]["rows"] == 20
+    assert needs["compact"]["rows"] == 200, "not those that the index does not cover yet"
+    plan = run_job(by_name["needy $x"]["uri"], "expire").to_json()
+    assert (needs["expire"]["bytes_freed"], plan["counts"]["expire"]) == (plan["bytes"], 8)
+    assert {one["job"]: one["what"] for one in by_name["logged"]["needs"]}["merge"] == "merge 1 generation"
+    text = run_here(capfd, "scan", "--database", str(database))
+    assert "3 tables, 2 need something" in text.out
+    assert "delete 8 versions" in text.out
+    assert contents(str(database)) == before
+
+
+def test_its_configuration_is_valid_and_has_all_tables(
+    database: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    uris = sorted(str(path) for path in database.glob("*.lance"))
+    for arguments in (["--database", str(database)], uris):
+        document = run_here(capfd, "scan", *arguments, "--json").document
+        file = tmp_path / "c.yaml"
+        file.write_text(document["configuration"])
+        tables = discover(load_settings(str(file)).tables).tables
+        assert sorted(table.uri for table in tables) == uris
+        assert sorted(table.name for table in tables) == ["fine", "logged", "needy $x"]
+        for table in tables:
+            assert table.settings.jobs["expire"].enabled
+            assert table.settings.jobs["gc"].apply
+
+
+def test_a_broken_table_does_not_hide_the_others(database: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (database / "broken.lance").mkdir()
+    (database / "broken.lance/junk").write_text("x")
+    found = run_here(capfd, "scan", "--database", str(database))
+    assert found.code == 4
+    assert "NOT SCANNED: broken: not_a_lance_table" in found.out
+    assert "delete 8 versions" in found.out
+
+
+def test_what_is_asked_wrongly_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["uri", "--database", str(tmp_path)]):
+        assert run_here(capfd, "scan", *arguments).code == 2
+    nothing = run_here(capfd, "scan", "--database", str(tmp_path))
+    assert (nothing.code, nothing.out) == (3, "")
+    assert "no folder NAME.lance" in nothing.err
