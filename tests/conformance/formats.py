@@ -416,12 +416,14 @@ _SOON = timedelta(milliseconds=200)
 
 
 def _index_options() -> Mapping[str, Options]:
+    from memwal_ops.formats.lm_diskann.options import CatchupOptions as IndexCatchupOptions
     from memwal_ops.formats.lm_diskann.options import GcOptions as IndexGcOptions
     from memwal_ops.formats.lm_diskann.options import MaintainOptions as IndexMaintainOptions
     from memwal_ops.formats.lm_diskann.options import MergeOptions as IndexMergeOptions
 
-    merge, gc = IndexMergeOptions(wait=_SOON), IndexGcOptions(wait=_SOON)
-    return {"merge": merge, "gc": gc, "maintain": IndexMaintainOptions(apply=True, merge=merge, gc=gc)}
+    merge, catchup, gc = (one(wait=_SOON) for one in (IndexMergeOptions, IndexCatchupOptions, IndexGcOptions))
+    maintain = IndexMaintainOptions(apply=True, merge=merge, catchup=catchup, gc=gc)
+    return {"merge": merge, "catchup": catchup, "gc": gc, "maintain": maintain}
 
 
 INDEX = FormatUnderTest(

@@ -33,6 +33,9 @@ class State:
         retained_from: the lowest epoch that can be read.
         codebook_id: of the current codebook; 0: there is none, and no graph.
         live: number of live rows.
+        healed: tombstones to which no link leads since ``healed`` was set in the sweep list.
+        followed: the version of the table that the index follows; 0: none.
+        unusable: why the index cannot follow its table any more (``following.Unusable``); 0: it can.
     """
 
     epoch: int
@@ -42,6 +45,9 @@ class State:
     retained_from: int = 1
     codebook_id: int = 0
     live: int = 0
+    healed: int = 0
+    followed: int = 0
+    unusable: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,9 @@ class Changes:
         overflow_reset: nodes whose overflowed backlinks are all dropped first.
         overflow_added, overflow_dropped: uint64 [n, 2]: target and referrer.
         codebook: id and bytes of a new codebook.
+        healed: deleted nodes to which no link leads any more.
+        reclaimed: deleted nodes whose slots are in ``retired``: they leave all tables.
+        rewired: nodes that leave the heal list; ``to_rewire``: nodes that are added to it.
     """
 
     state: State
@@ -81,3 +90,7 @@ class Changes:
     overflow_added: NDArray[np.uint64] = field(default_factory=_no_pairs)
     overflow_dropped: NDArray[np.uint64] = field(default_factory=_no_pairs)
     codebook: tuple[int, NDArray[np.uint8]] | None = None
+    healed: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    reclaimed: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    rewired: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    to_rewire: NDArray[np.uint64] = field(default_factory=_no_numbers)

@@ -247,6 +247,12 @@ class Index:
         Raises:
             InvalidUsageError: the index is read-only, or a transaction is already open.
         """
+        with self.staged():
+            yield self
+
+    @contextmanager
+    def staged(self) -> Iterator[Transaction]:
+        """Like :meth:`transaction`, for jobs: the transaction itself."""
         with self._lock:
             store = self.writable()
             if self._transaction is not None:
@@ -256,7 +262,7 @@ class Index:
             horizon = min(store.state.retained_from, needed_from(self.folder, store.state.epoch))
             self._transaction = Transaction(self.view, store, horizon, self._step)
             try:
-                yield self
+                yield self._transaction
                 self._transaction.commit()
             finally:
                 self._transaction.close()

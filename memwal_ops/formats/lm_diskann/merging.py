@@ -71,7 +71,7 @@ def merge(index: Index, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iter
     [waiting] = store.columns("SELECT node_id FROM lmd_delta_blocks LIMIT 1")
     if not len(waiting):
         return
-    horizon = _give_up(index, step)
+    horizon = give_up(index, step)
     after = -1
     size = index.parameters.layout.block_size
     while True:
@@ -100,10 +100,10 @@ def finish(index: Index, step: Step) -> None:
     index.view.refresh()
 
 
-def _give_up(index: Index, step: Step) -> int:
+def give_up(index: Index, step: Step) -> int:
     """The epoch up to which freed slots may be reused, and superseded versions dropped.
 
-    Raised first if there are freed slots, or if superseded versions would take much room in the graph.
+    Raised first if there are freed slots or healed nodes, or if superseded versions would take much room in the graph.
 
     Timeline of what this prevents: a merge finds no reader; one announces epoch 5 and reads the view; the merge reuses
     a slot that was freed at 7; the reader at 5 finds another node there. So the merge first publishes that epochs below
@@ -113,7 +113,9 @@ def _give_up(index: Index, step: Step) -> int:
     needed = needed_from(index.folder, store.state.epoch)
     between = f"BETWEEN {store.state.retained_from + 1} AND {needed}"
     freed, superseded = store.columns(
-        f"SELECT (SELECT count(*) FROM lmd_free_nodes WHERE freed_epoch {between}), (SELECT coalesce(sum(n - 1), 0) "
+        f"SELECT (SELECT count(*) FROM lmd_free_nodes WHERE freed_epoch {between}) + "
+        f"(SELECT count(*) FROM lmd_sweep_list WHERE reason = 'healed' AND since_epoch {between}), "
+        "(SELECT coalesce(sum(n - 1), 0) "
         f"FROM (SELECT count(*) AS n FROM lmd_delta_blocks WHERE commit_epoch {between} GROUP BY node_id))::UBIGINT"
     )
     if int(freed[0]) or int(superseded[0]) * index.parameters.layout.block_size > _MUCH:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
-from memwal_ops.core.options import Options, choice, count, duration, group, number, size
+from memwal_ops.core.options import Options, choice, count, duration, group, number, size, text
 from memwal_ops.core.repair_options import RepairOptions as BaseRepairOptions
 from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
 
@@ -29,8 +29,25 @@ class MergeOptions(WaitOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CatchupOptions(WaitOptions):
+    """Options of catchup."""
+
+    batch: int = count(
+        500, minimum=1, metavar="N",
+        help="Deleted nodes per commit. Each commit rewrites all their neighbours, before that space is free again.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class GcOptions(CollectOptions, WaitOptions):
     """Options of gc."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyOptions(GcOptions):
+    """Options of why."""
+
+    target: str = text("", positional=True, metavar="PATH", help="The candidate to explain: nodes/17, or a file.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +55,7 @@ class MaintainOptions(BaseMaintainOptions):
     """Options of maintain."""
 
     merge: MergeOptions = group(MergeOptions, help="Options of merge.")
+    catchup: CatchupOptions = group(CatchupOptions, help="Options of catchup.")
     gc: GcOptions = group(GcOptions, help="Options of gc.")
 
 

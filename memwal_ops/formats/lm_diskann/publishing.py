@@ -68,6 +68,8 @@ def append(view: View, changes: Changes, step: Step) -> None:
         sections["merged"] = changes.merged_nodes.astype(U8)
     if len(changes.removed):
         sections["dead"] = changes.removed.astype(U4)
+    if len(changes.reclaimed):
+        sections["gone"] = changes.reclaimed.astype(U4)
     if changes.entries is not None:
         sections["entries"] = changes.entries.astype(U8)
     if changes.codebook is not None:
@@ -178,7 +180,8 @@ def _base_sections(store: Store, parameters: Parameters) -> dict[str, NDArray[An
     mapped[nodes] = slots
     history = store.columns(
         "WITH more AS (SELECT node_id, from_epoch, slot, freed_epoch FROM lmd_free_nodes, lmd_metadata "
-        "WHERE freed_epoch > retained_from "
+        "WHERE freed_epoch > retained_from AND (node_id IN (SELECT node_id FROM lmd_slots) "
+        "OR node_id IN (SELECT node_id FROM lmd_delta_blocks)) "
         "UNION ALL SELECT node_id, NULL, NULL, NULL FROM lmd_delta_blocks) "
         "SELECT node_id, from_epoch, slot FROM (SELECT node_id, from_epoch, slot FROM more WHERE slot IS NOT NULL "
         "UNION ALL SELECT node_id, from_epoch, slot FROM lmd_slots WHERE node_id IN (SELECT node_id FROM more)) "

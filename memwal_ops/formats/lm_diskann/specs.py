@@ -7,6 +7,7 @@ from datetime import timedelta
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job
 from memwal_ops.formats.lm_diskann.options import (
+    CatchupOptions,
     GcOptions,
     InitOptions,
     InspectOptions,
@@ -14,6 +15,7 @@ from memwal_ops.formats.lm_diskann.options import (
     MergeOptions,
     RepairOptions,
     VerifyOptions,
+    WhyOptions,
 )
 
 _JOBS = "memwal_ops.formats.lm_diskann.jobs"
@@ -42,13 +44,46 @@ busy; others: runbooks/README.md.""",
         "bytes_merged": MetricSpec("bytes", "Bytes of the delta blocks merged.", "run", "merged_bytes"),
     },
 )
+CATCHUP = JobSpec(
+    name="catchup",
+    summary="Heal the graph around deleted rows.",
+    help="""Heal the graph of the index folder at URI: the neighbours of deleted nodes are linked to each other, batch
+by batch, and gc can then give the slots of those back. Nodes to which nothing leads are linked again.
+
+Safe to kill and to run again; readers are not affected. Waits for another writer or job.
+
+\b
+Examples:
+  memwal-ops catchup vectors.lmd
+  memwal-ops catchup vectors.lmd --batch 2000
+
+Exit codes: 0 caught_up, unchanged or dry_run; 57 busy; others: runbooks/README.md.""",
+    options=CatchupOptions,
+    load=f"{_JOBS}.catchup",
+    after=frozenset({"merge"}),
+    enabled=True,
+    every=timedelta(hours=1),
+    when="unhealed_percent >= 5",
+    hung_after=timedelta(hours=1),
+    metrics={
+        "unhealed_nodes": MetricSpec("count", "Deleted nodes that searches still pass through."),
+        "unhealed_percent": MetricSpec("count", "Percentage of nodes that are deleted and not healed."),
+        "nodes_healed": MetricSpec("count", "Deleted nodes that were taken out of the graph.", "run"),
+    },
+)
 GC = JobSpec(
     name="gc",
-    summary="Plan the deletion of outdated view files; with --apply, delete them.",
+    summary="Plan what can go: healed nodes, the end of the graph, old views; with --apply, delete it.",
     help="""Collect the garbage of the index folder at URI.
 
-That is: views that were replaced, files of views that killed runs left, and the files of readers whose process
-has ended. Safe to kill and to run again.
+That is: deleted nodes that catchup has healed and no reader or hold needs, whose slots become free; free slots, and
+what killed runs wrote, at the end of the graph file; views that were replaced, files of views that killed runs left,
+and the files of readers whose process has ended. Safe to kill and to run again. Waits for another writer or job.
+
+\b
+Examples:
+  memwal-ops gc vectors.lmd
+  memwal-ops gc vectors.lmd --apply
 
 Exit codes: 0 planned, nothing_to_delete or deleted; 27 some deletions failed; 28 the folder was replaced; 57 busy;
 others: runbooks/README.md.""",
@@ -56,9 +91,13 @@ others: runbooks/README.md.""",
     load=f"{_JOBS}.gc",
     pool="collect",
     deletes=True,
-    after=frozenset({"merge"}),
+    after=frozenset({"merge", "catchup"}),
     every=timedelta(hours=1),
-    metrics={"objects_collected": MetricSpec("count", "Files that gc deleted.", "run", "collected_objects")},
+    when="healed_nodes >= 10000",
+    metrics={
+        "healed_nodes": MetricSpec("count", "Deleted nodes that are healed, and whose slots are not free yet."),
+        "objects_collected": MetricSpec("count", "Nodes and files that gc deleted.", "run", "collected_objects"),
+    },
 )
 REPAIR = JobSpec(
     name="repair",
@@ -85,8 +124,14 @@ runbooks/README.md.""",
     metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
 )
 MAINTAIN = maintain_job(
-    summary="Run merge and gc, in that order.",
+    summary="Run merge, catchup and gc, in that order.",
     options=MaintainOptions,
+)
+WHY = read_only_job(
+    name="why",
+    summary="Print why a deleted node or a file is kept, or is deletable.",
+    options=WhyOptions,
+    load=f"{_JOBS}.why",
 )
 INSPECT = read_only_job(
     name="inspect",

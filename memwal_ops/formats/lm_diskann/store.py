@@ -32,7 +32,8 @@ NAME = "diskann_store.duckdb"
 LOG = f"{NAME}.wal"
 _TABLES = """
 CREATE TABLE lmd_metadata(index_uuid VARCHAR, epoch UBIGINT, merge_sequence_number UBIGINT, next_node_id UBIGINT,
-  slot_count UBIGINT, retained_from UBIGINT, codebook_id UBIGINT, live UBIGINT);
+  slot_count UBIGINT, retained_from UBIGINT, codebook_id UBIGINT, live UBIGINT, healed UBIGINT,
+  followed UBIGINT, unusable UBIGINT);
 CREATE TABLE lmd_delta_blocks(node_id UBIGINT NOT NULL, version UBIGINT NOT NULL, commit_epoch UBIGINT NOT NULL,
   origin_txn UBIGINT NOT NULL, is_tombstone BOOLEAN NOT NULL, checksum UBIGINT NOT NULL, data BLOB NOT NULL);
 CREATE TABLE lmd_slots(node_id UBIGINT NOT NULL, slot UBIGINT NOT NULL, from_epoch UBIGINT NOT NULL);
@@ -47,7 +48,7 @@ CREATE TABLE lmd_backlink_overflow(target_node_id UBIGINT NOT NULL, referrer_nod
 CREATE TABLE lmd_entry_points(node_id UBIGINT NOT NULL, added_epoch UBIGINT NOT NULL, removed_epoch UBIGINT);
 CREATE TABLE lmd_codebooks(codebook_id UBIGINT NOT NULL, kind VARCHAR NOT NULL, data BLOB NOT NULL);
 """
-_STATE = "epoch, merge_sequence_number, next_node_id, slot_count, retained_from, codebook_id, live"
+_STATE = ", ".join(State.__dataclass_fields__)
 _LOCKED = ("Could not set lock", "Conflicting lock", "already attached", "unique file handle")
 
 
@@ -79,7 +80,7 @@ class Store:
         db = duckdb.connect(path, config={"threads": 1})
         try:
             db.execute(_TABLES)
-            db.execute("INSERT INTO lmd_metadata VALUES (?, 1, 0, 0, 0, 1, 0, 0)", [str(uuid)])
+            db.execute("INSERT INTO lmd_metadata VALUES (?, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0)", [str(uuid)])
             db.execute("CHECKPOINT")
         finally:
             db.close()
@@ -166,6 +167,7 @@ class Store:
         self._slots(changes)
         self._deltas(changes)
         self._rows(changes, epoch)
+        self._lists(changes, epoch)
         if changes.entries is not None:
             left = "removed_epoch IS NULL AND node_id NOT IN (SELECT id FROM given)"
             self._with(changes.entries, f"UPDATE lmd_entry_points SET removed_epoch = {epoch} WHERE {left}")
@@ -233,6 +235,23 @@ class Store:
         )  # fmt: skip
         self._with(removed, f"INSERT INTO lmd_tombstoned_nodes SELECT id, {epoch} FROM given")
         self._with(removed, f"INSERT INTO lmd_sweep_list SELECT id, 'tombstoned', {epoch} FROM given")
+
+    def _lists(self, changes: Changes, epoch: int) -> None:
+        self._with(
+            changes.healed,
+            f"UPDATE lmd_sweep_list SET reason = 'healed', since_epoch = {epoch} "
+            "WHERE node_id IN (SELECT id FROM given)",
+        )
+        for table in ("lmd_slots", "lmd_lookup", "lmd_tombstoned_nodes", "lmd_sweep_list", "lmd_entry_points"):
+            self._with(changes.reclaimed, f"DELETE FROM {table} WHERE node_id IN (SELECT id FROM given)")
+        for column in ("target_node_id", "referrer_node_id"):
+            self._with(changes.reclaimed, f"DELETE FROM lmd_backlink_overflow WHERE {column} IN (SELECT id FROM given)")
+        self._with(changes.rewired, "DELETE FROM lmd_heal_list WHERE node_id IN (SELECT id FROM given)")
+        listed = "SELECT node_id FROM lmd_heal_list"
+        self._with(
+            changes.to_rewire,
+            f"INSERT INTO lmd_heal_list SELECT id, 'unreachable', {epoch} FROM given WHERE id NOT IN ({listed})",
+        )
 
     def _with(self, values: NDArray[Any], sql: str) -> None:
         """Run a statement on a table ``given`` of integers: a column ``id``, or ``c0``, ``c1`` ..."""

@@ -12,7 +12,7 @@ from memwal_ops.core.protocols import TableSummary
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, TableNotFoundError
 from memwal_ops.formats.lm_diskann.format import FORMAT
-from memwal_ops.formats.lm_diskann.library import Index, read_parameters
+from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index, read_parameters
 from memwal_ops.formats.lm_diskann.locks import WriterLock
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.formats.lm_diskann.store import Store as Database
@@ -36,6 +36,7 @@ class Table(GuardedTable):
     Attributes:
         state: the counters of the epoch.
         delta_blocks: versions that are not merged; ``delta_nodes``: nodes with any.
+        tombstones: deleted nodes whose slots are not free yet.
         guard: checked before each durable step.
         steps: carries out durable steps; None: they are run directly.
     """
@@ -46,6 +47,7 @@ class Table(GuardedTable):
     state: State
     delta_blocks: int
     delta_nodes: int
+    tombstones: int
     view_number: int
     guard: CommitGuard = field(default_factory=Unguarded)
     steps: Step | None = field(default=None, repr=False)
@@ -97,11 +99,17 @@ class Table(GuardedTable):
         """The function that carries out the durable steps of a job."""
         return self.steps or self.step
 
-    def open(self, wait: float) -> Index:
-        """Open the index for changes. Raises as :class:`Index`."""
+    def open(self, wait: float, *, changes: bool = False) -> Index:
+        """Open the index for a job; with ``changes``, with space for transactions. Raises as :class:`Index`."""
         # When the store is closed, DuckDB folds its log into the file: nothing of it is lost.
         self.guard.register([LOG])
-        return Index(self.location.uri, wait=wait, cache_bytes=0, overlay_bytes=0, step=self.durable)
+        return Index(
+            self.location.uri,
+            wait=wait,
+            cache_bytes=CACHE if changes else 0,
+            overlay_bytes=OVERLAY if changes else 0,
+            step=self.durable,
+        )
 
 
 def load(location: Location, store: Store) -> Table:
@@ -118,7 +126,8 @@ def load(location: Location, store: Store) -> Table:
         return _from_store(location, store, parameters, error)
     try:
         return Table(
-            location, store, parameters, view.state, view.delta_blocks, len(view.delta_nodes), view.number
+            location, store, parameters, view.state, view.delta_blocks, len(view.delta_nodes), len(view.dead),
+            view.number,
         )  # fmt: skip
     finally:
         view.close()
@@ -133,6 +142,7 @@ def _from_store(location: Location, store: Store, parameters: Parameters, error:
             database = Database(os.path.join(location.uri, NAME), parameters.uuid, parameters.quantizer, read_only=True)
             opened.callback(database.close)
             (nodes,) = database.columns("SELECT node_id FROM lmd_delta_blocks")
+            (dead,) = database.columns("SELECT node_id FROM lmd_tombstoned_nodes")
         except MemwalOpsError:
             raise error from None
-        return Table(location, store, parameters, database.state, len(nodes), len({*nodes.tolist()}), 0)
+        return Table(location, store, parameters, database.state, len(nodes), len({*nodes.tolist()}), len(dead), 0)

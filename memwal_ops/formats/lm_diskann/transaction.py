@@ -64,6 +64,8 @@ class Transaction:
         self._events: dict[tuple[int, int], int] = {}
         self._reset: set[int] = set()
         self._graph: int | None = None
+        self.healed: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.rewired: NDArray[np.int64] = np.zeros(0, np.int64)
 
     # -- changes
 
@@ -83,7 +85,7 @@ class Transaction:
 
             build(self, nodes, row_ids, vectors)
         elif not self.codebook_id:
-            self._reserve(len(row_ids))
+            self.reserve(len(row_ids))
             write_nodes(self.view.source, self.parameters.layout, nodes, row_ids, vectors, self.epoch, self.origin, 0)
         else:
             self._link(nodes, row_ids, vectors)
@@ -97,8 +99,8 @@ class Transaction:
         )
         nodes = np.array([*staged, *(one for one in found.tolist() if one not in self._removed)], np.int64)
         for chunk in np.array_split(nodes, max(1, -(-len(nodes) // 4096))):
-            self._reserve(len(chunk))
-            self._check(bury(self.view.source, self.parameters.layout, chunk, self.epoch, self.origin))
+            self.reserve(len(chunk))
+            self.check(bury(self.view.source, self.parameters.layout, chunk, self.epoch, self.origin))
         self._removed.update(nodes.tolist())
         return len(nodes)
 
@@ -117,27 +119,33 @@ class Transaction:
         room = scratch(p.search_list, p.links, p.code_bytes, p.dimension, self.next_node, collect=True)
         at = 0
         while at < len(nodes):
-            self._reserve(worst)
+            self.reserve(worst)
             counts = np.zeros(2, np.int64)
             found = insert(
                 self.view.source, layout, room, self.view.book, nodes, row_ids, vectors, self.epoch, self.origin,
-                self.codebook_id, np.float32(p.alpha**2), p.search_list, self._entries_now(), at, events, counts,
+                self.codebook_id, np.float32(p.alpha**2), p.search_list, self.entries_now(), at, events, counts,
             )  # fmt: skip
-            self._check(found)
-            for target, referrer, sign in events[: counts[0]].tolist():
-                self._events[target, referrer] = self._events.get((target, referrer), 0) + sign
+            self.check(found)
+            self.note(events[: counts[0]])
             at = int(counts[1])
 
-    def _entries_now(self) -> NDArray[np.int64]:
+    def note(self, events: NDArray[np.int64]) -> None:
+        """Count changes of the overflow table: [n, 3] of target, referrer, and 1 or -1."""
+        for target, referrer, sign in events.tolist():
+            self._events[target, referrer] = self._events.get((target, referrer), 0) + sign
+
+    def entries_now(self) -> NDArray[np.int64]:
+        """The entry points once this is committed."""
         return self.view.entries(self.epoch - 1) if self.entries is None else self.entries
 
-    def _check(self, found: int) -> None:
+    def check(self, found: int) -> None:
+        """Raise ``TableCorruptError`` if compiled code could not read a block."""
         if found < 0:
             raise self.view.fail()
 
     # -- blocks
 
-    def _reserve(self, rows: int) -> None:
+    def reserve(self, rows: int) -> None:
         """Ensure that the overlay has space for that many blocks; otherwise spill all of it to free slots."""
         source = self.view.source
         free = len(source.pool.u64) - len(source.tags) - int(source.counts[1])
@@ -204,7 +212,7 @@ class Transaction:
 
     def commit(self) -> bool:
         """Make it durable, then visible; False if nothing was changed."""
-        if not (self._added or self._removed):
+        if not (self._added or self._removed or len(self.healed) or len(self.rewired)):
             return False
         self._replace_entries()
         self._repatriate()
@@ -236,7 +244,7 @@ class Transaction:
         """Replace each entry point that is deleted by a live node."""
         if not self.codebook_id:
             return
-        entries = self._entries_now()
+        entries = self.entries_now()
         dead = {*self.view.dead.tolist()} | self._removed
         alive = [node for node in entries.tolist() if node not in dead]
         missing = ENTRIES - len(alive)
@@ -267,10 +275,10 @@ class Transaction:
         for target, back in left.items():
             if len(back) > _REPATRIATE_SHARE * layout.backlinks:
                 continue
-            self._reserve(1)
+            self.reserve(1)
             source = self.view.source
             row = touch(source, layout.block_size, target, self.epoch, self.origin)
-            self._check(row)
+            self.check(row)
             head = headers(source.pool.u8[row : row + 1])[0]
             if not head["flags"] & OVERFLOW:
                 raise InvariantViolatedError(f"Node {target} has overflowed backlinks, and its block lacks the flag.")
@@ -293,7 +301,7 @@ class Transaction:
         pairs = {sign: [key for key, one in self._events.items() if one == sign] for sign in (1, -1)}
         state = replace(
             self.store.state, epoch=self.epoch, next_node_id=self.next_node, slot_count=self.slots.count,
-            codebook_id=self.codebook_id, live=self.live,
+            codebook_id=self.codebook_id, live=self.live, healed=self.store.state.healed + len(self.healed),
         )  # fmt: skip
         return Changes(
             state, delta_nodes=nodes, blocks=blocks, moved_nodes=moved[:, 0], moved_slots=moved[:, 1],
@@ -303,6 +311,7 @@ class Transaction:
             overflow_reset=np.array(sorted(self._reset), U8), overflow_added=_pairs(pairs[1]),
             overflow_dropped=_pairs(pairs[-1]),
             codebook=None if self.codebook is None else (self.codebook_id, self.codebook),
+            healed=self.healed.astype(U8), rewired=self.rewired.astype(U8),
         )  # fmt: skip
 
 

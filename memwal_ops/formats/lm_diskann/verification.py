@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
 _CHUNK = 1024
-_SEEN, _DEAD, _OVERFLOWED = 1, 2, 4
+_SEEN, _DEAD, _OVERFLOWED, _HEALED = 1, 2, 4, 8
 
 
 # What a check's findings are about, and whether a merge repairs them; any other damage is of the graph itself.
 OF_VIEW = frozenset({"view_damaged", "view_behind", "view_differs"})
 _OF_STORE = {
     "slot_used_twice", "slot_beyond_end", "node_mapped_twice", "delta_damaged", "row_without_block",
-    "tombstone_missing", "count_differs",
+    "tombstone_missing", "count_differs", "entry_point_dead", "entry_point_missing",
 }  # fmt: skip
 _BEHIND = "Readers see an older epoch, or fail, until the view is published again."
 _BROKEN = "Searches may miss rows, return deleted ones, or fail."
@@ -97,8 +97,11 @@ class _Check:
             self.found.blocks += len(blocks)
             self.context.advance("verifying", "blocks", len(blocks))
             self._note(blocks)
+        [healed] = self.store.columns("SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed'")
+        self.marks[healed[healed < len(self.marks)].astype(np.int64)] |= _HEALED
         for blocks in self._blocks():
             self._links(blocks)
+        self._entries()
         self._overflow()
         self._compare_links()
         self._lookup()
@@ -232,9 +235,35 @@ class _Check:
                     f"node {a} links to node {b}, which has no block"
                     for a, b in zip(mine[lost], ids[lost], strict=True)
                 ))  # fmt: skip
+            else:
+                lost = used & ~whole & alive[:, None]
+                self.found.add("backlink_to_nothing", (
+                    f"node {a} has a backlink of node {b}, which has no block"
+                    for a, b in zip(mine[lost], ids[lost], strict=True)
+                ))  # fmt: skip
+            # Nodes that wait to be healed count, too: searches pass through them.
+            passed = whole & ((self.marks[nodes] & _HEALED) == 0)[:, None] & (alive[:, None] | forward)
+            passed[passed] = (self.marks[ids[passed]] & _HEALED) != 0
+            self.found.add("healed_node_linked", (
+                f"node {a} has a {'link to' if forward else 'backlink of'} node {b}, which is deleted and healed"
+                for a, b in zip(mine[passed], ids[passed], strict=True)
+            ))  # fmt: skip
             both = whole & alive[:, None]
             both[both] = self._alive(ids[both])
             self._sum(mine[both], ids[both], forward=forward)
+
+    def _entries(self) -> None:
+        [entries] = self.store.columns("SELECT node_id FROM lmd_entry_points WHERE removed_epoch IS NULL")
+        entries = entries.astype(np.int64)
+        alive = np.zeros(len(entries), bool)
+        alive[entries < len(self.marks)] = self._alive(entries[entries < len(self.marks)])
+        state = self.store.state
+        if state.live:
+            self.found.add(
+                "entry_point_dead", (f"node {one} is an entry point, and not there" for one in entries[~alive])
+            )
+        if state.live and state.codebook_id and not alive.any():
+            self.found.add("entry_point_missing", ["no search finds anything: there is no live entry point"])
 
     def _sum(self, mine: NDArray[np.int64], others: NDArray[np.int64], *, forward: bool) -> None:
         referrer, target = (mine, others) if forward else (others, mine)
@@ -250,6 +279,12 @@ class _Check:
         flagged[known] = (self.marks[targets[known]] & _OVERFLOWED) != 0
         odd = np.unique(targets[~flagged])
         self.found.add("overflow_without_flag", (f"node {node} has overflow, but no flag" for node in odd))
+        odd = np.zeros(len(targets), bool)
+        odd[known] = self._alive(targets[known]) & ((self.marks[referrers[known]] & _HEALED) != 0)
+        self.found.add("healed_node_linked", (
+            f"node {a} has an overflowed backlink of node {b}, which is deleted and healed"
+            for a, b in zip(targets[odd], referrers[odd], strict=True)
+        ))  # fmt: skip
         use = known.copy()
         use[known] = self._alive(targets[known]) & self._alive(referrers[known])
         self._sum(targets[use], referrers[use], forward=False)

@@ -142,6 +142,10 @@ class View:
         self.placed += np.array(_u8(frame.get("moves")), np.uint64).reshape(-1, 3).tolist()
         self.rows += [*zip(_i8(frame.get("rows")), _u4(frame.get("rownodes")), strict=True)]
         self.dead |= dict.fromkeys(_u4(frame.get("dead")), frame["epoch"])
+        gone = {*_u4(frame.get("gone"))}
+        self.dead = {node: at for node, at in self.dead.items() if node not in gone}
+        self.rows = [(row, node) for row, node in self.rows if node not in gone]
+        self.placed = [one for one in self.placed if one[0] not in gone]
         if "entries" in frame:
             now = {*_u8(frame["entries"])}
             self.entries = [
@@ -154,7 +158,8 @@ class View:
 
     def _state(self, frame: dict[str, Any]) -> None:
         numbers = _u8(frame["state"])
-        self.epoch, self.merges, self.next_node, self.slots, self.retained, self.codebook, self.live = numbers
+        self.epoch, self.merges, self.next_node, self.slots, self.retained, self.codebook, self.live, *more = numbers
+        self.healed, self.followed, self.unusable = more
         assert self.epoch == frame["epoch"]
 
     def block(self, node: int, epoch: int) -> dict[str, Any] | None:

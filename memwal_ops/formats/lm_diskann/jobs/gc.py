@@ -1,7 +1,9 @@
-"""Collect the garbage of an index folder: replaced views, leftovers of killed runs, and files of ended readers.
+"""Collect the garbage of an index folder: deleted nodes, the end of the graph, replaced views, files of ended readers.
 
 | what | proof |
 |---|---|
+| deleted node | its neighbours were healed at an epoch from which on everything is read; no reachable node links to it; it is no entry point and has no unmerged version. Removed by one commit: its slot goes to the free list |
+| end of the graph | its slots are free at an epoch that nobody needs, or were never committed: a killed run wrote there |
 | file of a view | `CURRENT` names another view, and only rises; a reader with the file open keeps it, and one that does not find it reads `CURRENT` again; nothing is published meanwhile: the run has the writer lock |
 | file of a reader | its kernel lock is released, which happens when its process ends |
 | anything else | kept, reported as unrecognized |
@@ -10,25 +12,37 @@
 from __future__ import annotations
 
 import enum
+import os
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
 from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, unrecognized
 from memwal_ops.core.gc_report import GcReport, KindText
 from memwal_ops.errors import TableReplacedError
+from memwal_ops.formats.lm_diskann import merging, reclaiming
 from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, METADATA
 from memwal_ops.formats.lm_diskann.library import read_parameters
 from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, WriterLock, dead_readers
 from memwal_ops.formats.lm_diskann.publishing import stale_files
+from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
-from memwal_ops.formats.lm_diskann.view import read_current
+from memwal_ops.formats.lm_diskann.store import Store as Database
+from memwal_ops.formats.lm_diskann.view import View, read_current
+from memwal_ops.storage.api import DeleteReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from memwal_ops.core.context import RunContext
+    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.options import GcOptions
     from memwal_ops.formats.lm_diskann.table import Table
 
@@ -40,6 +54,8 @@ _VIEW = re.compile(r"view/[0-9]{16}\.(base|log)")
 class Kind(enum.StrEnum):
     """The kinds of candidates."""
 
+    NODE = "node"
+    TAIL = "tail"
     VIEW = "view"
     READER = "reader"
 
@@ -48,10 +64,123 @@ class IndexGcReport(GcReport[Candidate]):
     """The report of gc, as in every format."""
 
     kinds = {  # noqa: RUF012 - as in the base class
+        Kind.NODE: KindText("deleted nodes", ("node", "nodes")),
+        Kind.TAIL: KindText("end of the graph"),
         Kind.VIEW: KindText("files of replaced views", ("file", "files")),
         Kind.READER: KindText("files of ended readers", ("file", "files")),
         UNKNOWN: KindText("unknown"),
     }
+
+
+class Nodes(collector.Collector[Candidate]):
+    """Deleted nodes: candidates named ``nodes/ID``.
+
+    Args:
+        table: any epoch.
+        store: open; ``view`` is at its epoch.
+        index: to delete with; None: for a plan.
+    """
+
+    def __init__(self, table: Table, store: Database, view: View, index: Index | None = None) -> None:
+        self.table, self.store, self._database, self._view, self._index = table, table.store, store, view, index
+
+    @property
+    def anchors(self) -> Sequence[Anchor]:
+        """None: a node is removed by a transaction, under the writer lock."""
+        return ()
+
+    def stages(self) -> Iterator[collector.Stage[Candidate]]:
+        """Ascending by node."""
+        yield collector.Stage(self._all())
+
+    def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
+        """Judge them again."""
+        return self._judged(np.array(sorted(_node(one.path) for one in batch), np.int64))
+
+    def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
+        """One commit."""
+        guard.check()
+        assert self._index is not None  # noqa: S101 - a plan deletes nothing
+        reclaiming.reclaim(self._index, np.array(sorted(map(_node, paths)), np.int64), self.table.durable)
+        return DeleteReport(len(paths), {})
+
+    def _all(self) -> Iterator[Candidate]:
+        after = -1
+        while len(nodes := reclaiming.tombstones(self._database, after, collector.BATCH_OBJECTS)):
+            after = int(nodes[-1])
+            yield from self._judged(nodes)
+
+    def _judged(self, nodes: NDArray[np.int64]) -> Iterator[Candidate]:
+        needed = needed_from(self.table.location.uri, self._database.state.epoch)
+        size = self.table.parameters.layout.block_size
+        for one in reclaiming.judge(self._view, self._database, nodes):
+            yield Candidate(Kind.NODE, f"nodes/{one.node}", size, 1, tuple(_gates(one, needed)))
+
+
+def _node(path: str) -> int:
+    return int(path.partition("/")[2])
+
+
+def _gates(one: reclaiming.Tombstone, needed: int) -> Iterator[Gate]:
+    if one.healed is None:
+        yield Gate(met=False, text="searches pass through it until catchup has healed its neighbours")
+        return
+    yield Gate(
+        met=one.healed <= needed,
+        text=f"its neighbours were healed at epoch {one.healed}; readers and holds need epochs from {needed} on",
+    )
+    yield Gate(
+        met=not one.linked,
+        text="a node links to it: run memwal-ops verify"
+        if one.linked
+        else "no node that searches can reach links to it",
+    )
+    yield Gate(
+        met=not one.entry,
+        text="searches of a retained epoch begin there" if one.entry else "no retained epoch begins its searches there",
+    )
+    yield Gate(
+        met=not one.unmerged, text="a version of it waits for merge" if one.unmerged else "no version waits for merge"
+    )
+
+
+class Tail(collector.Collector[Candidate]):
+    """The end of the graph, as one candidate. Args: as for :class:`Nodes`."""
+
+    def __init__(self, table: Table, store: Database, index: Index | None = None) -> None:
+        self.table, self.store, self._database, self._index = table, table.store, store, index
+
+    @property
+    def anchors(self) -> Sequence[Anchor]:
+        """None: see :class:`Nodes`."""
+        return ()
+
+    def stages(self) -> Iterator[collector.Stage[Candidate]]:
+        """One candidate, or none."""
+        yield collector.Stage(self.revalidate(()))
+
+    def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
+        """Measure it again."""
+        del batch
+        kept, beyond = reclaiming.tail(
+            self._database, self.table.location.uri, self.table.parameters.layout.block_size, self._horizon()
+        )
+        if beyond:
+            gate = Gate(met=True, text=f"no slot from {kept} on has a version that any reader needs")
+            yield Candidate(Kind.TAIL, f"{GRAPH}/from-slot-{kept}", beyond, 1, (gate,))
+
+    def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
+        """A commit, and then the file is cut."""
+        guard.check()
+        assert self._index is not None  # noqa: S101 - a plan deletes nothing
+        reclaiming.trim(self._index, self._horizon(), self.table.durable)
+        return DeleteReport(len(paths), {})
+
+    def _horizon(self) -> int:
+        state = self._database.state
+        needed = needed_from(self.table.location.uri, state.epoch)
+        # A plan does not raise what is retained, which is the first thing that a run does.
+        return needed if self._index is None else min(state.retained_from, needed)
 
 
 class Files(collector.Collector[Candidate]):
@@ -104,14 +233,40 @@ class Files(collector.Collector[Candidate]):
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """No metrics."""
-    del table
-    return {}
+    """The backlog metric, from the published view."""
+    return {"healed_nodes": table.state.healed}
 
 
 def plan(table: Table, options: GcOptions, context: RunContext) -> IndexGcReport:
-    """The candidates. Reads only."""
-    return collector.plan([Files(table)], IndexGcReport(applied=False), options, context)
+    """The candidates. Reads only.
+
+    Raises:
+        IndexBusyError: another writer or job has the index.
+    """
+    with opened(table, options) as collectors:
+        return collector.plan(collectors, IndexGcReport(applied=False), options, context)
+
+
+@contextmanager
+def opened(table: Table, options: GcOptions) -> Iterator[list[collector.Collector[Candidate]]]:
+    """The collectors of a plan. Raises as :func:`plan`."""
+    folder, parameters = table.location.uri, table.parameters
+    lock = WriterLock(folder, options.wait.total_seconds())
+    try:
+        store = Database(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
+        try:
+            view = View(folder, parameters)
+            try:
+                # A view that is behind is published by the next run that changes anything, and by none that plans.
+                current = view.state == store.state
+                nodes = [Nodes(table, store, view), Tail(table, store)] if current else []
+                yield [*nodes, Files(table)]
+            finally:
+                view.close()
+        finally:
+            store.close()
+    finally:
+        lock.release()
 
 
 def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcReport:
@@ -120,9 +275,11 @@ def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcRepor
     Raises:
         IndexBusyError: another writer or job has the index.
     """
-    lock = WriterLock(table.location.uri, options.wait.total_seconds())
-    try:
+    if read_parameters(table.location.uri).uuid != table.parameters.uuid:
+        raise TableReplacedError(f"{table.location.uri} contains another index than before.")
+    with table.open(options.wait.total_seconds()) as index:
+        merging.give_up(index, table.durable)
         anchors = (anchor_at(table.store, CURRENT, "The current view"),)
-        return collector.collect([Files(table, anchors)], IndexGcReport(applied=True), options, context)
-    finally:
-        lock.release()
+        store = index.writable()
+        collectors = [Nodes(table, store, index.view, index), Tail(table, store, index), Files(table, anchors)]
+        return collector.collect(collectors, IndexGcReport(applied=True), options, context)

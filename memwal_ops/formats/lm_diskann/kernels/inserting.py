@@ -74,7 +74,7 @@ def _event(events, counts, target, referrer, sign):
 
 
 @numba.njit(cache=True, nogil=True)
-def _add_backlink(src, lay, row, referrer, events, counts):
+def add_backlink(src, lay, row, referrer, events, counts):
     """Add ``referrer`` to the backlinks of a block in the overlay, or to the overflow table if the array is full."""
     target = src.pool.i64[row, NODE]
     at = lay.at_backlinks // 4
@@ -112,7 +112,7 @@ def _remove_backlink(src, lay, row, referrer, events, counts):
 
 
 @numba.njit(cache=True, nogil=True)
-def _drop_backlink(src, lay, row, referrer, events, counts):
+def drop_backlink(src, lay, row, referrer, events, counts):
     """Remove ``referrer`` from the backlinks of a node; returns False without a change if it would become unreachable.
 
     That is: no other link leads to it; or this is the last one from an older node. Every new node has one of those, so
@@ -133,7 +133,8 @@ def _drop_backlink(src, lay, row, referrer, events, counts):
 
 
 @numba.njit(cache=True, nogil=True)
-def _link(src, lay, row, at, node, code):
+def set_link(src, lay, row, at, node, code):
+    """Write the link ``at`` of a block: node and code."""
     src.pool.u32[row, lay.at_ids // 4 + at] = node
     start = lay.at_codes + at * lay.code_bytes
     src.pool.u8[row, start : start + lay.code_bytes] = code
@@ -149,18 +150,18 @@ def _make_place(src, lay, ids, chosen, kept, stays, new, me, epoch, origin, even
         other = touch(src, lay.block_size, ids[one], epoch, origin)
         if other < 0:
             return other
-        if _drop_backlink(src, lay, other, me, events, counts):
+        if drop_backlink(src, lay, other, me, events, counts):
             stays[one] = _GIVEN_UP
             return 1
     return 0
 
 
 @numba.njit(cache=True, nogil=True)
-def _link_back(src, lay, book, row, node, code, alpha, must, epoch, origin, events, counts):
+def link_back(src, lay, book, row, node, code, alpha, must, epoch, origin, events, counts):
     """Link the block ``row`` to a new node, and prune it if full. Returns 1, 0 if the link was pruned, or as ``load``."""
     held = np.int64(src.pool.u16[row, LINKS])
     if held < lay.links:
-        _link(src, lay, row, held, node, code)
+        set_link(src, lay, row, held, node, code)
         src.pool.u16[row, LINKS] = held + 1
         return 1
     me = src.pool.i64[row, NODE]
@@ -200,7 +201,7 @@ def _link_back(src, lay, book, row, node, code, alpha, must, epoch, origin, even
         other = touch(src, lay.block_size, ids[one], epoch, origin)
         if other < 0:
             return other
-        if _drop_backlink(src, lay, other, me, events, counts):
+        if drop_backlink(src, lay, other, me, events, counts):
             continue
         if total < lay.links:
             stays[one] = 1
@@ -216,7 +217,7 @@ def _link_back(src, lay, book, row, node, code, alpha, must, epoch, origin, even
     at = 0
     for one in range(held + 1):
         if stays[one] == 1:
-            _link(src, lay, row, at, ids[one], codes[one])
+            set_link(src, lay, row, at, ids[one], codes[one])
             at += 1
     src.pool.u16[row, LINKS] = at
     for empty in range(at, lay.links):
@@ -255,18 +256,18 @@ def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, co
             code[:] = room.arena[room.v_code[at]]
         else:
             encode(book, room.v_vector[at], code)
-        _link(src, lay, row, one, room.v_node[at], code)
+        set_link(src, lay, row, one, room.v_node[at], code)
     src.pool.u16[row, LINKS] = kept
     for one in range(kept):
         other = touch(src, lay.block_size, room.v_node[use[chosen[one]]], epoch, origin)
         if other < 0:
             return other
-        _add_backlink(src, lay, other, node, events, counts)
-        done = _link_back(src, lay, book, other, node, own, alpha, one == 0, epoch, origin, events, counts)
+        add_backlink(src, lay, other, node, events, counts)
+        done = link_back(src, lay, book, other, node, own, alpha, one == 0, epoch, origin, events, counts)
         if done < 0:
             return done
         if done:
-            _add_backlink(src, lay, row, src.pool.i64[other, NODE], events, counts)
+            add_backlink(src, lay, row, src.pool.i64[other, NODE], events, counts)
     return 0
 
 

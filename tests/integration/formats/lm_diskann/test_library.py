@@ -141,7 +141,7 @@ def test_a_rollback_leaves_nothing(made: str, vectors: np.ndarray, monkeypatch: 
         for spilled in (False, True):
             if spilled:
                 monkeypatch.setattr(transaction, "DELTA_LIMIT", 0)
-                monkeypatch.setattr(transaction.Transaction, "_reserve", spill_early)
+                monkeypatch.setattr(transaction.Transaction, "reserve", spill_early)
             with pytest.raises(ZeroDivisionError), index.transaction():
                 index.insert(np.arange(5000, 5100), vectors[3000:3100])
                 index.delete(np.arange(40))

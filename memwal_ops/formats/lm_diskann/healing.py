@@ -1,0 +1,214 @@
+"""Heal the graph around deleted nodes, batch by batch, and rewire the nodes of the heal list.
+
+A deletion only sets a flag: searches still pass through the node, since its neighbours need it. Healing takes it out
+of the graph: the nodes that link to it get links to its neighbours instead, and its neighbours forget its backlink.
+After that commit no search finds it, and the sweep list has it as ``healed``; gc gives its slot back once no reader
+and no hold needs an older epoch. Killed before the commit, nothing has happened.
+
+Deleted nodes that are near each other are in one batch, since they share neighbours: a neighbour is rewritten, and
+pruned, once for all deletions of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops.formats.lm_diskann import merging
+from memwal_ops.formats.lm_diskann.changes import U8
+from memwal_ops.formats.lm_diskann.kernels.healing import forget, lonely, neighbours, reconnect, rewire
+from memwal_ops.formats.lm_diskann.kernels.memory import scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.files import Step
+    from memwal_ops.formats.lm_diskann.library import Index
+    from memwal_ops.formats.lm_diskann.store import Store
+    from memwal_ops.formats.lm_diskann.transaction import Transaction
+    from memwal_ops.formats.lm_diskann.view import View
+
+BATCH = 500
+"""Deleted nodes of one commit: it rewrites about that many times R blocks, before that much space is free again."""
+_WINDOW = 16_384
+_TOMBSTONED, _HEAL = "reason = 'tombstoned'", "TRUE"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The result of one commit: deleted nodes healed, nodes rewired, blocks rewritten, and the epoch."""
+
+    healed: int
+    rewired: int
+    pruned: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Around:
+    """Deleted nodes, ascending, with their vectors, and their neighbours in both directions."""
+
+    nodes: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+    targets: NDArray[np.int64]
+    referrers: NDArray[np.int64]
+
+
+def waiting(store: Store) -> tuple[int, int]:
+    """How many deleted nodes wait to be healed, and how many others to be rewired."""
+    [swept] = store.columns(f"SELECT count(*) FROM lmd_sweep_list WHERE {_TOMBSTONED}")
+    [listed] = store.columns("SELECT count(*) FROM lmd_heal_list")
+    return int(swept[0]), int(listed[0])
+
+
+def heal(index: Index, batch: int, step: Step) -> Iterator[Batch]:
+    """Heal and rewire everything that waits; each batch is committed and published when it is yielded.
+
+    Args:
+        index: writable, without an open transaction.
+        batch: deleted nodes of one commit.
+        step: carries out durable steps.
+    """
+    store = index.writable()
+    after = -1
+    while True:
+        window = _listed(store, "lmd_sweep_list", _TOMBSTONED, after, _WINDOW)
+        if not len(window):
+            break
+        after = int(window[-1])
+        for group in _near(index, window, batch):
+            merging.give_up(index, step)
+            with index.staged() as staged:
+                pruned, rewired = sweep(staged, group)
+            yield Batch(len(group), rewired, pruned, index.epoch)
+    after = -1
+    while True:
+        listed = _listed(store, "lmd_heal_list", _HEAL, after, batch)
+        if not len(listed):
+            return
+        after = int(listed[-1])
+        merging.give_up(index, step)
+        with index.staged() as staged:
+            relink(staged, listed)
+            staged.rewired = listed
+        yield Batch(0, len(listed), 0, index.epoch)
+
+
+def _listed(store: Store, table: str, where: str, after: int, most: int) -> NDArray[np.int64]:
+    [found] = store.columns(
+        f"SELECT DISTINCT node_id FROM {table} WHERE {where} AND node_id >= {after + 1} ORDER BY node_id LIMIT {most}"
+    )
+    return found.astype(np.int64)
+
+
+def _near(index: Index, nodes: NDArray[np.int64], batch: int) -> Iterator[NDArray[np.int64]]:
+    """Groups of at most ``batch`` nodes, each group near one of some random nodes."""
+    if len(nodes) <= batch:
+        yield nodes
+        return
+    vectors = around(index.view, index.writable(), nodes, index.epoch).vectors
+    pivots = vectors[np.random.default_rng(len(nodes)).choice(len(nodes), -(-len(nodes) // batch), replace=False)]
+    nearest = np.empty(len(nodes), np.int64)
+    for first in range(0, len(nodes), 1024):
+        part = vectors[first : first + 1024]
+        nearest[first : first + 1024] = np.argmin((pivots**2).sum(1) - 2 * (part @ pivots.T), axis=1)
+    # Groups of unequal size are cut, and small ones joined: in the order of their pivots.
+    order = np.argsort(nearest, kind="stable")
+    for first in range(0, len(nodes), batch):
+        yield np.sort(nodes[order[first : first + batch]])
+
+
+def around(view: View, store: Store, nodes: NDArray[np.int64], epoch: int) -> Around:
+    """The vectors of nodes (ascending), and the nodes to which they link or which their blocks have as backlinks."""
+    layout = view.parameters.layout
+    count = len(nodes)
+    targets = np.full((count, layout.links), -1, np.int64)
+    referrers = np.full((count, layout.backlinks), -1, np.int64)
+    overflowed, vectors = np.zeros(count, np.uint8), np.zeros((count, layout.dimension), np.float32)
+    if neighbours(view.source, layout, nodes, epoch, targets, referrers, overflowed, vectors) < 0:
+        raise view.fail()
+    [more] = store.columns(
+        "SELECT DISTINCT referrer_node_id FROM lmd_backlink_overflow "
+        "WHERE target_node_id IN (SELECT id FROM many)", many=nodes[overflowed != 0].astype(U8),
+    )  # fmt: skip
+    return Around(nodes, vectors, _ids(targets), _ids(np.concatenate([referrers.ravel(), more.astype(np.int64)])))
+
+
+def _ids(found: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.unique(found[found >= 0])
+
+
+def sweep(staged: Transaction, gone: NDArray[np.int64]) -> tuple[int, int]:
+    """Take deleted nodes (ascending) out of the graph. Returns the numbers of pruned and of rewired nodes."""
+    view, layout = staged.view, staged.parameters.layout
+    near = around(view, staged.store, gone, staged.epoch)
+    _forget(staged, near.targets, gone)
+    dead = np.union1d(view.dead, gone)
+
+    def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
+        found: int = reconnect(
+            view.source, layout, view.book, near.referrers, gone, dead, np.float32(staged.parameters.alpha**2),
+            staged.epoch, staged.origin, at, events, counts,
+        )  # fmt: skip
+        return found
+
+    pruned = _in_parts(staged, len(near.referrers), step)
+    staged.healed = np.union1d(staged.healed, gone)
+    left = np.setdiff1d(near.targets, dead)
+    alone = np.zeros(len(left), np.uint8)
+    staged.check(lonely(view.source, layout, left, staged.epoch, alone))
+    return pruned, relink(staged, left[alone != 0])
+
+
+def relink(staged: Transaction, nodes: NDArray[np.int64]) -> int:
+    """Search the neighbours of live nodes again, and link them in both directions. Returns how many there were."""
+    if not len(nodes) or not staged.codebook_id:
+        return 0
+    p, view = staged.parameters, staged.view
+    room = scratch(p.search_list, p.links, p.code_bytes, p.dimension, staged.next_node, collect=True)
+
+    def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
+        found: int = rewire(
+            view.source, p.layout, room, view.book, nodes, staged.epoch, staged.origin, np.float32(p.alpha**2),
+            p.search_list, staged.entries_now(), at, events, counts,
+        )  # fmt: skip
+        return found
+
+    return _in_parts(staged, len(nodes), step)
+
+
+def _in_parts(staged: Transaction, count: int, step: Callable[[int, Any, Any], int]) -> int:
+    """Run compiled code for all nodes, with space in the overlay; returns the number of those that it changed."""
+    p = staged.parameters
+    worst = p.links * (p.links + 4) + 2
+    events = np.empty((worst + (p.backlinks + 3) * 3 * p.links + 65536, 3), np.int64)
+    counts, at = np.zeros(3, np.int64), 0
+    while at < count:
+        staged.reserve(worst)
+        counts[:2] = 0
+        staged.check(step(at, events, counts))
+        staged.note(events[: counts[0]])
+        at = int(counts[1])
+    return int(counts[2])
+
+
+def _forget(staged: Transaction, targets: NDArray[np.int64], gone: NDArray[np.int64]) -> None:
+    """Drop the backlinks of deleted nodes: inline, and in the overflow table."""
+    at = 0
+    while at < len(targets):
+        staged.reserve(1)
+        at = forget(
+            staged.view.source, staged.parameters.layout, targets, gone, staged.epoch, staged.origin, at
+        )  # fmt: skip
+        staged.check(at)
+    live = np.setdiff1d(targets, staged.view.dead)
+    pairs = staged.store.columns(
+        "SELECT target_node_id, referrer_node_id FROM lmd_backlink_overflow WHERE target_node_id IN "
+        "(SELECT id FROM live) AND referrer_node_id IN (SELECT id FROM gone)", live=live.astype(U8),
+        gone=gone.astype(U8),
+    )  # fmt: skip
+    staged.note(np.stack([*pairs, np.full(len(pairs[0]), -1)], axis=1).astype(np.int64))

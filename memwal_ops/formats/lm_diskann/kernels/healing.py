@@ -1,0 +1,382 @@
+"""Heal the graph: reconnect the neighbours of deleted nodes, and rewire single nodes.
+
+A neighbour of deleted nodes gets the links of all of them as candidates at once, and is pruned once. Its own links to
+live nodes stay as long as there is space: each dropped one would be another changed block.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from memwal_ops.formats.lm_diskann.kernels.distances import decode, encode, fill_table, squared
+from memwal_ops.formats.lm_diskann.kernels.inserting import (
+    add_backlink,
+    drop_backlink,
+    link_back,
+    set_link,
+)
+from memwal_ops.formats.lm_diskann.kernels.memory import (
+    BACKLINKS,
+    FLAGS,
+    INVISIBLE,
+    LINKS,
+    NONE,
+    VECTOR,
+)
+from memwal_ops.formats.lm_diskann.kernels.pruning import prune
+from memwal_ops.formats.lm_diskann.kernels.reading import hashed, load, touch
+from memwal_ops.formats.lm_diskann.kernels.searching import beam, contains
+from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED
+
+_MOST_DEAD = 16
+_LINK_BACK = 4
+
+
+@numba.njit(cache=True, nogil=True)
+def neighbours(src, lay, nodes, epoch, targets, referrers, overflowed, vectors):
+    """The links of nodes, in both directions. Returns 0, or an error as ``load``.
+
+    Args:
+        targets: int64 [n, R_f], filled with -1.
+        referrers: int64 [n, R_b], filled with -1; without those in the overflow table.
+        overflowed: uint8 [n]: whether the overflow table has the referrers.
+        vectors: float32 [n, d].
+    """
+    for one in range(nodes.shape[0]):
+        row = load(src, lay.block_size, nodes[one], epoch)
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row
+        for at in range(src.pool.u16[row, LINKS]):
+            targets[one, at] = src.pool.u32[row, lay.at_ids // 4 + at]
+        for at in range(src.pool.u16[row, BACKLINKS]):
+            referrers[one, at] = src.pool.u32[row, lay.at_backlinks // 4 + at]
+        overflowed[one] = src.pool.u8[row, FLAGS] & OVERFLOW
+        vectors[one, :] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def forget(src, lay, nodes, gone, epoch, origin, first):
+    """Remove ``gone`` (ascending) from the inline backlinks of live nodes, from index ``first`` on.
+
+    Returns the index of the first node for which the overlay has no space; or an error as ``load``.
+    """
+    start = lay.at_backlinks // 4
+    for one in range(first, nodes.shape[0]):
+        if src.tags.shape[0] + src.counts[1] >= src.pool.u64.shape[0]:
+            return one
+        row = load(src, lay.block_size, nodes[one], epoch)
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row
+        if src.pool.u8[row, FLAGS] & (TOMBSTONED | OVERFLOW):
+            continue
+        held = np.int64(src.pool.u16[row, BACKLINKS])
+        found = False
+        for at in range(held):
+            found = found or contains(gone, np.int64(src.pool.u32[row, start + at]))
+        if not found:
+            continue
+        row = touch(src, lay.block_size, nodes[one], epoch, origin)
+        left = 0
+        for at in range(held):
+            other = src.pool.u32[row, start + at]
+            if not contains(gone, np.int64(other)):
+                src.pool.u32[row, start + left] = other
+                left += 1
+        for at in range(left, held):
+            src.pool.u32[row, start + at] = NONE
+        src.pool.u16[row, BACKLINKS] = left
+    return nodes.shape[0]
+
+
+@numba.njit(cache=True, nogil=True)
+def _seen(table, node):
+    """Mark a node in a hash table; returns whether it was there."""
+    at = hashed(node, table.shape[0])
+    while table[at] != 0:
+        if table[at] == node + 1:
+            return True
+        at = (at + 1) & (table.shape[0] - 1)
+    table[at] = node + 1
+    return False
+
+
+@numba.njit(cache=True, nogil=True)
+def _write_links(src, lay, row, ids, codes, count, stays):
+    at = 0
+    for one in range(count):
+        if stays[one]:
+            set_link(src, lay, row, at, ids[one], codes[one])
+            at += 1
+    src.pool.u16[row, LINKS] = at
+    for empty in range(at, lay.links):
+        src.pool.u32[row, lay.at_ids // 4 + empty] = NONE
+
+
+@numba.njit(cache=True, nogil=True)
+def _choose(src, lay, row, ids, codes, vectors, distances, count, held, alpha, epoch, origin, events, counts):
+    """Set the links of a block: those of its ``held`` first candidates that stay, and others that pruning selects.
+
+    Returns 0, or an error as ``load``.
+    """
+    me = src.pool.i64[row, 0]
+    chosen = np.empty(lay.links, np.int64)
+    kept = prune(vectors, distances, count, alpha, lay.links, chosen)
+    wanted, stays = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
+    for one in range(kept):
+        wanted[chosen[one]] = 1
+    total = 0
+    for one in range(count):
+        stays[one] = 1 if one < held else wanted[one]
+        total += stays[one]
+    order = np.argsort(distances[:count])
+    for at in range(count - 1, -1, -1):
+        one = order[at]
+        if total <= lay.links:
+            break
+        if one >= held or wanted[one]:
+            continue
+        other = touch(src, lay.block_size, ids[one], epoch, origin)
+        if other < 0:
+            return other
+        if drop_backlink(src, lay, other, me, events, counts):
+            stays[one] = 0
+            total -= 1
+    for at in range(count - 1, -1, -1):
+        one = order[at]
+        if total > lay.links and one >= held and stays[one]:
+            stays[one] = 0
+            total -= 1
+    for one in range(held, count):
+        if stays[one]:
+            other = touch(src, lay.block_size, ids[one], epoch, origin)
+            if other < 0:
+                return other
+            add_backlink(src, lay, other, me, events, counts)
+    _write_links(src, lay, row, ids, codes, count, stays)
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _candidate(src, lay, book, row, at, mine, ids, codes, vectors, distances, count):
+    """Add the link ``at`` of a block to the candidates; returns their number."""
+    start = lay.at_codes + at * lay.code_bytes
+    ids[count] = src.pool.u32[row, lay.at_ids // 4 + at]
+    codes[count, :] = src.pool.u8[row, start : start + lay.code_bytes]
+    decode(book, codes[count], vectors[count])
+    distances[count] = squared(vectors[count], mine)
+    return count + 1
+
+
+@numba.njit(cache=True, nogil=True)
+def reconnect(src, lay, book, nodes, gone, dead, alpha, epoch, origin, first, events, counts):
+    """Replace the links of nodes to ``gone`` by links to the neighbours of those, from index ``first`` on.
+
+    Args:
+        nodes: int64 [n]: those that link to ``gone``, and perhaps others, which are not changed.
+        gone: int64, ascending: deleted nodes.
+        dead: int64, ascending: all deleted nodes, which are no candidates.
+        events: see ``insert``.
+        counts: [0] events so far; [1] is set to the index of the first node that is not done; [2] counts the pruned.
+
+    Returns:
+        0, or an error as ``load``.
+    """
+    most = (1 + _MOST_DEAD) * lay.links
+    ids, codes = np.empty(most, np.int64), np.empty((most, lay.code_bytes), np.uint8)
+    vectors, distances = np.empty((most, lay.dimension), np.float32), np.empty(most, np.float32)
+    size = 64
+    while size < 2 * most + 2:
+        size *= 2
+    table, lost = np.empty(size, np.int64), np.empty(lay.links, np.int64)
+    mine = np.empty(lay.dimension, np.float32)
+    for one in range(first, nodes.shape[0]):
+        counts[1] = one
+        if src.tags.shape[0] + src.counts[1] + 2 * lay.links + 2 > src.pool.u64.shape[0]:
+            return 0
+        if counts[0] + (lay.backlinks + 3) * lay.links > events.shape[0]:
+            return 0
+        node = nodes[one]
+        if contains(gone, node):
+            continue
+        row = load(src, lay.block_size, node, epoch)
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row
+        missing = 0
+        for at in range(src.pool.u16[row, LINKS]):
+            other = np.int64(src.pool.u32[row, lay.at_ids // 4 + at])
+            if contains(gone, other):
+                lost[missing] = other
+                missing += 1
+        if missing == 0:
+            continue
+        row = touch(src, lay.block_size, node, epoch, origin)
+        mine[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        table[:] = 0
+        _seen(table, node)
+        count = 0
+        for at in range(src.pool.u16[row, LINKS]):
+            other = np.int64(src.pool.u32[row, lay.at_ids // 4 + at])
+            if not contains(gone, other):
+                _seen(table, other)
+                count = _candidate(src, lay, book, row, at, mine, ids, codes, vectors, distances, count)
+        held = count
+        if not src.pool.u8[row, FLAGS] & TOMBSTONED:
+            for at in range(min(missing, _MOST_DEAD)):
+                near = load(src, lay.block_size, lost[at], epoch)
+                if near == INVISIBLE:
+                    continue
+                if near < 0:
+                    return near
+                for link in range(src.pool.u16[near, LINKS]):
+                    other = np.int64(src.pool.u32[near, lay.at_ids // 4 + link])
+                    if contains(dead, other) or _seen(table, other):
+                        continue
+                    count = _candidate(src, lay, book, near, link, mine, ids, codes, vectors, distances, count)
+        counts[2] += 1
+        found = _choose(
+            src, lay, row, ids, codes, vectors, distances, count, held, alpha, epoch, origin, events, counts
+        )
+        if found < 0:
+            return found
+    counts[1] = nodes.shape[0]
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def linked(src, lay, nodes, wanted, epoch, found):
+    """Mark those of ``wanted`` (ascending) to which any of ``nodes`` links in ``found``. Returns 0, or as ``load``."""
+    for one in range(nodes.shape[0]):
+        row = load(src, lay.block_size, nodes[one], epoch)
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row
+        for at in range(src.pool.u16[row, LINKS]):
+            other = np.int64(src.pool.u32[row, lay.at_ids // 4 + at])
+            place = np.searchsorted(wanted, other)
+            if place < wanted.shape[0] and wanted[place] == other:
+                found[place] = 1
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def lonely(src, lay, nodes, epoch, found):
+    """Mark live nodes to which no link leads, or none from an older node, in ``found``. Returns 0, or as ``load``."""
+    for one in range(nodes.shape[0]):
+        row = load(src, lay.block_size, nodes[one], epoch)
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row
+        if src.pool.u8[row, FLAGS] & (TOMBSTONED | OVERFLOW):
+            continue
+        older = False
+        for at in range(src.pool.u16[row, BACKLINKS]):
+            older = older or np.int64(src.pool.u32[row, lay.at_backlinks // 4 + at]) < nodes[one]
+        found[one] = not older
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _links_to(src, lay, row, node):
+    links = src.pool.u32[row, lay.at_ids // 4 : lay.at_ids // 4 + src.pool.u16[row, LINKS]]
+    return (links == node).any()
+
+
+@numba.njit(cache=True, nogil=True)
+def _linked_from(src, lay, book, room, order, visited, row, node, own, alpha, epoch, origin, events, counts):
+    """Make the nearest visited nodes link to a node; the nearest older one always. Returns 0, or as ``load``."""
+    must, left = -1, _LINK_BACK
+    for at in range(visited):
+        if room.v_node[order[at]] != node and room.v_dead[order[at]] == 0:
+            if must < 0:
+                must = order[at]
+            if room.v_node[order[at]] < node:
+                must = order[at]
+                break
+    for at in range(visited):
+        one = order[at]
+        if room.v_node[one] == node or room.v_dead[one] or (left <= 0 and one != must):
+            continue
+        left -= 1
+        other = load(src, lay.block_size, room.v_node[one], epoch)
+        if other < 0:
+            return other
+        if _links_to(src, lay, other, node):
+            continue
+        other = touch(src, lay.block_size, room.v_node[one], epoch, origin)
+        done = link_back(src, lay, book, other, node, own, alpha, one == must, epoch, origin, events, counts)
+        if done < 0:
+            return done
+        if done:
+            add_backlink(src, lay, row, room.v_node[one], events, counts)
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, entries, first, events, counts):
+    """Search the neighbours of nodes again, and link them in both directions, from index ``first`` on.
+
+    Args, result: as for :func:`reconnect`; ``room``, ``limit`` and ``entries`` as for ``insert``.
+    """
+    table, own = np.empty((lay.code_bytes, 256), np.float32), np.empty(lay.code_bytes, np.uint8)
+    most = lay.links + room.v_node.shape[0]
+    ids, codes = np.empty(most, np.int64), np.empty((most, lay.code_bytes), np.uint8)
+    vectors, distances = np.empty((most, lay.dimension), np.float32), np.empty(most, np.float32)
+    mine = np.empty(lay.dimension, np.float32)
+    worst = lay.links * (lay.links + 2) + 2 * lay.links + 2
+    for one in range(first, nodes.shape[0]):
+        counts[1] = one
+        if src.tags.shape[0] + src.counts[1] + worst > src.pool.u64.shape[0]:
+            return 0
+        if counts[0] + worst + (lay.backlinks + 3) * 3 * lay.links > events.shape[0]:
+            return 0
+        node = nodes[one]
+        row = load(src, lay.block_size, node, epoch)
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row
+        if src.pool.u8[row, FLAGS] & TOMBSTONED:
+            continue
+        mine[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        encode(book, mine, own)
+        rest = fill_table(book, mine, table)
+        visited = beam(src, lay, room, table, rest, mine, limit, 1, epoch, entries)
+        if visited < 0:
+            return visited
+        row = touch(src, lay.block_size, node, epoch, origin)
+        count = 0
+        for at in range(src.pool.u16[row, LINKS]):
+            count = _candidate(src, lay, book, row, at, mine, ids, codes, vectors, distances, count)
+        held = count
+        for at in range(visited):
+            if room.v_node[at] == node or room.v_dead[at] or _links_to(src, lay, row, room.v_node[at]):
+                continue
+            ids[count], distances[count] = room.v_node[at], room.v_distance[at]
+            vectors[count, :] = room.v_vector[at]
+            if room.v_code[at] >= 0:
+                codes[count, :] = room.arena[room.v_code[at]]
+            else:
+                encode(book, room.v_vector[at], codes[count])
+            count += 1
+        found = _choose(
+            src, lay, row, ids, codes, vectors, distances, count, held, alpha, epoch, origin, events, counts
+        )
+        if found < 0:
+            return found
+        order = np.argsort(room.v_distance[:visited])
+        found = _linked_from(src, lay, book, room, order, visited, row, node, own, alpha, epoch, origin, events, counts)
+        if found < 0:
+            return found
+        counts[2] += 1
+    counts[1] = nodes.shape[0]
+    return 0
