@@ -21,8 +21,8 @@ import numpy as np
 
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
-from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, unrecognized
-from memwal_ops.core.gc_report import GcReport, KindText
+from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, Verdict, unrecognized
+from memwal_ops.core.gc_report import GcDecision, GcReport, KindText
 from memwal_ops.errors import TableReplacedError
 from memwal_ops.formats.lm_diskann import merging, reclaiming
 from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, METADATA
@@ -71,6 +71,13 @@ class IndexGcReport(GcReport[Candidate]):
         UNKNOWN: KindText("unknown"),
     }
 
+    @property
+    def decision(self) -> GcDecision:
+        """Nodes and the end of the graph are no objects, and count as well."""
+        found = super().decision
+        more = any(self.counts[kind][Verdict.DELETE] for kind in (Kind.NODE, Kind.TAIL))
+        return GcDecision.DELETED if self.applied and more and found is GcDecision.NOTHING_TO_DELETE else found
+
 
 class Nodes(collector.Collector[Candidate]):
     """Deleted nodes: candidates named ``nodes/ID``.
@@ -79,15 +86,19 @@ class Nodes(collector.Collector[Candidate]):
         table: any epoch.
         store: open; ``view`` is at its epoch.
         index: to delete with; None: for a plan.
+        anchors: see the base class.
     """
 
-    def __init__(self, table: Table, store: Database, view: View, index: Index | None = None) -> None:
+    def __init__(
+        self, table: Table, store: Database, view: View, index: Index | None = None, anchors: Sequence[Anchor] = ()
+    ) -> None:
         self.table, self.store, self._database, self._view, self._index = table, table.store, store, view, index
+        self._anchors = anchors
 
     @property
     def anchors(self) -> Sequence[Anchor]:
-        """None: a node is removed by a transaction, under the writer lock."""
-        return ()
+        """``CURRENT``; none for a plan."""
+        return self._anchors
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """Ascending by node."""
@@ -100,9 +111,11 @@ class Nodes(collector.Collector[Candidate]):
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """One commit."""
         guard.check()
+        for anchor in self.anchors:
+            anchor.check(self.store)
         assert self._index is not None  # noqa: S101 - a plan deletes nothing
         reclaiming.reclaim(self._index, np.array(sorted(map(_node, paths)), np.int64), self.table.durable)
-        return DeleteReport(len(paths), {})
+        return DeleteReport(0, {})  # not an object
 
     def _all(self) -> Iterator[Candidate]:
         after = -1
@@ -112,9 +125,8 @@ class Nodes(collector.Collector[Candidate]):
 
     def _judged(self, nodes: NDArray[np.int64]) -> Iterator[Candidate]:
         needed = needed_from(self.table.location.uri, self._database.state.epoch)
-        size = self.table.parameters.layout.block_size
         for one in reclaiming.judge(self._view, self._database, nodes):
-            yield Candidate(Kind.NODE, f"nodes/{one.node}", size, 1, tuple(_gates(one, needed)))
+            yield Candidate(Kind.NODE, f"nodes/{one.node}", 0, 1, tuple(_gates(one, needed)))
 
 
 def _node(path: str) -> int:
@@ -147,13 +159,16 @@ def _gates(one: reclaiming.Tombstone, needed: int) -> Iterator[Gate]:
 class Tail(collector.Collector[Candidate]):
     """The end of the graph, as one candidate. Args: as for :class:`Nodes`."""
 
-    def __init__(self, table: Table, store: Database, index: Index | None = None) -> None:
+    def __init__(
+        self, table: Table, store: Database, index: Index | None = None, anchors: Sequence[Anchor] = ()
+    ) -> None:
         self.table, self.store, self._database, self._index = table, table.store, store, index
+        self._anchors = anchors
 
     @property
     def anchors(self) -> Sequence[Anchor]:
-        """None: see :class:`Nodes`."""
-        return ()
+        """``CURRENT``; none for a plan."""
+        return self._anchors
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """One candidate, or none."""
@@ -171,10 +186,13 @@ class Tail(collector.Collector[Candidate]):
 
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """A commit, and then the file is cut."""
+        del paths  # there is one
         guard.check()
+        for anchor in self.anchors:
+            anchor.check(self.store)
         assert self._index is not None  # noqa: S101 - a plan deletes nothing
         reclaiming.trim(self._index, self._horizon(), self.table.durable)
-        return DeleteReport(len(paths), {})
+        return DeleteReport(0, {})  # not an object
 
     def _horizon(self) -> int:
         state = self._database.state
@@ -281,5 +299,7 @@ def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcRepor
         merging.give_up(index, table.durable)
         anchors = (anchor_at(table.store, CURRENT, "The current view"),)
         store = index.writable()
-        collectors = [Nodes(table, store, index.view, index), Tail(table, store, index), Files(table, anchors)]
+        collectors: list[collector.Collector[Candidate]] = [
+            Nodes(table, store, index.view, index, anchors), Tail(table, store, index, anchors), Files(table, anchors)
+        ]  # fmt: skip
         return collector.collect(collectors, IndexGcReport(applied=True), options, context)
