@@ -434,6 +434,7 @@ INDEX = FormatUnderTest(
     waits=True,
     with_store=lambda table, store: replace(table, store=store, steps=StoreSteps(table, store)),
     conditional=False,
+    trims=True,
     foreign=("--max-entries", "3"),
 )
 _EXTRA = all(find_spec(name) is not None for name in ("duckdb", "numba", "xxhash"))

@@ -20,11 +20,13 @@ _FRESH = ".new"
 class WriterLock:
     """The writer lock, which permits opening the store; acquired within ``wait`` seconds.
 
+    Without ``announce``, nothing is written: for a plan.
+
     Raises:
         IndexBusyError: another process, or another handle of this one, still has it.
     """
 
-    def __init__(self, folder: str, wait: float) -> None:
+    def __init__(self, folder: str, wait: float, *, announce: bool = True) -> None:
         self._file = os.open(os.path.join(folder, WRITER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         until = time.monotonic() + wait
         while True:
@@ -40,8 +42,9 @@ class WriterLock:
                     f"Another writer or job has {folder} (process {holder}); waited {wait:g} s for it."
                 ) from None
             break
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+        if announce:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Release it; the file is kept, since another process may be waiting for it."""

@@ -170,6 +170,12 @@ class Tail(collector.Collector[Candidate]):
         """``CURRENT``; none for a plan."""
         return self._anchors
 
+    def drain(self) -> int:
+        """Give up the epochs before the nodes were reclaimed: their slots may be at the end."""
+        if self._index is not None:
+            merging.give_up(self._index, self.table.durable)
+        return 0
+
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """One candidate, or none."""
         yield collector.Stage(self.revalidate(()))
@@ -181,8 +187,8 @@ class Tail(collector.Collector[Candidate]):
             self._database, self.table.location.uri, self.table.parameters.layout.block_size, self._horizon()
         )
         if beyond:
-            gate = Gate(met=True, text=f"no slot from {kept} on has a version that any reader needs")
-            yield Candidate(Kind.TAIL, f"{GRAPH}/from-slot-{kept}", beyond, 1, (gate,))
+            gate = Gate(met=True, text=f"{beyond:,} bytes: no slot from {kept} on is needed by any reader")
+            yield Candidate(Kind.TAIL, f"{GRAPH}/from-slot-{kept}", 0, 1, (gate,))
 
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """A commit, and then the file is cut."""
@@ -269,7 +275,7 @@ def plan(table: Table, options: GcOptions, context: RunContext) -> IndexGcReport
 def opened(table: Table, options: GcOptions) -> Iterator[list[collector.Collector[Candidate]]]:
     """The collectors of a plan. Raises as :func:`plan`."""
     folder, parameters = table.location.uri, table.parameters
-    lock = WriterLock(folder, options.wait.total_seconds())
+    lock = WriterLock(folder, options.wait.total_seconds(), announce=False)
     try:
         store = Database(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
         try:
