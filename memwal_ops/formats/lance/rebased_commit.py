@@ -18,13 +18,15 @@ from lance.lance import Bitmap
 
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lance.auto_cleanup import refuse_auto_cleanup
-from memwal_ops.formats.lance.datasets import lance_options
+from memwal_ops.formats.lance.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.formats.lance.publication import lost, refuse_gaps
 from memwal_ops.formats.lance.versions import read_version_manifest
 from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
+from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
+    from memwal_ops.formats.lance.base_indexes import BaseIndex
     from memwal_ops.formats.lance.index_build import IndexBuild
     from memwal_ops.formats.lance.publication import CommitNote
     from memwal_ops.formats.lance.table import Table
@@ -61,6 +63,26 @@ def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
         if is_commit_conflict(error):
             raise lost(table, table.version + 1, files_unreferenced=published is False) from error
         raise
+
+
+def lacks_columns(table: Table, index: BaseIndex) -> bool:
+    """Whether a column of an index is gone: pylance's conflict check lets a change of an index pass over its removal.
+
+    Every query with a filter fails then, also on other columns.
+    """
+    known = {column.id for column in table.manifest.manifest.fields}
+    return any(not known.issuperset(entry.fields) for entry in index.segments)
+
+
+def drop_index(table: Table, name: str) -> Table:
+    """Drop an index whose column is gone; return the newest version."""
+    table.guard.check()
+    refuse_gaps(table)
+    refuse_auto_cleanup(table)
+    with lance_errors("drop an index of", table.location.uri):
+        open_dataset(table.location, version=table.version).drop_index(name)
+    get_logger(__name__).warning("index_without_column_dropped", table=table.location.uri, index=name)
+    return table.newest()
 
 
 def _is_published(table: Table, build: IndexBuild) -> bool | None:

@@ -84,6 +84,12 @@ class PlainTable:
         self.dataset.update({"text": f"'{text}'"}, where=f"id IN ({', '.join(map(str, ids))})")
         self.model |= dict.fromkeys(ids, text)
 
+    def replace_texts(self) -> None:
+        """Give each fragment another file for ``text``: rows stay where they are, and their values change."""
+        dataset = self.dataset
+        dataset.drop_columns(["text"])
+        dataset.add_columns({"text": "concat('in place of ', cast(id as string))"})
+
     def mark_key(self) -> None:
         """Mark ``id`` as the primary key, without which there can be no MemWAL index."""
         self.dataset.update_field_metadata({"id": {"lance-schema:unenforced-primary-key": "true"}})

@@ -43,6 +43,7 @@ from memwal_ops.formats.lance.jobs.index_publishing import publish_build, publis
 from memwal_ops.formats.lance.leftovers import sweep_leftovers
 from memwal_ops.formats.lance.memwal.backlog import Blocked, read_backlog
 from memwal_ops.formats.lance.options import CatchupOptions
+from memwal_ops.formats.lance.rebased_commit import drop_index, lacks_columns
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -255,14 +256,26 @@ def _partitions(table: Table, index: BaseIndex, options: CatchupOptions) -> Part
 
 def _update(run: _Run, name: str) -> str:
     """Build and publish until the index covers the version that it was built on; return the decision."""
+    published = False
     while True:
         table = run.table
         index = base_indexes(table).get(name)
-        need = "dropped" if index is None else _need(table, index, run.options)
-        if index is None or need != "update":
-            return need
+        if index is None:
+            return "dropped"
         try:
-            return "updated" if _build_and_publish(run, table, index) else "unchanged"
+            if table.memwal is None and lacks_columns(table, index):
+                run.table = drop_index(table, name)
+                continue
+            if published:
+                return "updated"
+            need = _need(table, index, run.options)
+            if need != "update":
+                return need
+            if not _build_and_publish(run, table, index):
+                return "unchanged"
+            if table.memwal is not None:
+                return "updated"
+            published = True  # pylance may have rebased it over the removal of its column
         except (CommitLostError, ObjectNotFoundError) as error:
             newest = run.table.newest()
             if isinstance(error, ObjectNotFoundError) and newest.version == table.version:

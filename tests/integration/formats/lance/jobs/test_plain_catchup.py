@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+import lance
 import pytest
 
 from memwal_ops import open_table, run_job
@@ -12,7 +13,7 @@ from memwal_ops.errors import CodebookChangedError, NoMemWalIndexError
 from memwal_ops.formats.lance import rebased_commit
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.codebook import read_codebook
-from memwal_ops.formats.lance.jobs import catchup, index_publishing
+from memwal_ops.formats.lance.jobs import catchup, compact, index_publishing
 from tests.support.tables.indexed import VECTOR_KINDS
 from tests.support.tables.plain import PlainTable
 
@@ -204,3 +205,55 @@ def test_a_table_that_was_made_again_gets_no_index(made: PlainTable, monkeypatch
     assert run_job(made.uri, "verify").decision == "healthy"
     assert behind(made.uri) != []
     assert "id_btree" not in behind(made.uri)
+
+
+_LATE: dict[str, Callable[[PlainTable], object]] = {
+    "restore": lambda made: made.dataset.checkout_version(1).restore(),
+    "overwrite": lambda made: lance.write_dataset(made.batch(range(50)), made.uri, mode="overwrite"),
+    "drop column": lambda made: made.dataset.drop_columns(["text"]),
+    "update of the column": lambda made: made.dataset.update({"text": "'other words'"}),
+    "values replaced in place": lambda made: made.replace_texts(),
+    "delete of all rows": lambda made: made.dataset.delete("true"),
+}
+
+
+@pytest.mark.parametrize("late", [*_LATE])
+@pytest.mark.parametrize("job", ["catchup", "compact"])
+def test_a_commit_that_does_not_go_with_the_jobs(
+    made: PlainTable, monkeypatch: pytest.MonkeyPatch, late: str, job: str
+) -> None:
+    """It comes after the last look. Afterwards rows, and what each index finds, are those of that commit."""
+    module = rebased_commit if job == "catchup" else compact
+    refuse = rebased_commit.refuse_gaps
+    rows: list[dict[int, str | None]] = []
+
+    def look(table: Table) -> None:
+        refuse(table)
+        if not rows:
+            _LATE[late](made)
+            rows.append(texts(made))
+
+    made.delete(*range(100))
+    monkeypatch.setattr(module, "refuse_gaps", look)
+    options = {"indexes": ["text_ngram"]} if job == "catchup" else {}
+    run_job(made.uri, job, options)
+    assert len(rows) == 1
+    assert made.dataset.to_table(filter="id = 450", columns=["id"]).num_rows == (450 in rows[0])
+    assert texts(made) == rows[0]
+    report = run_job(made.uri, "verify", deep=True)
+    assert report.decision == "healthy", report.describe()
+    run_job(made.uri, "catchup")
+    assert texts(made) == rows[0]
+    if "text" in made.dataset.schema.names:
+        for word in ("word", "other", "place"):
+            found = made.dataset.to_table(filter=f"contains(text, '{word}')", columns=["id"])["id"].to_pylist()
+            assert sorted(found) == sorted(number for number, text in rows[0].items() if word in str(text))
+
+
+def texts(made: PlainTable) -> dict[int, str | None]:
+    """The text of each row by a scan, without any index; None where the column is gone."""
+    columns = ["id", *({"text"} & {*made.dataset.schema.names})]
+    rows = made.dataset.scanner(columns=columns, use_scalar_index=False).to_table().to_pylist()
+    found = {row["id"]: row.get("text") for row in rows}
+    assert len(found) == len(rows)
+    return found
