@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -74,10 +75,19 @@ def read_fragment(table: Namespace, ref: FragmentRef, dimensions: int | None = N
         FragmentMissingError: it does not exist.
         FragmentCorruptError: it cannot be read, or is not the fragment that is listed.
     """
+    return _decoded(table, ref, dimensions, _fetched(table, ref))
+
+
+def _fetched(table: Namespace, ref: FragmentRef) -> bytes:
     try:
-        found = decode_fragment(table.store.get(ref.key), table.manifest.dialect)
+        return table.store.get(ref.key)
     except ObjectNotFoundError as error:
         raise FragmentMissingError(f"The fragment {ref.key} is listed, and does not exist.") from error
+
+
+def _decoded(table: Namespace, ref: FragmentRef, dimensions: int | None, data: bytes) -> Fragment:
+    try:
+        found = decode_fragment(data, table.manifest.dialect)
     except InvalidFormatError as error:
         raise FragmentCorruptError(f"The fragment {ref.key} cannot be read: {error}") from error
     wrong = None
@@ -98,15 +108,20 @@ def read_fragment(table: Namespace, ref: FragmentRef, dimensions: int | None = N
 def read_fragments(
     table: Namespace, refs: Sequence[FragmentRef], dimensions: int | None
 ) -> Iterator[tuple[FragmentRef, Fragment | MemwalOpsError]]:
-    """Read listed fragments in order, a few ahead; an error in place of one that cannot be used."""
+    """Read listed fragments in order; an error in place of one that cannot be used.
 
-    def one(ref: FragmentRef) -> Fragment | MemwalOpsError:
-        try:
-            return read_fragment(table, ref, dimensions)
-        except (FragmentMissingError, FragmentCorruptError) as error:
-            return error
-
+    The bytes of a few are fetched ahead. One at a time is decoded, as that takes many times its bytes.
+    """
     rest = iter(refs)
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        while batch := [*islice(rest, _READ_AT_ONCE)]:
-            yield from zip(batch, pool.map(one, batch), strict=True)
+        ahead = deque((one, pool.submit(_fetched, table, one)) for one in islice(rest, _READ_AT_ONCE))
+        while ahead:
+            ref, data = ahead.popleft()
+            try:
+                found: Fragment | MemwalOpsError = _decoded(table, ref, dimensions, data.result())
+            except (FragmentMissingError, FragmentCorruptError) as error:
+                found = error
+            ahead += ((one, pool.submit(_fetched, table, one)) for one in islice(rest, 1))
+            del data
+            yield ref, found
+            del found

@@ -1,7 +1,8 @@
 """Compact fragments and segments into one new segment and one manifest (S4-025 to S4-036).
 
-Memory: the fragments of the pass, bounded by ``max_bytes``, and one cluster; a training also holds a sample,
-and spills rows to local files if they exceed the budget. The ids of the log are in memory, those of segments are not.
+Memory: the rows of the pass, bounded by ``max_bytes``, one decoded fragment, and about six times the largest cluster
+while it is written; a training also holds a sample, and spills rows to local files if they exceed the budget. The ids
+of the log are in memory, those of segments are not.
 """
 
 from __future__ import annotations
@@ -56,9 +57,13 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.options import MergeOptions
+    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 
     Matrix = NDArray[np.float32]
+
+# Rows of the log that are copied at once, while all of them are in memory.
+_SLICE = 8192
 
 
 @dataclass
@@ -127,9 +132,12 @@ def metric_of(table: Namespace, asked: str | None) -> tuple[str, str | None]:
 def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: RunContext) -> Inputs:
     """Read fragments in order, up to one that cannot be used (S4-027); in each, deletes apply before upserts."""
     dimensions = dimensions_of(table)
-    newest: dict[str, tuple[int, int] | None] = {}
-    read: list[tuple[FragmentRef, Fragment]] = []
-    blocked, upserts = None, 0
+    newest: dict[str, int | None] = {}
+    read: list[FragmentRef] = []
+    ids: list[str] = []
+    attributes: list[Attributes | None] = []
+    vectors = np.empty((0, dimensions or 0), np.float32)
+    blocked = None
     for ref, found in read_fragments(table, fragments, dimensions):
         if not isinstance(found, Fragment):
             blocked = BlockedFragment(ref.id, found)
@@ -139,30 +147,37 @@ def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: Run
             blocked = BlockedFragment(ref.id, FragmentCorruptError(why))
             break
         dimensions = dimensions or found.dimensions
+        ends = len(ids) + len(found.ids)
         newest.update(dict.fromkeys(found.deletes))
-        newest.update((name, (len(read), row)) for row, name in enumerate(found.ids))
-        upserts += len(found.ids)
-        read.append((ref, found))
+        newest.update(zip(found.ids, range(len(ids), ends), strict=True))
+        if found.ids:
+            # Grown in place, so that no vector is in memory twice. There is no view of it.
+            vectors.resize((ends, found.values.shape[1]), refcheck=False)
+            vectors[len(ids) : ends] = found.values
+        ids += found.ids
+        attributes += found.attributes
+        read.append(ref)
         context.advance("reading fragments", "fragments", total=len(fragments))
-    kept: list[list[int]] = [[] for _ in read]
-    for place in newest.values():
-        if place is not None:
-            kept[place[0]].append(place[1])
-    parts = [
-        Rows(one.ids, one.values, one.attributes).take(np.array(sorted(places), dtype=np.intp))
-        for (_, one), places in zip(read, kept, strict=True)
-        if places
-    ]
     hidden = table.manifest.pending if table.manifest.dialect == WIKI else ()
     return Inputs(
         table=table,
-        fragments=tuple(ref for ref, _ in read),
-        rows=joined(parts, dimensions or 0),
-        deleted=frozenset(name for name, place in newest.items() if place is None),
+        fragments=tuple(read),
+        rows=_kept(ids, vectors, attributes, np.array(sorted(at for at in newest.values() if at is not None), np.intp)),
+        deleted=frozenset(name for name, at in newest.items() if at is None),
         hidden=frozenset(hidden),
-        upserts=upserts,
+        upserts=len(ids),
         blocked=blocked,
     )
+
+
+def _kept(ids: list[str], vectors: Matrix, attributes: list[Attributes | None], places: NDArray[np.intp]) -> Rows:
+    """The rows at these places, which ascend; vectors are moved within their array."""
+    if len(places) < len(ids):
+        for start in range(0, len(places), _SLICE):
+            some = places[start : start + _SLICE]
+            vectors[start : start + len(some)] = vectors[some]
+        ids, attributes = [ids[at] for at in places], [attributes[at] for at in places]
+    return Rows(ids, vectors[: len(ids)], attributes)
 
 
 class Compaction:
@@ -211,6 +226,7 @@ class Compaction:
             for number, standing in enumerate(reader.clusters()):
                 added = new.take(order[bounds[number] : bounds[number + 1]])
                 writer.add(joined([standing.without(self._superseded), added], centroids.shape[1]))
+                del standing, added  # before the next cluster is read
                 self._context.advance("writing clusters", "clusters", total=len(centroids))
             sizes = [*writer.sizes]
             if any(sizes):
@@ -266,7 +282,10 @@ class Compaction:
         """Every current row: a later segment overrides an earlier one, the log overrides both."""
         seen: set[str] = set()
         several = len(self._segments) > 1
-        yield self._inputs.rows
+        rows = self._inputs.rows
+        for start in range(0, len(rows.ids), _SLICE):
+            end = start + _SLICE
+            yield Rows(rows.ids[start:end], rows.vectors[start:end], rows.attributes[start:end])
         for segment in reversed(self._segments):
             own: set[str] = set()
             for rows in SegmentReader(self._store, segment).clusters():

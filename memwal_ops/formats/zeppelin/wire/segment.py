@@ -64,7 +64,7 @@ def decode_centroids(data: bytes) -> Matrix:
 
 def encode_cluster(ids: Sequence[str], vectors: Matrix, dimensions: int) -> bytes:
     """The rows of a cluster."""
-    packed = memoryview(np.ascontiguousarray(vectors, "<f4").tobytes())
+    packed = np.ascontiguousarray(vectors, "<f4").reshape(-1).view(np.uint8).data
     stride = 4 * dimensions
     parts: list[bytes | memoryview] = [struct.pack("<II", len(ids), dimensions)]
     for row, name in enumerate(ids):
@@ -98,7 +98,7 @@ def decode_cluster(data: bytes) -> tuple[list[str], Matrix]:
         at += stride
     if at != len(data):
         raise InvalidFormatError(f"It has {len(data)} bytes, and its rows end at {at}.")
-    return ids, np.frombuffer(b"".join(rows), "<f4").reshape(count, width).astype(np.float32)
+    return ids, np.frombuffer(bytearray().join(rows), "<f4").reshape(count, width).astype(np.float32, copy=False)
 
 
 def decode_grouped(data: bytes, cluster: int, described: Mapping[str, Any]) -> tuple[list[str], Matrix]:
