@@ -220,6 +220,27 @@ def compactions(folder: str, cases: list[tuple[int, int, int]], dimensions: int,
         shutil.rmtree(uri)
 
 
+def memory(folder: str, largest: int, dimensions: int) -> None:
+    """The peak of a compaction's memory over ten times the vectors: of the log, and of the segment."""
+    _head("segment", "log", "way", "seconds", "peak MiB")
+    for count in (largest // 10, largest):
+        uri, source = f"{folder}/memory", Source(dimensions)
+        zeppelin.create(uri, dimensions=dimensions, metric=_METRIC, dialect="native")
+        for base, rows in ((0, count), (count, max(1, largest // 50))):
+            write(uri, source, base, rows, max(1, rows // 1000))
+            for way in ("memwal-ops", _SMALL):
+                copy = f"{folder}/copy/memory"
+                shutil.copytree(uri, copy)
+                taken = _child(way, copy)
+                _row(f"{base:,}", f"{rows:,}", way, f"{taken['seconds']:.1f}", f"**{taken['peak']:.0f}**")
+                if way == _SMALL and not base:
+                    shutil.rmtree(uri)
+                    shutil.move(copy, uri)
+                else:
+                    shutil.rmtree(copy)
+        shutil.rmtree(uri)
+
+
 def requests(fragments: int) -> None:
     """Requests of a compaction at the S3 stand-in, by fragments and clusters."""
     _head("fragments", "clusters", "rows", "GET", "HEAD", "PUT", "POST", "all")
@@ -293,6 +314,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="a few thousand rows")
     parser.add_argument("--base", type=int, default=1_000_000, help="rows of the large segment")
+    parser.add_argument("--memory", action="store_true", help="only the table of memory over ten times the vectors")
     parser.add_argument("--way", choices=[*WAYS])
     parser.add_argument("uri", nargs="?")
     given = parser.parse_args()
@@ -301,8 +323,11 @@ def main() -> None:
         return
     print(f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
-        if given.short:
+        if given.memory:
+            memory(folder, given.base, 128)
+        elif given.short:
             compactions(folder, [(0, 4_000, 8), (4_000, 400, 4)], 16, 1)
+            memory(folder, 4_000, 16)
             requests(4)
             recall(folder, 5, 400, 16)
         else:
