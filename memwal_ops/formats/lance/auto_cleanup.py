@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 _SETTING = "lance.auto_cleanup."
-_REMEDY = "Turn the setting off (dataset.disable_auto_cleanup()) and let memwal-ops expire do it, or {}."
+_REMEDY = "Turn the setting off (dataset.optimize.disable_auto_cleanup()) and let memwal-ops expire do it, or {}."
 
 
 def refuse_auto_cleanup(table: Table) -> None:
