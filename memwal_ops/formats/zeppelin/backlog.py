@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -110,18 +109,25 @@ def read_fragments(
 ) -> Iterator[tuple[FragmentRef, Fragment | MemwalOpsError]]:
     """Read listed fragments in order; an error in place of one that cannot be used.
 
-    The bytes of a few are fetched ahead. One at a time is decoded, as that takes many times its bytes.
+    The bytes of a few are fetched at once. One at a time is decoded, as that takes many times its bytes.
     """
+
+    def fetched(ref: FragmentRef) -> bytes | FragmentMissingError:
+        try:
+            return _fetched(table, ref)
+        except FragmentMissingError as error:
+            return error
+
     rest = iter(refs)
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        ahead = deque((one, pool.submit(_fetched, table, one)) for one in islice(rest, _READ_AT_ONCE))
-        while ahead:
-            ref, data = ahead.popleft()
-            try:
-                found: Fragment | MemwalOpsError = _decoded(table, ref, dimensions, data.result())
-            except (FragmentMissingError, FragmentCorruptError) as error:
-                found = error
-            ahead += ((one, pool.submit(_fetched, table, one)) for one in islice(rest, 1))
-            del data
-            yield ref, found
-            del found
+        while batch := [*islice(rest, _READ_AT_ONCE)]:
+            for ref, data in zip(batch, pool.map(fetched, batch), strict=True):
+                if isinstance(data, FragmentMissingError):
+                    yield ref, data
+                    continue
+                try:
+                    found: Fragment | MemwalOpsError = _decoded(table, ref, dimensions, data)
+                except FragmentCorruptError as error:
+                    found = error
+                yield ref, found
+                del found  # before the next one is decoded
