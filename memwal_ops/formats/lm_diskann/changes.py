@@ -35,7 +35,7 @@ class State:
         live: number of live rows.
         healed: tombstones to which no link leads since ``healed`` was set in the sweep list.
         followed: the version of the table that the index follows; 0: none.
-        unusable: why the index cannot follow its table any more (``following.Unusable``); 0: it can.
+        unusable: why the index cannot follow its table any more (``source.Unusable``); 0: it can.
     """
 
     epoch: int
@@ -69,6 +69,7 @@ class Changes:
         codebook: id and bytes of a new codebook.
         healed: deleted nodes to which no link leads any more.
         reclaimed: deleted nodes whose slots are in ``retired``: they leave all tables.
+        followed: uuid of the transaction that made ``state.followed``; None: unchanged.
         rewired: nodes that leave the heal list; ``to_rewire``: nodes that are added to it.
     """
 
@@ -92,5 +93,6 @@ class Changes:
     codebook: tuple[int, NDArray[np.uint8]] | None = None
     healed: NDArray[np.uint64] = field(default_factory=_no_numbers)
     reclaimed: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    followed: str | None = None
     rewired: NDArray[np.uint64] = field(default_factory=_no_numbers)
     to_rewire: NDArray[np.uint64] = field(default_factory=_no_numbers)

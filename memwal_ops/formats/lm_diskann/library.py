@@ -27,6 +27,7 @@ from memwal_ops.formats.lm_diskann.kernels.memory import scratch
 from memwal_ops.formats.lm_diskann.kernels.searching import scan, search
 from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, Reader, WriterLock
 from memwal_ops.formats.lm_diskann.slots import needed_from
+from memwal_ops.formats.lm_diskann.source import read_source, usable
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.transaction import Transaction
 from memwal_ops.formats.lm_diskann.view import View
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from memwal_ops.formats.lm_diskann.source import Source
     from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
 CACHE = 32 << 20
@@ -63,8 +65,9 @@ def create(
     alpha: float = 1.2,
     L: int = 100,  # noqa: N803
     quantizer: str = "pq",
+    follows: Source | None = None,
 ) -> None:
-    """Create an empty index folder; its parent must exist.
+    """Create an empty index folder; its parent must exist. With ``follows``, ``catchup`` inserts the rows of a table.
 
     Raises:
         InvalidUsageError: a parameter is out of bounds; or the folder is not empty.
@@ -81,6 +84,8 @@ def create(
                 os.fsync(file.fileno())
         Store.create(os.path.join(fresh, NAME), parameters.uuid)
         publishing.first_view(fresh, parameters, State(1))
+        if follows is not None:
+            follows.write(fresh)
         replace_file(fresh, METADATA, [wire.encode(parameters)])
         sync_folder(fresh)
         os.rename(fresh, path)
@@ -247,6 +252,7 @@ class Index:
         Raises:
             InvalidUsageError: the index is read-only, or a transaction is already open.
         """
+        self._own()
         with self.staged():
             yield self
 
@@ -288,7 +294,7 @@ class Index:
             StorageError: the disk is full, or failed; nothing was changed.
         """
         rows = self._row_ids(row_ids)
-        given = self._vectors(vectors)
+        given = self.vectors(vectors)
         if len(rows) != len(given):
             raise InvalidUsageError(f"There are {len(rows)} row ids for {len(given)} vectors.")
         if len(np.unique(rows)) != len(rows):
@@ -313,6 +319,15 @@ class Index:
                 with self.transaction():
                     return self.delete(rows)
             return self._transaction.delete(rows)
+
+    def _own(self) -> None:
+        """Check that the rows are this index's own. Raises ``InvalidUsageError`` if it follows a table."""
+        found = read_source(self.folder)
+        if found is not None:
+            raise InvalidUsageError(
+                f"{self.folder} follows the table {found.uri}, and has the rows of that.",
+                remedy="Change the table; memwal-ops catchup brings its changes here.",
+            )
 
     def writable(self) -> Store:
         """The store. Raises ``InvalidUsageError`` if the index is read-only."""
@@ -372,7 +387,7 @@ class Index:
             VersionGoneError: ``as_of`` is not retained, or never existed.
             TableCorruptError: a block is damaged.
         """
-        given = self._vectors(queries)
+        given = self.vectors(queries)
         limit = self.parameters.search_list if L is None else L
         for name, value in (("k", k), ("L", limit), ("beam_width", beam_width)):
             if not 1 <= value <= 1 << 20:
@@ -417,6 +432,7 @@ class Index:
         if self._reader is not None:
             self.view.refresh()
         if as_of is None:
+            usable(self.folder, self.view.state.unusable)
             return self.view.epoch
         if not self.view.state.retained_from <= as_of <= self.view.epoch:
             if self._reader is not None:
@@ -484,7 +500,8 @@ class Index:
             raise InvalidUsageError("Row ids must not be negative: -1 means none.")
         return np.ascontiguousarray(rows, np.int64)
 
-    def _vectors(self, given: ArrayLike) -> NDArray[np.float32]:
+    def vectors(self, given: ArrayLike) -> NDArray[np.float32]:
+        """Vectors as the index stores them. Raises ``InvalidUsageError``."""
         vectors = np.array(given, np.float32, order="C", copy=None)
         if vectors.ndim != 2 or vectors.shape[1] != self.parameters.dimension:  # noqa: PLR2004 - rows and columns
             raise InvalidUsageError(

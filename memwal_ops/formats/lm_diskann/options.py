@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
-from memwal_ops.core.options import Options, choice, count, duration, group, number, size, text
+from memwal_ops.core.options import OptionError, Options, choice, count, duration, flag, group, number, size, text
 from memwal_ops.core.repair_options import RepairOptions as BaseRepairOptions
 from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
 
@@ -36,6 +36,8 @@ class CatchupOptions(WaitOptions):
         500, minimum=1, metavar="N",
         help="Deleted nodes per commit. Each commit rewrites all their neighbours, before that space is free again.",
     )  # fmt: skip
+    max_rows: int = count(100_000, minimum=1, metavar="N", help="Rows of the followed table per commit.")
+    rebuild: bool = flag(help="Compare all rows of the followed table, whatever its history is.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,18 @@ class InitOptions(Options):
         100, minimum=1, help="L: length of the candidate list of inserts, and the default for searches."
     )
     quantizer: str = choice("pq", "pq", "ternary", help="How the vectors of neighbours are compressed.")
+    table: str | None = text(None, metavar="URI", help="Follow this Lance table: catchup brings its rows.")
+    column: str | None = text(None, metavar="NAME", help="The column of vectors of --table; gives the dimension.")
+    key: str | None = text(
+        None, metavar="NAME", help="The int64 column of --table that identifies rows. Default: stable row ids."
+    )
+
+    def validate(self) -> None:
+        """Refuse a table without its column, and columns without a table."""
+        if (self.table is None) != (self.column is None):
+            raise OptionError("{table} and {column} are given together, or not at all.", "table", "column")
+        if self.key is not None and self.table is None:
+            raise OptionError("{key} is a column of {table}, which is not given.", "key", "table")
 
 
 @dataclass(frozen=True, kw_only=True)

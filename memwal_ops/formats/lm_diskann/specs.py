@@ -46,28 +46,35 @@ busy; others: runbooks/README.md.""",
 )
 CATCHUP = JobSpec(
     name="catchup",
-    summary="Heal the graph around deleted rows.",
+    summary="Follow the index's table, and heal the graph around deleted rows.",
     help="""Heal the graph of the index folder at URI: the neighbours of deleted nodes are linked to each other, batch
 by batch, and gc can then give the slots of those back. Nodes to which nothing leads are linked again.
+
+An index that follows a Lance table (init --table) first gets the rows that were inserted, changed and deleted since the
+version that it has. After a restore, an overwrite or an expiry of versions that it has not seen, it is unusable until
+--rebuild, which compares all rows.
 
 Safe to kill and to run again; readers are not affected. Waits for another writer or job.
 
 \b
 Examples:
   memwal-ops catchup vectors.lmd
-  memwal-ops catchup vectors.lmd --batch 2000
+  memwal-ops catchup vectors.lmd --rebuild
 
-Exit codes: 0 caught_up, unchanged or dry_run; 57 busy; others: runbooks/README.md.""",
+Exit codes: 0 caught_up, unchanged or dry_run; 28 unusable, until it is rebuilt; 57 busy; others:
+runbooks/README.md.""",
     options=CatchupOptions,
     load=f"{_JOBS}.catchup",
     after=frozenset({"merge"}),
     enabled=True,
     every=timedelta(hours=1),
-    when="unhealed_percent >= 5",
+    when="unhealed_percent >= 5 or versions_behind >= 1",
     hung_after=timedelta(hours=1),
     metrics={
         "unhealed_nodes": MetricSpec("count", "Deleted nodes that searches still pass through."),
         "unhealed_percent": MetricSpec("count", "Percentage of nodes that are deleted and not healed."),
+        "versions_behind": MetricSpec("count", "Versions of the followed table that the index does not have."),
+        "rows_followed": MetricSpec("count", "Rows of the followed table that were inserted or deleted.", "run"),
         "nodes_healed": MetricSpec("count", "Deleted nodes that were taken out of the graph.", "run"),
     },
 )

@@ -46,6 +46,7 @@ CREATE TABLE lmd_sweep_list(node_id UBIGINT NOT NULL, reason VARCHAR NOT NULL, s
 CREATE TABLE lmd_heal_list(node_id UBIGINT NOT NULL, reason VARCHAR NOT NULL, since_epoch UBIGINT NOT NULL);
 CREATE TABLE lmd_backlink_overflow(target_node_id UBIGINT NOT NULL, referrer_node_id UBIGINT NOT NULL);
 CREATE TABLE lmd_entry_points(node_id UBIGINT NOT NULL, added_epoch UBIGINT NOT NULL, removed_epoch UBIGINT);
+CREATE TABLE lmd_followed(transaction VARCHAR NOT NULL);
 CREATE TABLE lmd_codebooks(codebook_id UBIGINT NOT NULL, kind VARCHAR NOT NULL, data BLOB NOT NULL);
 """
 _STATE = ", ".join(State.__dataclass_fields__)
@@ -132,6 +133,11 @@ class Store:
         *plain, data = self._answer(sql, tables).columns
         return [_numpy(column) for column in plain], data.to_pylist()
 
+    def texts(self, sql: str) -> list[str]:
+        """The texts of a query with one column."""
+        with self._errors():
+            return [one for (one,) in self._db.execute(sql).fetchall()]
+
     def _answer(self, sql: str, tables: Mapping[str, NDArray[Any]]) -> pa.Table:
         with self._errors():
             for name, values in tables.items():
@@ -186,6 +192,9 @@ class Store:
         if changes.codebook is not None:
             number, data = changes.codebook
             self._db.execute("INSERT INTO lmd_codebooks VALUES (?, ?, ?)", [number, self._kind, data.tobytes()])
+        if changes.followed is not None:
+            self._db.execute("DELETE FROM lmd_followed")
+            self._db.execute("INSERT INTO lmd_followed VALUES (?)", [changes.followed])
         names = _STATE.split(", ")
         assigned = ", ".join(f"{name} = {int(getattr(changes.state, name))}" for name in names)
         self._db.execute(f"UPDATE lmd_metadata SET {assigned}")

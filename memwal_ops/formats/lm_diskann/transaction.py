@@ -66,6 +66,8 @@ class Transaction:
         self._graph: int | None = None
         self.healed: NDArray[np.int64] = np.zeros(0, np.int64)
         self.rewired: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.followed: tuple[int, str] | None = None
+        self.unusable = store.state.unusable
 
     # -- changes
 
@@ -212,7 +214,8 @@ class Transaction:
 
     def commit(self) -> bool:
         """Make it durable, then visible; False if nothing was changed."""
-        if not (self._added or self._removed or len(self.healed) or len(self.rewired)):
+        other = self.followed is not None or self.unusable != self.store.state.unusable
+        if not (self._added or self._removed or len(self.healed) or len(self.rewired) or other):
             return False
         self._replace_entries()
         self._repatriate()
@@ -302,6 +305,8 @@ class Transaction:
         state = replace(
             self.store.state, epoch=self.epoch, next_node_id=self.next_node, slot_count=self.slots.count,
             codebook_id=self.codebook_id, live=self.live, healed=self.store.state.healed + len(self.healed),
+            followed=self.store.state.followed if self.followed is None else self.followed[0],
+            unusable=self.unusable if self.followed is None else 0,
         )  # fmt: skip
         return Changes(
             state, delta_nodes=nodes, blocks=blocks, moved_nodes=moved[:, 0], moved_slots=moved[:, 1],
@@ -311,6 +316,7 @@ class Transaction:
             overflow_reset=np.array(sorted(self._reset), U8), overflow_added=_pairs(pairs[1]),
             overflow_dropped=_pairs(pairs[-1]),
             codebook=None if self.codebook is None else (self.codebook_id, self.codebook),
+            followed=None if self.followed is None else self.followed[1],
             healed=self.healed.astype(U8), rewired=self.rewired.astype(U8),
         )  # fmt: skip
 

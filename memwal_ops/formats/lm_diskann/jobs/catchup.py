@@ -1,4 +1,4 @@
-"""Heal the graph around deleted nodes."""
+"""Bring an index to the newest version of the table that it follows, and heal its graph around deleted nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.formats.lm_diskann import healing
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.formats.lm_diskann import following, healing
+from memwal_ops.formats.lm_diskann.source import IndexUnusableError, Unusable, read_source
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ class Decision(enum.StrEnum):
     """The decisions of a catch-up."""
 
     CAUGHT_UP = "caught_up"
+    UNUSABLE = "unusable"
     UNCHANGED = "unchanged"
     DRY_RUN = "dry_run"
 
@@ -34,6 +37,10 @@ class Report:
         healed: deleted nodes that were taken out of the graph; of a plan: those that wait.
         rewired: nodes whose neighbours were searched again.
         pruned: nodes that got other links instead.
+        inserted, deleted: rows of the followed table; skipped: its rows without a usable vector.
+        versions: of the followed table, that the index was behind.
+        followed: the version of the table that the index has now; None: it follows none.
+        unusable: why it cannot follow any more.
     """
 
     decision: Decision
@@ -41,11 +48,17 @@ class Report:
     healed: int = 0
     rewired: int = 0
     pruned: int = 0
+    inserted: int = 0
+    deleted: int = 0
+    skipped: int = 0
+    versions: int = 0
+    followed: int | None = None
+    unusable: Unusable | None = None
 
     @property
     def exit_code(self) -> int:
-        """0."""
-        return 0
+        """28 if the index has to be rebuilt."""
+        return IndexUnusableError.exit_code if self.unusable is not None else 0
 
     def to_json(self) -> dict[str, Any]:
         """The document."""
@@ -55,13 +68,25 @@ class Report:
             "healed": self.healed,
             "rewired": self.rewired,
             "pruned": self.pruned,
+            "inserted": self.inserted,
+            "deleted": self.deleted,
+            "skipped": self.skipped,
+            "versions": self.versions,
+            "followed": self.followed,
+            "unusable": None if self.unusable is None else self.unusable.text,
         }
 
     def describe(self) -> str:
         """The text for people."""
         nodes = counted(self.healed, "deleted node")
         if self.decision is Decision.DRY_RUN:
-            return f"{self.decision}: {nodes} would be healed; the index is at epoch {self.epoch}."
+            behind = "" if self.followed is None else f"{counted(self.versions, 'version')} would be followed, "
+            return f"{self.decision}: {behind}{nodes} would be healed; the index is at epoch {self.epoch}."
+        if self.unusable is not None:
+            return f"{self.decision}: {self.unusable.text}.\n{IndexUnusableError.remedy}"
+        if self.followed is not None:
+            rows = f"{counted(self.inserted, 'row')} inserted, {self.deleted:,} deleted, {self.skipped:,} skipped"
+            nodes = f"{rows}; the index has version {self.followed} of its table; {nodes}"
         return (
             f"{self.decision}: {nodes} healed, {counted(self.pruned, 'neighbour')} pruned and "
             f"{counted(self.rewired, 'node')} rewired; the index is at epoch {self.epoch}."
@@ -72,25 +97,51 @@ def backlog(table: Table) -> Mapping[str, float]:
     """The backlog metrics, from the published view."""
     nodes = max(1, table.state.live + table.tombstones)
     waits = table.tombstones - table.state.healed
-    return {"unhealed_nodes": waits, "unhealed_percent": 100 * waits / nodes}
+    behind = following.versions_behind(table.location.uri, table.state.followed)
+    return {"unhealed_nodes": waits, "unhealed_percent": 100 * waits / nodes, "versions_behind": behind}
 
 
 def plan(table: Table, options: CatchupOptions, context: RunContext) -> Report:
     """The backlog, from the published view."""
     del options, context
-    return Report(Decision.DRY_RUN, table.revision, table.tombstones - table.state.healed)
+    found = read_source(table.location.uri)
+    return Report(
+        Decision.DRY_RUN, table.revision, table.tombstones - table.state.healed,
+        versions=following.versions_behind(table.location.uri, table.state.followed),
+        followed=None if found is None else table.state.followed,
+    )  # fmt: skip
 
 
 def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
-    """Heal the whole backlog, in batches.
+    """Follow the table, then heal the whole backlog, in batches.
 
     Raises:
         IndexBusyError: another writer or job has the index.
         LeaseLostError: the guard denies; earlier commits are kept.
-        StorageError: the disk is full, or failed; earlier commits are kept.
+        StorageError: the disk is full, or failed, or the table cannot be read; earlier commits are kept.
     """
-    healed = rewired = pruned = 0
+    healed = rewired = pruned = inserted = deleted = skipped = 0
+    found = read_source(table.location.uri)
+    if found is None and options.rebuild:
+        raise InvalidUsageError(f"{table.location.uri} follows no table, so it has none to be rebuilt from.")
     with table.open(options.wait.total_seconds(), changes=True) as index:
+        before = index.writable().state.followed
+        try:
+            for part in () if found is None else following.follow(
+                index, found, options.max_rows, table.durable, rebuild=options.rebuild
+            ):  # fmt: skip
+                inserted, deleted, skipped = (
+                    inserted + part.inserted, deleted + part.deleted, skipped + part.skipped
+                )  # fmt: skip
+                context.revisions.append(part.epoch)
+                context.figures["rows_followed"] += part.inserted + part.deleted
+                context.advance("following", "rows", part.inserted + part.deleted)
+                context.checkpoint()
+        except IndexUnusableError:
+            state = index.writable().state
+            return Report(
+                Decision.UNUSABLE, state.epoch, followed=state.followed, unusable=Unusable(state.unusable)
+            )  # fmt: skip
         total, _ = healing.waiting(index.writable())
         for batch in healing.heal(index, options.batch, table.durable):
             healed, rewired, pruned = healed + batch.healed, rewired + batch.rewired, pruned + batch.pruned
@@ -98,5 +149,10 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
             context.figures["nodes_healed"] += batch.healed
             context.advance("healing", "nodes", batch.healed, total=total)
             context.checkpoint()
-        decision = Decision.CAUGHT_UP if healed or rewired else Decision.UNCHANGED
-        return Report(decision, index.writable().state.epoch, healed, rewired, pruned)
+        now = index.writable().state
+        changed = healed or rewired or now.followed != before or options.rebuild
+        decision = Decision.CAUGHT_UP if changed else Decision.UNCHANGED
+        return Report(
+            decision, now.epoch, healed, rewired, pruned, inserted, deleted,
+            skipped, now.followed - before, None if found is None else now.followed,
+        )  # fmt: skip

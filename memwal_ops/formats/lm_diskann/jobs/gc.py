@@ -30,6 +30,7 @@ from memwal_ops.formats.lm_diskann.library import read_parameters
 from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, WriterLock, dead_readers
 from memwal_ops.formats.lm_diskann.publishing import stale_files
 from memwal_ops.formats.lm_diskann.slots import needed_from
+from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.formats.lm_diskann.store import Store as Database
 from memwal_ops.formats.lm_diskann.view import View, read_current
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.options import GcOptions
     from memwal_ops.formats.lm_diskann.table import Table
 
-_KNOWN = {METADATA, GRAPH, NAME, LOG, WRITER, CURRENT}
+_KNOWN = {FOLLOW, METADATA, GRAPH, NAME, LOG, WRITER, CURRENT}
 _FOREIGN = re.compile(r"(_mem_wal_ops|diskann_store\.duckdb\.tmp)/.*")
 _VIEW = re.compile(r"view/[0-9]{16}\.(base|log)")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
 from memwal_ops.formats.lm_diskann import library
+from memwal_ops.formats.lm_diskann.source import Source, read_source
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.options import InitOptions
@@ -49,8 +51,9 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     """
     del store
     path = library.local_path(location.uri)
+    follows = None if options.table is None else Source(_place(options.table), str(options.column), options.key)
     wanted: dict[str, Any] = {
-        "dimension": options.dimension,
+        "dimension": options.dimension if follows is None else follows.dimension(),
         "metric": options.index_metric,
         "R": options.links,
         "alpha": options.alpha,
@@ -61,13 +64,27 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
         found = _document(library.read_parameters(path))
     except (TableNotFoundError, NotALanceTableError):
         if not dry_run:
-            library.create(path, **wanted)
-        return InitReport("dry_run" if dry_run else "created", path, wanted)
+            library.create(path, **wanted, follows=follows)
+        return InitReport("dry_run" if dry_run else "created", path, wanted | _followed(follows))
     differ = [name for name, value in wanted.items() if found[name] != value]
     if differ:
         text = ", ".join(f"{name} is {found[name]}, not {wanted[name]}" for name in differ)
         raise InvalidUsageError(f"{path} is an index with other parameters already: {text}.")
-    return InitReport("unchanged", path, wanted)
+    if read_source(path) != follows:
+        raise InvalidUsageError(f"{path} is an index already, which follows {_named(read_source(path))}.")
+    return InitReport("unchanged", path, wanted | _followed(follows))
+
+
+def _place(table: str) -> str:
+    return table if "://" in table else os.path.abspath(os.path.expanduser(table))
+
+
+def _followed(follows: Source | None) -> dict[str, Any]:
+    return {} if follows is None else {"table": follows.uri, "column": follows.column, "key": follows.key}
+
+
+def _named(follows: Source | None) -> str:
+    return "no table" if follows is None else f"column {follows.column} of {follows.uri}, key {follows.key}"
 
 
 def _document(found: Parameters) -> dict[str, Any]:

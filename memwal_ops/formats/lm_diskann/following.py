@@ -1,0 +1,137 @@
+"""Follow a Lance table: its inserted, changed and deleted rows become inserts and deletes of the index.
+
+The rows of a batch and the index's version of the table are in one commit; the version is that of the last batch. A
+run that was killed begins again from the version that is recorded: rows that the index has already, with the same
+vector, are left as they are, and rows that the table does not have are deleted, whoever inserted them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops.formats.lm_diskann import merging, source
+from memwal_ops.formats.lm_diskann.healing import around
+from memwal_ops.formats.lm_diskann.source import usable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.files import Step
+    from memwal_ops.formats.lm_diskann.library import Index
+    from memwal_ops.formats.lm_diskann.source import Source
+
+BATCH = 100_000
+_BUILD_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Followed:
+    """The result of one commit: rows inserted or replaced, rows deleted, rows without a usable vector, the epoch."""
+
+    inserted: int
+    deleted: int
+    skipped: int
+    epoch: int
+
+
+def versions_behind(folder: str, followed: int) -> int:
+    """How many versions the table is ahead of the index; 0 if the index follows none. Opens the table."""
+    found = source.read_source(folder)
+    return 0 if found is None else max(0, int(found.open().version) - followed)
+
+
+def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool = False) -> Iterator[Followed]:
+    """Bring the index to the newest version of the table; each batch is committed and published when it is yielded.
+
+    Args:
+        index: writable, without an open transaction.
+        found: the table.
+        batch: rows of one commit; an index that is made at first, or again, has more, within 1 GiB of vectors.
+        step: carries out durable steps.
+        rebuild: compare all rows, whatever the history of the table is.
+
+    Raises:
+        IndexUnusableError: the table was restored, overwritten or replaced, or has expired versions that the index
+            has not seen; this is recorded in the index.
+    """
+    state, table = index.writable().state, found.open()
+    [recorded] = index.writable().texts("SELECT transaction FROM lmd_followed") or [""]
+    whole = rebuild or not state.followed
+    if not whole:
+        usable(index.folder, state.unusable)
+        why = source.check_history(table, state.followed, recorded)
+        if why is not None:
+            with index.staged() as staged:
+                staged.unusable = why.value
+            usable(index.folder, why.value)
+        if table.version == state.followed:
+            return
+    present = source.row_ids(table, found)
+    fragments = source.changed_fragments(table, None if whole else state.followed)
+    made = source.transaction_of(table, table.version)
+    target = table.version, "" if made is None else made.uuid
+    most = max(batch, _BUILD_BYTES // (4 * index.parameters.dimension)) if whole else batch
+    gone = np.setdiff1d(_live(index), present)
+    for chunk in np.array_split(gone, max(1, -(-len(gone) // most)))[:-1]:
+        yield _commit(index, step, chunk, [], 0, None)
+        gone = np.setdiff1d(gone, chunk, assume_unique=True)
+    waiting: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
+    skipped = 0
+    for ids, vectors in source.rows(table, found, fragments):
+        good = _usable(index, vectors)
+        skipped += int((~good).sum())
+        gone = np.union1d(gone, ids[~good])
+        new = _differ(index, ids[good], vectors[good])
+        waiting.append((ids[good][new], vectors[good][new]))
+        if sum(len(one) for one, _ in waiting) >= most:
+            yield _commit(index, step, gone, waiting, skipped, None)
+            gone, waiting, skipped = gone[:0], [], 0
+    yield _commit(index, step, gone, waiting, skipped, target)
+
+
+def _commit(
+    index: Index, step: Step, gone: NDArray[np.int64],
+    waiting: list[tuple[NDArray[np.int64], NDArray[np.float32]]], skipped: int, target: tuple[int, str] | None,
+) -> Followed:  # fmt: skip
+    merging.give_up(index, step)
+    ids = np.concatenate([one for one, _ in waiting]) if waiting else np.zeros(0, np.int64)
+    with index.staged() as staged:
+        deleted = staged.delete(gone)
+        if len(ids):
+            staged.insert(ids, index.vectors(np.concatenate([one for _, one in waiting])))
+        staged.followed = target
+    return Followed(len(ids), deleted, skipped, index.epoch)
+
+
+def _live(index: Index) -> NDArray[np.int64]:
+    [rows] = index.writable().columns("SELECT row_id FROM lmd_lookup WHERE removed_epoch IS NULL")
+    found: NDArray[np.int64] = rows.astype(np.int64)
+    return found
+
+
+def _usable(index: Index, vectors: NDArray[np.float32]) -> NDArray[Any]:
+    """Which vectors can be in the index: finite ones, and for cosine, those that are not zero."""
+    good: NDArray[Any] = np.asarray(np.isfinite(vectors).all(axis=1))
+    if index.parameters.metric == "cosine":
+        good = good & (vectors != 0).any(axis=1)
+    return good
+
+
+def _differ(index: Index, ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> NDArray[Any]:
+    """Which rows the index does not have with the same vector: a compaction moves rows that did not change."""
+    found, nodes = index.writable().columns(
+        "SELECT row_id, node_id FROM lmd_lookup WHERE removed_epoch IS NULL AND row_id IN (SELECT id FROM wanted)",
+        wanted=ids,
+    )
+    new = np.ones(len(ids), bool)
+    if len(found):
+        order = np.argsort(ids)
+        at = order[np.searchsorted(ids, found, sorter=order)]
+        held = around(index.view, index.writable(), nodes.astype(np.int64), index.epoch).vectors
+        new[at] = (held != index.vectors(vectors[at])).any(axis=1)
+    return new

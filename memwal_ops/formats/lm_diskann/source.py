@@ -1,0 +1,228 @@
+"""The Lance table that an index follows: which rows it has, and what changed since a version.
+
+Read by pylance alone. The history decides whether the index may follow at all: a restore makes a version with a higher
+number and older rows, and may give the same row ids to other rows, so that no comparison of numbers finds it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from memwal_ops.errors import InvalidUsageError, StorageError, TableCorruptError, TableNotFoundError, TableReplacedError
+from memwal_ops.formats.lm_diskann.files import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+FOLLOW = "follow.json"
+_ROWS = 16_384
+_ROW_ID = "_rowid"
+
+
+class IndexUnusableError(TableReplacedError):
+    """The index cannot follow its table any more, and is not searched until it was rebuilt."""
+
+    remedy = "Run memwal-ops catchup --rebuild on the index folder."
+
+
+class Unusable(enum.IntEnum):
+    """Why an index cannot follow its table any more; stored in the state of the index."""
+
+    RESTORED = 1
+    OVERWRITTEN = 2
+    GAP = 3
+    REPLACED = 4
+
+    @property
+    def text(self) -> str:
+        """The reason, as the rest of a sentence."""
+        return {
+            Unusable.RESTORED: "the table was restored to an earlier version",
+            Unusable.OVERWRITTEN: "the table was overwritten",
+            Unusable.GAP: "versions that the index has not seen were expired",
+            Unusable.REPLACED: "there is another table than the one that it followed",
+        }[self]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an index follows; fixed at its creation, in ``follow.json``.
+
+    Attributes:
+        uri: of the Lance table.
+        column: of the vectors.
+        key: the int64 column that is the row id; None: the table's stable row ids are.
+    """
+
+    uri: str
+    column: str
+    key: str | None
+
+    def write(self, folder: str) -> None:
+        """Write it into a folder that is being created."""
+        replace_file(folder, FOLLOW, [json.dumps(asdict(self)).encode()])
+
+    def open(self) -> Any:
+        """The newest version of the table. Raises ``TableNotFoundError`` or ``StorageError``."""
+        import lance  # noqa: PLC0415 - only for indexes that follow a table
+
+        try:
+            return lance.dataset(self.uri)
+        except ValueError as error:
+            raise TableNotFoundError(f"The table that the index follows was not found: {self.uri}.") from error
+        except OSError as error:
+            raise StorageError(f"The table that the index follows cannot be read: {error}") from error
+
+    def dimension(self) -> int:
+        """Check that the table can be followed, and return the length of its vectors.
+
+        Raises:
+            InvalidUsageError: a column does not exist, or is of another type; or there are no row ids to go by.
+        """
+        table = self.open()
+        fields = {field.name: field.type for field in table.schema}
+        kind = fields.get(self.column)
+        if kind is None or not pa.types.is_fixed_size_list(kind) or not pa.types.is_floating(kind.value_type):
+            raise InvalidUsageError(
+                f"{self.uri} has no column {self.column} of vectors: it is {kind or 'not there'}.",
+                remedy="Name a column of the type fixed_size_list of floats.",
+            )
+        if self.key is None and not table.has_stable_row_ids:
+            raise InvalidUsageError(
+                f"{self.uri} has no stable row ids: a compaction would give its rows other ids.",
+                remedy="Name an int64 column that identifies rows, by --key.",
+            )
+        if self.key is not None and fields.get(self.key) != pa.int64():
+            raise InvalidUsageError(
+                f"{self.uri} has no int64 column {self.key}: it is {fields.get(self.key, 'not there')}.",
+                remedy="Name an int64 column that identifies rows, by --key.",
+            )
+        return int(kind.list_size)
+
+
+def usable(folder: str, unusable: int) -> None:
+    """Check that an index may be searched at its newest epoch. Raises ``IndexUnusableError``."""
+    if unusable:
+        raise IndexUnusableError(
+            f"The index {folder} cannot be searched: {Unusable(unusable).text}. Epochs before that can be (as_of)."
+        )
+
+
+def read_source(folder: str) -> Source | None:
+    """What the index in a folder follows; None: nothing.
+
+    Raises:
+        TableCorruptError: ``follow.json`` is damaged.
+    """
+    try:
+        with open(os.path.join(folder, FOLLOW), "rb") as file:
+            return Source(**json.loads(file.read()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise TableCorruptError(f"{FOLLOW} in {folder} is damaged: {error}.") from error
+
+
+def transaction_of(table: Any, version: int) -> Any:
+    """The transaction that made a version; None: it was expired, or its record was.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    try:
+        return table.read_transaction(version)
+    except (OSError, ValueError) as error:
+        if "not found" in str(error).lower():
+            return None
+        raise StorageError(f"A transaction of the table that the index follows cannot be read: {error}") from error
+
+
+def check_history(table: Any, version: int, transaction: str) -> Unusable | None:
+    """Whether a table leads from a version that an index has to the open one by changes of rows alone."""
+    if table.version < version:
+        return Unusable.REPLACED
+    first = transaction_of(table, version)
+    if first is None:
+        return Unusable.GAP
+    if first.uuid != transaction:
+        return Unusable.REPLACED
+    for later in range(version + 1, table.version + 1):
+        one = transaction_of(table, later)
+        if one is None:
+            return Unusable.GAP
+        name = type(one.operation).__name__
+        if name in {"Restore", "Overwrite"}:
+            return Unusable.RESTORED if name == "Restore" else Unusable.OVERWRITTEN
+    return None
+
+
+def changed_fragments(table: Any, version: int | None) -> list[Any]:
+    """The fragments whose rows the index may not have; all if ``version`` is None."""
+    fragments = list(table.get_fragments())
+    if version is None:
+        return fragments
+    try:
+        known = {_content(one) for one in table.checkout_version(version).get_fragments()}
+    except (OSError, ValueError) as error:
+        raise StorageError(f"Version {version} of the table cannot be read: {error}") from error
+    return [one for one in fragments if _content(one) not in known]
+
+
+def _content(fragment: Any) -> str:
+    """What decides about the values of a fragment; a deletion only takes rows away."""
+    found = fragment.metadata.to_json()
+    return json.dumps([found["id"], found["files"], found.get("overlays"), found["physical_rows"]], sort_keys=True)
+
+
+def row_ids(table: Any, source: Source) -> NDArray[np.int64]:
+    """The ids of all rows, ascending. Raises ``InvalidUsageError`` if two rows have the same key."""
+    parts = [_ids(batch, source) for batch in _batches(table, source, None, vectors=False)]
+    found = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+    twice = found[1:][found[1:] == found[:-1]]
+    if len(twice):
+        raise InvalidUsageError(
+            f"Two rows of {source.uri} have {source.key} {twice[0]}: it does not identify rows.",
+            remedy="Remove the duplicates, or follow the table by another column.",
+        )
+    return found
+
+
+def rows(table: Any, source: Source, fragments: list[Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Ids and vectors of the rows of some fragments; a row without a vector has NaN."""
+    if not fragments:
+        return
+    for batch in _batches(table, source, fragments, vectors=True):
+        column = batch.column(source.column)
+        vectors = np.full((len(column), column.type.list_size), np.nan, np.float32)
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        vectors[there] = np.asarray(
+            column.filter(pa.array(there)).flatten().cast(pa.float32()).to_numpy(zero_copy_only=False)
+        ).reshape(-1, column.type.list_size)
+        yield _ids(batch, source), vectors
+
+
+def _batches(table: Any, source: Source, fragments: list[Any] | None, *, vectors: bool) -> Iterator[pa.RecordBatch]:
+    columns = [*([source.column] if vectors else []), *([source.key] if source.key else [])]
+    try:
+        yield from table.scanner(
+            columns=columns, with_row_id=source.key is None, fragments=fragments, batch_size=_ROWS, scan_in_order=False
+        ).to_batches()
+    except OSError as error:
+        raise StorageError(f"The table that the index follows cannot be read: {error}") from error
+
+
+def _ids(batch: pa.RecordBatch, source: Source) -> NDArray[np.int64]:
+    column = batch.column(source.key or _ROW_ID)
+    if column.null_count:
+        raise InvalidUsageError(f"A row of {source.uri} has no {source.key}: it does not identify rows.")
+    found: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found

@@ -1,0 +1,221 @@
+"""An index that follows a Lance table has the rows of the version that it names, or is refused by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from memwal_ops import run_job
+from memwal_ops.errors import InvalidUsageError, TableReplacedError
+from memwal_ops.formats import lm_diskann
+from memwal_ops.formats.lm_diskann import source
+from tests.support.lm_diskann.decoder import View
+from tests.support.lm_diskann.folders import check_sound
+from tests.support.run_cli import run_here
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DIMENSION = 16
+
+
+def data(ids: Any, vectors: np.ndarray) -> pa.Table:
+    flat = pa.array(vectors.astype(np.float32).ravel())
+    return pa.table({"id": pa.array(ids, pa.int64()), "vec": pa.FixedSizeListArray.from_arrays(flat, DIMENSION)})
+
+
+@pytest.fixture(params=["stable", "key"])
+def table(request: pytest.FixtureRequest, tmp_path: Path, vectors: np.ndarray) -> tuple[str, list[str]]:
+    uri = str(tmp_path / "rows.lance")
+    lance.write_dataset(
+        data(np.arange(1500), vectors[:1500]), uri, enable_stable_row_ids=request.param == "stable",
+        max_rows_per_file=500,
+    )  # fmt: skip
+    return uri, ["--key", "id"] if request.param == "key" else []
+
+
+@pytest.fixture
+def followed(folder: str, table: tuple[str, list[str]], capfd: pytest.CaptureFixture[str]) -> str:
+    uri, key = table
+    made = run_here(
+        capfd,
+        "init",
+        folder,
+        "--format",
+        "lm_diskann",
+        "--table",
+        uri,
+        "--column",
+        "vec",
+        "--links",
+        "16",
+        *key,
+        "--json",
+    )
+    assert (made.code, made.document["dimension"], made.document["table"]) == (0, DIMENSION, uri)
+    return folder
+
+
+def expected(uri: str, version: int, *, key: bool) -> dict[int, tuple[float, ...]]:
+    rows = lance.dataset(uri, version=version).scanner(with_row_id=True).to_table().to_pylist()
+    return {one["id" if key else "_rowid"]: tuple(one["vec"]) for one in rows if one["vec"] is not None}
+
+
+def check(folder: str, uri: str) -> None:
+    view = View(folder)
+    found = source.read_source(folder)
+    assert found is not None
+    assert view.followed == lance.dataset(uri).version
+    assert view.live_rows() == expected(uri, view.followed, key=found.key is not None)
+
+
+def test_inserts_changes_deletes_and_compactions(
+    followed: str, table: tuple[str, list[str]], vectors: np.ndarray
+) -> None:
+    uri, _ = table
+    assert run_job(followed, "inspect").to_json()["backlog"]["versions_behind"] == 1
+    assert run_job(followed, "catchup", apply=False).to_json()["versions"] == 1
+    report = run_job(followed, "catchup").to_json()
+    assert (report["decision"], report["inserted"], report["followed"]) == ("caught_up", 1500, 1)
+    check(followed, uri)
+    dataset = lance.dataset(uri)
+    dataset.delete("id % 9 = 0")
+    dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(
+        data([5, 7, 5000, 5001], vectors[3000:3004])
+    )
+    lance.write_dataset(data([6000], vectors[3010:3011]), uri, mode="append")
+    report = run_job(followed, "catchup").to_json()
+    assert report["deleted"] >= 167
+    assert report["inserted"] == 5, "a row of a rewritten fragment is left alone if its vector is the same"
+    check(followed, uri)
+    lance.dataset(uri).optimize.compact_files(target_rows_per_fragment=10_000)
+    report = run_job(followed, "catchup").to_json()
+    assert (report["inserted"], report["deleted"]) == (0, 0)
+    check(followed, uri)
+    with lm_diskann.open(followed) as index:
+        found, _ = index.search(vectors[3000:3001], k=1)
+        assert index.view.state.followed == lance.dataset(uri).version
+        assert found[0, 0] == 5 or table[1] == []
+        with pytest.raises(InvalidUsageError, match="follows the table"):
+            index.insert([1], vectors[:1])
+    assert run_job(followed, "catchup").decision == "unchanged", "the deleted nodes are healed, too"
+    check_sound(followed)
+
+
+def restored(uri: str) -> None:
+    lance.dataset(uri, version=1).restore()
+
+
+def overwritten(uri: str) -> None:
+    lance.write_dataset(lance.dataset(uri).to_table(), uri, mode="overwrite")
+
+
+def expired(uri: str) -> None:
+    for one in (300, 301):
+        lance.dataset(uri).delete(f"id = {one}")
+    lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
+
+
+def replaced(uri: str) -> None:
+    rows = lance.dataset(uri).to_table()
+    stable = lance.dataset(uri).has_stable_row_ids
+    shutil.rmtree(uri)
+    lance.write_dataset(rows, uri, enable_stable_row_ids=stable)
+    for one in range(4):
+        lance.dataset(uri).delete(f"id = {one}")
+
+
+@pytest.mark.parametrize("change", [restored, overwritten, expired, replaced])
+def test_what_it_cannot_follow_is_named_until_it_is_rebuilt(
+    followed: str, table: tuple[str, list[str]], vectors: np.ndarray, change: Any
+) -> None:
+    uri, _ = table
+    run_job(followed, "catchup")
+    lance.dataset(uri).delete("id < 100")
+    run_job(followed, "catchup")
+    before = View(followed).epoch
+    change(uri)
+    for _ in range(2):
+        report = run_job(followed, "catchup")
+        assert (report.decision, report.exit_code) == ("unusable", TableReplacedError.exit_code)
+        words = {
+            "restored": "restored",
+            "overwritten": "overwritten",
+            "expired": "expired",
+            "replaced": "another table",
+        }
+        assert words[change.__name__] in report.describe()
+    assert View(followed).unusable
+    with lm_diskann.open(followed, read_only=True) as index:
+        with pytest.raises(source.IndexUnusableError, match="cannot be searched"):
+            index.search(vectors[:1])
+        assert index.search(vectors[200:201], k=1, as_of=before)[0][0, 0] == 200
+    report = run_job(followed, "catchup", rebuild=True)
+    assert (report.decision, report.exit_code) == ("caught_up", 0)
+    check(followed, uri)
+    with lm_diskann.open(followed, read_only=True) as index:
+        index.search(vectors[:1])
+
+
+def test_rows_without_a_usable_vector_are_left_out(followed: str, table: tuple[str, list[str]]) -> None:
+    uri, _ = table
+    flat = np.zeros((2, DIMENSION), np.float32)
+    flat[1, 3] = np.nan
+    odd = data([7000, 7001], flat)
+    null = pa.table({"id": pa.array([7002], pa.int64()), "vec": pa.array([None], odd.schema.field("vec").type)})
+    lance.write_dataset(pa.concat_tables([odd, null]), uri, mode="append")
+    report = run_job(followed, "catchup").to_json()
+    assert (report["inserted"], report["skipped"]) == (1501, 2)
+    assert len(View(followed).live_rows()) == 1501
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(["--column", "none", "--key", "id"], "no column none"), (["--column", "vec"], "no stable row ids"),
+     (["--column", "vec", "--key", "vec"], "no int64 column vec"), (["--column", "id"], "no column id of vectors")],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_refused(
+    folder: str, tmp_path: Path, vectors: np.ndarray, options: list[str], why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    uri = str(tmp_path / "rows.lance")
+    lance.write_dataset(data(np.arange(9), vectors[:9]), uri)
+    done = run_here(capfd, "init", folder, "--format", "lm_diskann", "--table", uri, *options)
+    assert done.code == 2
+    assert why in done.err
+    assert not os.path.exists(folder)
+
+
+def test_a_restore_that_is_not_noticed_loses_no_row(
+    followed: str, table: tuple[str, list[str]], vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: rows are compared by their vectors, and not by the numbers of versions."""
+    uri, _ = table
+    run_job(followed, "catchup")
+    ids = np.arange(9000, 9010)
+    lance.write_dataset(data(ids, vectors[3000:3010]), uri, mode="append")
+    run_job(followed, "catchup")
+    restored(uri)
+    lance.write_dataset(data(ids, vectors[3100:3110]), uri, mode="append")
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "check_history", lambda *_: None)
+        assert run_job(followed, "catchup").decision == "caught_up"
+    check(followed, uri)
+
+
+def test_planted_a_version_that_is_ahead_of_its_rows(
+    followed: str, table: tuple[str, list[str]], vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, _ = table
+    run_job(followed, "catchup")
+    lance.write_dataset(data(np.arange(9000, 9010), vectors[3000:3010]), uri, mode="append")
+    monkeypatch.setattr(source, "changed_fragments", lambda *_: [])
+    run_job(followed, "catchup")
+    with pytest.raises(AssertionError):
+        check(followed, uri)
