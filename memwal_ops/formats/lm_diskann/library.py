@@ -14,15 +14,14 @@ import numpy as np
 from memwal_ops.errors import (
     InvalidUsageError,
     MemwalOpsError,
-    NotALanceTableError,
     TableCorruptError,
-    TableNotFoundError,
     UnsupportedFeatureError,
     VersionGoneError,
 )
 from memwal_ops.formats.lm_diskann import merging, publishing
 from memwal_ops.formats.lm_diskann.changes import State
 from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, Step, io_error, plainly, replace_file, sync_folder
+from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
 from memwal_ops.formats.lm_diskann.kernels.memory import scratch
 from memwal_ops.formats.lm_diskann.kernels.searching import scan, search
 from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, Reader, WriterLock
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from memwal_ops.formats.lm_diskann.source import Source
-    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
 CACHE = 32 << 20
 OVERLAY = 256 << 20
@@ -97,38 +95,6 @@ def create(
             ) from error
         raise io_error(error) from error
     sync_folder(os.path.dirname(path) or "/")
-
-
-def local_path(folder: str | os.PathLike[str]) -> str:
-    """The absolute path of a folder.
-
-    Raises:
-        UnsupportedFeatureError: it is on an object store.
-    """
-    text = os.fspath(folder)
-    if "://" in text and not text.startswith("file://"):
-        raise UnsupportedFeatureError(
-            f"An LM-DiskANN index cannot be at {text.partition('://')[0]}://...: pages of one file are written in "
-            "place and synced, which object stores do not support.",
-            remedy="Put the folder on a local disk.",
-        )
-    return os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
-
-
-def read_parameters(path: str) -> Parameters:
-    """Read the fixed parameters of the index in a folder.
-
-    Raises:
-        TableNotFoundError, NotALanceTableError: there is none.
-        TableCorruptError, UnsupportedFeatureError: ``metadata.lmd`` cannot be used.
-    """
-    try:
-        with open(os.path.join(path, METADATA), "rb") as file:
-            return wire.decode(file.read())
-    except FileNotFoundError as error:
-        if os.path.isdir(path) and os.listdir(path):
-            raise NotALanceTableError(f"{path} is not an index folder: it has no {METADATA}.") from error
-        raise TableNotFoundError(f"No index found at {path}.") from error
 
 
 class Index:
