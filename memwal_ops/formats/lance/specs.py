@@ -371,6 +371,7 @@ PLAIN_CODE = {
     "expire": EXPIRE.load,
     "gc": GC.load,
     "maintain": MAINTAIN.load,
+    "repair": REPAIR.load,
 }
 """Per job that applies to plain tables, which have no MemWAL index, the code that it has for them."""
 INIT = InitSpec(

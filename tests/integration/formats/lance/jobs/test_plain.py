@@ -51,3 +51,23 @@ def test_a_version_is_held_and_why_names_the_hold(tmp_path: Path) -> None:
 def test_nagios_does_not_alarm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     made = PlainTable(str(tmp_path / "t.lance")).create()
     assert run_here(capfd, "check", "--nagios", made.uri).out == "MEMWAL OK - no log to merge\n"
+
+
+def test_repair_fixes_what_is_safe_and_names_the_rest(tmp_path: Path) -> None:
+    """A transaction file is written again; a data file cannot be, and its loss needs a person."""
+    made = PlainTable(str(tmp_path / "t.lance")).create(fragments=2)
+    assert run_job(made.uri, "repair").decision == "nothing_to_repair"
+    name = open_table(made.uri).manifest.manifest.transaction_file
+    file = tmp_path / "t.lance/_transactions" / name
+    data = file.read_bytes()
+    file.unlink()
+    assert run_job(made.uri, "repair").decision == "planned"
+    assert not file.exists()
+    assert run_job(made.uri, "repair", apply=True).decision == "repaired"
+    assert file.read_bytes() == data
+    next((tmp_path / "t.lance/data").iterdir()).unlink()
+    before = made.files()
+    report = run_job(made.uri, "repair", apply=True)
+    assert report.exit_code == 9
+    assert "backup" in report.describe()
+    assert made.files() == before
