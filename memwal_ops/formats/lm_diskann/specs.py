@@ -111,7 +111,8 @@ REPAIR = JobSpec(
     summary="Fix what has a provably safe fix; without --apply, only say what.",
     help="""Verify the index folder at URI, and fix what has a provably safe fix.
 
-The published view is made again from the store, if the store has no findings of its own; expired leases are released.
+The published view is made again from the store, if the store has no findings of its own; with --deep, nodes to which no
+path leads are linked again; expired leases are released.
 For the other findings it prints what you can decide, and what that costs. Waits for another writer or job.
 
 Safe to kill, and to run twice. Without --apply, nothing is changed.
@@ -151,7 +152,8 @@ VERIFY = read_only_job(
     name="verify",
     summary="Read every block of an index folder, and check the index for consistency.",
     help="""Check the index folder at URI: checksums of all blocks, the slot map, rows against blocks, links in both
-directions, the published view against the store. Changes nothing. Waits for another writer or job.
+directions, the published view against the store. With --deep also which nodes searches reach, lost slots, and the
+recall of a sample of rows. Changes nothing. Waits for another writer or job.
 
 \b
 Examples:

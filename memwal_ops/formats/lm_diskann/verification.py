@@ -37,8 +37,18 @@ _SEEN, _DEAD, _OVERFLOWED, _HEALED = 1, 2, 4, 8
 OF_VIEW = frozenset({"view_damaged", "view_behind", "view_differs"})
 _OF_STORE = {
     "slot_used_twice", "slot_beyond_end", "node_mapped_twice", "delta_damaged", "row_without_block",
-    "tombstone_missing", "count_differs", "entry_point_dead", "entry_point_missing",
+    "tombstone_missing", "count_differs", "entry_point_dead", "entry_point_missing", "slot_lost",
+    "epoch_beyond_end",
 }  # fmt: skip
+_WARNINGS = {"view_behind", "unreachable", "slot_lost"}
+_CONSEQUENCES = {
+    "unreachable": "Searches do not find this row; only those by allow do.",
+    "slot_lost": "The file is longer than necessary.",
+}
+_REMEDIES = {
+    "unreachable": "memwal-ops repair URI --deep --apply links it again.",
+    "slot_lost": "None is needed.",
+}
 _BEHIND = "Readers see an older epoch, or fail, until the view is published again."
 _BROKEN = "Searches may miss rows, return deleted ones, or fail."
 _PAGE = runbook(TableCorruptError.exit_code) or ""
@@ -56,14 +66,14 @@ class Verified:
         for detail in details:
             view = check in OF_VIEW
             self.findings.add(Finding(
-                Severity.WARNING if check == "view_behind" else Severity.ERROR,
+                Severity.WARNING if check in _WARNINGS else Severity.ERROR,
                 check,
                 "the published view" if view else NAME if check in _OF_STORE else GRAPH,
                 detail,
-                _BEHIND if view else _BROKEN,
-                "memwal-ops repair URI --apply publishes it again." if view
-                else "Restore the folder from a backup, or build the index again from its table.",
-                "" if view else _PAGE,
+                _CONSEQUENCES.get(check, _BEHIND if view else _BROKEN),
+                _REMEDIES.get(check, "memwal-ops repair URI --apply publishes it again." if view
+                else "Restore the folder from a backup, or build the index again from its table."),
+                "" if view or check in _WARNINGS else _PAGE,
             ))  # fmt: skip
 
 

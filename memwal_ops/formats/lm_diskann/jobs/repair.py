@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from memwal_ops.core.repair import Fix, Made, RepairJob, UnsafeError
 from memwal_ops.errors import InvalidFormatError
-from memwal_ops.formats.lm_diskann import publishing
+from memwal_ops.formats.lm_diskann import deep, healing, publishing
 from memwal_ops.formats.lm_diskann.jobs import verify
 from memwal_ops.formats.lm_diskann.options import VerifyOptions
 from memwal_ops.formats.lm_diskann.verification import OF_VIEW
@@ -48,6 +48,8 @@ class _Repairer:
     def fix_of(self, table: Table, finding: Finding) -> Fix[Table] | None:
         """See the interface."""
         del table
+        if finding.check == "unreachable":
+            return Fix("graph:", "link the nodes again to which no path leads", _link)
         if finding.check not in OF_VIEW:
             return None
         if finding.about == _DAMAGED_STORE:
@@ -68,6 +70,17 @@ def _publish(table: Table, keep: Keep) -> Made:
     with table.open(VerifyOptions().wait.total_seconds()) as index:
         if not index.republished:  # opening it publishes a view that is behind, or cannot be read
             publishing.publish(table.location.uri, table.parameters, index.writable(), table.durable)
+    return Made.DONE
+
+
+def _link(table: Table, keep: Keep) -> Made:
+    del keep  # links are added, by one commit
+    with table.open(VerifyOptions().wait.total_seconds(), changes=True) as index:
+        nodes = deep.unreachable(index.view, index.writable())
+        if len(nodes):
+            with index.staged() as staged:
+                healing.relink(staged, nodes)
+                staged.rewired = nodes
     return Made.DONE
 
 

@@ -1,0 +1,86 @@
+"""The checks of ``verify --deep``: what searches reach, lost slots, and recall against a comparison of all rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwal_ops.formats.lm_diskann.healing import around
+from memwal_ops.formats.lm_diskann.kernels.reaching import reach
+from memwal_ops.formats.lm_diskann.kernels.searching import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.library import Index
+    from memwal_ops.formats.lm_diskann.store import Store
+    from memwal_ops.formats.lm_diskann.view import View
+
+SAMPLE, K = 100, 10
+
+
+def unreachable(view: View, store: Store) -> NDArray[np.int64]:
+    """Live nodes to which no path from an entry point leads; none if there is no graph.
+
+    Raises:
+        TableCorruptError: a block cannot be read.
+    """
+    entries = view.entries(view.epoch)
+    if not len(entries) or not view.state.codebook_id:
+        return np.zeros(0, np.int64)
+    count = view.state.next_node_id
+    reached, queue = np.zeros(count, np.uint8), np.empty(count, np.int64)
+    if reach(view.source, view.parameters.layout, entries, view.epoch, reached, queue) < 0:
+        raise view.fail()
+    [live] = store.columns("SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY node_id")
+    found: NDArray[np.int64] = live[reached[live.astype(np.int64)] == 0].astype(np.int64)
+    return found
+
+
+def lost_slots(store: Store) -> Iterator[str]:
+    """Slots that are neither mapped nor free: they would never be used again."""
+    state = store.state
+    taken = np.zeros(state.slot_count, bool)
+    for table in ("lmd_slots", "lmd_free_nodes"):
+        [slots] = store.columns(f"SELECT slot FROM {table} WHERE slot < {state.slot_count}")
+        taken[slots.astype(np.int64)] = True
+    return (f"slot {slot} is neither mapped nor free" for slot in np.flatnonzero(~taken))
+
+
+def late_epochs(store: Store) -> Iterator[str]:
+    """Versions that are newer than the index."""
+    epoch = store.state.epoch
+    nodes, epochs = store.columns(
+        f"SELECT node_id, from_epoch FROM lmd_slots WHERE from_epoch > {epoch} UNION ALL "
+        f"SELECT node_id, commit_epoch FROM lmd_delta_blocks WHERE commit_epoch > {epoch} ORDER BY 1"
+    )
+    return (
+        f"node {node} has a version of epoch {one}; the index is at {epoch}"
+        for node, one in zip(nodes.tolist(), epochs.tolist(), strict=True)
+    )
+
+
+def recall(index: Index, store: Store) -> float | None:
+    """The share of the nearest rows that searches find, for a sample of rows; None: the index is empty."""
+    view = index.view
+    [live] = store.columns("SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY node_id")
+    if not len(live):
+        return None
+    chosen = np.sort(np.random.default_rng(0).choice(live.astype(np.int64), min(SAMPLE, len(live)), replace=False))
+    queries = around(view, store, chosen, view.epoch).vectors
+    k = min(K, len(live))
+    exact, far = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
+    everything = np.arange(view.state.next_node_id, dtype=np.int64)
+    anything = False  # any row id
+    done = scan(
+        view.source, index.parameters.layout, everything, queries, view.epoch, view.dead, view.dead_epochs,
+        np.zeros(0, np.int64), anything, exact, far,
+    )  # fmt: skip
+    if done < 0:
+        raise view.fail()
+    found, _ = index.search(queries, k=k, as_of=view.epoch)
+    pairs = zip(found.tolist(), exact.tolist(), strict=True)
+    return float(np.mean([len({*ours} & {*theirs}) / k for ours, theirs in pairs]))

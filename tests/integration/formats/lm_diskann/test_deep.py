@@ -1,0 +1,70 @@
+"""verify --deep finds rows that no search reaches, and repair links them again."""
+
+from __future__ import annotations
+
+import duckdb
+import numpy as np
+import pytest
+
+from memwal_ops import run_job
+from memwal_ops.formats import lm_diskann
+from tests.support.lm_diskann.folders import check_sound
+
+
+@pytest.fixture
+def made(folder: str, vectors: np.ndarray) -> str:
+    lm_diskann.create(folder, dimension=16, R=8, L=40)
+    with lm_diskann.open(folder) as index:
+        index.insert(np.arange(1200), vectors[:1200])
+        index.merge()
+    return folder
+
+
+def cut_off(folder: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: an insert to which nothing links back."""
+    with monkeypatch.context() as patch, lm_diskann.open(folder) as index, index.staged() as staged:
+        patch.setattr(staged, "_link", lambda nodes, rows, given: _alone(staged, nodes, rows, given))
+        staged.insert(np.arange(5000, 5010), vectors[2000:2010])
+
+
+def _alone(staged, nodes, rows, given) -> None:  # type: ignore[no-untyped-def]
+    from memwal_ops.formats.lm_diskann.kernels.inserting import write_nodes
+
+    staged.reserve(len(nodes))
+    write_nodes(staged.view.source, staged.parameters.layout, nodes, rows, given, staged.epoch, staged.origin, 1)
+
+
+@pytest.mark.req("S2-044", "S2-045")
+def test_rows_that_no_search_reaches_are_found_and_linked_again(
+    made: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy = run_job(made, "verify", deep=True).to_json()
+    assert healthy["decision"] == "healthy"
+    assert healthy["checked"]["recall"] >= 0.9
+    cut_off(made, vectors, monkeypatch)
+    assert run_job(made, "verify").decision == "healthy", "each link has its backlink"
+    found = run_job(made, "verify", deep=True).to_json()
+    assert found["counts"] == {"unreachable": 10}
+    assert run_job(made, "repair", deep=True, apply=True).decision == "repaired"
+    assert run_job(made, "verify", deep=True).decision == "healthy"
+    with lm_diskann.open(made) as index:
+        hits, _ = index.search(vectors[2000:2010], k=1, L=100)
+        assert (hits[:, 0] == np.arange(5000, 5010)).all()
+    check_sound(made)
+
+
+def test_lost_slots_and_epochs_beyond_the_end(made: str) -> None:
+    with duckdb.connect(f"{made}/diskann_store.duckdb") as store:
+        store.execute("UPDATE lmd_metadata SET slot_count = slot_count + 2")
+    with open(f"{made}/graph.lmd", "ab") as graph:
+        graph.write(bytes(2 * 4096))
+    run_job(made, "repair", apply=True)
+    assert run_job(made, "verify", deep=True).to_json()["counts"] == {"slot_lost": 2}
+
+
+def test_a_small_index_is_exact(folder: str, vectors: np.ndarray) -> None:
+    lm_diskann.create(folder, dimension=16)
+    assert run_job(folder, "verify", deep=True).to_json()["checked"]["recall"] is None
+    with lm_diskann.open(folder) as index:
+        index.insert(np.arange(50), vectors[:50])
+    assert run_job(folder, "verify", deep=True).to_json()["checked"]["recall"] == 1
