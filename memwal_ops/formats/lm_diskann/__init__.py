@@ -47,6 +47,27 @@ def create(
     library.create(folder, dimension=dimension, metric=metric, R=R, alpha=alpha, L=L, quantizer=quantizer)
 
 
+def snapshot(folder: str | os.PathLike[str], destination: str | os.PathLike[str]) -> int:
+    """Copy an index folder while readers, writers and jobs go on, and return the epoch of the copy.
+
+    Args:
+        folder: of the index.
+        destination: a local path that does not exist.
+
+    Raises:
+        ExtraMissingError: the extra is not installed.
+        IndexBusyError: another writer or job has the index; it is needed only while store and view are copied.
+        InvalidUsageError: the destination exists.
+        StorageError: the disk is full, or failed; nothing is at the destination.
+    """
+    from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - see create
+
+    need_extra()
+    from memwal_ops.formats.lm_diskann import copying  # noqa: PLC0415
+
+    return copying.snapshot(folder, destination)
+
+
 def open(  # noqa: A001 - lm_diskann.open, as gzip.open
     folder: str | os.PathLike[str],
     read_only: bool = False,  # noqa: FBT001, FBT002 - given by place, as the folder is
