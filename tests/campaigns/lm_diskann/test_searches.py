@@ -1,4 +1,4 @@
-"""Two processes search while a writer and merges are killed again and again; LM_DISKANN_SECONDS=600 for ten minutes."""
+"""Two processes search while a writer and jobs are killed again and again; LM_DISKANN_SECONDS=600 for ten minutes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 ROWS, SEARCHERS = 1100, 2
+JOBS = [("merge", "--max-bytes", "256KiB"), ("catchup",), ("gc", "--apply")]
 SECONDS = env_number("LM_DISKANN_SECONDS", 20)
 
 
@@ -63,14 +64,16 @@ def test_no_answer_is_wrong(folder: str, tmp_path: Path, ended: list[subprocess.
         time.sleep(random.uniform(2, 5))
         writer.kill()
         writer.wait()
-        merge = start(tmp_path / "merge", "memwal_ops", "merge", folder, "--max-bytes", "256KiB")
-        ended.append(merge)
+        name, *options = JOBS[random.integers(len(JOBS))]
+        job = start(tmp_path / "jobs", "memwal_ops", name, folder, *options)
+        ended.append(job)
         time.sleep(random.uniform(0.5, 3))
-        merge.kill()
-        merge.wait()
+        job.kill()
+        job.wait()
         kills += 2
         for searcher, log in zip(searchers, logs, strict=True):
             assert searcher.poll() is None, log.read_text()
-    assert run_job(folder, "merge").exit_code == 0
-    check_sound(folder)
+    for name, options in (("catchup", {}), ("merge", {}), ("gc", {"apply": True})):
+        assert run_job(folder, name, **options).exit_code == 0
+        check_sound(folder)
     print(f"{kills} kills, {[log.read_text().splitlines()[-1] for log in logs]} searches")  # noqa: T201 - for the note
