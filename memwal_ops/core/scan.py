@@ -10,7 +10,7 @@ from memwal_ops.core.maintain import ordered
 from memwal_ops.core.registry import package_of
 from memwal_ops.core.run import run_job
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.locations import DATABASE_TABLES, resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.text import counted, counted_as
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Table
-
-DATABASE_TABLES = "*.lance"
-"""The pattern of the tables' folders in a LanceDB folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ _SCHEMES = {
 }
 SCHEMES = frozenset(_SCHEMES)
 """The valid URI schemes."""
+DATABASE_TABLES = "*.lance"
+"""The pattern of the tables' folders in a LanceDB folder."""
 # abfss://CONTAINER@ACCOUNT.dfs.core.windows.net, the Azure URI of Hadoop, Spark and Databricks.
 _ABFSS_HOST = re.compile(
     r"(?P<container>[^@:/]+)@(?P<account>[a-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net", re.IGNORECASE

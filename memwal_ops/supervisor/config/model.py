@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from memwal_ops.core.scan import DATABASE_TABLES
+from memwal_ops.storage.locations import DATABASE_TABLES
 from memwal_ops.units import parse_duration, parse_size
 
 # A date that far in the future still exists.

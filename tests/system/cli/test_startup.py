@@ -36,13 +36,13 @@ def ran(*arguments: str) -> tuple[int, list[str]]:
     return code, loaded
 
 
-OTHERS = ("check", "config", "demo", "doctor", "history", "hold", "lease", "probe", "run", "status")
+OTHERS = ("check", "config", "demo", "doctor", "history", "hold", "lease", "probe", "run", "scan", "status")
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",), *((name, "--help") for name in OTHERS)])
 def test_help_imports_no_pylance(arguments: tuple[str, ...]) -> None:
     code, loaded = ran(*arguments)
-    if arguments[0] in {"demo", "hold", "probe", "run", "status"}:
+    if arguments[0] in {"demo", "hold", "probe", "run", "scan", "status"}:
         # They open tables or stores, and may import the clients of those; never PySpark.
         assert "pyspark" not in loaded
     else:
