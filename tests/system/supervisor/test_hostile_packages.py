@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -130,7 +131,7 @@ def test_each_package_is_blamed_for_its_own_faults(
     assert_refused(run_here(capfd, "c_raises", "--json"), "RuntimeError('oh')")
     shown = run_here(capfd, "--help").out
     assert shown.count("(cannot be used: call it to see why)") == 3
-    assert "d_good    Do harm." in shown
+    assert re.search(r"d_good +Do harm\.", shown)
 
 
 def test_an_import_leaves_no_process_behind(config: Path, package: Package, tmp_path: Path) -> None:
