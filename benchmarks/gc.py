@@ -35,6 +35,7 @@ from benchmarks.gc_simulated import (
     log_entry,
     with_merged,
 )
+from benchmarks.markdown import row
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
 from memwal_ops.cli import process
@@ -253,20 +254,16 @@ def deleting(base: str, options: dict[str, str] | None, counts: Counter[str], wh
         calls = store.calls
         verbs = ", ".join(f"{calls[verb]:,} {verb}" for verb in ("list", "delete_many"))
         cells = [where, name, f"{deleted:,}", f"{seconds:.2f} s", verbs]
-        _row([*cells, f"**{counts.total():,}**" if options else ""])
+        row(*[*cells, f"**{counts.total():,}**" if options else ""])
 
 
 # -- all
 
 
-def _row(cells: list[str]) -> None:
-    print("| " + " | ".join(cells) + " |", flush=True)
-
-
 def _head(title: str, cells: list[str]) -> None:
     print(f"\n## {title}\n")
-    _row(cells)
-    _row(["---"] * len(cells))
+    row(*cells)
+    row(*["---"] * len(cells))
 
 
 def main() -> None:
@@ -292,7 +289,7 @@ def main() -> None:
         for where, base, access in (("local files", folder, None), ("S3 stand-in", remote, options)):
             few, many = (list(steps(f"{base}/{regions}.lance", access, counts, regions)) for regions in (1, 5))
             for cells in per_region(few, many, 4):
-                _row([where, *cells])
+                row(*[where, *cells])
         columns = ["where", "way", "deleted", "seconds", "calls of the store", "requests at the server"]
         _head("Garbage: deleting 10,000 files in 1,000 folders and a log", columns)
         deleting(folder, None, counts, "local files", scale)
@@ -314,7 +311,7 @@ def planning(scale: int) -> None:
         cells = [name, f"{found['listed']:,}", f"{found['floor']:.1f} s", f"{found['seconds']:.1f} s"]
         ratio = f"**{found['seconds'] / found['floor']:.1f}**"
         memory = [f"{found[key] // _MIB} MiB" for key in ("before", "peak")]
-        _row([*cells, ratio, f"{found['calls']:,}", *memory])
+        row(*[*cells, ratio, f"{found['calls']:,}", *memory])
 
 
 def retaining(scale: int) -> None:
@@ -327,7 +324,7 @@ def retaining(scale: int) -> None:
         requests = f"{found['calls']['first']:,}, then {found['calls']['again']}"
         seconds = [f"{found['seconds'][step]:.2f} s" for step in ("first", "again")]
         memory = [f"{found[key] // _MIB} MiB" for key in ("before", "peak")]
-        _row([*cells, requests, *seconds, f"{found['needs'] * 1e3:.2f} ms", *memory])
+        row(*[*cells, requests, *seconds, f"{found['needs'] * 1e3:.2f} ms", *memory])
 
 
 if __name__ == "__main__":

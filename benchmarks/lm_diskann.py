@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from benchmarks.markdown import head, row
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -328,16 +330,6 @@ def child(what: str, name: str, folder: str, *, threads: int | None = None) -> A
 # -- the tables
 
 
-def _row(*cells: object) -> None:
-    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-
-
-def _head(*cells: str) -> None:
-    print()
-    _row(*cells)
-    _row(*["---"] * len(cells))
-
-
 def compare(folder: str, kind: str, rows: int, ways: list[str]) -> None:
     """All libraries on one set of vectors."""
     random = np.random.default_rng(3)
@@ -347,13 +339,13 @@ def compare(folder: str, kind: str, rows: int, ways: list[str]) -> None:
         np.save(f"{folder}/{name}.npy", array)
     del vectors
     print(f"\n## {rows:,} x {DIMENSION}, {kind}")
-    _head("index", "build, s", "build, CPU s", "at", "recall@10", "queries per CPU second", "memory, MiB",
+    head("index", "build, s", "build, CPU s", "at", "recall@10", "queries per CPU second", "memory, MiB",
           "inserts per second, 1,000 at once", "10 at once")  # fmt: skip
     blocks = ""
     for name in ways:
         built, found = child("build", name, folder), child("search", name, folder, threads=1)
         more = child("insert", name, folder)
-        _row(name, f"{built['seconds']:.1f}", f"{built['cpu']:.1f}", f"{WAYS[name][1]} = {found['effort']}",
+        row(name, f"{built['seconds']:.1f}", f"{built['cpu']:.1f}", f"{WAYS[name][1]} = {found['effort']}",
              f"{found['recall']:.3f}", f"{found['rate']:,.0f}", f"{found['memory']:,.0f}", f"{more['many']:,.0f}",
              f"{more['few']:,.0f}")  # fmt: skip
         if "blocks" in found:
@@ -361,8 +353,8 @@ def compare(folder: str, kind: str, rows: int, ways: list[str]) -> None:
     if "memwal-ops" in ways:
         print(f"\n{blocks}")
         said = child("merge", "memwal-ops", folder)
-        _head("merge of", "floor", "ours", "ours / floor", "memory, MiB")
-        _row(f"{said['blocks']:,} blocks, {said['mib']:.0f} MiB", f"{said['floor']:.2f} s", f"{said['ours']:.2f} s",
+        head("merge of", "floor", "ours", "ours / floor", "memory, MiB")
+        row(f"{said['blocks']:,} blocks, {said['mib']:.0f} MiB", f"{said['floor']:.2f} s", f"{said['ours']:.2f} s",
              f"**{said['ours'] / said['floor']:.2f}**", f"{said['memory']:.0f}")  # fmt: skip
 
 

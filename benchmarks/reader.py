@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from lance.mem_wal import LsmScanner, ShardSnapshot
 
+from benchmarks.markdown import head, row
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.memwal import RegionWriter, create_mem_wal, read
 
@@ -98,13 +99,13 @@ def look_ups(made: Made, count: int) -> None:
     found = [(reader.find([key]), key in fresh) for key in keys]
     assert all(one.rows.num_rows == 1 for one, _ in found)
     missing = [reader.find([key]).opened for key in range(3 * made.base, 3 * made.base + count)]
-    _head("keys", "look-ups", "generations opened for one", "at most")
+    head("keys", "look-ups", "generations opened for one", "at most")
     for what, opened in {
         "that are there": [one.opened for one, _ in found],
         "of these, in a generation": [one.opened for one, is_fresh in found if is_fresh],
         "that are not there": missing,
     }.items():
-        _row(what, f"{len(opened):,}", f"**{statistics.mean(opened):.3f}**", max(opened))
+        row(what, f"{len(opened):,}", f"**{statistics.mean(opened):.3f}**", max(opened))
 
 
 def _changed(made: Made) -> list[int]:
@@ -116,7 +117,7 @@ def _changed(made: Made) -> list[int]:
 
 def scans(made: Made, runs: int) -> None:
     """Scans of all columns and of one, with and without a filter; all ways in turn, medians."""
-    _head("scan", "way", "seconds", "processor seconds", "of one table", "of pylance's LSM scanner")
+    head("scan", "way", "seconds", "processor seconds", "of one table", "of pylance's LSM scanner")
     for what, columns, condition in (
         ("all columns", None, None),
         ("all columns, 1 row of 50", None, "n % 50 = 7"),
@@ -140,7 +141,7 @@ def scans(made: Made, runs: int) -> None:
         }
         for way, (wall, cpu) in medians.items():
             others = [cpu / medians[other][1] for other in ("one table", "pylance's LSM scanner")]
-            _row(what, way, f"{wall:.3f}", f"{cpu:.3f}", *(f"**{one:.2f}**" for one in others))
+            row(what, way, f"{wall:.3f}", f"{cpu:.3f}", *(f"**{one:.2f}**" for one in others))
 
 
 def _plain(made: Made, columns: list[str] | None, condition: str | None) -> pa.Table:
@@ -178,9 +179,9 @@ def searches(made: Made, count: int) -> None:
         )
         for taken, answer in zip(recalls.values(), answers, strict=True):
             taken.append(len(best & {*answer["id"].to_pylist()}) / 10)
-    _head("vector search", "queries", "recall@10")
+    head("vector search", "queries", "recall@10")
     for way, taken in recalls.items():
-        _row(way, count, f"**{statistics.mean(taken):.3f}**")
+        row(way, count, f"**{statistics.mean(taken):.3f}**")
     equal = 0
     texts = [" ".join(made.random.choice(_WORDS, made.random.integers(1, 4))) for _ in range(3)]
     for text in texts:
@@ -188,16 +189,8 @@ def searches(made: Made, count: int) -> None:
         asked = {"columns": ["s"], "query": text}
         exact = made.one.to_table(columns=["id", "_score"], full_text_query=asked, limit=10)["_score"].to_numpy()
         equal += bool(np.allclose(np.sort(scores), np.sort(exact), rtol=1e-5))
-    _head("text search", "queries", "top 10 scores equal to those of one table")
-    _row("`read(uri).search()`", len(texts), f"**{equal}**")
-
-
-def _head(*names: str) -> None:
-    print(f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
-
-
-def _row(*cells: object) -> None:
-    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    head("text search", "queries", "top 10 scores equal to those of one table")
+    row("`read(uri).search()`", len(texts), f"**{equal}**")
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from benchmarks.markdown import row
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.layouts.region import REGION
@@ -113,10 +114,6 @@ def _median(action: Callable[[], None], runs: int = 3) -> float:
     return statistics.median(seconds)
 
 
-def _row(cells: list[str]) -> None:
-    print("| " + " | ".join(cells) + " |", flush=True)
-
-
 def main() -> None:
     """All tables of benchmarks/README.md that are about snapshots."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -129,23 +126,23 @@ def main() -> None:
     sizes, on_s3, read = ([20, 60], 20, 50) if arguments.short else ([1_000, 10_000], 2_000, 500)
     with tempfile.TemporaryDirectory() as folder, counting_server() as (options, counts):
         print("## Snapshots: requests and memory\n")
-        _row(["where", "layout", "regions", "requests per region", "a whole snapshot", "peak memory"])
-        _row(["---"] * 6)
+        row(*["where", "layout", "regions", "requests per region", "a whole snapshot", "peak memory"])
+        row(*["---"] * 6)
         for layout in (SHARD, REGION):
             for regions in sizes:
-                _row(requests_on_local_files(folder, regions, layout))
+                row(*requests_on_local_files(folder, regions, layout))
         for layout in (SHARD, REGION):
-            _row(requests_on_s3(options, counts, on_s3, layout))
+            row(*requests_on_s3(options, counts, on_s3, layout))
         print("\n## Snapshots: what readers save\n")
-        _row(["where", "layout", "stored", "regions", "from the snapshot", "from the manifests", "ratio"])
-        _row(["---"] * 7)
+        row(*["where", "layout", "stored", "regions", "from the snapshot", "from the manifests", "ratio"])
+        row(*["---"] * 7)
         for layout in (SHARD, REGION):
             local, remote = f"{folder}/read-{layout.name}.lance", f"s3://{BUCKET}/read-{layout.name}.lance"
             make_regions(local, read, layout)
             make_regions(remote, read, layout, options)
             for threshold in (0, read):
-                _row(reading(local, read, None, threshold, "local files"))
-                _row(reading(remote, read, options, threshold, "S3 stand-in"))
+                row(*reading(local, read, None, threshold, "local files"))
+                row(*reading(remote, read, options, threshold, "S3 stand-in"))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from benchmarks.markdown import row
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.core.context import RunContext
 from memwal_ops.formats.lance.jobs import verify
@@ -113,10 +114,6 @@ def on_s3(options: dict[str, str], counts: dict[str, int], regions: int, generat
     return ["S3 stand-in", f"{regions:,}", f"{generations}", f"{total:,}", per, f"{seconds:.1f} s", ""]
 
 
-def _row(cells: list[str]) -> None:
-    print("| " + " | ".join(cells) + " |", flush=True)
-
-
 def main() -> None:
     """The table of benchmarks/README.md."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -129,11 +126,11 @@ def main() -> None:
     local, remote = ([(5, 4)], (3, 4)) if arguments.short else ([(100, 20), (1_000, 20)], (20, 20))
     with tempfile.TemporaryDirectory() as folder, counting_server() as (options, counts):
         print("## Verification: requests and memory\n")
-        _row(["where", "regions", "generations of each", "requests", "per generation", "seconds", "peak memory"])
-        _row(["---"] * 7)
+        row(*["where", "regions", "generations of each", "requests", "per generation", "seconds", "peak memory"])
+        row(*["---"] * 7)
         for regions, generations in local:
-            _row(on_local_files(folder, regions, generations))
-        _row(on_s3(options, counts, *remote))
+            row(*on_local_files(folder, regions, generations))
+        row(*on_s3(options, counts, *remote))
 
 
 if __name__ == "__main__":

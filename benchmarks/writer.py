@@ -23,6 +23,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.markdown import row
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.memwal import RegionWriter, WriterLimits, create_mem_wal
 
@@ -138,7 +139,7 @@ def ingest(count: int, batch: int, runs: int) -> None:
     for (way, until), words in _NAMES.items():
         seconds, cpu = medians(way, until)
         ratios = [f"**{other / cpu:.2f}**" for other in others]
-        _row(f"{count:,}", f"{batch:,}", words, f"{seconds:.2f}", f"{cpu:.2f}", *ratios)
+        row(f"{count:,}", f"{batch:,}", words, f"{seconds:.2f}", f"{cpu:.2f}", *ratios)
 
 
 # -- requests
@@ -183,7 +184,7 @@ def recovery_requests(options: Options, counts: Counter[str], entries: int) -> N
         _open(uri, mine=mine, options=options)
         seconds = time.perf_counter() - started
         cells = [str(counts[method]) for method in _METHODS]
-        _row("ours" if mine else "pylance's", f"{entries:,}", *cells, f"**{counts.total():,}**", f"{seconds:.1f}")
+        row("ours" if mine else "pylance's", f"{entries:,}", *cells, f"**{counts.total():,}**", f"{seconds:.1f}")
 
 
 def recovery(entries: int, runs: int) -> None:
@@ -199,7 +200,7 @@ def recovery(entries: int, runs: int) -> None:
         medians = {mine: statistics.median(runs_of) for mine, runs_of in found.items()}
     for mine, seconds in medians.items():
         name = "ours" if mine else "pylance's"
-        _row(name, f"{entries:,}", f"{seconds:.2f}", f"**{seconds / medians[False]:.2f}**")
+        row(name, f"{entries:,}", f"{seconds:.2f}", f"**{seconds / medians[False]:.2f}**")
 
 
 def _log(uri: str, entries: int, *, mine: bool, options: Options | None = None) -> None:
@@ -234,17 +235,13 @@ def _child(*arguments: str) -> dict[str, float]:
 
 def _counted(what: str, counts: Counter[str]) -> None:
     time.sleep(0.2)  # the server logs a request after it answered
-    _row(what, *(str(counts[method]) for method in _METHODS), f"**{counts.total()}**")
+    row(what, *(str(counts[method]) for method in _METHODS), f"**{counts.total()}**")
     counts.clear()
 
 
 def _head(*cells: str) -> None:
-    _row(*cells)
-    _row(*["---"] * len(cells))
-
-
-def _row(*cells: str) -> None:
-    print("| " + " | ".join(cells) + " |", flush=True)
+    row(*cells)
+    row(*["---"] * len(cells))
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from benchmarks.markdown import head, row
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops import open_table
 from memwal_ops.allocators import bound_allocators
@@ -190,7 +191,7 @@ def _child(way: str, uri: str) -> dict[str, float]:
 
 def compactions(folder: str, cases: list[tuple[int, int, int]], dimensions: int, runs: int) -> None:
     """The table of times: all ways in turn, each on a fresh copy; medians."""
-    _head(
+    head(
         "segment", "log", "fragments", "way", "seconds", "processor seconds", "of them k-means", "of the floor",
         "without k-means", "peak MiB",
     )  # fmt: skip
@@ -216,13 +217,13 @@ def compactions(folder: str, cases: list[tuple[int, int, int]], dimensions: int,
             training, lowest = one.get("training", 0.0), medians["floor"]["cpu"]
             ratios = [f"**{cpu / lowest:.2f}**" for cpu in (one["cpu"], one["cpu"] - training)]
             figures = [f"{each:.2f}" for each in (one["seconds"], one["cpu"], training)]
-            _row(f"{base:,}", f"{rows:,}", fragments, way, *figures, *ratios, f"{one['peak']:.0f}")
+            row(f"{base:,}", f"{rows:,}", fragments, way, *figures, *ratios, f"{one['peak']:.0f}")
         shutil.rmtree(uri)
 
 
 def memory(folder: str, largest: int, dimensions: int) -> None:
     """The peak of a compaction's memory over ten times the vectors: of the log, and of the segment."""
-    _head("segment", "log", "way", "seconds", "peak MiB")
+    head("segment", "log", "way", "seconds", "peak MiB")
     for count in (largest // 10, largest):
         uri, source = f"{folder}/memory", Source(dimensions)
         zeppelin.create(uri, dimensions=dimensions, metric=_METRIC, dialect="native")
@@ -232,7 +233,7 @@ def memory(folder: str, largest: int, dimensions: int) -> None:
                 copy = f"{folder}/copy/memory"
                 shutil.copytree(uri, copy)
                 taken = _child(way, copy)
-                _row(f"{base:,}", f"{rows:,}", way, f"{taken['seconds']:.1f}", f"**{taken['peak']:.0f}**")
+                row(f"{base:,}", f"{rows:,}", way, f"{taken['seconds']:.1f}", f"**{taken['peak']:.0f}**")
                 if way == _SMALL and not base:
                     shutil.rmtree(uri)
                     shutil.move(copy, uri)
@@ -243,7 +244,7 @@ def memory(folder: str, largest: int, dimensions: int) -> None:
 
 def requests(fragments: int) -> None:
     """Requests of a compaction at the S3 stand-in, by fragments and clusters."""
-    _head("fragments", "clusters", "rows", "GET", "HEAD", "PUT", "POST", "all")
+    head("fragments", "clusters", "rows", "GET", "HEAD", "PUT", "POST", "all")
     with counting_server() as (options, counts):
         for number, (parts, clusters) in enumerate([(1, 1), (fragments, 1), (fragments, 8), (0, 8)]):
             uri = f"s3://{BUCKET}/requests{number}"
@@ -258,7 +259,7 @@ def requests(fragments: int) -> None:
                 writer.append([{"id": "new", "values": source.vectors(1)[0]}])
                 _compact(uri, options, counts, clusters)
             cells = [counts[method] for method in ("GET", "HEAD", "PUT", "POST")]
-            _row(parts or "1 onto a segment", clusters, rows, *cells, f"**{counts.total()}**")
+            row(parts or "1 onto a segment", clusters, rows, *cells, f"**{counts.total()}**")
 
 
 def _compact(uri: str, options: dict[str, str], counts: Counter[str], clusters: int) -> None:
@@ -290,7 +291,7 @@ def recall(folder: str, rounds: int, rows: int, dimensions: int) -> None:
     zeppelin.open_writer(other).append(rows_of)
     merge.apply(_opened(other), MergeOptions(), RunContext())
     queries = source.vectors(100)
-    _head("segment", "rows", "nprobe", "recall@10")
+    head("segment", "rows", "nprobe", "recall@10")
     for nprobe in (1, 2, 4):
         for name, place in ((f"after {rounds} rounds", uri), ("trained from scratch", other)):
             hits = 0
@@ -298,15 +299,7 @@ def recall(folder: str, rounds: int, rows: int, dimensions: int) -> None:
                 best = {names[at] for at in np.argsort(((vectors - query) ** 2).sum(axis=1))[:10]}
                 found = zeppelin.query(place, vector=query.tolist(), k=10, nprobe=nprobe)
                 hits += len(best & {one["id"] for one in found})
-            _row(name, f"{len(names):,}", nprobe, f"**{hits / len(queries) / 10:.3f}**")
-
-
-def _head(*names: str) -> None:
-    print(f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
-
-
-def _row(*cells: object) -> None:
-    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+            row(name, f"{len(names):,}", nprobe, f"**{hits / len(queries) / 10:.3f}**")
 
 
 def main() -> None:
