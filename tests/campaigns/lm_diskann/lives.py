@@ -7,7 +7,7 @@ DuckDB syncs its own commits.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,6 @@ class Life:
     content: Content
     left: int = -1
     kills: int = 0
-    late: list[tuple[str, Callable[[], Any]]] = field(default_factory=list)
 
     def step(self, name: str, act: Callable[[], Any]) -> Any:
         """Carry out a durable step, or be killed before it."""

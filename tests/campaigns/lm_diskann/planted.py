@@ -42,14 +42,15 @@ def newer_delta_deleted(patch: pytest.MonkeyPatch) -> None:
 def view_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     """Readers are told of a commit before the store has it."""
     carry_out = Life.step
+    late: list[tuple[str, Callable[[], Any]]] = []
 
     def step(self: Life, name: str, act: Callable[[], Any]) -> Any:
         if name in {"commit to the store", "commit the merge to the store"}:
-            self.late.append((name, act))
+            late.append((name, act))
             return None
         done = carry_out(self, name, act)
-        while name == "append the commit to the view" and self.late:
-            carry_out(self, *self.late.pop())
+        while name == "append the commit to the view" and late:
+            carry_out(self, *late.pop())
         return done
 
     patch.setattr(Life, "step", step)
