@@ -57,9 +57,12 @@ if TYPE_CHECKING:
 # pylance's default; given with every plan, since the text of "unchanged" depends on it.
 MOST_DELETED = 0.1
 # A commit holds the old and the new address of every row, to remap the indexes. Each commit conflict halves
-# the limit, so that next to busy mergers each conflict wastes less work.
+# what is tried next, so that next to busy writers each conflict wastes less work.
 ROWS_PER_COMMIT = 8 << 20
-_SPENT = "That is all that --max-bytes allows a run: the next one goes on."
+# After so many conflicts in a row, fragments that other writers changed meanwhile are left for the next run.
+_PATIENCE = 3
+_SPENT = "That is all that --max-bytes allows a run; the next run continues."
+_BUSY = "Fragments that other writers kept changing are left for the next run."
 
 __all__ = ["CompactOptions", "CompactReport", "apply", "backlog", "plan"]
 
@@ -89,6 +92,11 @@ class _Attempt:
     limit: Collection[int]
     options: CompactOptions
     results: list[RewriteResult] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Rows that it has rewritten."""
+        return sum(fragment.physical_rows for result in self.results for fragment in result.new_fragments)
 
     def run(self, rows: int, max_bytes: int | None, context: RunContext) -> int | None:
         """Plan, rewrite and commit; return the published version, or None if there was nothing to do.
@@ -193,27 +201,35 @@ def apply(
     check_rewritable(table)
     refuse_auto_cleanup(table)
     note = CommitNote.new("compact")
-    limit = _ids(table)
+    limit, busy = _ids(table), set[int]()
+    before = len(limit)
     had_snapshot = is_external(table) and _has_file(table)
     retry, done = CommitRetry(), _Done()
     if limit:
         probe_conditional_writes(table.store)
+    rows = ROWS_PER_COMMIT
     while (left := _left(options, done)) is None or left > 0:
-        attempt = _Attempt(table, limit, options)
+        attempt = _Attempt(table, limit - busy, options)
         try:
-            version = attempt.run(ROWS_PER_COMMIT >> retry.in_a_row, left, context)
+            version = attempt.run(rows, left, context)
         except (CommitLostError, StorageError, TableNotFoundError) as error:
             newest = table.newest()
             version = attempt.landed_as(newest)
             if version is None:
-                table = _conflict(retry, table, newest, error)
+                newest = _conflict(retry, table, newest, error)
+                if retry.in_a_row >= _PATIENCE:
+                    busy |= limit & _changed(table, newest)
+                table, rows = newest, min(rows, attempt.rows) // 2
                 continue
         else:
+            if version is None and busy and not done.removed:
+                busy.clear()  # it is these or none
+                continue
             if version is None:
                 break
             newest = table.newest()
         done.count(attempt.results)
-        retry.in_a_row = 0
+        retry.in_a_row, rows = 0, ROWS_PER_COMMIT
         _check_progress(table.index.merged_generations, newest.index.merged_generations, table)
         if table.memwal is not None:
             newest = _restore_memwal_index(table, newest, version, note, retry)
@@ -226,8 +242,8 @@ def apply(
     return CompactReport(
         decision=CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED,
         run_id=note.run_id,
-        why=(None if left is None or left > 0 else _SPENT) if done.removed else _why(table, options),
-        fragments_before=len(limit),
+        why=_unfinished(left, busy) if done.removed else _why(table, options),
+        fragments_before=before,
         fragments_after=len(table.manifest.manifest.fragments),
         fragments_removed=done.removed,
         fragments_added=done.added,
@@ -238,6 +254,13 @@ def apply(
         lost_races=retry.conflicts,
         seconds=time.monotonic() - started,
     )
+
+
+def _unfinished(left: int | None, busy: Collection[int]) -> str | None:
+    """Why a run that rewrote something did not rewrite all."""
+    if left is not None and left <= 0:
+        return _SPENT
+    return _BUSY if busy else None
 
 
 def _left(options: CompactOptions, done: _Done) -> int | None:
@@ -255,6 +278,12 @@ def _lance_options(options: CompactOptions, excluded: Collection[int]) -> Compac
 
 def _ids(table: Table) -> set[int]:
     return {fragment.id for fragment in table.manifest.manifest.fragments}
+
+
+def _changed(old: Table, new: Table) -> set[int]:
+    """Fragments of ``old`` that are gone in ``new``, or have other deletions or files."""
+    current = {fragment.id: fragment for fragment in new.manifest.manifest.fragments}
+    return {one.id for one in old.manifest.manifest.fragments if current.get(one.id) != one}
 
 
 def _alive(table: Table) -> dict[int, int]:

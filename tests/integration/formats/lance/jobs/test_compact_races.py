@@ -24,6 +24,7 @@ from tests.support.listeners import at_checkpoint
 from tests.support.tables.files import Files
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.model import assert_same
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.reading import read_base
 from tests.support.tables.region_layout import RegionLayout
 
@@ -222,6 +223,31 @@ def test_others_always_win(tmp_path: Path, at_commit: Callable[..., list[int]]) 
     with pytest.raises(CommitConflictError):
         job.apply(open_table(made.uri), CompactOptions())
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
+
+
+def test_fragments_that_others_keep_changing_are_left_out(tmp_path: Path, at_commit: Callable[..., list[int]]) -> None:
+    made = PlainTable(str(tmp_path / "t.lance")).create(fragments=8, rows=10)
+    numbers = iter(range(10))
+    at_commit(lambda: made.delete(next(numbers)), times=10**6)
+    report = job.apply(open_table(made.uri), CompactOptions())
+    assert (report.decision, report.lost_races, report.fragments_removed) == ("compacted", 3, 7)
+    assert "left for the next run" in report.describe()
+    assert made.read() == made.model
+
+
+def test_others_keep_changing_every_fragment(tmp_path: Path, at_commit: Callable[..., list[int]]) -> None:
+    """To leave them out would be to do nothing, and to say that nothing is to do."""
+    made = PlainTable(str(tmp_path / "t.lance")).create(fragments=2, rows=40)
+    numbers = iter(range(30))
+
+    def others() -> None:
+        number = next(numbers)
+        made.delete(number, number + 40)
+
+    at_commit(others, times=10**6)
+    with pytest.raises(CommitConflictError):
+        job.apply(open_table(made.uri), CompactOptions())
+    assert made.read() == made.model
 
 
 def test_a_lost_answer_is_not_a_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
