@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import lance
+import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import CommitConflictError
@@ -112,15 +113,19 @@ class _Actor:
         self._process.join()
         self._process = self._start()
 
-    def finish(self) -> Any:
-        """What it told at its end."""
+    def stop(self) -> None:
+        """Ask it to end."""
         self._stop.set()
-        told = self._told.get(timeout=120)
+
+    def told(self) -> Any:
+        """What it told at its end."""
+        told = self._told.get(timeout=600)
         self._process.join(60)
         assert self._process.exitcode == 0
         return told
 
 
+@pytest.mark.timeout(900)
 def test_jobs_beside_writers_in_loops(tmp_path: Path) -> None:
     made = PlainTable(str(tmp_path / "t.lance")).create(fragments=3, rows=200).create_indexes()
     made.dataset.tags.create("begin", made.dataset.version)
@@ -134,11 +139,12 @@ def test_jobs_beside_writers_in_loops(tmp_path: Path) -> None:
         time.sleep(chance.uniform(2, 6))
         jobs[chance.choice([*jobs])].kill()
     time.sleep(_SECONDS)  # now each of them comes to an end at least once
-    decisions = {job: actor.finish() for job, actor in jobs.items()}
-    models = [actor.finish() for actor in writers]
-    assert reader.finish()
-    for told in models:
-        made.model |= told
+    for actor in (*jobs.values(), *writers, reader):
+        actor.stop()
+    decisions = {job: actor.told() for job, actor in jobs.items()}
+    for actor in writers:
+        made.model |= actor.told()
+    assert reader.told()
     made.model = {number: text for number, text in made.model.items() if text}
     assert made.read() == made.model
     assert made.read("begin") == begin
