@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ from tests.support.seeds import CAMPAIGN_SEED, env_number
 
 if TYPE_CHECKING:
     import pytest
+
+# Every test tries its store: nothing is remembered, here or in processes that tests start, unless a test says where.
+os.environ["MEMWAL_OPS_CACHE"] = ""
 
 pytest_plugins = ["tests.support.s3_server", "tests.support.spark", "tests.support.servers"]
 

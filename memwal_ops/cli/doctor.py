@@ -192,7 +192,7 @@ def _guarantees(store: Store) -> Iterator[Check]:
     from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes  # noqa: PLC0415
 
     try:
-        probe_conditional_writes(store)
+        probe_conditional_writes(store, again=True)
         yield Check("put-if-absent", OK, "enforced")
     except MemwalOpsError as error:
         yield Check("put-if-absent", ERROR, str(error), error.remedy, error.exit_code)

@@ -34,9 +34,10 @@ _SWAP = {
 def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
     """Try put-if-absent at URI, as every job does before its first commit, and compare the store's clock with ours.
 
-    Compare-and-swap is tried too; Lance tables do not need it, and local files have none. There need not be a table
-    yet, but a local folder must exist: it is not created. Some small objects are written below _mem_wal_ops/ and
-    deleted again.
+    Jobs remember for a day that a store passed, in $XDG_CACHE_HOME/memwal-ops or the folder $MEMWAL_OPS_CACHE (empty:
+    nothing is remembered); this command always tries. Compare-and-swap is tried too; Lance tables do not need it, and
+    local files have none. There need not be a table yet, but a local folder must exist: it is not created. Some small
+    objects are written below _mem_wal_ops/ and deleted again.
 
     \b
     Examples:
@@ -49,7 +50,7 @@ def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
     if location.scheme == "file" and not os.path.isdir(location.uri):
         raise TableNotFoundError(f"There is no folder {location.uri}.")
     store = open_store(location)
-    probe_conditional_writes(store)
+    probe_conditional_writes(store, again=True)
     try:
         probe_compare_and_swap(store)
         swap = "enforced"

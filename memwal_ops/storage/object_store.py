@@ -36,7 +36,13 @@ class ObjectStore:
         root: the root as a URI, without credentials.
         delete_batch: the maximum number of objects in a delete request.
         retry: how long transient errors are retried.
+
+    Attributes:
+        service: identifies the service and the bucket for what is remembered of them beyond this process; None: nothing
+            is. Set by :func:`memwal_ops.storage.objects.open_store`.
     """
+
+    service: str | None = None
 
     def __init__(
         self, client: Client | None, root: str, *, delete_batch: int = 1000, retry: RetryPolicy | None = None

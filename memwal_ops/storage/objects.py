@@ -8,6 +8,7 @@ from memwal_ops.storage.azure import AzureObjectStore
 from memwal_ops.storage.clients import check_known, remote_client
 from memwal_ops.storage.local import LocalObjectStore
 from memwal_ops.storage.object_store import ObjectStore
+from memwal_ops.storage.proven_stores import service_of
 
 if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
@@ -31,7 +32,9 @@ def open_store(location: Location, *, retry: RetryPolicy | None = None) -> Objec
     if location.scheme == "file":
         return LocalObjectStore(location.uri, retry=retry)
     kind = AzureObjectStore if location.scheme == "az" else ObjectStore
-    return kind(remote_client(location), location.uri, delete_batch=_DELETE_BATCH[location.scheme], retry=retry)
+    store = kind(remote_client(location), location.uri, delete_batch=_DELETE_BATCH[location.scheme], retry=retry)
+    store.service = service_of(location)
+    return store
 
 
 def is_empty(store: Store, prefix: str = "") -> bool:

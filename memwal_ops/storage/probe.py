@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ConditionalWriteUnsupportedError, MemwalOpsError, StoreUnavailableError
+from memwal_ops.storage import proven_stores
 from memwal_ops.storage.errors import translate
 
 if TYPE_CHECKING:
@@ -27,21 +28,27 @@ _proven: set[str] = set()
 _lock = threading.Lock()
 
 
-def probe_conditional_writes(store: Store, *, folder: str = PROBE_FOLDER) -> None:
-    """Verify put-if-absent by trying it (S3-044, S3-045): three writes, two reads, one delete.
+def probe_conditional_writes(store: Store, *, folder: str = PROBE_FOLDER, again: bool = False) -> None:
+    """Verify put-if-absent by trying it (S3-044, S3-045): ten writes, two reads, one delete.
 
     An object is created, then created again with other content (which must be refused and change
     nothing), and then 8 threads create another object concurrently, of which exactly one must succeed.
     On local files a hard link to an existing name must be refused too: the write is made
-    exclusive by a link there. The objects are deleted in any case. A success is remembered for the store's
-    root until the process ends; a failure is tried again.
+    exclusive by a link there. The objects are deleted in any case. A success is remembered until the process ends, and
+    of a remote store (its service and bucket) for a day, see :mod:`memwal_ops.storage.proven_stores`; a failure
+    never is. ``again``: try it, whatever is remembered.
 
     Raises:
         ConditionalWriteUnsupportedError: the store does not enforce it.
         ReadOnlyStoreError: the store cannot be written.
     """
-    with _lock:
-        if store.root in _proven:
+    service: str | None = getattr(store, "service", None)
+    key = service or store.root
+    if not again:
+        with _lock:
+            if key in _proven:
+                return
+        if service is not None and proven_stores.is_proven(service):
             return
     name = f"{folder}/{uuid.uuid4().hex}"
     raced = f"{name}-raced"
@@ -52,11 +59,19 @@ def probe_conditional_writes(store: Store, *, folder: str = PROBE_FOLDER) -> Non
         _has_one_winner(store, raced)
         if store.root.startswith("/"):
             _links_are_exclusive(os.path.join(store.root, name))
+    except ConditionalWriteUnsupportedError:
+        with _lock:
+            _proven.discard(key)
+        if service is not None:
+            proven_stores.forget(service)
+        raise
     finally:
         if written:
             store.delete_many(written)
     with _lock:
-        _proven.add(store.root)
+        _proven.add(key)
+    if service is not None:
+        proven_stores.remember(service)
 
 
 def probe_compare_and_swap(store: Store, *, folder: str = PROBE_FOLDER) -> None:

@@ -25,6 +25,11 @@ class StoreWrapper:
         """The wrapped store's root."""
         return self._inner.root
 
+    @property
+    def service(self) -> str | None:
+        """The service of the wrapped store, see :class:`memwal_ops.storage.object_store.ObjectStore`."""
+        return getattr(self._inner, "service", None)
+
     def get(self, path: str) -> bytes:
         """See the interface."""
         return self._call("get", self._inner.get, path)
