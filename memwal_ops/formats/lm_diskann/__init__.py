@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from memwal_ops.formats.lm_diskann.library import Index
 
@@ -47,25 +48,32 @@ def create(
     library.create(folder, dimension=dimension, metric=metric, R=R, alpha=alpha, L=L, quantizer=quantizer)
 
 
-def snapshot(folder: str | os.PathLike[str], destination: str | os.PathLike[str]) -> int:
+def snapshot(
+    folder: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, str] | None = None,
+) -> int:
     """Copy an index folder while readers, writers and jobs go on, and return the epoch of the copy.
 
     Args:
         folder: of the index.
-        destination: a local path that does not exist.
+        destination: a local path, or the URI of a store, where nothing is.
+        storage_options: of the store, as ``memwal_ops.open_table`` takes them.
 
     Raises:
         ExtraMissingError: the extra is not installed.
-        IndexBusyError: another writer or job has the index; it is needed only while store and view are copied.
-        InvalidUsageError: the destination exists.
-        StorageError: the disk is full, or failed; nothing is at the destination.
+        IndexBusyError: another writer or job has the index; it is needed only while the store is copied.
+        InvalidUsageError: something is at the destination.
+        TableCorruptError: a block is damaged; nothing was copied.
+        StorageError: the disk is full, or the store failed; nothing is at the destination.
     """
     from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - see create
 
     need_extra()
     from memwal_ops.formats.lm_diskann import copying  # noqa: PLC0415
 
-    return copying.snapshot(folder, destination)
+    return copying.snapshot(folder, destination, storage_options=storage_options)
 
 
 def open(  # noqa: A001 - lm_diskann.open, as gzip.open

@@ -1,98 +1,196 @@
-"""Copy an index folder consistently while readers, writers and jobs go on.
+"""Copy an index folder consistently while readers, writers and jobs go on, and bring a copy back from a store.
 
-Store and view are copied under the writer lock; the graph, which is most of the folder, after its release. Until then a
-registered reader keeps every slot of that epoch from being used again. Older epochs are given up in the copy: their
-slots may have been.
+The store is copied under the writer lock; the graph, which is most of the folder, after its release. Until it
+is copied, a registered reader keeps every slot of that epoch from being used again. Older epochs are given up in the
+copy: their slots may have been. The view of the copy is made from its store. The folder itself is not changed.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import InvalidUsageError
+import numpy as np
+
+from memwal_ops.errors import InvalidUsageError, TableCorruptError
 from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.changes import Changes
-from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, io_error, plainly, sync_folder
+from memwal_ops.formats.lm_diskann.copies import PART_BYTES, read_parts
+from memwal_ops.formats.lm_diskann.destinations import Identity, LocalFolder, destination_of
+from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, VIEW, io_error, plainly
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
-from memwal_ops.formats.lm_diskann.library import WAIT, Index
-from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, Reader, WriterLock
+from memwal_ops.formats.lm_diskann.kernels.checksum import first_damaged
+from memwal_ops.formats.lm_diskann.library import WAIT
+from memwal_ops.formats.lm_diskann.locks import Reader, WriterLock
 from memwal_ops.formats.lm_diskann.source import FOLLOW
-from memwal_ops.formats.lm_diskann.store import LOG, NAME
+from memwal_ops.formats.lm_diskann.store import LOG, NAME, Store
+from memwal_ops.formats.lm_diskann.wire.blocks import headers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.copies import Copy
+    from memwal_ops.formats.lm_diskann.destinations import Destination
     from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
-_CHUNK = 8 << 20
+    Advance = Callable[[int], None]  # receives the number of bytes that were copied
+
+_DAMAGED = "Run memwal-ops verify, and repair the folder or restore it; nothing was copied."
 
 
-def snapshot(folder: str | os.PathLike[str], destination: str | os.PathLike[str], *, wait: float = WAIT) -> int:
+def snapshot(
+    folder: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    wait: float = WAIT,
+    storage_options: Mapping[str, str] | None = None,
+) -> int:
     """Copy an index folder, and return the epoch that the copy has.
 
     Args:
         folder: of the index.
-        destination: a local path that does not exist; it appears when it is complete.
+        destination: a local path or the URI of a store, where nothing is; the copy appears when it is complete.
         wait: seconds to wait for another writer or job.
+        storage_options: of the store.
 
     Raises:
         IndexBusyError: another writer or job has the index.
-        InvalidUsageError: the destination exists.
-        StorageError: the disk is full, or failed; nothing is at the destination.
+        InvalidUsageError: something is at the destination.
+        TableCorruptError: a block is damaged; nothing was copied.
+        StorageError: the disk is full, or the store failed; nothing is at the destination.
     """
-    path, target = local_path(folder), local_path(destination)
+    path = local_path(folder)
+    to = destination_of(os.fspath(destination), storage_options or {}, plainly)
     parameters = read_parameters(path)
-    fresh = f"{target}.{os.getpid()}.new"
-    if os.path.lexists(target):
-        raise InvalidUsageError(f"{target} exists already.", remedy="Choose another name for the copy.")
-    try:
-        os.makedirs(os.path.join(fresh, READERS))
-        _copy(path, fresh, parameters, wait)
-        with Index(fresh, cache_bytes=0, overlay_bytes=0) as index:
-            store = index.writable()
-            store.commit(Changes(store.raise_retained(store.state.epoch)))
-            publishing.publish(fresh, parameters, store, plainly)
-            epoch = store.state.epoch
-        sync_folder(fresh)
-        os.rename(fresh, target)
-    except OSError as error:
-        raise io_error(error) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    sync_folder(os.path.dirname(target))
-    return epoch
+    if to.existing() is not None:
+        raise InvalidUsageError(f"{to.uri} exists already.", remedy="Choose another name for the copy.")
+    return copy(path, parameters, to, wait, lambda _: None)[0].epoch
 
 
-def _copy(path: str, fresh: str, parameters: Parameters, wait: float) -> None:
-    # Opening the store publishes what a killed writer had committed, and closing it folds its log into the file.
-    with Index(path, wait=wait, cache_bytes=0, overlay_bytes=0):
-        pass
+def refuse_overlap(path: str, to: Destination) -> None:
+    """Check that source and destination are not in each other. Raises ``InvalidUsageError``."""
+    if isinstance(to, LocalFolder):
+        one, other = os.path.realpath(path), os.path.realpath(to.uri)
+        if os.path.commonpath([one, other]) in {one, other}:
+            raise InvalidUsageError(
+                f"{path} and the destination {to.uri} are in each other.", remedy="Choose a folder beside the index."
+            )
+
+
+def copy(
+    path: str, parameters: Parameters, to: Destination, wait: float, advance: Advance
+) -> tuple[Identity, int, int]:
+    """Copy a folder to a destination where nothing is; returns what the copy is, its rows and its bytes."""
+    refuse_overlap(path, to)
+    with ExitStack() as opened:
+        opened.enter_context(to)
+        store = _copy_store(path, to.staging, parameters, wait, opened)
+        slots = store.state.slot_count
+        nodes, places, epochs = store.newest_in_graph()
+        if len(places) and places[-1] >= slots:
+            raise TableCorruptError(f"Slot {places[-1]} is in the map of {slots} slots of {path}.", remedy=_DAMAGED)
+        _check_deltas(store, parameters, path)
+        # No other process uses the copy, which is not visible: nothing of this is a step.
+        store.commit(Changes(store.raise_retained(store.state.epoch)))
+        publishing.publish(to.staging, parameters, store, plainly)
+        store.close()
+        to.write(GRAPH, _graph(path, parameters, slots, (nodes, places.astype(np.int64), epochs), advance))
+        _copy_file(os.path.join(path, METADATA), os.path.join(to.staging, METADATA))  # with it, a folder is an index
+        identity = Identity(str(parameters.uuid), store.state.epoch)
+        return identity, store.state.live, to.publish(identity, store.state.live)
+
+
+def bring_back(table: Copy, to: LocalFolder, advance: Advance) -> int:
+    """Make a folder of a copy on a store; returns its bytes.
+
+    Raises:
+        TableCorruptError: a part is missing or damaged; no folder was made.
+    """
+    manifest = table.manifest
+
+    def counted(parts: Iterator[bytes]) -> Iterator[bytes]:
+        for data in parts:
+            yield data
+            advance(len(data))
+
+    with to:
+        for file in sorted(manifest.files, key=lambda one: one.path == METADATA):
+            to.write(file.path, counted(read_parts(table.store, manifest, file)))
+        return to.publish(Identity(manifest.uuid, manifest.epoch), manifest.rows)
+
+
+def _copy_store(path: str, staging: str, parameters: Parameters, wait: float, opened: ExitStack) -> Store:
+    """Copy the store, and register a reader of their epoch, which stays as long as ``opened``."""
     lock = WriterLock(path, wait)
     try:
-        with Index(path, read_only=True, cache_bytes=0) as index:
-            slots = index.view.state.slot_count
-            reader = Reader(path, index.epoch)
-        for name in (METADATA, FOLLOW, NAME, LOG):
+        for name in (FOLLOW, NAME, LOG):
             if os.path.exists(os.path.join(path, name)):
-                _copy_file(os.path.join(path, name), os.path.join(fresh, name))
-        shutil.copytree(os.path.join(path, "view"), os.path.join(fresh, "view"), copy_function=_copy_file)
-        with open(os.path.join(fresh, WRITER), "xb"):
-            pass
-    except BaseException:
+                _copy_file(os.path.join(path, name), os.path.join(staging, name))
+        # What a killed writer had committed is in the log of DuckDB, and is there when the copy is open.
+        store = Store(os.path.join(staging, NAME), parameters.uuid, parameters.quantizer)
+        opened.callback(store.close)
+        opened.enter_context(Reader(path, store.state.epoch))
+    finally:
         lock.release()
-        raise
-    lock.release()
-    with reader:
-        _copy_file(os.path.join(path, GRAPH), os.path.join(fresh, GRAPH), slots * parameters.layout.block_size)
+    os.makedirs(os.path.join(staging, VIEW))
+    return store
 
 
-def _copy_file(source: str, target: str, length: int | None = None) -> str:
-    """Copy the first ``length`` bytes of a file, or all, and sync them."""
-    with open(source, "rb") as old, open(target, "wb") as new:
-        left = os.fstat(old.fileno()).st_size if length is None else length
-        while left and (data := old.read(min(left, _CHUNK))):
-            new.write(data)
-            left -= len(data)
-        new.flush()
-        os.fsync(new.fileno())
-    return target
+def _graph(
+    path: str,
+    parameters: Parameters,
+    slots: int,
+    mapped: tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64]],
+    advance: Advance,
+) -> Iterator[bytes]:
+    """Yield the slots of the graph in chunks; those with a node are checked."""
+    size = parameters.layout.block_size
+    nodes, places, epochs = mapped
+    each = max(1, PART_BYTES // size)
+    with open(os.path.join(path, GRAPH), "rb") as file:
+        for first in range(0, slots, each):
+            data = file.read(min(each, slots - first) * size)
+            if len(data) < min(each, slots - first) * size:
+                raise TableCorruptError(f"{GRAPH} in {path} ends before slot {slots}.", remedy=_DAMAGED)
+            part = slice(*np.searchsorted(places, [first, first + each]))
+            blocks = np.frombuffer(data, np.uint8).reshape(-1, size)[places[part] - first]
+            _check(blocks, nodes[part], epochs[part], f"{GRAPH} in {path}")
+            yield data
+            advance(len(data))
+
+
+def _check_deltas(store: Store, parameters: Parameters, path: str) -> None:
+    [nodes, epochs], data = store.blobs("SELECT node_id, commit_epoch, data FROM lmd_delta_blocks")
+    size = parameters.layout.block_size
+    if any(len(one) != size for one in data):
+        raise TableCorruptError(f"A delta block in {path} has a wrong length.", remedy=_DAMAGED)
+    blocks = np.frombuffer(b"".join(data), np.uint8).reshape(-1, size)
+    _check(blocks, nodes, epochs, f"{NAME} in {path}")
+
+
+def _check(blocks: NDArray[np.uint8], nodes: NDArray[np.uint64], epochs: NDArray[np.uint64], where: str) -> None:
+    """Check that each block is intact, and the version of its node that it should be."""
+    if not len(blocks):
+        return
+    head = headers(blocks)
+    damaged = first_damaged(np.ascontiguousarray(blocks).view(np.uint64), len(blocks))
+    differ = np.flatnonzero((head["node_id"] != nodes) | (head["creation_epoch"] != epochs))
+    at = damaged if damaged >= 0 else int(differ[0]) if len(differ) else -1
+    if at >= 0:
+        raise TableCorruptError(f"The block of node {nodes[at]} (epoch {epochs[at]}) in {where} is damaged.",
+                                remedy=_DAMAGED)  # fmt: skip
+
+
+def _copy_file(source: str, target: str) -> None:
+    """Copy a file, and sync it."""
+    try:
+        with open(source, "rb") as old, open(target, "wb") as new:
+            while data := old.read(PART_BYTES):
+                new.write(data)
+            new.flush()
+            os.fsync(new.fileno())
+    except OSError as error:
+        raise io_error(error) from error

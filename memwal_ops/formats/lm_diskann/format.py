@@ -11,11 +11,14 @@ from memwal_ops.formats.lm_diskann.specs import DEMO, INIT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from memwal_ops.formats.lm_diskann.copies import Copy
     from memwal_ops.formats.lm_diskann.table import Table
     from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
 
 MARKER = "metadata.lmd"
+COPY = "snapshot.lmd"
+"""The manifest of a copy on an object store."""
 
 
 class LmDiskAnnFormat:
@@ -33,25 +36,30 @@ class LmDiskAnnFormat:
         return "The index folder", ""
 
     def detect(self, root: Listing) -> bool:
-        """Whether the marker file exists: no request is made."""
-        return any(meta.path == MARKER for meta in root.objects)
+        """Whether the marker file exists, or the manifest of a copy: no request is made."""
+        return any(meta.path in {MARKER, COPY} for meta in root.objects)
 
-    def open(self, location: Location, store: Store) -> Table:
-        """The newest published epoch.
+    def open(self, location: Location, store: Store) -> Table | Copy:
+        """The newest published epoch; or a copy, which ``snapshot`` brings back.
 
         Raises:
             UnsupportedFeatureError: the folder is not on a file system.
             ExtraMissingError: the extra is not installed.
             MemwalOpsError: see :func:`memwal_ops.formats.lm_diskann.table.load`.
         """
+        from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is asked for first
+
+        if store.head(COPY) is not None and store.head(MARKER) is None:
+            need_extra()
+            from memwal_ops.formats.lm_diskann.copies import load_copy  # noqa: PLC0415
+
+            return load_copy(location, store)
         if location.scheme != "file":
             raise UnsupportedFeatureError(
                 f"{location.uri} is an LM-DiskANN index, which needs a file system: pages of one file are "
                 "written in place and synced, which object stores do not support.",
                 remedy="Copy the folder to a local disk, and use it there.",
             )
-        from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is asked for first
-
         need_extra()
         from memwal_ops.formats.lm_diskann.table import load  # noqa: PLC0415
 

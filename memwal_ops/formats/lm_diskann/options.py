@@ -46,6 +46,15 @@ class GcOptions(CollectOptions, WaitOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SnapshotOptions(WaitOptions):
+    """Options of snapshot."""
+
+    destination: str | None = text(
+        None, positional=True, metavar="DEST", help="Where the copy goes: a local folder, or the URI of a store."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class WhyOptions(GcOptions):
     """Options of why."""
 

@@ -14,6 +14,7 @@ from memwal_ops.formats.lm_diskann.options import (
     MaintainOptions,
     MergeOptions,
     RepairOptions,
+    SnapshotOptions,
     VerifyOptions,
     WhyOptions,
 )
@@ -130,6 +131,26 @@ runbooks/README.md.""",
     in_maintain=False,
     every=timedelta(days=1),
     metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
+)
+SNAPSHOT = JobSpec(
+    name="snapshot",
+    summary="Copy an index folder to another folder or to a store, while everything runs; and back.",
+    help="""Copy the index folder at URI to DEST: a local folder, or the URI of a store. A copy on a store is brought
+back by giving its URI as URI, and a folder as DEST.
+
+The copy is that of one epoch, and is there when it is complete. Writers wait only while the store is copied. Every
+block is checked. Safe to kill and to run again, and to run beside writers, readers and all jobs.
+
+\b
+Examples:
+  memwal-ops snapshot vectors.lmd s3://bucket/vectors-monday
+  memwal-ops snapshot s3://bucket/vectors-monday vectors.lmd
+
+Exit codes: 0 copied, unchanged or dry_run; 9 the index or the copy is damaged; 57 busy; others: runbooks/README.md.""",
+    options=SnapshotOptions,
+    load=f"{_JOBS}.snapshot",
+    by_hand=True,
+    in_maintain=False,
 )
 MAINTAIN = maintain_job(
     summary="Run merge, catchup and gc, in that order.",

@@ -138,6 +138,17 @@ class Store:
         with self._errors():
             return [one for (one,) in self._db.execute(sql).fetchall()]
 
+    def newest_in_graph(self) -> list[NDArray[Any]]:
+        """Node, slot and epoch of each node's newest version that is in the graph, by slot.
+
+        The slot of an older one may be in use again already, though it is in the map until the newer one is merged.
+        """
+        return self.columns(
+            "SELECT node_id, slot, from_epoch FROM lmd_slots s WHERE NOT EXISTS "
+            "(SELECT 1 FROM lmd_delta_blocks d WHERE d.node_id = s.node_id AND d.commit_epoch > s.from_epoch) "
+            "ORDER BY slot"
+        )
+
     def _answer(self, sql: str, tables: Mapping[str, NDArray[Any]]) -> pa.Table:
         with self._errors():
             for name, values in tables.items():

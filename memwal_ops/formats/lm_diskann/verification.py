@@ -155,11 +155,7 @@ class _Check:
             if first_time:
                 lost = np.flatnonzero(~fits)
                 self.found.add("delta_damaged", (f"delta block of node {nodes[at]} has a wrong length" for at in lost))
-        nodes, slots, epochs = self.store.columns(
-            "SELECT node_id, slot, from_epoch FROM lmd_slots s WHERE NOT EXISTS "
-            "(SELECT 1 FROM lmd_delta_blocks d WHERE d.node_id = s.node_id AND d.commit_epoch > s.from_epoch) "
-            "ORDER BY slot"
-        )
+        nodes, slots, epochs = self.store.newest_in_graph()
         with open(os.path.join(self.folder, GRAPH), "rb") as graph:
             for first in range(0, len(slots), _CHUNK):
                 part = slice(first, first + _CHUNK)
