@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
+from typing import Any
 
-import botocore.exceptions
 import obstore.exceptions
 
 from memwal_ops.errors import (
@@ -118,18 +119,19 @@ _AZURE_REMEDIES: dict[type[MemwalOpsError], str] = {
     "error.",
 }
 _BOTO_CREDENTIALS = (
-    botocore.exceptions.NoCredentialsError,
-    botocore.exceptions.PartialCredentialsError,
-    botocore.exceptions.CredentialRetrievalError,
-    botocore.exceptions.ProfileNotFound,
-    botocore.exceptions.SSOError,
-    botocore.exceptions.TokenRetrievalError,
-    botocore.exceptions.InvalidConfigError,
-    botocore.exceptions.ConfigParseError,
-    botocore.exceptions.RefreshWithMFAUnsupportedError,
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "ProfileNotFound",
+    "SSOError",
+    "TokenRetrievalError",
+    "InvalidConfigError",
+    "ConfigParseError",
+    "RefreshWithMFAUnsupportedError",
 )
-_BOTO = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
-_BOTO_UNREACHABLE = (botocore.exceptions.HTTPClientError, botocore.exceptions.MetadataRetrievalError)
+_BOTO_CLIENT = ("ClientError",)
+_BOTO = ("BotoCoreError", *_BOTO_CLIENT)
+_BOTO_UNREACHABLE = ("HTTPClientError", "MetadataRetrievalError")
 
 
 def is_transient(exc: BaseException) -> bool:
@@ -148,7 +150,8 @@ def is_transient(exc: BaseException) -> bool:
         return status in _TRANSIENT_STATUS
     if isinstance(exc, obstore.exceptions.AlreadyExistsError) or _WRONG_ADDRESS.search(text):
         return False
-    return isinstance(exc, (TimeoutError, ConnectionError, *_BOTO_UNREACHABLE)) or bool(_BROKEN_LINK.search(text))
+    unreachable = isinstance(exc, (TimeoutError, ConnectionError)) or _is_boto(exc, _BOTO_UNREACHABLE)
+    return unreachable or bool(_BROKEN_LINK.search(text))
 
 
 def is_absent(exc: BaseException) -> bool:
@@ -232,7 +235,7 @@ def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR
     code, status = _code(exc, text), _status(exc, text)
     if is_no_table(exc):
         return TableNotFoundError
-    if code in _CREDENTIAL_CODES or isinstance(exc, _BOTO_CREDENTIALS) or _NOT_AUTHENTICATED in text:
+    if code in _CREDENTIAL_CODES or _is_boto(exc, _BOTO_CREDENTIALS) or _NOT_AUTHENTICATED in text:
         return StorageCredentialsError
     if code in _UNSUPPORTED_CODES or status == 501:
         return ConditionalWriteUnsupportedError if _changes(action) else StorageError
@@ -260,7 +263,19 @@ def _denied(exc: BaseException, code: str | None, status: int | None, text: str)
 
 
 def _is_azure(exc: BaseException) -> bool:
-    return not isinstance(exc, _BOTO) and _AZURE.search(_full_text(exc)) is not None
+    return not _is_boto(exc, _BOTO) and _AZURE.search(_full_text(exc)) is not None
+
+
+def _is_boto(exc: BaseException, names: tuple[str, ...]) -> bool:
+    """Whether it is one of these errors of botocore; a process that never imported that has none of them."""
+    known = sys.modules.get("botocore.exceptions")
+    return known is not None and isinstance(exc, tuple(getattr(known, name) for name in names))
+
+
+def _answer(exc: BaseException, part: str) -> dict[str, Any]:
+    """A part of the answer that an error of botocore carries."""
+    response: dict[str, dict[str, Any]] = getattr(exc, "response", {})
+    return response.get(part, {})
 
 
 def _full_text(exc: BaseException) -> str:
@@ -281,15 +296,15 @@ def _short_text(exc: BaseException) -> str:
 
 
 def _status(exc: BaseException, text: str) -> int | None:
-    if isinstance(exc, botocore.exceptions.ClientError):
-        return exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if _is_boto(exc, _BOTO_CLIENT):
+        return _answer(exc, "ResponseMetadata").get("HTTPStatusCode")
     match = _STATUS.search(text) or _STATUS_IN_BATCH.search(text)
     return int(match.group(1)) if match else None
 
 
 def _code(exc: BaseException, text: str) -> str | None:
-    if isinstance(exc, botocore.exceptions.ClientError):
-        return exc.response.get("Error", {}).get("Code")
+    if _is_boto(exc, _BOTO_CLIENT):
+        return _answer(exc, "Error").get("Code")
     match = _CODE.search(text)
     return match.group(1) if match else None
 

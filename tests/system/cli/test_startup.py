@@ -14,6 +14,11 @@ from memwal_ops.core.registry import all_job_specs, open_table
 from tests.support.tables.workload import Workload
 
 HEAVY = ("lance", "pyarrow", "pyspark", "pandas", "numpy", "boto3", "botocore")
+NOT_FOR_A_LOCAL_MERGE = (
+    "pyspark", "boto3", "botocore", "apscheduler", "pydantic", "yaml", "prometheus_client", "rich.console",
+    "rich.traceback", "pygments", "memwal_ops.supervisor", "memwal_ops.formats.lance.engines.spark.engine",
+    "memwal_ops.formats.lance.engines.spark.session",
+)  # fmt: skip
 PROGRAM = """
 import json, sys
 from memwal_ops.cli.main import main
@@ -26,10 +31,10 @@ sys.stderr.write("\\n" + json.dumps([code, loaded]))
 """
 
 
-def ran(*arguments: str) -> tuple[int, list[str]]:
+def ran(*arguments: str, heavy: tuple[str, ...] = HEAVY) -> tuple[int, list[str]]:
     """The exit code of a command, and which heavy modules its process imported."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(arguments), json.dumps(HEAVY)],
+        [sys.executable, "-c", PROGRAM, json.dumps(arguments), json.dumps(heavy)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     code, loaded = json.loads(done.stderr.splitlines()[-1])
@@ -67,3 +72,14 @@ def test_what_reads_no_table_imports_no_pylance(tmp_path: Path) -> None:
     code, loaded = ran("lease", "list", table.uri)
     assert (code, set(loaded) & {"lance", "pyarrow", "pyspark"}) == (0, set())
     assert ran("check", "--nagios", "--config", str(file))[1] == []
+
+
+def test_a_local_merge_imports_what_it_needs(tmp_path: Path) -> None:
+    """No client of S3, no scheduler, no consoles, no Spark: pylance is most of its time."""
+    table = Workload(1, regions=1, base_rows=5).create(str(tmp_path / "t.lance"))
+    table.put([1, 2, 3])
+    table.flush()
+    before = open_table(table.uri).revision
+    table.close()
+    assert ran("merge", table.uri, heavy=NOT_FOR_A_LOCAL_MERGE) == (0, [])
+    assert open_table(table.uri).revision > before

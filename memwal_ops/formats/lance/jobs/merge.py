@@ -22,9 +22,6 @@ from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexCh
 from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.engines.api import BlockedRegionsError, Engine, MergePass, PassResult, StageProgress
 from memwal_ops.formats.lance.engines.local import LocalEngine
-from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-from memwal_ops.formats.lance.engines.spark.environment import check_environment, why_not
-from memwal_ops.formats.lance.engines.spark.session import session
 from memwal_ops.formats.lance.jobs.merge_report import MergeDecision, MergeReport, PassReport
 from memwal_ops.formats.lance.memwal.backlog import Backlog, Blocked, RegionBacklog, read_backlog
 from memwal_ops.formats.lance.memwal.generations import generation_ref
@@ -105,6 +102,8 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
     planned = plan_passes(table, options)
     choice = choose_engine(options, planned.backlog)
     if choice.name == "spark":
+        from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+
         choice = replace(choice, reason=f"{choice.reason}; found {check_environment()}")
     return MergeReport(
         decision=MergeDecision.DRY_RUN,
@@ -295,6 +294,8 @@ def choose_engine(options: MergeOptions, backlog: Backlog) -> EngineChoice:
     if size <= options.spark_above:
         return EngineChoice("local", f"a backlog of {size:,} bytes is not above {options.spark_above:,}")
     above = f"a backlog of {size:,} bytes is above {options.spark_above:,}"
+    from memwal_ops.formats.lance.engines.spark.environment import why_not  # noqa: PLC0415 - not for small backlogs
+
     missing = why_not()
     if missing is not None:
         return EngineChoice("local", f"{above}, but Spark cannot run here: {missing}", fell_back=True)
@@ -304,6 +305,9 @@ def choose_engine(options: MergeOptions, backlog: Backlog) -> EngineChoice:
 @contextmanager
 def _running(choice: EngineChoice, options: MergeOptions, context: RunContext, *, needed: bool) -> Iterator[Engine]:
     if choice.name == "spark" and needed:
+        from memwal_ops.formats.lance.engines.spark.engine import SparkEngine  # noqa: PLC0415 - not for a local merge
+        from memwal_ops.formats.lance.engines.spark.session import session  # noqa: PLC0415 - as above
+
         context.report(Progress("starting Spark", "tasks", 0))
         with session(options.master) as spark:
             yield SparkEngine(spark, on_progress=lambda stage: context.report(_stage_progress(stage)))
