@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import islice
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -95,12 +96,13 @@ _KNOWN: WeakKeyDictionary[Store, dict[int, _Version]] = WeakKeyDictionary()
 
 
 class SchemaHistory:
-    """The schema history of one table; versions are read lazily, newest first, once each."""
+    """The schema history of one table; versions are read lazily, newest first, and by any number of threads."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self._read: dict[int, _Version | None] = {table.version: _version(table.manifest)}
         self._known: dict[int, _Version] | None = None
+        self._validation = Lock()  # generations are opened in threads that share a history
         self._at: dict[int, int | None] = {}
         self._stored: dict[int, int] | None = None
         self._verdicts: dict[tuple[int, int], bool | None] = {}
@@ -269,19 +271,25 @@ class SchemaHistory:
         return self._read[number]
 
     def _cached(self, number: int) -> _Version | None:
-        if self._known is None:
-            known = _KNOWN.setdefault(self._table.store, {})
-            newest = max(known, default=None)
-            if newest is not None and self._fetched(newest) != known[newest]:
-                known.clear()  # there is another table at the URI now, or the version is gone
-            self._known = known
-        version = self._known.get(number) or self._fetched(number)
+        known = self._validated()
+        version = known.get(number) or self._fetched(number)
         if version is not None:
-            later = self._known.get(number + 1)
+            later = known.get(number + 1)
             if later is not None and later.fields == version.fields:
                 version = replace(version, fields=later.fields, ids=later.ids)  # shared: schemas rarely change
-            self._known[number] = version
+            known[number] = version
         return version
+
+    def _validated(self) -> dict[int, _Version]:
+        """The versions that earlier runs read; none if there is another table at the URI now, or the newest is gone."""
+        with self._validation:
+            if self._known is None:
+                known = _KNOWN.get(self._table.store, {})
+                newest = max(list(known), default=None)
+                if newest is not None and self._fetched(newest) != known[newest]:
+                    known = {}  # not emptied: another run may be reading it
+                self._known = _KNOWN[self._table.store] = known
+            return self._known
 
     def _fetched(self, number: int) -> _Version | None:
         try:
