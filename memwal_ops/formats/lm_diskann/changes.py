@@ -62,6 +62,8 @@ class Changes:
         taken: slots that were on the free list.
         merged_nodes, merged_versions: versions removed from the delta table.
         row_ids, row_nodes: added rows, and their nodes.
+        unmapped: nodes whose entries leave the lookup, before rows are added; those of them that are tombstones are
+            added as removed ones.
         removed: nodes whose rows are removed, and which become tombstones.
         entries: all entry points from now on; None: unchanged.
         overflow_reset: nodes whose overflowed backlinks are all dropped first.
@@ -85,6 +87,7 @@ class Changes:
     merged_versions: NDArray[np.uint64] = field(default_factory=_no_numbers)
     row_ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, I8))
     row_nodes: NDArray[np.uint64] = field(default_factory=_no_numbers)
+    unmapped: NDArray[np.uint64] = field(default_factory=_no_numbers)
     removed: NDArray[np.uint64] = field(default_factory=_no_numbers)
     entries: NDArray[np.uint64] | None = None
     overflow_reset: NDArray[np.uint64] = field(default_factory=_no_numbers)

@@ -112,8 +112,9 @@ REPAIR = JobSpec(
     summary="Fix what has a provably safe fix; without --apply, only say what.",
     help="""Verify the index folder at URI, and fix what has a provably safe fix.
 
-The published view is made again from the store, if the store has no findings of its own; with --deep, nodes to which no
-path leads are linked again; expired leases are released.
+The published view is made again from the store, if the store has no findings of its own; rows are mapped to nodes
+again, if the nodes' blocks prove which is whose; with --deep, nodes to which no path leads are linked again; expired
+leases are released.
 For the other findings it prints what you can decide, and what that costs. Waits for another writer or job.
 
 Safe to kill, and to run twice. Without --apply, nothing is changed.

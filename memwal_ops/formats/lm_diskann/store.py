@@ -242,6 +242,7 @@ class Store:
             self._db.unregister("given")
 
     def _rows(self, changes: Changes, epoch: int) -> None:
+        self._with(changes.unmapped, "DELETE FROM lmd_lookup WHERE node_id IN (SELECT id FROM given)")
         if len(changes.row_ids):
             rows = pa.table({"row_id": changes.row_ids, "node_id": changes.row_nodes})
             self._db.register("given", rows)
@@ -249,6 +250,11 @@ class Store:
                 self._db.execute(f"INSERT INTO lmd_lookup SELECT row_id, node_id, {epoch}, NULL FROM given")
             finally:
                 self._db.unregister("given")
+        self._with(
+            changes.unmapped,
+            "UPDATE lmd_lookup SET removed_epoch = deletion_epoch FROM lmd_tombstoned_nodes t "
+            "WHERE lmd_lookup.node_id = t.node_id AND t.node_id IN (SELECT id FROM given)",
+        )
         removed = changes.removed
         self._with(
             removed, f"UPDATE lmd_lookup SET removed_epoch = {epoch} WHERE node_id IN (SELECT id FROM given)"

@@ -14,6 +14,7 @@ import numpy as np
 
 from memwal_ops.core.verification import Finding, Findings, Severity
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
+from memwal_ops.formats.lm_diskann import remapping
 from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.files import GRAPH
 from memwal_ops.formats.lm_diskann.kernels.checksum import first_damaged
@@ -37,8 +38,13 @@ _SEEN, _DEAD, _OVERFLOWED, _HEALED = 1, 2, 4, 8
 OF_VIEW = frozenset({"view_damaged", "view_behind", "view_differs"})
 _OF_STORE = {
     "slot_used_twice", "slot_beyond_end", "node_mapped_twice", "delta_damaged", "row_without_block",
-    "tombstone_missing", "count_differs", "entry_point_dead", "entry_point_missing", "slot_lost",
+    "row_missing", "tombstone_missing", "count_differs", "entry_point_dead", "entry_point_missing", "slot_lost",
     "epoch_beyond_end",
+}  # fmt: skip
+# Links are not rows: with findings about them alone, all blocks are there.
+_OF_LINKS = {
+    "link_to_nothing", "backlink_to_nothing", "healed_node_linked", "backlinks_differ", "overflow_without_flag",
+    "entry_point_dead", "entry_point_missing",
 }  # fmt: skip
 _WARNINGS = {"view_behind", "unreachable", "slot_lost"}
 _CONSEQUENCES = {
@@ -46,6 +52,7 @@ _CONSEQUENCES = {
     "slot_lost": "The file is longer than necessary.",
 }
 _REMEDIES = {
+    **dict.fromkeys(remapping.CHECKS, "memwal-ops repair URI --apply maps the rows again, if all blocks are there."),
     "unreachable": "memwal-ops repair URI --deep --apply links it again.",
     "slot_lost": "None is needed.",
 }
@@ -61,8 +68,8 @@ class Verified:
     findings: Findings
     blocks: int = 0
 
-    def add(self, check: str, details: Iterable[str]) -> None:
-        """Add one finding for each of ``details``, which start with the place."""
+    def add(self, check: str, details: Iterable[str], about: str = "") -> None:
+        """Add one finding for each of ``details``, which start with the place; ``about``: for the repair."""
         for detail in details:
             view = check in OF_VIEW
             self.findings.add(Finding(
@@ -74,6 +81,7 @@ class Verified:
                 _REMEDIES.get(check, "memwal-ops repair URI --apply publishes it again." if view
                 else "Restore the folder from a backup, or build the index again from its table."),
                 "" if view or check in _WARNINGS else _PAGE,
+                about,
             ))  # fmt: skip
 
 
@@ -86,13 +94,15 @@ def verify(folder: str, parameters: Parameters, most: int, context: RunContext) 
     found = Verified(Findings(most))
     store = Store(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
     try:
-        _Check(folder, parameters, store, found, context).run()
+        Check(folder, parameters, store, found, context).run()
     finally:
         store.close()
     return found
 
 
-class _Check:
+class Check:
+    """The checks of one folder. Args: see :func:`verify`; the store is open, and findings are added to ``found``."""
+
     def __init__(self, folder: str, parameters: Parameters, store: Store, found: Verified, context: RunContext) -> None:
         self.folder, self.parameters, self.store, self.found, self.context = folder, parameters, store, found, context
         count = store.state.next_node_id
@@ -103,10 +113,7 @@ class _Check:
     def run(self) -> None:
         """All checks, the cheap ones first."""
         self._map()
-        for blocks in self._blocks():
-            self.found.blocks += len(blocks)
-            self.context.advance("verifying", "blocks", len(blocks))
-            self._note(blocks)
+        self.read_blocks()
         [healed] = self.store.columns("SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed'")
         self.marks[healed[healed < len(self.marks)].astype(np.int64)] |= _HEALED
         for blocks in self._blocks():
@@ -299,28 +306,50 @@ class _Check:
         differ = np.flatnonzero((self.incoming != self.backlinks) & self._alive(np.arange(len(self.marks))))
         self.found.add("backlinks_differ", (f"backlinks of node {node} differ from links to it" for node in differ))
 
+    def read_blocks(self) -> remapping.Blocks:
+        """Read and check all blocks; what they say about rows."""
+        for blocks in self._blocks():
+            self.found.blocks += len(blocks)
+            self.context.advance("verifying", "blocks", len(blocks))
+            self._note(blocks)
+        return self._rows_of_blocks()
+
+    def _rows_of_blocks(self) -> remapping.Blocks:
+        damaged = bool(self.found.findings.counts.keys() - remapping.CHECKS - OF_VIEW - _OF_LINKS)
+        return remapping.Blocks((self.marks & _SEEN) != 0, (self.marks & _DEAD) != 0, self.rows, damaged)
+
     def _lookup(self) -> None:
         rows, nodes, removed = self.store.columns(
             "SELECT row_id, node_id, CASE WHEN removed_epoch IS NULL THEN 0 ELSE 1 END FROM lmd_lookup ORDER BY node_id"
         )
+        found: list[tuple[str, str]] = []
+        mapped = np.zeros(len(self.marks), bool)
         for row, node, gone in zip(rows.tolist(), nodes.tolist(), removed.tolist(), strict=True):
             mark = int(self.marks[node]) if node < len(self.marks) else 0
+            mapped[node : node + 1] = True
             if not mark & _SEEN:
-                self.found.add("row_without_block", [f"row {row} is node {node}, which has no intact block"])
+                found.append(("row_without_block", f"row {row} is node {node}, which has no intact block"))
             elif self.rows[node] != row:
-                self.found.add("row_differs", [f"row {row} is node {node}, whose block is of row {self.rows[node]}"])
+                found.append(("row_differs", f"row {row} is node {node}, whose block is of row {self.rows[node]}"))
             elif bool(mark & _DEAD) != bool(gone):
-                self.found.add(
-                    "tombstone_differs", [f"row {row}, node {node}: block and lookup differ about its deletion"]
-                )
+                why = f"row {row}, node {node}: block and lookup differ about its deletion"
+                found.append(("tombstone_differs", why))
+        found += [
+            ("row_missing", f"row {self.rows[node]}, of node {node}, is not in the lookup")
+            for node in np.flatnonzero(self._alive(np.arange(len(self.marks))) & ~mapped).tolist()
+        ]
         [bare] = self.store.columns(
             "SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NOT NULL AND node_id NOT IN "
             "(SELECT node_id FROM lmd_tombstoned_nodes)"
         )
-        self.found.add("tombstone_missing", (f"node {node} was removed and has no tombstone" for node in bare))
+        found += [("tombstone_missing", f"node {node} was removed and has no tombstone") for node in bare]
         live = len(rows) - int(removed.sum())
         if live != self.store.state.live:
-            self.found.add("count_differs", [f"there are {live} rows; lmd_metadata has {self.store.state.live}"])
+            found.append(("count_differs", f"there are {live} rows; lmd_metadata has {self.store.state.live}"))
+        if found:
+            about = remapping.refusal(self.store, self._rows_of_blocks()) or ""
+            for check, detail in found:
+                self.found.add(check, [detail], about)
 
     def _view(self) -> None:
         try:

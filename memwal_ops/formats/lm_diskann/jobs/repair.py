@@ -1,4 +1,4 @@
-"""The repair job of index folders: publish the view again from the store; for all else, name the choices.
+"""The repair job of index folders: publish the view, map rows, and link nodes again; for all else, name the choices.
 
 The view is made from the store alone, and replaced atomically under the next number. So nothing that it replaces is
 kept; but from a store with findings of its own it is not made: the view may be the better copy.
@@ -9,17 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
+from memwal_ops.core.context import RunContext
 from memwal_ops.core.repair import Fix, Made, RepairJob, UnsafeError
+from memwal_ops.core.verification import Findings
 from memwal_ops.errors import InvalidFormatError
-from memwal_ops.formats.lm_diskann import deep, healing, publishing
+from memwal_ops.formats.lm_diskann import deep, healing, publishing, remapping
 from memwal_ops.formats.lm_diskann.jobs import verify
 from memwal_ops.formats.lm_diskann.options import VerifyOptions
-from memwal_ops.formats.lm_diskann.verification import OF_VIEW
+from memwal_ops.formats.lm_diskann.verification import OF_VIEW, Check, Verified
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from memwal_ops.core.context import RunContext
     from memwal_ops.core.quarantine import Place
     from memwal_ops.core.repair import Keep
     from memwal_ops.core.repair_report import Choice
@@ -50,6 +51,10 @@ class _Repairer:
         del table
         if finding.check == "unreachable":
             return Fix("graph:", "link the nodes again to which no path leads", _link)
+        if finding.check in remapping.CHECKS:
+            if finding.about:
+                raise UnsafeError(finding.about)
+            return Fix("rows:", "map the rows again by the row ids in their blocks", _remap)
         if finding.check not in OF_VIEW:
             return None
         if finding.about == _DAMAGED_STORE:
@@ -70,6 +75,21 @@ def _publish(table: Table, keep: Keep) -> Made:
     with table.open(VerifyOptions().wait.total_seconds()) as index:
         if not index.republished:  # opening it publishes a view that is behind, or cannot be read
             publishing.publish(table.location.uri, table.parameters, index.writable(), table.durable)
+    return Made.DONE
+
+
+def _remap(table: Table, keep: Keep) -> Made:
+    del keep  # what is replaced contradicts the blocks, which stay
+    with table.open(VerifyOptions().wait.total_seconds()) as index:
+        store, folder = index.writable(), table.location.uri
+        blocks = Check(folder, table.parameters, store, Verified(Findings(1)), RunContext()).read_blocks()
+        if (why := remapping.refusal(store, blocks)) is not None:
+            raise UnsafeError(why)
+        changes = remapping.changes(store, blocks)
+        if changes is None:
+            return Made.GONE
+        table.durable("commit to the store", lambda: store.commit(changes))
+        publishing.publish(folder, table.parameters, store, table.durable)
     return Made.DONE
 
 

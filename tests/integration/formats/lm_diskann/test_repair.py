@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -56,13 +57,17 @@ def zeros(folder: str) -> None:
         path.write_bytes(bytes(path.stat().st_size))
 
 
+def no_view(folder: str) -> None:
+    shutil.rmtree(Path(folder, "view"))
+
+
 def behind(folder: str) -> None:
     """As a writer leaves it that was killed between its commit and its frame."""
     for path in Path(folder, "view").glob("*.log"):
         path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("harm", [cut_current, no_base, zeros, behind])
+@pytest.mark.parametrize("harm", [cut_current, no_base, zeros, no_view, behind])
 def test_the_view_is_made_again(made: str, vectors: np.ndarray, harm: Any, capfd: pytest.CaptureFixture[str]) -> None:
     before = found(made, vectors)
     harm(made)
