@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.legacy_migrations import kill_and_repeat, migrate_random_lists
+from tests.support.seeds import env_number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.mark.long
 @pytest.mark.parametrize("layout", ["shard", "region"])
 def test_killed_at_each_call_and_repeated(tmp_path: Path, layout: str) -> None:
-    kill_and_repeat(tmp_path, layout, every=1)
+    kill_and_repeat(tmp_path, layout, every=env_number("FAULT_PARTS", 1))
 
 
 @pytest.mark.long
