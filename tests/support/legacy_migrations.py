@@ -17,6 +17,7 @@ from memwal_ops.memwal import read
 from memwal_ops.storage import probe
 from tests.support.calm import calm
 from tests.support.dying_store import DyingStore, Killed
+from tests.support.seeds import CAMPAIGN_SEED
 from tests.support.tables.legacy_table import LegacyTable, base_rows, random_states, states_of
 
 
@@ -62,7 +63,7 @@ def kill_and_repeat(tmp_path: Path, layout: str, *, every: int) -> None:
         job.apply(over(counting), options)
         calls = len(counting.calls)
         assert calls > 20
-        for at in range(1, calls + 1, every):
+        for at in range(1 + CAMPAIGN_SEED % every, calls + 1, every):
             for after in (False, True):
                 shutil.rmtree(table.uri)
                 shutil.copytree(backup, table.uri)
