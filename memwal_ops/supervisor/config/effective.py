@@ -100,6 +100,7 @@ class TableSettings:
 
     Attributes:
         format: the table's format; None if it must be detected from the table (:func:`discover`).
+        poll: how often its backlog is read; idle_poll: at least so often while nothing happens to it.
         by_format: the jobs of each format.
     """
 
@@ -111,6 +112,7 @@ class TableSettings:
     max_tables: int
     storage_options: Mapping[str, str]
     poll: timedelta
+    idle_poll: timedelta
     format: str | None
     by_format: Mapping[str, Mapping[str, JobSettings]]
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
@@ -135,6 +137,7 @@ class TableSettings:
             shown |= {"include": list(self.include), "exclude": list(self.exclude), "max_tables": self.max_tables}
         shown |= {f"storage_options.{key}": value for key, value in self.storage_options.items()}
         shown["poll"] = duration_text(self.poll)
+        shown["idle_poll"] = duration_text(self.idle_poll)
         return shown
 
 

@@ -116,6 +116,7 @@ class Defaults(Model):
     storage_options: Options = Field(default_factory=dict)
     timezone: str = "UTC"
     poll: Positive = timedelta(seconds=30)
+    idle_poll: Positive | None = None
     jobs: dict[str, JobConfig] = Field(default_factory=dict)
 
 
@@ -133,6 +134,7 @@ class TableConfig(Model):
     storage_options: Options = Field(default_factory=dict)
     timezone: str | None = None
     poll: Positive | None = None
+    idle_poll: Positive | None = None
     jobs: dict[str, JobConfig] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -21,6 +21,7 @@ from memwal_ops.supervisor.config.explained import suggest
 from memwal_ops.supervisor.config.layers import Layers, option_names
 from memwal_ops.supervisor.scheduling.schedules import Schedule, cron_trigger
 from memwal_ops.supervisor.scheduling.windows import Window, parse_window
+from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from memwal_ops.core.job import JobSpec
     from memwal_ops.supervisor.config.model import Config, ScheduleConfig, TableConfig
 
+# The longest time between two polls of an idle table, unless configured: alerts fire at 30 minutes.
+_IDLE_FACTOR, _LONGEST_IDLE = 10, timedelta(minutes=10)
 _SCHEMES = SCHEMES - {"memory"}
 _WILD = re.compile(r"[*?\[]")
 
@@ -75,8 +78,9 @@ class Resolver:
             own = key in entry.storage_options
             where = (*place, "storage_options", key) if own else ("defaults", "storage_options", key)
             sources[f"storage_options.{key}"] = self._source(where, "table" if own else "fleet")
-        if entry.poll is None and "poll" in defaults.model_fields_set:
-            sources["poll"] = self._source(("defaults", "poll"), "fleet")
+        for key in ("poll", "idle_poll"):
+            if getattr(entry, key) is None and key in defaults.model_fields_set:
+                sources[key] = self._source(("defaults", key), "fleet")
         zone_place = (*place, "timezone") if entry.timezone else ("defaults", "timezone")
         zone = self._zone(zone_place, entry.timezone or defaults.timezone)
         format_name = self._format(place, entry)
@@ -91,6 +95,7 @@ class Resolver:
             max_tables=entry.max_tables,
             storage_options=options,
             poll=entry.poll or defaults.poll,
+            idle_poll=self._idle_poll(place, entry),
             format=format_name,
             by_format={
                 one: {
@@ -101,6 +106,21 @@ class Resolver:
             },
             sources=sources,
         )
+
+    def _idle_poll(self, place: Place, entry: TableConfig) -> timedelta:
+        """Return the longest time between two polls: as configured, else ten times ``poll``, up to 10 minutes."""
+        defaults = self._config.defaults
+        poll, given = entry.poll or defaults.poll, entry.idle_poll or defaults.idle_poll
+        if given is None:
+            return max(poll, min(_IDLE_FACTOR * poll, _LONGEST_IDLE))
+        if given < poll:
+            where = place if entry.idle_poll is not None else ("defaults",)
+            self._problem(
+                (*where, "idle_poll"),
+                f"idle_poll ({duration_text(given)}) is shorter than poll ({duration_text(poll)}).",
+                "It is the longest time between two polls of a table at which nothing happens: make it at least poll.",
+            )
+        return given
 
     def _format(self, place: Place, entry: TableConfig) -> str | None:
         """Return the table's format: from the file, the only one installed, or detected in a local folder.

@@ -24,6 +24,9 @@ _UNPRODUCTIVE = timedelta(minutes=10)
 # A store that does not answer must not occupy the only polling worker, which all other tables need too.
 _HISTORY_SECONDS = 60.0
 _FAILED_POLL_FACTOR, _LONGEST_PAUSE = 10.0, 300.0
+# After so many polls that found nothing new, the time between two of them doubles with each. A timer fires again within
+# 1.2 times `poll`, its jitter included; the rest is for a scheduler that is busy.
+_STEADY, _NEXT_TIMER = 10, 1.5
 
 
 class BacklogPolling:
@@ -74,6 +77,15 @@ class BacklogPolling:
         elif state.poll_due is None:
             state.poll_due = self._clock.now()
 
+    def may_wait(self, table: str) -> bool:
+        """Whether a table is idle for so long that this timer may pass: the next one is still within ``idle_poll``."""
+        state = self._tables.get(table)
+        if state is None:
+            return False
+        poll, longest = (span.total_seconds() for span in (state.table.settings.poll, state.table.settings.idle_poll))
+        wait = min(poll * 2.0 ** min(max(state.unchanged - _STEADY, 0), 30), longest)
+        return self._clock.monotonic() - state.poll_began + _NEXT_TIMER * poll <= wait
+
     def request_history(self, table: str) -> None:
         """Request a poll that reads the table's recent history, too; at most one in a minute."""
         state, now = self._tables.get(table), self._clock.monotonic()
@@ -116,7 +128,8 @@ class BacklogPolling:
         request = PollRequest(self._number(), state.table.uri, options, jobs, state.history_wanted)
         state.history_wanted = False
         state.polling, state.poll_due, state.poll_again = True, None, False
-        self._polls[request.id] = (state, self._assign(WATCH, request), self._clock.monotonic())
+        state.poll_began = self._clock.monotonic()
+        self._polls[request.id] = (state, self._assign(WATCH, request), state.poll_began)
 
     def _polled(self, state: TableState, answer: Mapping[str, Any], began: float) -> None:
         state.polling = False
@@ -125,6 +138,7 @@ class BacklogPolling:
         good = answer["outcome"] == "succeeded"
         state.history = answer.get("report") or state.history
         self._metrics.polls.labels(state.table.name, answer["outcome"]).inc()
+        idle, seen = good and not state.blocked, (state.version, state.figures)
         before, state.error = state.error, None if good else str(answer["message"])
         state.error_code = int(answer["exit_code"])
         took = self._clock.monotonic() - began
@@ -139,6 +153,7 @@ class BacklogPolling:
             behind = amount(state.figures, "behind")
             state.blocked = state.blocked if behind is None else min(state.blocked, behind)
             _raise_to(state.figures, state.blocked)
+            idle = idle and _is_idle(state, *seen)
             if (waiting := amount(state.figures, "backlog")) is not None:
                 state.samples.add(self._clock.now().timestamp(), waiting)
             for entry in state.entries.values():
@@ -150,6 +165,7 @@ class BacklogPolling:
                     state.poll_again = True
                 else:
                     self._enqueue(*entry.key, f"when: {when.text}")
+        state.unchanged = state.unchanged + 1 if idle else 0
         if not good and state.error != before:
             self._log.warning("poll_failed", table=state.table.name, error=state.error)
         if state.poll_again and not self._once:
@@ -161,6 +177,20 @@ class BacklogPolling:
             return False
         recent = self._clock.now() - entry.finished < _UNPRODUCTIVE
         return recent and entry.unproductive_backlog == amounts(entry, state)
+
+
+def _is_idle(state: TableState, version: int | None, figures: Mapping[str, float]) -> bool:
+    """Whether a poll found nothing waiting and nothing new, and no trigger that an age could fire."""
+    if amount(state.figures, "backlog") or version is None or version != state.version:
+        return False
+    kinds = {
+        name: one.unit for entry in state.entries.values() for name, one in entry.settings.job.backlog_metrics.items()
+    }
+    ages = {name for name, unit in kinds.items() if unit == "seconds"}
+    watched = {name for entry in state.entries.values() if entry.settings.when for name in entry.settings.when.figures}
+    return not any(state.figures.get(name) for name in ages & watched) and all(
+        figures.get(name) == value for name, value in state.figures.items() if name not in ages
+    )
 
 
 def _raise_to(figures: dict[str, float], blocked: float) -> None:

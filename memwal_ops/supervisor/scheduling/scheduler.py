@@ -183,9 +183,9 @@ class Scheduler:
             for entry in state.entries.values():
                 entry.step_back(by, now)
 
-    def poll(self, table: str) -> None:
-        """Request a poll of a table's backlog."""
-        if not self.stopping:
+    def poll(self, table: str, *, timed: bool = False) -> None:
+        """Request a poll of a table's backlog; by its timer (``timed``), an idle table skips some."""
+        if not self.stopping and not (timed and self._polling.may_wait(table)):
             self._polling.request(table)
 
     def read_history(self, table: str) -> None:

@@ -114,7 +114,7 @@ class Timers:
         self._apscheduler.add_job(fire, trigger, id=name, replace_existing=True, **extra)
 
     def _poller(self, table: str) -> Callable[[], None]:
-        return lambda: self._scheduler.post(lambda: self._scheduler.poll(table))
+        return lambda: self._scheduler.post(lambda: self._scheduler.poll(table, timed=True))
 
     def _runner(self, table: str, job: str) -> Callable[[], None]:
         return lambda: self._scheduler.post(lambda: self._scheduler.enqueue(table, job, "schedule"))

@@ -131,6 +131,8 @@ class TableState:
     """One table: its backlog at the last poll, and its jobs.
 
     ``blocked``: how many parts of the table blocked the last run; a poll finds only some of the causes.
+    ``poll_began``: when its last poll was sent to a worker, monotonic; ``unchanged``: how many polls in a row found it
+    idle.
     ``history``: its recent history; ``history_read``: when that was requested, monotonic; ``history_wanted``: the next
     poll reads it.
     """
@@ -147,6 +149,8 @@ class TableState:
     error: str | None = None
     error_code: int = 0
     poll_not_before: float = 0.0
+    poll_began: float = float("-inf")
+    unchanged: int = 0
     history: Mapping[str, Any] | None = None
     history_read: float = float("-inf")
     history_wanted: bool = False

@@ -305,3 +305,21 @@ def test_any_document_is_settings_or_problems(tmp_path_factory: pytest.TempPathF
         load_settings(str(file), {})
     except ConfigProblemsError as error:
         assert error.problems
+
+
+def test_the_longest_time_between_two_polls(tmp_path: Path) -> None:
+    def longest(text: str) -> list[object]:
+        path = tmp_path / "idle.yaml"
+        path.write_text(text)
+        return [one.idle_poll.total_seconds() for one in load_settings(str(path), {}).tables]
+
+    assert longest("tables: [{uri: /a}, {uri: /b, poll: 2m}, {uri: /c, poll: 1h}]\n") == [300, 600, 3600]
+    given = "defaults: {idle_poll: 20m}\ntables: [{uri: /a}, {uri: /b, poll: 1s, idle_poll: 1s}]\n"
+    assert longest(given) == [1200, 1]
+    for text, place in (
+        ("defaults: {poll: 1m, idle_poll: 59s}\ntables: [{uri: /a}]\n", "defaults.idle_poll"),
+        ("tables: [{uri: /a, idle_poll: 29s}]\n", "tables[0].idle_poll"),
+    ):
+        found = problems(tmp_path, text)
+        assert [one for _, one, _ in found] == [place]
+        assert "shorter than poll" in str(found)

@@ -1,0 +1,111 @@
+"""An idle table is polled less often, down to a bound within which a write is seen; anything new ends that at once."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from memwal_ops.supervisor.workers.protocol import Answer, PollRequest
+from tests.support.fakes import Stage, vars_of
+
+POLL, IDLE, MINUTES = 30.0, 600.0, 60.0
+TEXT = (
+    "defaults: {poll: 30s, idle_poll: 10m, jobs: {merge: {when: generations >= 1 or oldest_age > 5m, schedule: 10d}}}\n"
+    "tables: [{uri: /a}]\n"
+)
+
+
+class Polled:
+    """A table, polled by a timer as the service's: every 30 s, a fifth sooner or later."""
+
+    def __init__(self, folder: Path, text: str = TEXT) -> None:
+        self.stage = Stage(folder, text)
+        self.figures: dict[str, float] = {"generations": 0.0, "oldest_age": 0.0}
+        self.version = 3
+        self.fails = False
+        self._timer = random.Random(1)
+        self._answered: set[int] = set()
+
+    def run(self, seconds: float) -> list[float]:
+        """When the table was polled in that time."""
+        times, end = [], self.stage.clock.seconds + seconds
+        while self.stage.clock.seconds < end:
+            self.stage.scheduler.poll("a", timed=True)
+            self.stage.turn()
+            for worker, request in [*self.stage.pools.given]:
+                if isinstance(request, PollRequest) and request.id not in self._answered:
+                    self._answered.add(request.id)
+                    times.append(self.stage.clock.seconds)
+                    found = vars_of(Answer(request.id, "succeeded", figures=dict(self.figures), version=self.version))
+                    if self.fails:
+                        found |= {"outcome": "failed", "figures": {}, "message": "no answer", "exit_code": 20}
+                    self.stage.scheduler.on_message(worker, found)  # type: ignore[arg-type]
+                    self.stage.turn()
+            self.stage.turn(self._timer.uniform(0.8, 1.2) * POLL)
+        return times
+
+
+def gaps(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+def test_an_idle_table_costs_a_few_polls_an_hour_and_none_is_later_than_the_bound(tmp_path: Path) -> None:
+    polled = Polled(tmp_path)
+    first = gaps(polled.run(5 * MINUTES))
+    assert max(first) <= 1.2 * POLL, "nothing is skipped in the first minutes"
+    polled.run(60 * MINUTES)
+    later = polled.run(240 * MINUTES)
+    assert len(later) < 4 * 60 * MINUTES / IDLE * 1.2
+    assert max(gaps(later)) <= IDLE
+
+
+@pytest.mark.parametrize("hours", [1, 7])
+def test_a_write_after_long_idleness_is_seen_within_the_bound(tmp_path: Path, hours: int) -> None:
+    polled = Polled(tmp_path)
+    polled.run(hours * 60 * MINUTES)
+    polled.figures["generations"] = 1.0
+    written = polled.stage.clock.seconds
+    seen = polled.run(IDLE)
+    assert seen[0] - written <= IDLE
+    assert polled.stage.in_flight == [("a", "merge")]
+    assert max(gaps(seen)) <= 1.2 * POLL, "from then on every timer polls"
+
+
+@pytest.mark.parametrize("what", ["version", "age", "blocked", "failure"])
+def test_anything_new_ends_it(tmp_path: Path, what: str) -> None:
+    polled = Polled(tmp_path)
+    polled.run(120 * MINUTES)
+    state = polled.stage.scheduler.tables["a"]
+    assert state.unchanged > 10
+    if what == "version":
+        polled.version = 4
+    elif what == "age":
+        polled.figures["oldest_age"] = 1.0  # the trigger may fire by it without a write
+    elif what == "blocked":
+        state.blocked = 1.0
+    else:
+        polled.fails = True
+    changed = polled.stage.clock.seconds
+    while state.unchanged:
+        polled.run(POLL)
+    assert polled.stage.clock.seconds - changed <= IDLE + 1.2 * POLL
+    assert max(gaps(polled.run(4 * MINUTES))) <= 1.2 * POLL
+
+
+def test_the_same_bound_as_poll_skips_nothing(tmp_path: Path) -> None:
+    polled = Polled(tmp_path, TEXT.replace("idle_poll: 10m", "idle_poll: 30s"))
+    polled.run(60 * MINUTES)
+    assert max(gaps(polled.run(60 * MINUTES))) <= 1.2 * POLL
+
+
+def test_what_somebody_asks_for_is_not_skipped(tmp_path: Path) -> None:
+    """A run that published, or a page that is opened: only timers wait."""
+    polled = Polled(tmp_path)
+    polled.run(120 * MINUTES)
+    before = len(polled.stage.pools.given)
+    polled.stage.scheduler.poll("a")
+    polled.stage.turn()
+    assert len(polled.stage.pools.given) == before + 1
