@@ -1,0 +1,75 @@
+"""How often a poll reads what does not change: the version once, and each region's newest manifest once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from memwal_ops.core.polling import one_poll, shared
+from memwal_ops.core.registry import open_table
+from memwal_ops.formats.lance.layouts.region import REGION
+from memwal_ops.formats.lance.layouts.shard import SHARD
+from memwal_ops.storage.counting import CountingStore
+from memwal_ops.supervisor.workers.polling import poll_table
+from tests.support.tables.many_regions import make_regions
+from tests.support.tables.workload import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from memwal_ops.formats.lance.layouts.api import Layout
+
+JOBS = ("merge", "catchup", "compact", "snapshot", "expire", "gc")
+REGIONS = 5
+
+
+@pytest.mark.parametrize("layout", [SHARD, REGION])
+def test_a_poll_reads_each_region_once_for_all_jobs(tmp_path: Path, layout: Layout) -> None:
+    uri = str(tmp_path / "t.lance")
+    make_regions(uri, REGIONS, layout)
+    table = open_table(uri)
+    store = CountingStore(table.store)
+    counted = replace(table, store=store)  # type: ignore[type-var]
+    _, faults = poll_table(counted, [counted.jobs[name] for name in JOBS if name in counted.jobs])
+    assert faults == []
+    of_all_jobs = sum(store.calls.values())
+    store.reset()
+    counted.jobs["merge"].job.backlog(counted)
+    of_merge = sum(store.calls.values())
+    assert of_merge >= REGIONS
+    assert of_all_jobs <= of_merge + 2, "the other jobs read no region again"
+
+
+def test_the_next_poll_of_the_same_table_sees_a_flush(tmp_path: Path) -> None:
+    table = Workload(1, regions=1, base_rows=5).create(str(tmp_path / "t.lance"))
+    table.put([1])
+    table.flush()
+    opened = open_table(table.uri)
+    jobs = [opened.jobs[name] for name in ("merge", "gc")]
+    assert poll_table(opened, jobs)[0]["generations"] == 1
+    table.put([2])
+    table.flush()
+    table.close()
+    assert poll_table(opened, jobs)[0]["generations"] == 2
+
+
+def test_nothing_is_shared_between_tables_or_polls() -> None:
+    one, other, reads = object(), object(), []
+
+    def read(what: str) -> str:
+        reads.append(what)
+        return what
+
+    for _ in range(2):
+        with one_poll():
+            found = [
+                shared(table, "backlog", partial(read, name))
+                for table, name in zip((one, other, one), "123", strict=True)
+            ]
+        assert found == ["1", "2", "1"]
+    assert reads == ["1", "2"] * 2
+    assert [shared(one, "backlog", lambda: read("4")) for _ in range(2)] == ["4", "4"]
+    assert reads[4:] == ["4", "4"]
