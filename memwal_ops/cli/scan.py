@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +16,7 @@ from memwal_ops.cli.process import open_table
 from memwal_ops.core.registry import short_name
 from memwal_ops.core.scan import Scanned, scan_table, tables_of_database
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, TableNotFoundError
+from memwal_ops.storage.catalogs import Catalog, is_catalog, is_secret_property
 from memwal_ops.text import counted, grid, paragraph, printable, size_text
 
 if TYPE_CHECKING:
@@ -23,9 +26,14 @@ if TYPE_CHECKING:
 @click.command(short_help="Show what tables need, without changing them, and the configuration that does it.")
 @click.argument("uris", metavar="[URI]...", nargs=-1)
 @click.option("--database", metavar="DIR", help="All tables of this LanceDB folder: DIR/*.lance.")
+@click.option(
+    "--namespace", metavar="URI", help="All tables of this catalog: lance+namespace://IMPL/PATH?PROPERTY=VALUE."
+)
 @storage_options
 @json_output
-def scan(uris: tuple[str, ...], database: str | None, storage_options: dict[str, str], as_json: bool) -> int:
+def scan(
+    uris: tuple[str, ...], database: str | None, namespace: str | None, storage_options: dict[str, str], as_json: bool
+) -> int:
     """Plan every job on each table, change nothing, and print the configuration of a service that runs them.
 
     Each job has its default options: expire counts versions older than a week.
@@ -33,17 +41,27 @@ def scan(uris: tuple[str, ...], database: str | None, storage_options: dict[str,
     \b
     Examples:
       memwal-ops scan --database /data/lancedb
+      memwal-ops scan --namespace 'lance+namespace://rest/prod?uri=https://catalog.example.com'
       memwal-ops scan s3://bucket/orders.lance s3://bucket/users.lance --json
 
     Exit codes: 0; 3 the folder has no table; else that of the first table that could not be scanned.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    if bool(uris) == (database is not None):
-        raise InvalidUsageError("Give URIs of tables, or --database DIR.")
-    tables = list(uris) if database is None else tables_of_database(database, storage_options)
+    if sum((bool(uris), database is not None, namespace is not None)) != 1:
+        raise InvalidUsageError("Give URIs of tables, or --database DIR, or --namespace URI.")
+    if namespace is not None:
+        catalog = Catalog.of(namespace, storage_options)
+        tables, entries = [catalog.uri(name) for name in catalog.tables()], [_namespace(catalog)]
+        nothing = f"No table found in {catalog.uri()}: its list is empty."
+    elif database is not None:
+        tables = tables_of_database(database, storage_options)
+        entries = [f"database: {_quoted(_absolute(database))}"]
+        nothing = f"No table found in {database}: it has no folder NAME.lance."
+    else:
+        tables, entries, nothing = list(uris), [], ""
     if not tables:
-        raise TableNotFoundError(f"No table found in {database}: it has no folder NAME.lance.")
+        raise TableNotFoundError(nothing)
     scanned = [_scan(uri, storage_options) for uri in tables]
-    configuration = _configuration(scanned, database)
+    configuration = _configuration(entries or [f"uri: {_quoted(_absolute(one.uri))}" for one in scanned])
     if as_json:
         echo_json({"tables": [one.to_json() for one in scanned], "configuration": configuration})
     else:
@@ -53,7 +71,8 @@ def scan(uris: tuple[str, ...], database: str | None, storage_options: dict[str,
 
 def _scan(uri: str, options: dict[str, str]) -> Scanned:
     try:
-        return scan_table(open_table(uri, options))
+        scanned = scan_table(open_table(uri, options))
+        return replace(scanned, uri=uri) if is_catalog(uri) else scanned
     except MemwalOpsError as error:
         return Scanned(uri, errors=((None, error),))
 
@@ -80,19 +99,31 @@ def _describe(scanned: Sequence[Scanned], configuration: str) -> str:
 
 
 def _name(uri: str) -> str:
-    return printable(short_name(uri.rstrip("/").rsplit("/", 1)[-1]))
+    path = uri.partition("?")[0] if is_catalog(uri) else uri
+    return printable(short_name(path.rstrip("/").rsplit("/", 1)[-1]))
 
 
 def _size(count: int) -> str:
     return size_text(count) if count else ""
 
 
-def _configuration(scanned: Sequence[Scanned], database: str | None) -> str:
+def _namespace(catalog: Catalog) -> str:
+    """The entry of a catalog; a secret is left to an environment variable."""
+    properties = [f"{_quoted(key)}: {_property(key, value)}" for key, value in catalog.properties.items()]
+    path = f", path: [{', '.join(map(_quoted, catalog.path))}]" if catalog.path else ""
+    return f"namespace: {{impl: {catalog.impl}, properties: {{{', '.join(properties)}}}{path}}}"
+
+
+def _property(key: str, value: str) -> str:
+    if is_secret_property(key):
+        return f'"${{{re.sub("[^A-Z0-9]+", "_", key.upper())}}}"'
+    return _quoted(_absolute(value) if key == "root" else value)
+
+
+def _configuration(entries: Sequence[str]) -> str:
     """The YAML of a service. What deletes is off by default, and versions are kept for a week."""
-    places = [("uri", one.uri) for one in scanned] if database is None else [("database", database)]
-    entries = [f"  - {key}: {_quoted(_absolute(place))}" for key, place in places]
     jobs = ["defaults:", "  jobs:", "    expire: {apply: true}", "    gc: {apply: true}"]
-    return "\n".join([*jobs, "tables:", *entries, ""])
+    return "\n".join([*jobs, "tables:", *(f"  - {entry}" for entry in entries), ""])
 
 
 def _absolute(place: str) -> str:

@@ -8,8 +8,8 @@ metadata service for credentials, nothing else.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -37,6 +37,8 @@ DEFAULT_REGION = "us-east-1"
 # outlive them: t=0 obstore gets a token with 11 minutes left; t=11 the token expires;
 # t=30 obstore gets a new one. Every request in between is refused.
 _TIME_TO_LIVE = timedelta(minutes=9)
+# After which a catalog is asked again whose credentials do not expire any more.
+_UNLIMITED = timedelta(days=1)
 
 # Options for resolving credentials and endpoint; pylance gets the resolved values instead.
 _RESOLVED = frozenset(
@@ -126,9 +128,34 @@ class AwsAccess:
         def provide() -> S3Credential:
             credential = provider()
             remember([credential["access_key_id"], credential["secret_access_key"], credential.get("token")])
+            # A catalog may vend credentials that end before obstore asks again.
+            ends, asked = getattr(self.credentials, "_expiry_time", None), credential.get("expires_at")
+            if ends is not None and asked is not None:
+                credential["expires_at"] = min(ends, asked)
             return credential
 
         return provide
+
+    def renewed_by(self, vend: Callable[[], tuple[Mapping[str, str], datetime | None]], expires: datetime) -> AwsAccess:
+        """The same access with these credentials until they expire, and then with those that ``vend`` returns."""
+
+        def metadata(options: Mapping[str, str], ends: datetime | None) -> dict[str, str | None]:
+            key, secret = options.get("aws_access_key_id"), options.get("aws_secret_access_key")
+            if not key or not secret:
+                raise StorageCredentialsError("The catalog vends no credentials for the table any more.")
+            token = options.get("aws_session_token")
+            now = datetime.now(UTC)
+            if ends is not None and ends <= now:
+                raise StorageCredentialsError("The catalog vends credentials for the table that have expired.")
+            text = (ends or now + _UNLIMITED).isoformat()
+            return {"access_key": key, "secret_key": secret, "token": token, "expiry_time": text}
+
+        if self.credentials is None:
+            return self
+        vended = botocore.credentials.RefreshableCredentials.create_from_metadata(
+            metadata(self.frozen(), expires), refresh_using=lambda: metadata(*vend()), method="lance-namespace"
+        )
+        return replace(self, credentials=vended)
 
 
 def resolve_aws(options: Mapping[str, str]) -> AwsAccess:

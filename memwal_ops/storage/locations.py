@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
+from memwal_ops.storage.catalogs import Catalog, is_catalog
 from memwal_ops.storage.options import canonical
-from memwal_ops.storage.redaction import RedactedOptions, redact, remember, remember_options
+from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, redact, remember, remember_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from memwal_ops.storage.aws import AwsAccess
 
@@ -42,6 +44,8 @@ _ABFSS_HOST = re.compile(
     r"(?P<container>[^@:/]+)@(?P<account>[a-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net", re.IGNORECASE
 )
 _ACCOUNT_KEYS = ("azure_storage_account_name", "account_name")
+# Options that choose an identity, and do not carry it.
+_IDENTITY = frozenset({"aws_profile", "aws_role_arn", "aws_web_identity_token_file", "aws_skip_signature"})
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SHORT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!//)")
 # Secrets that the client libraries read from the environment by themselves.
@@ -71,6 +75,7 @@ class Location:
         lance_options: pylance's ``storage_options``, with the current credentials.
         aws: the resolved access to S3; None for other schemes, and after unpickling.
         files: of a table that is read from an export: the local folder in which pylance opens its manifests.
+        catalog: of a table in a catalog: its URI there, by which another process opens it.
 
     Temporary credentials: obstore renews them through boto3 by itself; pylance keeps those that it was given,
     so callers that open a dataset use ``location.refreshed()`` right before, and open it again
@@ -85,6 +90,7 @@ class Location:
     lance_options: Mapping[str, str] = field(default_factory=RedactedOptions)
     aws: AwsAccess | None = field(default=None, repr=False, compare=False)
     files: str | None = None
+    catalog: str | None = None
 
     @property
     def expires(self) -> bool:
@@ -132,6 +138,8 @@ def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
     given = dict(storage_options or {})
     remember_options({str(key): str(value) for key, value in given.items()})
     remember(os.environ.get(name) for name in _SECRET_VARIABLES)
+    if is_catalog(text):
+        return _in_catalog(text, given)
     text = _with_slashes(text)
     match = _SCHEME.match(text)
     if match is None:
@@ -169,6 +177,31 @@ def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
 
     aws = resolve_aws(options)
     return Location(normalised, scheme, RedactedOptions({**aws.place(), **aws.frozen()}), aws)
+
+
+def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
+    """The location of a table in a catalog, with what the catalog vends before what was given.
+
+    On S3, credentials that expire are vended again in time. Of other stores, each opening gets new ones.
+    """
+    table = Catalog.of(uri, given)
+
+    def vend() -> tuple[Mapping[str, str], datetime | None]:
+        vended = table.describe()
+        return canonical(vended.options, "s3"), vended.expires
+
+    found = table.describe()
+    if is_catalog(found.location):
+        raise UnsupportedFeatureError(f"The catalog's location of {table.uri()} is again in a catalog.")
+    written = found.location.split("://", 1)[0].lower() if "://" in found.location else "file"
+    scheme = _SCHEMES.get(written, written)
+    own, vended = canonical(table.storage_options, scheme), canonical(found.options, scheme)
+    if any(map(is_secret_key, vended)):
+        own = {key: value for key, value in own.items() if not is_secret_key(key) and key not in _IDENTITY}
+    location = replace(resolve(found.location, {**own, **vended}), catalog=uri)
+    if location.aws is None or found.expires is None:
+        return location
+    return replace(location, aws=location.aws.renewed_by(vend, found.expires))
 
 
 def _with_slashes(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
 from memwal_ops.storage.locations import DATABASE_TABLES
 from memwal_ops.units import parse_duration, parse_size
 
@@ -120,12 +121,33 @@ class Defaults(Model):
     jobs: dict[str, JobConfig] = Field(default_factory=dict)
 
 
+class NamespaceConfig(Model):
+    """The tables of a catalog, below a path of it, by an implementation of ``lance-namespace``."""
+
+    impl: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    properties: Options = Field(default_factory=dict)
+    path: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    include: list[str] = Field(default_factory=list)
+    exclude: list[str] = Field(default_factory=list)
+
+    @property
+    def uri(self) -> str:
+        """Its URI; properties that may be secrets are not part of it."""
+        return Catalog(self.impl, tuple(self.path), self.properties).uri()
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The other properties, as storage options."""
+        return {f"{PROPERTY}{key}": value for key, value in self.properties.items() if is_secret_property(key)}
+
+
 class TableConfig(Model):
-    """One table (``uri``), or all tables that match a pattern, or those of a LanceDB folder (``database``)."""
+    """One table (``uri``), or all that match a pattern, or those of a LanceDB folder (``database``) or a catalog."""
 
     uri: str | None = None
     pattern: str | None = None
     database: str | None = None
+    namespace: NamespaceConfig | None = None
     name: str | None = None
     format: str | None = None
     include: list[str] = Field(default_factory=list)
@@ -139,8 +161,10 @@ class TableConfig(Model):
 
     @model_validator(mode="after")
     def _one(self) -> TableConfig:
-        if sum(place is not None for place in (self.uri, self.pattern, self.database)) != 1:
-            raise ValueError("give either uri or pattern or database")
+        if sum(place is not None for place in (self.uri, self.pattern, self.database, self.namespace)) != 1:
+            raise ValueError("give either uri or pattern or database or namespace")
+        if self.namespace is not None and (self.include or self.exclude):
+            raise ValueError("include and exclude of a namespace are keys of namespace")
         if self.uri is not None and (self.include or self.exclude):
             raise ValueError("include and exclude belong to a pattern")
         if self.name is not None and re.fullmatch(r"[A-Za-z0-9._/-]{1,200}", self.name) is None:
@@ -149,7 +173,9 @@ class TableConfig(Model):
 
     @property
     def glob(self) -> str | None:
-        """The pattern: the given one, or that of a database's tables; None if it is one table."""
+        """The pattern: the given one, or that of a database's tables, or a catalog; None if it is one table."""
+        if self.namespace is not None:
+            return self.namespace.uri
         return self.pattern if self.database is None else f"{self.database.rstrip('/')}/{DATABASE_TABLES}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -13,8 +14,9 @@ from memwal_ops.core.registry import format_of_folder, short_name
 from memwal_ops.core.run import unexpected
 from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.storage.catalogs import PROPERTY, is_catalog, is_secret_property
 from memwal_ops.storage.locations import SCHEMES
-from memwal_ops.storage.redaction import is_secret_key, remember_options
+from memwal_ops.storage.redaction import is_secret_key, remember, remember_options
 from memwal_ops.supervisor.config.document import Document, Place, Problem, place_text
 from memwal_ops.supervisor.config.effective import JobSettings, Settings, Source, TableSettings
 from memwal_ops.supervisor.config.explained import suggest
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.core.job import JobSpec
-    from memwal_ops.supervisor.config.model import Config, ScheduleConfig, TableConfig
+    from memwal_ops.supervisor.config.model import Config, NamespaceConfig, ScheduleConfig, TableConfig
 
 # The longest time between two polls of an idle table, unless configured: alerts fire at 30 minutes.
 _IDLE_FACTOR, _LONGEST_IDLE = 10, timedelta(minutes=10)
@@ -73,11 +75,15 @@ class Resolver:
         self._check_secrets((*place, "storage_options"), entry.storage_options)
         options = {**defaults.storage_options, **entry.storage_options}
         remember_options(options)
-        sources = {key: self._source((*place, key), "table") for key in entry.model_fields_set}
+        sources: dict[str, Source] = {key: self._source((*place, key), "table") for key in entry.model_fields_set}
         for key in options:
             own = key in entry.storage_options
             where = (*place, "storage_options", key) if own else ("defaults", "storage_options", key)
             sources[f"storage_options.{key}"] = self._source(where, "table" if own else "fleet")
+        included, excluded = entry.include, entry.exclude
+        if entry.namespace is not None:
+            included, excluded = entry.namespace.include, entry.namespace.exclude
+            options |= self._properties(place, entry.namespace, sources)
         for key in ("poll", "idle_poll"):
             if getattr(entry, key) is None and key in defaults.model_fields_set:
                 sources[key] = self._source(("defaults", key), "fleet")
@@ -90,8 +96,8 @@ class Resolver:
             uri=None if entry.uri is None else entry.uri.rstrip("/"),
             pattern=entry.glob,
             name=name,
-            include=tuple(entry.include),
-            exclude=tuple(entry.exclude),
+            include=tuple(included),
+            exclude=tuple(excluded),
             max_tables=entry.max_tables,
             storage_options=options,
             poll=entry.poll or defaults.poll,
@@ -121,6 +127,18 @@ class Resolver:
                 "It is the longest time between two polls of a table at which nothing happens: make it at least poll.",
             )
         return given
+
+    def _properties(self, place: Place, namespace: NamespaceConfig, sources: dict[str, Source]) -> dict[str, str]:
+        """The secret properties of a catalog, as storage options; and the sources of all of them."""
+        above = (*place, "namespace", "properties")
+        self._check_secrets(above, namespace.properties)
+        remember(namespace.secrets.values())
+        found = {key: self._source((*above, key), "table") for key in namespace.properties}
+        sources |= {f"storage_options.{PROPERTY}{key}": source for key, source in found.items()}
+        variables = {name for key, source in found.items() for name in source.variables if not is_secret_property(key)}
+        here = self._source((*place, "namespace"), "table")
+        sources["pattern"] = replace(here, variables=tuple(sorted(variables)))
+        return namespace.secrets
 
     def _format(self, place: Place, entry: TableConfig) -> str | None:
         """Return the table's format: from the file, the only one installed, or detected in a local folder.
@@ -297,7 +315,13 @@ class Resolver:
 
     def _check_uri(self, place: Place, entry: TableConfig) -> None:
         places = (("uri", entry.uri), ("pattern", entry.pattern), ("database", entry.database))
-        key, uri = next((key, uri) for key, uri in places if uri is not None)
+        key, uri = next(((key, uri) for key, uri in places if uri is not None), ("namespace", str(entry.glob)))
+        if is_catalog(uri):
+            if key in {"pattern", "database"}:
+                self._problem(
+                    (*place, key), "A catalog has no pattern.", "Write namespace: {impl: ..., properties: ...}."
+                )
+            return
         scheme = uri.split("://", 1)[0] if "://" in uri else ""
         if scheme and scheme not in _SCHEMES:
             fix = suggest(scheme, _SCHEMES, "Use an absolute path or one of {}.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.registry import locate, short_name
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError, MemwalOpsError
+from memwal_ops.storage.catalogs import Catalog, is_catalog
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
@@ -140,6 +141,9 @@ def _duplicate_names(pattern: str, tables: list[FoundTable], first: FoundTable) 
 
 def _matches(entry: TableSettings) -> Iterator[FoundTable]:
     """Yield the tables that match a pattern, by name: the part of the URI from the first wildcard on."""
+    if is_catalog(str(entry.pattern)):
+        yield from _of_catalog(entry)
+        return
     pattern = str(entry.pattern).rstrip("/")
     scheme, separator, rest = pattern.rpartition("://")
     parts = rest.split("/")
@@ -150,11 +154,22 @@ def _matches(entry: TableSettings) -> Iterator[FoundTable]:
     for path in _walk(store, "", parts[fixed:]):
         name = short_name(path)
         uri = f"{root}/{path}"
-        if entry.include and not _any(entry.include, name, uri):
-            continue
-        if _any(entry.exclude, name, uri):
-            continue
-        yield FoundTable(f"{prefix}{name}", uri, entry)
+        if _wanted(entry, name, uri):
+            yield FoundTable(f"{prefix}{name}", uri, entry)
+
+
+def _of_catalog(entry: TableSettings) -> Iterator[FoundTable]:
+    """Yield the tables of a catalog; each is described, and so found or not, as it is opened."""
+    catalog = Catalog.of(str(entry.pattern), entry.storage_options)
+    prefix = "" if entry.name == entry.pattern else f"{entry.name}/"
+    for name in catalog.tables():
+        uri = catalog.uri(name)
+        if _wanted(entry, name, uri):
+            yield FoundTable(f"{prefix}{name}", uri, entry)
+
+
+def _wanted(entry: TableSettings, name: str, uri: str) -> bool:
+    return (not entry.include or _any(entry.include, name, uri)) and not _any(entry.exclude, name, uri)
 
 
 def _walk(store: Store, folder: str, parts: list[str]) -> Iterator[str]:

@@ -93,9 +93,11 @@ class LeaseClient:
         with self._lock:
             store = self._stores.get(key)
         if store is None:
-            store = open_store(resolve(table.uri, options), retry=_RETRY)
-            with self._lock:
-                self._stores[key] = store
+            location = resolve(table.uri, options)
+            store = open_store(location, retry=_RETRY)
+            if location.catalog is None or location.expires:
+                with self._lock:
+                    self._stores[key] = store  # what another store's catalog vends is not renewed in it
         return store
 
     def _submit(self, work: Callable[[], Any], then: Callable[[Any, MemwalOpsError | None], None]) -> None:

@@ -1,0 +1,191 @@
+"""Catalogs of tables by ``lance-namespace``: list them, and where each one is, with the options that the catalog vends.
+
+A table is ``lance+namespace://IMPL/PATH/TABLE?PROPERTY=VALUE``, a catalog the same without the table. A URI is logged
+and stored, so a property with a secret is not part of it: it is given as the storage option ``namespace.PROPERTY``.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from memwal_ops.errors import (
+    InvalidUsageError,
+    MemwalOpsError,
+    StorageCredentialsError,
+    StorageError,
+    StoreUnavailableError,
+    TableNotFoundError,
+    UnsupportedFeatureError,
+)
+from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, redact, remember
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+SCHEME = "lance+namespace"
+"""The scheme of the URIs."""
+PROPERTY = "namespace."
+"""What the name of a storage option begins with that is a property of the catalog."""
+_PAGE = 1000
+_TIMEOUT = 60.0
+_EXPIRES = ("expires_at_millis", "refresh_offset_millis")
+
+
+def is_catalog(uri: str) -> bool:
+    """Whether a URI is that of a catalog, or of a table in one."""
+    return uri.lower().startswith(f"{SCHEME}://")
+
+
+def is_secret_property(key: str) -> bool:
+    """Whether a property must not be part of a URI: by its name, and every HTTP header."""
+    return is_secret_key(key) or key.lower().startswith(("header.", "headers."))
+
+
+@dataclass(frozen=True, slots=True)
+class Vended:
+    """Where a table is, the storage options that came with it, and when they expire."""
+
+    location: str
+    options: Mapping[str, str]
+    expires: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """A namespace of a catalog; ``storage_options`` are those of its tables, for what the catalog does not vend."""
+
+    impl: str
+    path: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=RedactedOptions)
+    storage_options: Mapping[str, str] = field(default_factory=RedactedOptions)
+
+    @classmethod
+    def of(cls, uri: str, options: Mapping[str, str]) -> Catalog:
+        """The catalog at a URI, with further properties among the storage options.
+
+        Raises:
+            InvalidUsageError: the URI is none of a catalog, or has a secret.
+        """
+        parts = urlsplit(uri, allow_fragments=False)
+        if not is_catalog(uri) or not parts.netloc:
+            raise InvalidUsageError(f"Not a catalog; write {SCHEME}://dir?root=/data or {SCHEME}://rest/PATH?uri=URL.")
+        written = dict(parse_qsl(parts.query, keep_blank_values=True))
+        named = {key.removeprefix(PROPERTY): value for key, value in options.items() if key.startswith(PROPERTY)}
+        remember(value for key, value in {**written, **named}.items() if is_secret_property(key))
+        if secret := [key for key in written if is_secret_property(key)]:
+            raise InvalidUsageError(
+                f"The URI has the property {secret[0]}, which may be a secret; URIs are logged.",
+                remedy=f"Give it as --storage-option {PROPERTY}{secret[0]}=VALUE.",
+            )
+        rest = {key: value for key, value in options.items() if not key.startswith(PROPERTY)}
+        path = tuple(unquote(part) for part in parts.path.split("/") if part)
+        return cls(parts.netloc, path, RedactedOptions({**written, **named}), RedactedOptions(rest))
+
+    def uri(self, *table: str) -> str:
+        """The URI of the catalog, or of a table in it; without secrets."""
+        path = "".join(f"/{quote(part, safe='')}" for part in (*self.path, *table))
+        shown = sorted((key, value) for key, value in self.properties.items() if not is_secret_property(key))
+        query = "&".join(f"{quote(key, safe='')}={quote(value, safe='')}" for key, value in shown)
+        return f"{SCHEME}://{self.impl}{path}{'?' * bool(query)}{query}"
+
+    def tables(self) -> Iterator[str]:
+        """The names of its tables that have data, ascending. One request for a page.
+
+        Raises:
+            MemwalOpsError: the catalog is away, refuses, or has no such path.
+        """
+        namespaces, client = self._connect()
+        names: set[str] = set()
+        seen: set[str] = set()
+        token: str | None = None
+        while token is None or token:
+            request = namespaces.ListTablesRequest(
+                id=[*self.path], limit=_PAGE, page_token=token, include_declared=False
+            )
+            page = self._ask(namespaces, partial(client.list_tables, request))
+            names.update(page.tables)
+            token = page.page_token or ""
+            if token in seen:
+                raise StorageError(f"The catalog {self.uri()} repeats a page of its list of tables.")
+            seen.add(token)
+        yield from sorted(names)
+
+    def describe(self) -> Vended:
+        """Where the table is whose URI this is, with new credentials.
+
+        Raises:
+            MemwalOpsError: there is no such table, or as for :meth:`tables`.
+        """
+        if not self.path:
+            raise InvalidUsageError(
+                f"{self.uri()} is a catalog, not a table.",
+                remedy="Name a table in it; memwal-ops scan --namespace lists.",
+            )
+        namespaces, client = self._connect()
+        request = namespaces.DescribeTableRequest(id=[*self.path], vend_credentials=True)
+        found = self._ask(namespaces, partial(client.describe_table, request))
+        options = dict(found.storage_options or {})
+        remember(value for key, value in options.items() if is_secret_key(key))
+        if not found.location or found.is_only_declared:
+            raise TableNotFoundError(f"No table found at {self.uri()}: it is declared, and was never written.")
+        if found.managed_versioning:
+            raise UnsupportedFeatureError(
+                f"The catalog {self.uri()} keeps the table's versions; commits that bypass it would be lost.",
+                remedy="This release maintains tables whose versions are in the table's own folder.",
+            )
+        millis, _ = (options.pop(key, None) for key in _EXPIRES)
+        try:
+            expires = None if millis is None else datetime.fromtimestamp(int(millis) / 1000, UTC)
+        except (ValueError, OverflowError, OSError) as error:
+            raise StorageError(f"The catalog {self.uri()} vends credentials with an unreadable expiry.") from error
+        return Vended(found.location, RedactedOptions(options), expires)
+
+    def _connect(self) -> tuple[Any, Any]:
+        import lance_namespace  # noqa: PLC0415 - loads pylance: for tables in catalogs only
+
+        properties = dict(self.properties)
+        if self.impl == "dir" and "root" in properties:
+            from memwal_ops.storage.locations import resolve  # noqa: PLC0415 - imports this module
+
+            root = resolve(properties["root"], self.storage_options)
+            properties |= {"root": root.uri, **{f"storage.{key}": value for key, value in root.lance_options.items()}}
+        return lance_namespace, self._ask(lance_namespace, lambda: lance_namespace.connect(self.impl, properties))
+
+    def _ask(self, namespaces: Any, work: Callable[[], Any]) -> Any:
+        """The answer, within a minute: the clients have no time-out of their own."""
+        answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put((work(), None))
+            except Exception as error:  # noqa: BLE001 - raised below
+                answers.put((None, error))
+
+        threading.Thread(target=ask, name="catalog", daemon=True).start()
+        try:
+            answer, error = answers.get(timeout=_TIMEOUT)
+        except queue.Empty:
+            raise StoreUnavailableError(f"The catalog {self.uri()} did not answer within {_TIMEOUT:.0f} s.") from None
+        if error is None:
+            return answer
+        if isinstance(error, MemwalOpsError):
+            raise error
+        raise self._translated(namespaces, error) from None  # the cause quotes the request, with its headers
+
+    def _translated(self, namespaces: Any, error: Exception) -> MemwalOpsError:
+        kinds: tuple[tuple[Any, type[MemwalOpsError]], ...] = (
+            ((namespaces.TableNotFoundError, namespaces.NamespaceNotFoundError), TableNotFoundError),
+            ((namespaces.PermissionDeniedError, namespaces.UnauthenticatedError), StorageCredentialsError),
+            ((namespaces.ServiceUnavailableError, namespaces.ThrottlingError), StoreUnavailableError),
+            ((namespaces.UnsupportedOperationError, NotImplementedError), UnsupportedFeatureError),
+            ((namespaces.InvalidInputError, ValueError, TypeError), InvalidUsageError),
+        )
+        kind = next((ours for theirs, ours in kinds if isinstance(error, theirs)), StorageError)
+        text = " ".join(str(error).split())
+        return kind(redact(f"The catalog {self.uri()} has no answer: {text}."))

@@ -1,0 +1,190 @@
+"""Tables in catalogs: on the command line, in a configuration, and what becomes of secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from memwal_ops.errors import StorageCredentialsError
+from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.objects import open_store
+from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.scheduling.discovery import Discovery, discover
+from tests.support.catalog_server import TOKEN, CatalogServer, catalog_server
+from tests.support.run_cli import run_here
+from tests.support.tables.plain import PlainTable
+
+pytest_plugins = ["tests.support.s3_server"]
+
+AUTHORIZATION = {"namespace.header.Authorization": f"Bearer {TOKEN}"}
+OPTION = ("--storage-option", f"namespace.header.Authorization=Bearer {TOKEN}")
+VENDED = "vended-secret-0123456789"
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[CatalogServer]:
+    """Five tables on three pages."""
+    with catalog_server() as server:
+        for name in "abcde":
+            server.tables[name] = PlainTable(str(tmp_path / f"files/{name}-1.lance")).create(fragments=2).uri
+        yield server
+
+
+def _uri(catalog: CatalogServer, *table: str) -> str:
+    return f"lance+namespace://rest/{'/'.join(('prod', *table))}?uri={catalog.url}"
+
+
+def _found(file: Path, catalog: CatalogServer, more: str = "") -> Discovery:
+    file.write_text(f"""
+tables:
+  - name: prod
+    namespace: {{impl: rest, path: [prod], {more}
+                properties: {{uri: "{catalog.url}", header.Authorization: "Bearer ${{TOKEN}}"}}}}
+""")
+    return discover(load_settings(str(file), {"TOKEN": TOKEN}).tables)
+
+
+def test_a_directory_is_scanned_and_its_configuration_finds_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By the catalog or as a database: the same tables."""
+    for name in ("one", "two $x"):
+        PlainTable(str(tmp_path / f"db/{name}.lance")).create()
+    shown = run_here(capfd, "scan", "--namespace", f"lance+namespace://dir?root={tmp_path}/db", "--json")
+    assert shown.code == 0, shown.err
+    file = tmp_path / "memwal.yaml"
+    file.write_text(shown.document["configuration"])
+    found = discover(load_settings(str(file), {}).tables)
+    assert [table.name for table in found.tables] == ["one", "two $x"]
+    assert [table.uri for table in found.tables] == [one["uri"] for one in shown.document["tables"]]
+    inspected = run_here(capfd, "inspect", found.tables[1].uri, "--json")
+    assert inspected.code == 0, inspected.err
+    assert inspected.document["uri"] == f"{tmp_path}/db/two $x.lance"
+
+
+def test_tables_of_a_rest_catalog_appear_and_vanish(catalog: CatalogServer, tmp_path: Path) -> None:
+    """All pages, each time anew; a filter is matched against the name."""
+    file = tmp_path / "memwal.yaml"
+    assert [table.name for table in _found(file, catalog).tables] == [f"prod/{name}" for name in "abcde"]
+    del catalog.tables["b"]
+    catalog.tables["f"] = catalog.tables["a"]
+    found = _found(file, catalog, 'exclude: ["[de]"],')
+    assert ([table.name for table in found.tables], found.faults) == (["prod/a", "prod/c", "prod/f"], ())
+    assert [table.name for table in _found(file, catalog, "include: [c],").tables] == ["prod/c"]
+    assert all(table.settings.storage_options.items() >= AUTHORIZATION.items() for table in found.tables)
+
+
+def test_a_table_that_vanishes_between_list_and_look_is_not_found(
+    catalog: CatalogServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The others are scanned."""
+    catalog.before = lambda path: catalog.tables.pop("c", None) if "/prod%24c/" in path else None
+    shown = run_here(capfd, "scan", "--namespace", _uri(catalog), *OPTION, "--json")
+    assert shown.code == 3
+    reasons = {
+        one["uri"].partition("?")[0][-1]: [e["reason"] for e in one["errors"]] for one in shown.document["tables"]
+    }
+    assert reasons == {"a": [], "b": [], "c": ["table_not_found"], "d": [], "e": []}
+
+
+def test_a_catalog_that_is_away_keeps_its_tables(
+    catalog: CatalogServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a store that is away: exit code 24, and a fault of the entry, with which the supervisor keeps what it has."""
+    file = tmp_path / "memwal.yaml"
+    known = _found(file, catalog).tables
+    catalog.stop()
+    found = _found(file, catalog)
+    assert (found.tables, [fault.exit_code for fault in found.faults]) == ((), [24])
+    assert found.faults[0].pattern == known[0].settings.pattern
+    down = run_here(capfd, "inspect", _uri(catalog, "a"), *OPTION)
+    assert down.code == 24
+    assert catalog.url.rsplit(":", 1)[0] in down.err
+    assert TOKEN not in down.err + str(found)
+
+
+@pytest.mark.parametrize(
+    ("uri", "code", "says"),
+    [
+        ("lance+namespace://rest/prod/zz?uri={url}", 3, "there is none"),
+        ("lance+namespace://rest/a/b/c?uri={url}", 3, "there is none"),
+        ("lance+namespace://rest/prod/a?uri={url}&header.Authorization=Bearer+x", 2, "--storage-option"),
+        ("lance+namespace://rest?uri={url}", 2, "a catalog, not a table"),
+        ("lance+namespace://bogus/t", 2, "bogus"),
+        ("lance+namespace://", 2, "Not a catalog"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    uri: str, code: int, says: str, catalog: CatalogServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each with the exit code of its kind."""
+    shown = run_here(capfd, "inspect", uri.format(url=catalog.url), *OPTION)
+    assert (shown.code, says in shown.err) == (code, True), shown.err
+
+
+def test_a_wrong_token_is_a_matter_of_credentials(catalog: CatalogServer, capfd: pytest.CaptureFixture[str]) -> None:
+    """And is not shown."""
+    wrong = "wrong-token-9876543210"
+    option = ("--storage-option", f"namespace.header.Authorization=Bearer {wrong}")
+    shown = run_here(capfd, "inspect", _uri(catalog, "a"), *option)
+    assert shown.code == 21, shown.err
+    assert wrong not in shown.err
+
+
+def test_no_secret_is_shown(catalog: CatalogServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither the catalog's own, nor one that it vends: in documents, texts, configurations, errors and reprs."""
+    catalog.vend = lambda: {"aws_secret_access_key": VENDED}
+    found = _found(file := tmp_path / "memwal.yaml", catalog)
+    plain = file.read_text().replace("${TOKEN}", TOKEN)
+    (tmp_path / "plain.yaml").write_text(plain)
+    texts = [repr(resolve(found.tables[0].uri, AUTHORIZATION)), *(table.uri for table in found.tables)]
+    for command in (
+        ("scan", "--namespace", _uri(catalog), *OPTION),
+        ("scan", "--namespace", _uri(catalog), *OPTION, "--json"),
+        ("inspect", _uri(catalog, "a"), *OPTION, "--json"),
+        ("inspect", _uri(catalog, "zz"), *OPTION),
+        ("config", "check", str(tmp_path / "plain.yaml")),
+        ("config", "check", str(tmp_path / "plain.yaml"), "--json"),
+    ):
+        shown = run_here(capfd, *command)
+        assert shown.code in {0, 3}, (command, shown.err)
+        texts += [shown.out, shown.err]
+    assert catalog.url in "".join(texts)
+    for text in texts:
+        assert TOKEN not in text
+        assert VENDED not in text
+
+
+def test_vended_credentials_are_used_and_renewed(
+    catalog: CatalogServer, bucket: tuple[str, dict[str, str]], no_aws_environment: None
+) -> None:
+    """Before they end; the table's own options are merged, its own identity is not."""
+    root, options = bucket
+    open_store(resolve(f"{root}/t.lance", options)).put("x", b"1")
+    given = {**AUTHORIZATION, **{key: value for key, value in options.items() if "access" not in key}}
+    times = [timedelta(minutes=1), timedelta(hours=1)]
+
+    def vend() -> dict[str, str]:
+        ends = datetime.now(UTC) + (times.pop(0) if times else timedelta(seconds=-1))
+        number = len(times)
+        return {
+            "aws_access_key_id": f"vended-key-{number}",
+            "aws_secret_access_key": f"vended-secret-{number}",
+            "aws_session_token": f"vended-token-{number}",
+            "expires_at_millis": str(int(ends.timestamp() * 1000)),
+        }
+
+    catalog.tables, catalog.vend = {"t": f"{root}/t.lance"}, vend
+    location = resolve(_uri(catalog, "t"), {**given, "aws_profile": "no-such-profile"})
+    assert location.expires
+    assert "expires_at_millis" not in location.lance_options
+    first, second = location.lance_options, location.refreshed().lance_options
+    assert (first["aws_session_token"], second["aws_session_token"]) == ("vended-token-1", "vended-token-0")
+    assert location.refreshed().lance_options == second, "which have an hour left"
+    assert [meta.path for meta in open_store(location).list()] == ["x"]
+    assert len([path for path in catalog.requests if "describe" in path]) == 2
+    with pytest.raises(StorageCredentialsError, match="expired"):
+        resolve(_uri(catalog, "t"), given)
