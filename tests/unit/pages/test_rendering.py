@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memwal_ops.core.table_history import IndexRecord, LogRecord, RevisionRecord, StorageRecord, TableHistory
-from memwal_ops.pages.charts import backlog_chart, bar_chart
+from memwal_ops.pages.charts import backlog_chart, bar_chart, line_chart
 from memwal_ops.pages.rendering import content_security_policy, split_command
 from memwal_ops.storage.redaction import remember
 from tests.support.fleet import pages_of, run, status, table
@@ -96,6 +96,7 @@ def test_charts_are_svg_without_addresses() -> None:
         backlog_chart([(1e9, 3.0), (1e9 + 60, 0.0)], small=True),
         backlog_chart([(1e9, 3.0)], small=False),
         bar_chart({"<b>": [1, 2]}, ["<i>", "b"]),
+        line_chart({"<b>": [0.5, 0.75], "c": [1, 1]}, ["<i>", "b"], "{:.3f}"),
     ):
         text = svg.decode()
         assert "<svg" in text

@@ -1,0 +1,116 @@
+"""Recall and file size of an index folder under churn: ``python -m benchmarks.lm_diskann_churn --rows 100000``.
+
+Each round deletes a tenth of the rows and inserts as many new ones. One folder is healed, merged and collected after
+each round, the other is merged only. Beside them, a folder that is built anew of the rows of that round: after the
+first, the middle and the last one. Prints Markdown, and writes the charts of docs/formats/lm-diskann.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.lm_diskann import K, truth
+from benchmarks.markdown import head, row
+from memwal_ops import run_job
+from memwal_ops.formats import lm_diskann
+from memwal_ops.pages.charts import line_chart
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CLUSTERS, QUERIES, SHARE, EFFORT = 1000, 300, 10, 20
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+
+
+def clustered(random: np.random.Generator, count: int, dimension: int) -> NDArray[np.float32]:
+    """Gaussians around 1,000 centres."""
+    centres = np.random.default_rng(1).normal(size=(CLUSTERS, dimension))
+    near = centres[random.integers(0, CLUSTERS, count)]
+    return (near + random.normal(size=near.shape) * 0.7).astype(np.float32)
+
+
+def recall(folder: str, vectors: NDArray[np.float32], rows: NDArray[np.int64], queries: NDArray[np.float32]) -> float:
+    """Recall@10 at a fixed effort; row i of the index has ``vectors[i]``."""
+    nearest = rows[truth(vectors[rows], queries)]
+    with lm_diskann.open(folder, read_only=True) as index:
+        found, _ = index.search(queries, k=K, L=EFFORT)
+    pairs = zip(found.tolist(), nearest.tolist(), strict=True)
+    return float(np.mean([len({*one} & {*other}) / K for one, other in pairs]))
+
+
+def size(folder: str) -> float:
+    """MiB of the graph."""
+    return os.path.getsize(f"{folder}/graph.lmd") / 2**20
+
+
+def made(folder: str, vectors: NDArray[np.float32], rows: NDArray[np.int64]) -> str:
+    """A folder of some of the vectors."""
+    lm_diskann.create(folder, dimension=vectors.shape[1])
+    with lm_diskann.open(folder) as index:
+        index.insert(rows, vectors[rows])
+    return folder
+
+
+def churn(base: str, count: int, dimension: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """All rounds; recall and file size of each folder per round."""
+    random = np.random.default_rng(3)
+    step = count // SHARE
+    vectors = clustered(random, count + rounds * step, dimension)
+    queries = clustered(random, QUERIES, dimension)
+    rows = np.arange(count)
+    healed, plain = (made(f"{base}/{name}.lmd", vectors, rows) for name in ("healed", "plain"))
+    found: dict[str, dict[str, list[float]]] = {name: {"healed": [], "not healed": []} for name in ("recall", "size")}
+    head("round", "recall@10, healed", "not healed", "built anew", "file, MiB, healed", "not healed", "built anew",
+         "deletes, inserts: CPU ms per row", "catchup, merge, gc: CPU ms per deleted row")  # fmt: skip
+    for number in range(1, rounds + 1):
+        gone = random.choice(rows, step, replace=False)
+        fresh = np.arange(count + (number - 1) * step, count + number * step)
+        rows = np.sort(np.concatenate([np.setdiff1d(rows, gone), fresh]))
+        spent: dict[str, float] = {}
+        for name, folder in (("healed", healed), ("not healed", plain)):
+            began = time.process_time()
+            with lm_diskann.open(folder) as index:
+                index.delete(gone)
+                index.insert(fresh, vectors[fresh])
+            changed = time.process_time()
+            for job in ("catchup", "merge", "gc") if name == "healed" else ("merge",):
+                run_job(folder, job, apply=True)
+            if name == "healed":
+                spent = {"changes": changed - began, "jobs": time.process_time() - changed}
+            found["recall"][name].append(recall(folder, vectors, rows, queries))
+            found["size"][name].append(size(folder))
+        anew: tuple[Any, Any] = ("", "")
+        if number in {1, (rounds + 1) // 2, rounds}:
+            built = made(f"{base}/{number}.lmd", vectors, rows)
+            anew = (f"{recall(built, vectors, rows, queries):.3f}", f"{size(built):.1f}")
+        recalls, sizes = ([*one.values()] for one in found.values())
+        row(number, f"{recalls[0][-1]:.3f}", f"{recalls[1][-1]:.3f}", anew[0], f"{sizes[0][-1]:.1f}",
+            f"{sizes[1][-1]:.1f}", anew[1], f"{spent['changes'] / step / 2 * 1000:.2f}",
+            f"{spent['jobs'] / step * 1000:.2f}")  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Measure, print the table, and write the charts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--dimension", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=20)
+    told = parser.parse_args()
+    print(f"\n## Churn: {told.rows:,} x {told.dimension}, a tenth per round, L = {EFFORT}")
+    with tempfile.TemporaryDirectory() as base:
+        found = churn(base, told.rows, told.dimension, told.rounds)
+    labels = [str(number) for number in range(1, told.rounds + 1)]
+    IMAGES.joinpath("churn-recall.svg").write_bytes(line_chart(found["recall"], labels, "{:.3f}"))
+    IMAGES.joinpath("churn-size.svg").write_bytes(line_chart(found["size"], labels, "{:,.0f}"))
+
+
+if __name__ == "__main__":
+    main()
