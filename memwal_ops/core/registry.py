@@ -212,14 +212,12 @@ def open_sink(uri: str, beside: Location, guard: CommitGuard, *, source: str) ->
         StorageError: the store refused or failed, by kind.
     """
     from memwal_ops.core.row_sink import ReceivesRows  # noqa: PLC0415
-    from memwal_ops.storage.locations import resolve  # noqa: PLC0415
+    from memwal_ops.storage.locations import resolve, scheme_of  # noqa: PLC0415
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415
 
     for table_format in formats().values():
         if isinstance(table_format, ReceivesRows):
-            location = resolve(uri)
-            if location.scheme == beside.scheme:
-                location = resolve(uri, beside.lance_options)
+            location = resolve(uri, beside.lance_options if scheme_of(uri) == beside.scheme else None)
             return location, table_format.open_sink(location, open_store(location), guard, source)
     raise InvalidUsageError("No installed table format can be the target of a migration.", remedy="Install pylance.")
 

@@ -204,6 +204,12 @@ def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
     return replace(location, aws=location.aws.renewed_by(vend, found.expires))
 
 
+def scheme_of(uri: str) -> str:
+    """The scheme that :func:`resolve` gives a URI, without looking for credentials; an unknown one as it is."""
+    match = _SCHEME.match(_with_slashes(uri))
+    return "file" if match is None else _SCHEMES.get(match.group(1).lower(), match.group(1))
+
+
 def _with_slashes(text: str) -> str:
     """``file:/abs`` (RFC 8089) as ``file:///abs``.
 

@@ -262,3 +262,16 @@ def test_no_hold_is_left(made: NamespaceUnderTest) -> None:
     go(made)
 
     assert all(one.released for one in holds(open_table(made.uri)))
+
+
+@pytest.mark.s3
+@pytest.mark.usefixtures("no_aws_environment")
+def test_onto_the_same_store_with_its_options(bucket: tuple[str, dict[str, str]]) -> None:
+    """Credentials come from the options alone."""
+    folder, options = bucket
+    zeppelin.create(f"{folder}/ns", dimensions=4, metric="cosine", storage_options=options)
+    rows = [{"id": "a", "values": [1.0, 0.0, 0.0, 0.5], "attributes": {}}]
+    zeppelin.open_writer(f"{folder}/ns", storage_options=options).append(vectors=rows, deletes=[])
+    table = f"{folder}/table.lance"
+    run_job(f"{folder}/ns", "migrate", storage_options=options, target=table, apply=True)
+    assert lance.dataset(table, storage_options=options).to_table(columns=["id"])["id"].to_pylist() == ["a"]
