@@ -175,7 +175,7 @@ class CompactOptions(Options):
     max_bytes: int | None = size(
         None,
         minimum=1,
-        help="Begin no commit after rewriting that many bytes; the next run goes on.",
+        help="Begin no commit after rewriting that many bytes; the next run continues.",
         shown_default="all",
     )
 

@@ -101,7 +101,7 @@ def _applied(run: _Run, table: Namespace, context: RunContext) -> MigrateReport:
         table = table.newest()
     raise InvalidUsageError(
         f"{table.location.uri} was written while it was read, {_ROUNDS} times.",
-        remedy="Stop its writers, and run it again: it goes on with what is left.",
+        remedy="Stop its writers, and run it again: it continues with what is left.",
     )
 
 
