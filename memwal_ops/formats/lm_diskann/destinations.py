@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+from memwal_ops.core.anchors import Anchor, delete_proven
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, StorageError
 from memwal_ops.formats.lm_diskann.copies import (
     PART_BYTES,
@@ -243,13 +244,18 @@ class Objects:
         return manifest.size
 
     def clean(self) -> None:
-        """Remove the parts of other runs: with a manifest there, none of them can become a copy."""
-        manifest = read_manifest(self._store)
-        if manifest is not None:
+        """Remove the parts of other runs: with a manifest there, none of them can become a copy.
+
+        Raises:
+            TableReplacedError: the manifest is another one now; nothing was removed.
+        """
+        meta, manifest = self._store.head(COPY), read_manifest(self._store)
+        if meta is not None and manifest is not None:
             mine = f"{PARTS}/{manifest.run}/"
-            others = [meta.path for meta in self._store.list(PARTS) if not meta.path.startswith(mine)]
+            others = [part.path for part in self._store.list(PARTS) if not part.path.startswith(mine)]
             if others:
-                self._step("remove the parts of killed runs", lambda: self._store.delete_many(others))
+                anchors = (Anchor("The manifest of the copy", meta),)
+                self._step("remove the parts of killed runs", lambda: delete_proven(self._store, others, anchors))
 
     def __enter__(self) -> Self:
         """Begin. Raises ``ConditionalWriteUnsupportedError``: the store cannot publish a manifest."""

@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.errors import InvalidUsageError, StorageError, TableCorruptError, UnsupportedFeatureError
+from memwal_ops.errors import (
+    InvalidUsageError,
+    StorageError,
+    TableCorruptError,
+    TableReplacedError,
+    UnsupportedFeatureError,
+)
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import copying, destinations
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError
@@ -225,6 +231,25 @@ def test_of_two_snapshots_to_one_place_one_wins(
     before_the_graph(monkeypatch, same_folder)
     lm_diskann.snapshot(made, f"{made}.folder")
     check_rows(f"{made}.folder", rows)
+
+
+def test_made_again_while_parts_of_killed_runs_are_removed(made: str, rows: dict[int, np.ndarray]) -> None:
+    copy = f"memory://{uuid.uuid4().hex}"
+    table: Any = open_table(made)
+    lm_diskann.snapshot(made, copy)
+    store = open_store(resolve(copy))
+    store.put_if_absent(f"parts/{uuid.uuid4().hex}/graph.lmd/00000000", b"of a killed run")
+
+    def step(name: str, do: Callable[[], Any]) -> Any:
+        if name == "remove the parts of killed runs":
+            store.delete_many(objects(copy))
+            lm_diskann.snapshot(made, copy)
+        return do()
+
+    with pytest.raises(TableReplacedError):
+        run_job(replace(table, steps=step), "snapshot", destination=copy)
+    run_job(copy, "snapshot", destination=f"{made}.back")
+    check_rows(f"{made}.back", rows)
 
 
 def test_onto_a_store_and_back(
