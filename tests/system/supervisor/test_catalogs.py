@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.catalog_server import TOKEN, catalog_server
 from tests.support.run_cli import run_process
 from tests.support.tables.plain import PlainTable
 
 
+@pytest.mark.long
 def test_all_tables_of_a_catalog_are_maintained(tmp_path: Path) -> None:
     """One of them is listed, and gone when it is opened: the others are maintained, and the run says so."""
     made = [PlainTable(str(tmp_path / f"files/{number}.lance")).create(fragments=12) for number in range(3)]

@@ -100,6 +100,7 @@ def test_a_day_of_a_service(tables: list[Workload], tmp_path: Path) -> None:
 
 
 @pytest.mark.req("S0-020")
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [Workload, RegionLayout])
 def test_the_snapshot_of_the_regions_follows_them(layout: type[Workload | RegionLayout], tmp_path: Path) -> None:
     """A reader of the snapshot, who lists nothing, sees each flush a moment later, and regions that are new."""

@@ -106,6 +106,7 @@ def objects(uri: str) -> list[str]:
     return [meta.path for meta in open_store(resolve(uri)).list("")]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_parts")
 def test_a_copy_beside_writers_and_jobs(
     made: str, vectors: np.ndarray, rows: dict[int, np.ndarray], monkeypatch: pytest.MonkeyPatch
