@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.markdown import head, row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -31,9 +31,9 @@ DIMENSION, CLUSTERS, QUERIES, K, ENOUGH = 128, 1000, 300, 10, 0.95
 _THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "LANCE_CPU_THREADS", "RAYON_NUM_THREADS")
 
 
-def clustered(random: np.random.Generator, count: int) -> NDArray[np.float32]:
+def clustered(random: np.random.Generator, count: int, dimension: int = DIMENSION) -> NDArray[np.float32]:
     """Gaussians around 1,000 centres."""
-    centres = np.random.default_rng(1).normal(size=(CLUSTERS, DIMENSION))
+    centres = np.random.default_rng(1).normal(size=(CLUSTERS, dimension))
     near = centres[random.integers(0, CLUSTERS, count)]
     return (near + random.normal(size=near.shape) * 0.7).astype(np.float32)
 
@@ -53,6 +53,12 @@ def truth(vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray
     norms = (vectors**2).sum(1)[None]
     parts = np.array_split(queries, max(1, len(queries) * len(vectors) // 30_000_000))
     return np.concatenate([np.argpartition(norms - 2 * part @ vectors.T, K, 1)[:, :K] for part in parts])
+
+
+def recall_of(found: Iterable[NDArray[np.int64]], nearest: NDArray[np.int64]) -> float:
+    """Recall@10: the mean share of the true nearest rows [m, 10] that were found for each query."""
+    pairs = zip(found, nearest, strict=True)
+    return float(np.mean([len({*one.tolist()} & {*other.tolist()}) / K for one, other in pairs]))
 
 
 class Way(Protocol):
@@ -265,8 +271,7 @@ def search(name: str, folder: str) -> dict[str, Any]:
         began = time.process_time()
         found = [way.search(query[None], effort) for query in queries]
         took = time.process_time() - began
-        pairs = zip(found, nearest.tolist(), strict=True)
-        recall = float(np.mean([len({*one.tolist()} & {*other}) / K for one, other in pairs]))
+        recall = recall_of(found, nearest)
         said = {"effort": effort, "recall": recall, "rate": len(queries) / took, "memory": _rss() - idle}
         if isinstance(way, Ours):
             after = way.reads()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.lm_diskann import K, truth
+from benchmarks.lm_diskann import QUERIES, K, clustered, recall_of, truth
 from benchmarks.markdown import head, row
 from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
@@ -25,15 +25,8 @@ from memwal_ops.pages.charts import line_chart
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CLUSTERS, QUERIES, SHARE, EFFORT = 1000, 300, 10, 20
+SHARE, EFFORT = 10, 20
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-
-
-def clustered(random: np.random.Generator, count: int, dimension: int) -> NDArray[np.float32]:
-    """Gaussians around 1,000 centres."""
-    centres = np.random.default_rng(1).normal(size=(CLUSTERS, dimension))
-    near = centres[random.integers(0, CLUSTERS, count)]
-    return (near + random.normal(size=near.shape) * 0.7).astype(np.float32)
 
 
 def recall(folder: str, vectors: NDArray[np.float32], rows: NDArray[np.int64], queries: NDArray[np.float32]) -> float:
@@ -41,8 +34,7 @@ def recall(folder: str, vectors: NDArray[np.float32], rows: NDArray[np.int64], q
     nearest = rows[truth(vectors[rows], queries)]
     with lm_diskann.open(folder, read_only=True) as index:
         found, _ = index.search(queries, k=K, L=EFFORT)
-    pairs = zip(found.tolist(), nearest.tolist(), strict=True)
-    return float(np.mean([len({*one} & {*other}) / K for one, other in pairs]))
+    return recall_of(found, nearest)
 
 
 def size(folder: str) -> float:
