@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops import run_job
+from memwal_ops.formats.lm_diskann.library import Index, create
 from tests.support.lm_diskann.decoder import View
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
+
+
+def partly_merged(folder: str, vectors: NDArray[np.float32]) -> None:
+    """An index of the rows 0 to 339; those from 300 on are not merged."""
+    create(folder, dimension=16, R=8, L=30)
+    with Index(folder) as index:
+        index.insert(np.arange(300), vectors[:300])
+        index.merge()
+        index.insert(np.arange(300, 340), vectors[300:340])
 
 
 def nearest(rows: NDArray[np.int64], vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) -> Any:

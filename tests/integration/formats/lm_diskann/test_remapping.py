@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.formats.lm_diskann.library import Index, create
+from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.store import NAME
-from tests.support.lm_diskann.folders import check_rows, check_sound
+from tests.support.lm_diskann.folders import check_rows, check_sound, partly_merged
 from tests.support.run_cli import contents, run_here
 
 if TYPE_CHECKING:
@@ -28,11 +28,8 @@ class Killed(BaseException):
 
 @pytest.fixture
 def made(folder: str, vectors: np.ndarray) -> str:
-    create(folder, dimension=16, R=8, L=30)
+    partly_merged(folder, vectors)
     with Index(folder) as index:
-        index.insert(np.arange(300), vectors[:300])
-        index.merge()
-        index.insert(np.arange(300, 340), vectors[300:340])
         index.insert([5], vectors[400:401])  # a new node of a row that another node had
         index.delete(np.array([GONE]))
     return folder

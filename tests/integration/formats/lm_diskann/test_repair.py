@@ -14,18 +14,16 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.leases import Holder, acquire
-from memwal_ops.formats.lm_diskann.library import Index, create
+from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.store import NAME
+from tests.support.lm_diskann.folders import partly_merged
 from tests.support.run_cli import contents, run_here
 
 
 @pytest.fixture
 def made(folder: str, vectors: np.ndarray) -> str:
-    create(folder, dimension=16, R=8, L=30)
+    partly_merged(folder, vectors)
     with Index(folder) as index:
-        index.insert(np.arange(300), vectors[:300])
-        index.merge()
-        index.insert(np.arange(300, 340), vectors[300:340])
         index.delete(np.array([7]))
     return folder
 
