@@ -114,6 +114,11 @@ class MigrateOptions(LegacyOptions):
         return self.to or "shard"
 
 
+def _refuse_master(master: str | None, engine: str) -> None:
+    if master is not None and engine == "local":
+        raise OptionError("{master} applies to Spark only, and {engine} is local.", "master")
+
+
 @dataclass(frozen=True)
 class MergeOptions(LegacyOptions):
     """Options of merge."""
@@ -142,8 +147,7 @@ class MergeOptions(LegacyOptions):
 
     def validate(self) -> None:
         """Refuse a Spark master for the local engine."""
-        if self.master is not None and self.engine == "local":
-            raise OptionError("{master} applies to Spark only, and {engine} is local.", "master")
+        _refuse_master(self.master, self.engine)
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,12 @@ class CompactOptions(Options):
         help="Begin no commit after rewriting that many bytes; the next run continues.",
         shown_default="all",
     )
+    engine: str = choice("local", "local", "spark", help="Where fragments are rewritten.")
+    master: str | None = text(None, shown_default="as configured", help="Spark master URL.")
+
+    def validate(self) -> None:
+        """Refuse a Spark master for the local engine."""
+        _refuse_master(self.master, self.engine)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ run beside mergers and writers.
 Examples:
   memwal-ops compact s3://bucket/orders.lance
   memwal-ops compact orders.lance --target-rows 500000 --dry-run
+  memwal-ops compact s3://bucket/orders.lance --engine spark --master yarn
 
 Exit codes: 0 compacted, unchanged or dry_run; others: runbooks/README.md.""",
     options=CompactOptions,

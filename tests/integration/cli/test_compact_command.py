@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 KEYS = {
     *("decision", "why", "fragments_before", "fragments_after", "fragments_removed", "fragments_added"),
-    *("rows_rewritten", "bytes_written", "snapshot_lost", "version", "seconds", "lost_races", "run_id"),
+    *("engine", "rows_rewritten", "bytes_written", "snapshot_lost", "version", "seconds", "lost_races", "run_id"),
 }
 
 
@@ -63,7 +63,7 @@ def test_words(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_lost_snapshot_is_reported() -> None:
-    report = job.CompactReport("compacted", "id", None, 4, 1, 4, 1, 10, 100, True, 7, 0, 0.1)
+    report = job.CompactReport("compacted", "id", "local", None, 4, 1, 4, 1, 10, 100, True, 7, 0, 0.1)
     assert "run memwal-ops snapshot" in " ".join(report.describe().split())
 
 

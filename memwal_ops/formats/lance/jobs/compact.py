@@ -4,17 +4,17 @@ Planning, rewriting and committing are pylance's own. Its commit is rebased over
 it succeeds over a merge that only added rows, and conflicts with one that changed a rewritten
 fragment, or with a change of indexes; then everything is planned again. Two things
 are added to it. A rebase ignores versions that are missing (landmine 24), so nothing is
-committed if one is missing. And pylance clears ``index_catchup`` and gives the MemWAL index
-another id, under which a snapshot's file is not found: one more commit restores both. A plain table has none.
+committed if one is missing. And pylance changes the MemWAL index, which :mod:`compact_memwal` restores;
+a plain table has none. The rewriting itself may run on Spark; all else is the same there.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from lance.optimize import Compaction
 
@@ -22,7 +22,6 @@ from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
 from memwal_ops.errors import (
     IndexesBehindError,
-    InvariantViolatedError,
     MemwalOpsError,
     ObjectNotFoundError,
     StorageError,
@@ -30,35 +29,31 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.auto_cleanup import refuse_auto_cleanup
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.commit import CommitNote, IndexChange, check_rewritable
+from memwal_ops.formats.lance.commit import CommitNote, check_rewritable
 from memwal_ops.formats.lance.damage import name_damage, names_damage
 from memwal_ops.formats.lance.datasets import open_dataset
+from memwal_ops.formats.lance.engines.compaction import LocalExecutor
+from memwal_ops.formats.lance.jobs.compact_memwal import check_progress, restore_memwal_index
 from memwal_ops.formats.lance.jobs.compact_report import CompactDecision, CompactReport
-from memwal_ops.formats.lance.jobs.index_publishing import publish_change
 from memwal_ops.formats.lance.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.formats.lance.memwal.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
 from memwal_ops.formats.lance.publication import CommitLostError, refuse_gaps
 from memwal_ops.formats.lance.versions import read_version_manifest
-from memwal_ops.formats.lance.wire._pb import memwal_pb2
-from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
 
+    from memwal_ops.formats.lance.engines.compaction import TaskExecutor
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 # pylance's default; given with every plan, since the text of "unchanged" depends on it.
 MOST_DELETED = 0.1
-# A commit holds the old and the new address of every row, to remap the indexes. Each commit conflict halves
-# what is tried next, so that next to busy writers each conflict wastes less work.
-ROWS_PER_COMMIT = 8 << 20
 # After so many conflicts in a row, fragments that other writers changed meanwhile are left for the next run.
 _PATIENCE = 3
 _SPENT = "That is all that --max-bytes allows a run; the next run continues."
@@ -98,7 +93,7 @@ class _Attempt:
         """Rows that it has rewritten."""
         return sum(fragment.physical_rows for result in self.results for fragment in result.new_fragments)
 
-    def run(self, rows: int, max_bytes: int | None, context: RunContext) -> int | None:
+    def run(self, executor: TaskExecutor, rows: int, max_bytes: int | None, context: RunContext) -> int | None:
         """Plan, rewrite and commit; return the published version, or None if there was nothing to do.
 
         At least one group of fragments; more only up to so many rows, and bytes.
@@ -111,9 +106,8 @@ class _Attempt:
         if not tasks:
             return None
         _refuse_broken_indexes(table)
-        for task in tasks:
-            with lance_errors("write compacted fragments of", uri):
-                self.results.append(task.execute(dataset))
+        for result in executor.execute(table, dataset, tasks):
+            self.results.append(result)
             context.advance("rewriting", "groups of fragments")
             context.checkpoint()
         table.guard.check()  # here, since the commit is pylance's own and bypasses our store
@@ -145,6 +139,10 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
     started = time.monotonic()
     check_rewritable(table)
     refuse_auto_cleanup(table)
+    if options.engine == "spark":
+        from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+
+        check_environment()
     with lance_errors("plan the compaction of", table.location.uri):
         tasks = Compaction.plan(table.dataset, _lance_options(options, ())).tasks
     alive = _alive(table)
@@ -155,6 +153,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
     return CompactReport(
         decision=CompactDecision.DRY_RUN,
         run_id=str(uuid.uuid4()),
+        engine=options.engine,
         why=None if tasks else _why(table, options),
         fragments_before=len(alive),
         fragments_after=len(alive) - removed + added,
@@ -170,11 +169,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
 
 
 @names_damage
-def apply(
-    table: Table,
-    options: CompactOptions,
-    context: RunContext | None = None,
-) -> CompactReport:
+def apply(table: Table, options: CompactOptions, context: RunContext | None = None) -> CompactReport:
     """Rewrite small or much-deleted fragments that existed when the call began, a bounded number per commit.
 
     Fragments that are added meanwhile are left for the next run, so that a run concurrent with a merger ends.
@@ -193,11 +188,28 @@ def apply(
         CommitConflictError: too many commit conflicts in a row.
         IndexesBehindError: an index cannot be opened, so that its coverage would be lost.
         InvariantViolatedError: merge progress is lower than it was.
+        SparkUnavailableError, SparkJobFailedError: see :class:`SparkExecutor`.
         UnsupportedFeatureError: a table whose manifest must not be rewritten here, or whose setting
             ``lance.auto_cleanup`` would make the commit delete files that must be kept.
     """
-    started = time.monotonic()
     context = context or RunContext()
+    with _executor(options, context) as executor:
+        return _compact_all(table, options, executor, context)
+
+
+@contextmanager
+def _executor(options: CompactOptions, context: RunContext) -> Iterator[TaskExecutor]:
+    if options.engine == "spark":
+        from memwal_ops.formats.lance.engines.spark.compaction import SparkExecutor  # noqa: PLC0415 - Spark only
+
+        with SparkExecutor(options.master, context) as executor:
+            yield executor
+    else:
+        yield LocalExecutor()
+
+
+def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, context: RunContext) -> CompactReport:
+    started = time.monotonic()
     check_rewritable(table)
     refuse_auto_cleanup(table)
     note = CommitNote.new("compact")
@@ -207,11 +219,11 @@ def apply(
     retry, done = CommitRetry(), _Done()
     if limit:
         probe_conditional_writes(table.store)
-    rows = ROWS_PER_COMMIT
+    rows = executor.rows_per_commit
     while (left := _left(options, done)) is None or left > 0:
         attempt = _Attempt(table, limit - busy, options)
         try:
-            version = attempt.run(rows, left, context)
+            version = attempt.run(executor, rows, left, context)
         except (CommitLostError, StorageError, TableNotFoundError) as error:
             newest = table.newest()
             version = attempt.landed_as(newest)
@@ -219,6 +231,7 @@ def apply(
                 newest = _conflict(retry, table, newest, error)
                 if retry.in_a_row >= _PATIENCE:
                     busy |= limit & _changed(table, newest)
+                # So that next to busy writers each conflict wastes less work.
                 table, rows = newest, min(rows, attempt.rows) // 2
                 continue
         else:
@@ -229,10 +242,10 @@ def apply(
                 break
             newest = table.newest()
         done.count(attempt.results)
-        retry.in_a_row, rows = 0, ROWS_PER_COMMIT
-        _check_progress(table.index.merged_generations, newest.index.merged_generations, table)
+        retry.in_a_row, rows = 0, executor.rows_per_commit
+        check_progress(table.index.merged_generations, newest.index.merged_generations, table)
         if table.memwal is not None:
-            newest = _restore_memwal_index(table, newest, version, note, retry)
+            newest = restore_memwal_index(table, newest, version, note, retry)
         table = newest
         get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)
     context.figures["conflicts"] += retry.conflicts
@@ -242,6 +255,7 @@ def apply(
     return CompactReport(
         decision=CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED,
         run_id=note.run_id,
+        engine=executor.name,
         why=_unfinished(left, busy) if done.removed else _why(table, options),
         fragments_before=before,
         fragments_after=len(table.manifest.manifest.fragments),
@@ -331,123 +345,6 @@ def _conflict(retry: CommitRetry, table: Table, newest: Table, error: MemwalOpsE
             raise named from error
         return retry.conflict(table, error)
     raise error
-
-
-def _check_progress(before: Mapping[UUID, int], after: Mapping[UUID, int], table: Table) -> None:
-    fallen = sorted(region_id for region_id, merged in before.items() if after.get(region_id, 0) < merged)
-    if fallen:
-        raise InvariantViolatedError(
-            f"After the compaction of {table.location.uri} the merge progress of {', '.join(map(str, fallen))} "
-            "is lower than before.",
-            remedy="Run memwal-ops merge: merging again is idempotent. Then report this with the table's _versions/.",
-        )
-
-
-def _restore_memwal_index(table: Table, newest: Table, version: int, note: CommitNote, retry: CommitRetry) -> Table:
-    """Undo pylance's changes of the MemWAL index between ``table`` and ``version``; return the newest version then.
-
-    A rewrite moves rows without changes, and never joins fragments that different indexes cover, so that the
-    ``index_catchup`` of the version before is still correct.
-    """
-    try:
-        wanted, snapshot_id, landed = _replay(table, version)
-    except ObjectNotFoundError:
-        return newest  # cleaned up already; catch-up and the next snapshot restore it
-    after, segments = landed.index, _segments(landed.manifest)
-
-    def change(table: Table) -> IndexChange | None:
-        index, current = table.index, _segments(table.manifest)
-        details = _with_changes(wanted, after.details, index.details)
-        if index.index_catchup == after.index_catchup:
-            stale = {
-                entry.index_name: None
-                for entry in details.index_catchup
-                if current.get(entry.index_name, set()) != segments.get(entry.index_name)
-            }
-            details = with_catchup(details, stale)
-        path = snapshot_path(snapshot_id)
-        moved = is_external(table) and index.uuid == after.uuid != snapshot_id and table.store.head(path) is not None
-        if details == index.details and not moved:
-            return None
-        return IndexChange(details, uuid=snapshot_id if moved else None)
-
-    return publish_change(newest, change, note, retry)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The parts of one version that are compared."""
-
-    manifest: VersionManifest
-    index: MemWalIndex
-
-    def is_reservation_after(self, parent: _Step) -> bool:
-        """Whether it only reserves fragment ids for pylance, which also rewrites the MemWAL index."""
-        mine, other = self.manifest.manifest, parent.manifest.manifest
-        return mine.fragments == other.fragments and mine.max_fragment_id > other.max_fragment_id
-
-
-def _replay(table: Table, version: int) -> tuple[memwal_pb2.MemWalIndexDetails, UUID, _Step]:
-    """The details and the id that the MemWAL index would have in ``version`` without the compaction.
-
-    Those of ``table``, with concurrent changes in the versions between; and the version itself.
-
-    Raises:
-        ObjectNotFoundError: a version is missing.
-        InvariantViolatedError: the version has lower merge progress than the one before.
-    """
-    details, index_id = table.index.details, table.index.uuid
-    parent = step = _Step(table.manifest, table.index)
-    for number in range(table.version + 1, version + 1):
-        parent, step = step, _read(table, number)
-        if number < version and not step.is_reservation_after(parent):
-            details = _with_changes(details, parent.index.details, step.index.details)
-            if step.index.uuid != parent.index.uuid:
-                index_id = step.index.uuid
-    _check_progress(parent.index.merged_generations, step.index.merged_generations, table)
-    return details, index_id, step
-
-
-def _with_changes(
-    details: memwal_pb2.MemWalIndexDetails, old: memwal_pb2.MemWalIndexDetails, new: memwal_pb2.MemWalIndexDetails
-) -> memwal_pb2.MemWalIndexDetails:
-    """A copy of ``details`` with the value of ``new`` in each field that differs between ``old`` and ``new``."""
-    changed = memwal_pb2.MemWalIndexDetails()
-    changed.CopyFrom(details)  # also unknown fields, which pylance drops when it rewrites the details
-    for field_of in changed.DESCRIPTOR.fields:
-        name = field_of.name
-        if _only(new, name) != _only(old, name):
-            changed.ClearField(name)
-            changed.MergeFrom(_only(new, name))
-    return changed
-
-
-def _only(details: memwal_pb2.MemWalIndexDetails, name: str) -> memwal_pb2.MemWalIndexDetails:
-    """A copy of the details with one field only."""
-    copy = memwal_pb2.MemWalIndexDetails()
-    for field_of, value in details.ListFields():
-        if field_of.name == name:
-            if field_of.is_repeated:
-                getattr(copy, name).MergeFrom(value)
-            else:
-                setattr(copy, name, value)
-    return copy
-
-
-def _read(table: Table, version: int) -> _Step:
-    manifest = read_version_manifest(table.store, version, table.naming)
-    entry = None if manifest.indexes is None else find_memwal_entry(manifest.indexes)
-    if entry is None:
-        raise InvariantViolatedError(f"Version {version} of {table.location.uri} has no MemWAL index.")
-    return _Step(manifest, decode_memwal_index(entry))
-
-
-def _segments(manifest: VersionManifest) -> dict[str, set[tuple[bytes, bytes]]]:
-    """Ids and fragments of the segments of each index; an update that removes fragments may keep the id."""
-    segments: dict[str, set[tuple[bytes, bytes]]] = {}
-    for entry in [] if manifest.indexes is None else manifest.indexes.indices:
-        segments.setdefault(entry.name, set()).add((entry.uuid.uuid, entry.fragment_bitmap))
-    return segments
 
 
 def _names_any(manifest: VersionManifest, files: Collection[str]) -> bool:

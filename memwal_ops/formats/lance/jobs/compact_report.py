@@ -30,6 +30,7 @@ class CompactReport:
 
     decision: CompactDecision
     run_id: str
+    engine: str
     why: str | None
     fragments_before: int
     fragments_after: int
@@ -51,6 +52,7 @@ class CompactReport:
         """The document of ``compact --json``."""
         return {
             "decision": self.decision.value,
+            "engine": self.engine,
             "why": self.why,
             "fragments_before": self.fragments_before,
             "fragments_after": self.fragments_after,

@@ -15,7 +15,8 @@ from lance.optimize import Compaction
 
 from memwal_ops import open_table
 from memwal_ops.errors import CommitConflictError, InvariantViolatedError, StorageError
-from memwal_ops.formats.lance.jobs import catchup, snapshot
+from memwal_ops.formats.lance.engines.compaction import LocalExecutor
+from memwal_ops.formats.lance.jobs import catchup, compact_memwal, snapshot
 from memwal_ops.formats.lance.jobs import compact as job
 from memwal_ops.formats.lance.jobs.compact import CompactOptions
 from memwal_ops.formats.lance.memwal.snapshots import is_external, read_snapshot, snapshot_path
@@ -195,7 +196,7 @@ def test_one_commit_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Large tables are committed in parts; the result is the same, and each part is right by itself."""
     made = make(tmp_path, RegionLayout)
     snapshot.apply(open_table(made.uri), snapshot.SnapshotOptions(0))
-    monkeypatch.setattr(job, "ROWS_PER_COMMIT", 1)
+    monkeypatch.setattr(LocalExecutor, "rows_per_commit", 1)
     before = open_table(made.uri)
     (wanted,) = {job.plan(before, CompactOptions(20)).fragments_removed}
     seen: list[int] = []
@@ -285,7 +286,7 @@ def test_a_failure_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_progress_that_fell_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(tmp_path)
-    real = job._read
+    real = compact_memwal._read
 
     def read(table: Table, version: int) -> Any:
         step = real(table, version)
@@ -293,7 +294,7 @@ def test_progress_that_fell_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
             return step
         return replace(step, index=replace(step.index, merged_generations={}))
 
-    monkeypatch.setattr(job, "_read", read)
+    monkeypatch.setattr(compact_memwal, "_read", read)
     with pytest.raises(InvariantViolatedError, match="merge progress"):
         job.apply(open_table(made.uri), CompactOptions())
 
@@ -302,7 +303,7 @@ def test_a_snapshot_that_cannot_be_kept_is_reported(tmp_path: Path, monkeypatch:
     made = make(tmp_path)
     snapshot.apply(open_table(made.uri), snapshot.SnapshotOptions(0))
     before = open_table(made.uri)
-    monkeypatch.setattr(job, "_restore_memwal_index", lambda table, newest, *_: newest)
+    monkeypatch.setattr(job, "restore_memwal_index", lambda table, newest, *_: newest)
     report = job.apply(before, CompactOptions())
     assert (report.decision, report.snapshot_lost) == ("compacted", True)
     after = open_table(made.uri)
