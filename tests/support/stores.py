@@ -8,7 +8,20 @@ from memwal_ops.storage.api import DeleteReport
 from memwal_ops.storage.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from memwal_ops.storage.api import ObjectMeta
+
+
+class LikeRemote(StoreWrapper):
+    """Local files that are listed in order, under a root that is no path: what saves requests takes effect."""
+
+    @property
+    def root(self) -> str:
+        return f"remote:/{super().root}"
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
+        return iter(sorted(super().list(prefix, after=after), key=lambda meta: meta.path.encode()))
 
 
 class LyingStore(StoreWrapper):

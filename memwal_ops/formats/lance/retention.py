@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.holds import Hold, holds, holds_in_force
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _CONCURRENT_READS = 16
 _CHUNK = 512
 _SHOWN = 3
+_REFS_FOLDER = "_refs"
 # No branch has an empty name.
 _DETACHED = ""
 _NO_VERSION = 1 << 64
@@ -50,12 +51,16 @@ class Retention:
     Attributes:
         tags: branch (None: main) and version of each tag.
         holds: the reader holds in force.
+        newest: the newest version of main; 0: none is listed.
     """
 
     def __init__(self) -> None:
         """Start empty, before the first :meth:`refresh`."""
         self.tags: Mapping[str, tuple[str | None, int]] = {}
         self.holds: tuple[Hold, ...] = ()
+        self.newest = 0
+        self._refs: Mapping[str, ObjectMeta] | None = None
+        self._branches: Mapping[str, Any] = {}
         self._branched: Mapping[int, Sequence[str]] = {}
         self._trees: dict[str | None, _Tree] = {}
 
@@ -66,27 +71,46 @@ class Retention:
             table: any version of it.
             now: the time at which holds are in force, UTC.
 
-        Requests: one listing per 1,000 versions and tree, one to four for each new version, and what
-        pylance needs for tags and branches.
+        Requests: one listing per 1,000 versions of main, and of each branch, one to four for each new version, a
+        listing of holds and one of tags and branches, and what pylance needs to read these if they changed.
 
         Raises:
             StorageError: the store failed; the retention must not be used.
         """
-        with lance_errors("list the tags and branches of", table.location.uri):
-            tags = table.dataset.tags.list()
-            branches = table.dataset.branches.list()
-        self.tags = {name: (tag["branch"], int(tag["version"])) for name, tag in tags.items()}
+        self._read_refs(table)
         self.holds = holds_in_force(table.store, now)
         branched: dict[int, list[str]] = {}
-        for branch_name, branch in branches.items():
+        for branch_name, branch in self._branches.items():
             if branch["parent_branch"] is None:
                 branched.setdefault(int(branch["parent_version"]), []).append(branch_name)
         self._branched = branched
-        folders: dict[str | None, str] = {None: VERSIONS_FOLDER, _DETACHED: VERSIONS_FOLDER}
-        folders |= {name: f"{BRANCHES_FOLDER}/{name}/{VERSIONS_FOLDER}" for name in branches}
-        self._trees = {name: self._trees.get(name, _Tree()) for name in folders}
-        for name, folder in folders.items():
-            self._trees[name].refresh(table.store, _list_versions(table.store, folder, detached=name == _DETACHED))
+        listed: dict[str | None, Mapping[int, ObjectMeta]] = {}
+        listed[None], listed[_DETACHED] = _list_versions(table.store, VERSIONS_FOLDER)
+        for branch_name in self._branches:
+            listed[branch_name], _ = _list_versions(table.store, f"{BRANCHES_FOLDER}/{branch_name}/{VERSIONS_FOLDER}")
+        self.newest = max(listed[None], default=0)
+        self._trees = {name: self._trees.get(name, _Tree()) for name in listed}
+        for name, versions in listed.items():
+            self._trees[name].refresh(table.store, versions)
+
+    def _read_refs(self, table: Table) -> None:
+        """Read the tags and branches, unless a listing shows that their files are those that were read.
+
+        The listing is made before the files are read: what changes between the two makes the next listing another one.
+        On local files a link may lead to a file that changes; there nothing is saved, and all are read.
+        """
+        files = None
+        if not table.store.root.startswith("/"):
+            files = {meta.path: meta for meta in table.store.list(_REFS_FOLDER)}
+            if files == self._refs and all(meta.e_tag is not None for meta in files.values()):
+                return
+        if self._refs is not None and table.location.expires:
+            table = table.newest()  # pylance keeps the credentials with which it opened
+        with lance_errors("list the tags and branches of", table.location.uri):
+            tags = table.dataset.tags.list()
+            self._branches = table.dataset.branches.list()
+        self.tags = {name: (tag["branch"], int(tag["version"])) for name, tag in tags.items()}
+        self._refs = files
 
     @property
     def unreadable(self) -> Mapping[str, str]:
@@ -200,13 +224,15 @@ def named_versions(table: Table) -> frozenset[int]:
     return frozenset(named | {held for hold in holds(table) if not hold.released for held in hold.versions})
 
 
-def _list_versions(store: Store, folder: str, *, detached: bool) -> dict[int, ObjectMeta]:
-    listed: dict[int, ObjectMeta] = {}
-    for meta in store.list(folder, after=f"{folder}/d" if detached else None):
+def _list_versions(store: Store, folder: str) -> tuple[dict[int, ObjectMeta], dict[int, ObjectMeta]]:
+    """The numbered versions in a folder, and those that are detached; one listing."""
+    numbered: dict[int, ObjectMeta] = {}
+    detached: dict[int, ObjectMeta] = {}
+    for meta in store.list(folder):
         name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
-        if name is not None and name.detached is detached:
-            listed[name.version] = meta
-    return listed
+        if name is not None:
+            (detached if name.detached else numbered)[name.version] = meta
+    return numbered, detached
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.collector import Collector, PartReplacedError, Stage
+from memwal_ops.core.collector import BATCH_OBJECTS, Collector, PartReplacedError, Stage
 from memwal_ops.errors import MemwalOpsError, TableReplacedError
 from memwal_ops.formats.lance.identity import region_anchor
 from memwal_ops.formats.lance.jobs.gc_candidates import DIRECTORIES, Kind, LanceCandidate, unrecognized
@@ -28,6 +28,7 @@ from memwal_ops.formats.lance.memwal.region_contents import objects_in
 from memwal_ops.formats.lance.memwal.regions import REGION_FAULTS, NoRegionManifestError
 from memwal_ops.formats.lance.wire.names import parse_region_manifest_name, region_folder
 from memwal_ops.log import get_logger
+from memwal_ops.storage.folders import FolderListings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -82,6 +83,7 @@ class RegionCollector(Collector[LanceCandidate]):
         self._log = log
         self._drained = False
         self._anchor: Anchor | None = None
+        self._directories = FolderListings(self.store, region_folder(region_id))
 
     @property
     def anchors(self) -> Sequence[Anchor]:
@@ -150,10 +152,17 @@ class RegionCollector(Collector[LanceCandidate]):
         return (candidate for candidate in judged if candidate is not None)
 
     def objects(self, candidate: LanceCandidate) -> Iterable[tuple[str, int]]:
-        """Directories are listed again: objects that were added since are deleted, too."""
-        if candidate.kind in DIRECTORIES:
+        """Directories are listed again: objects that were added since are deleted, too.
+
+        Small ones share a listing, of which a page may be older than the proof of their batch. It is never older than
+        the region's anchor, which is checked after it and right before the deletion: so it is of the same region.
+        What was added to a directory behind it is an orphan for the next run.
+        """
+        if candidate.kind not in DIRECTORIES:
+            return super().objects(candidate)
+        if candidate.objects >= BATCH_OBJECTS:
             return objects_in(self.store, candidate.path)
-        return super().objects(candidate)
+        return self._directories.objects(candidate.path, candidate.objects).items()
 
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """See the base class."""
@@ -190,7 +199,9 @@ class RegionCollector(Collector[LanceCandidate]):
         hint = manifests.hint()
         if hint is None or not (parse_region_manifest_name(last.name) or 0) < hint <= newest:
             # Else: the region is created again, and this hint has a version that it does not have: a permanent gap.
-            self.basis.check()
+            with self._of_one_table():
+                for anchor in self.anchors:
+                    anchor.check(self.store)
             manifests.write_hint(newest)
 
 

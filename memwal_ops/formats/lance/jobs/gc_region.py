@@ -142,10 +142,12 @@ class RegionView:
     def with_rules(self, rules: Rules) -> RegionView:
         """The same listing with current rules and the current region manifest.
 
+        If there is no newer one, it is not read again: its anchor is checked before each deletion.
+
         Raises:
             RegionManifestCorruptError: it cannot be read any more.
         """
-        newest = rules.table.region(self.region_id).latest_from(self.newest.version)
+        newest = rules.table.region(self.region_id).latest_from(self.newest.version, self.newest)
         return replace(self, rules=rules, newest=newest)
 
     # -- generations, orphans, and directories with other names

@@ -43,9 +43,17 @@ class Rules:
     options: CareOptions
 
     def reread(self) -> Rules:
-        """The same, read again. ``now`` stays: candidates do not age during a run."""
+        """The same, read again. ``now`` stays: candidates do not age during a run.
+
+        The table is opened again only if the listing of versions, which the retention needs anyway, does not end with
+        the version that is open. A version is immutable, and that it is still the same file is what the run's anchor
+        proves right before each write and each deletion.
+        """
+        self.retention.refresh(self.table, self.now)
+        if self.retention.newest == self.table.version:
+            return self
         table = self.table.newest()
-        self.retention.refresh(table, self.now)
+        self.retention.refresh(table, self.now)  # after the table was read, so that it has all that the table follows
         covered = self.covered if table.version == self.table.version else covered_generations(table)
         return replace(self, table=table, covered=covered)
 

@@ -202,10 +202,17 @@ class RegionManifestStore:
         strays = tuple(path for path, name in names if name != HINT and parse_region_manifest_name(name) is None)
         return ManifestFolder(versions[-1] if plain else None, strays)
 
-    def latest_from(self, version: int) -> RegionManifest:
-        """The newest manifest, by HEAD requests from a listed version on; two requests if that is the newest."""
+    def latest_from(self, version: int, known: RegionManifest | None = None) -> RegionManifest:
+        """The newest manifest, by HEAD requests from a listed version on; two requests if that is the newest.
+
+        ``known``: that version's manifest, if it was read before. Then it is one request, and the caller verifies that
+        the file still exists before anything is written or deleted for it.
+        """
+        first = version
         while self._store.head(self._path(version + 1)) is not None:
             version += 1
+        if known is not None and version == first:
+            return known
         try:
             return self.read(version)
         except RegionManifestGoneError:

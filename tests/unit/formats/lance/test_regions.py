@@ -106,6 +106,15 @@ def test_a_newest_that_is_collected_while_it_is_asked_for(
     assert found == manifest(8)
 
 
+def test_a_newest_that_is_known_is_not_read_again(five: RegionManifestStore, store: Store) -> None:
+    known = five.read(5)
+    assert five.latest_from(5, known) is known
+    assert five.commit(manifest(6))
+    assert five.latest_from(5, known) == manifest(6)
+    store.delete_many([path(5), path(6)])
+    assert five.latest_from(5, known) is known, "it is for the caller to verify that it still exists"
+
+
 @pytest.mark.req("S0-051")
 def test_of_many_writers_one_has_the_next_version(five: RegionManifestStore) -> None:
     outcomes: list[bool] = []

@@ -19,6 +19,7 @@ from tests.support.calm import calm
 from tests.support.gc_options import IMMEDIATE
 from tests.support.overtaken import Replaced
 from tests.support.run_cli import contents
+from tests.support.stores import LikeRemote
 from tests.support.tables.gc_tables import ZERO, collect, free, grow, make, merged, sound, table_of
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.workload import Workload
@@ -114,7 +115,8 @@ def test_a_table_that_takes_the_place_loses_no_file(tmp_path: Path, kind: type[L
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_a_region_that_is_opened_again_loses_no_file(tmp_path: Path, kind: type[LsmTable]) -> None:
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_region_that_is_opened_again_loses_no_file(tmp_path: Path, kind: type[LsmTable], remote: bool) -> None:
     """Only the region's folder is removed and created again; the base table stays."""
     old = made_of(tmp_path / "old", kind, 6)
     other = made_of(tmp_path / "other", kind, 3)
@@ -126,7 +128,8 @@ def test_a_region_that_is_opened_again_loses_no_file(tmp_path: Path, kind: type[
     while True:
         put_in_its_place(old.uri, start)
         table = open_table(old.uri)
-        store = Replaced(table.store, at, lambda: put_in_its_place(regions_of(old), regions_of(other)))
+        files = LikeRemote(table.store) if remote else table.store
+        store = Replaced(files, at, lambda: put_in_its_place(regions_of(old), regions_of(other)))
         try:
             with calm():
                 report = gc.apply(replace(table, store=store), BARE)

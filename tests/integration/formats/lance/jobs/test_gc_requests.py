@@ -39,12 +39,12 @@ REGIONS = 40
 # ticks: up to two requests a region. What the table and the region are is read once for a run and a region, and
 # again right before each deletion.
 LIFE = {
-    "plan, a generation to drain": ((9, 4), (16, 4)),
-    "apply, drains it": ((14, 25), (21, 29)),
-    "plan, a generation to delete": ((10, 11), (15, 11)),
-    "apply, deletes it": ((16, 32), (23, 42)),
-    "plan, nothing to do": ((10, 9), (15, 9)),
-    "apply, nothing to do": ((12, 9), (20, 9)),
+    "plan, a generation to drain": ((8, 4), (16, 4)),
+    "apply, drains it": ((13, 20), (21, 21)),
+    "plan, a generation to delete": ((9, 9), (15, 9)),
+    "apply, deletes it": ((14, 25), (20, 27)),
+    "plan, nothing to do": ((9, 7), (15, 7)),
+    "apply, nothing to do": ((14, 7), (20, 7)),
 }
 DECISIONS = ["planned", "drained", "planned", "deleted", "nothing_to_delete", "nothing_to_delete"]
 
@@ -117,7 +117,7 @@ def test_the_end_of_a_generation(tmp_path: Path, counted: tuple[dict[str, str], 
 
 @pytest.mark.parametrize("scale", [20, 4])
 def test_requests_of_deletes(tmp_path: Path, scale: int) -> None:
-    """Per folder a listing and a request; log entries a thousand at a time; proofs once per thousand objects."""
+    """Local files: per folder a listing; a thousand objects to a request, and a proof for each of these."""
     table = deletable(str(tmp_path / "t.lance"), None, scale)
     probe_conditional_writes(table.store)  # once per process and table
     report, store = calls(table, gc.apply, IMMEDIATE)
@@ -126,8 +126,22 @@ def test_requests_of_deletes(tmp_path: Path, scale: int) -> None:
     assert report.counts[Kind.WAL_ENTRY][Verdict.DELETE] >= log - 4
     assert store.objects_deleted == report.deleted_objects + 1, "and the object that told the store's time"
     thousands = report.deleted_objects // 1_000
-    assert store.calls["delete_many"] <= folders + 1 + 3, "folders, log, old manifests one by one"
-    assert store.calls["list"] <= folders + 20 + 3 * thousands
+    assert store.calls["delete_many"] <= thousands + 2 + 3, "folders, log, old manifests one by one"
+    assert store.calls["list"] <= folders + 20 + 2 * thousands
     assert store.calls["get"] <= 15 + 2 * thousands
     assert store.calls["head"] <= 8 + 2 * store.calls["delete_many"], "the table, and the region, before each deletion"
     assert store.calls["get_range"] <= 3, "who wrote the log is told by a few entries"
+
+
+def test_requests_of_deletes_on_s3(counted: tuple[dict[str, str], Counter[str]]) -> None:
+    """Folders share the pages of one listing: twice as many of them take no more requests, in the same batches."""
+    options, requests = counted
+    made = {}
+    for scale in (20, 10):
+        table = deletable(f"s3://{BUCKET}/folders-{scale}.lance", options, scale)
+        probe_conditional_writes(table.store)
+        requests.clear()
+        report = gc.apply(table, IMMEDIATE)
+        assert report.counts[Kind.ORPHAN][Verdict.DELETE] == 1_000 // scale
+        made[scale] = requests.total()
+    assert made[10] <= made[20] + 1 <= 60, "the listing of the region has a second page"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
@@ -16,6 +17,7 @@ from memwal_ops.formats.lance.jobs import expire, gc, snapshot
 from memwal_ops.formats.lance.jobs.gc import GcOptions
 from memwal_ops.formats.lance.jobs.gc_candidates import Kind
 from memwal_ops.formats.lance.memwal.snapshots import snapshot_path
+from memwal_ops.formats.lance.retention import Retention
 from tests.support.gc_options import IMMEDIATE
 from tests.support.stores import refusing
 from tests.support.tables import wire
@@ -44,6 +46,9 @@ from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.reading import open_dataset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwal_ops.formats.lance.table import Table
     from tests.support.tables.lsm_table import LsmTable
 
 pytestmark = [pytest.mark.s3, pytest.mark.long]
@@ -159,3 +164,47 @@ def test_planning_writes_nothing(made: LsmTable) -> None:
     gc.plan(table_of(made), GcOptions())
     expire.plan(table_of(made), expire.ExpireOptions(ZERO))
     assert Files(made.uri, made.storage_options).listing("") == before
+
+
+def test_tags_and_branches_are_read_again_only_if_they_changed(made: LsmTable) -> None:
+    """A tag that is made, moved, moved back or deleted is seen by the next refresh; unchanged ones are not read."""
+    table = table_of(made)
+    dataset = open_dataset(made.uri, made.storage_options)
+    retention = Retention()
+    first, last = retention_versions(retention, table)
+    dataset.tags.create("kept", first)
+    retention.refresh(table, datetime.now(UTC))
+    assert retention.tags == {"kept": (None, first)}
+    asked = Counter[str]()
+
+    def counted(listed: str) -> dict[str, object]:
+        asked[listed] += 1
+        return dict(getattr(dataset, listed).list())
+
+    refs: Any = SimpleNamespace(
+        tags=SimpleNamespace(list=lambda: counted("tags")), branches=SimpleNamespace(list=lambda: counted("branches"))
+    )
+    watched = replace(table, dataset=refs)
+    changes: list[tuple[Callable[[], object], dict[str, int]]] = [
+        (lambda: dataset.tags.update("kept", last), {"kept": last}),
+        (lambda: dataset.tags.update("kept", first), {"kept": first}),
+        (lambda: dataset.tags.create("other", last), {"kept": first, "other": last}),
+        (lambda: dataset.tags.delete("kept"), {"other": last}),
+    ]
+    for change, tags in changes:
+        asked.clear()
+        change()
+        for _ in range(2):
+            retention.refresh(watched, datetime.now(UTC))
+            assert {name: version for name, (_, version) in retention.tags.items()} == tags
+        assert asked == {"tags": 1, "branches": 1}, "by the first refresh"
+    dataset.create_branch("side", last)
+    retention.refresh(watched, datetime.now(UTC))
+    assert retention.branches == 1
+
+
+def retention_versions(retention: Retention, table: Table) -> tuple[int, int]:
+    """The oldest and the newest version, after a refresh."""
+    retention.refresh(table, datetime.now(UTC))
+    assert retention.newest == retention.versions[-1]
+    return retention.versions[0], retention.newest

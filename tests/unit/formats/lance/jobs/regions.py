@@ -74,8 +74,9 @@ class Manifests:
             raise RegionManifestCorruptError(f"{version} is broken")
         return one
 
-    def latest_from(self, version: int) -> RegionManifest:
+    def latest_from(self, version: int, known: RegionManifest | None = None) -> RegionManifest:
         assert version in self.standing
+        assert known is None or known.version == version
         self.probed_from.append(version)
         newest = self.standing[max(self.standing)]
         assert newest is not None
