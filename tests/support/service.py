@@ -15,9 +15,7 @@ from typing import Any
 
 from memwal_ops.errors import HistoryError
 from memwal_ops.supervisor.state.history import History
-from tests.support.waiting import until
-
-PATIENCE = 120
+from tests.support.waiting import PATIENCE, until
 
 
 class Running:
@@ -42,7 +40,7 @@ class Running:
 
     def get(self, path: str) -> Any:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=PATIENCE) as answer:
                 text = answer.read().decode()
         except urllib.error.HTTPError as error:
             text = error.read().decode()

@@ -1,4 +1,4 @@
-"""Wait for what another process or thread does."""
+"""Wait for what another process or thread does: for that itself, and longer than any busy machine takes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+PATIENCE = 600.0
+"""Seconds. Only a test that fails waits so long; a machine that runs ten things at once must not fail it."""
 
-def until(condition: Callable[[], Any], seconds: float = 120) -> Any:
+
+def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """The first value of the condition that is true.
 
     Raises:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from tests.support.servers import RealStore
 
+# For stores that never answer well, and for those that do after some attempts, however long they take.
 IMPATIENT = RetryPolicy(deadline=2.0, first_wait=0.01, longest_wait=0.05)
+PATIENT = RetryPolicy(deadline=600.0, first_wait=0.01, longest_wait=0.05)
 
 
 REAL = [pytest.param(name, marks=pytest.mark.real_store) for name in ("azurite", "rgw")]
@@ -74,7 +76,13 @@ def proxy(s3_endpoint: str) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def behind(proxy: FaultyProxy, s3_bucket: str) -> ObjectStore:
-    """A store that goes through the proxy and gives up after two seconds."""
+    """A store that goes through the proxy, and does not give up."""
+    return open_store(resolve(f"s3://{s3_bucket}/t.lance", options_for(proxy.endpoint)), retry=PATIENT)
+
+
+@pytest.fixture
+def hasty(proxy: FaultyProxy, s3_bucket: str) -> ObjectStore:
+    """The same, which gives up after two seconds."""
     return open_store(resolve(f"s3://{s3_bucket}/t.lance", options_for(proxy.endpoint)), retry=IMPATIENT)
 
 

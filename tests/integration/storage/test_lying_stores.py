@@ -94,7 +94,7 @@ def test_a_late_request_of_ours_is_recognised() -> None:
         return False
 
     answers: Iterator[bool | None] = iter([None, True])
-    policy = RetryPolicy(deadline=2, first_wait=0.001, longest_wait=0.002)
+    policy = RetryPolicy(deadline=600, first_wait=0.001, longest_wait=0.002)
     assert conditional_write(write, lambda: next(answers), path="v/7", policy=policy) is True
     assert attempts == 2
 
@@ -129,16 +129,16 @@ def test_reads_are_repeated(behind: ObjectStore, direct: ObjectStore, proxy: Fau
             assert proxy.faults[0].times == 0
 
 
-def test_after_the_deadline_the_store_is_unavailable(behind: ObjectStore, proxy: FaultyProxy) -> None:
+def test_after_the_deadline_the_store_is_unavailable(hasty: ObjectStore, proxy: FaultyProxy) -> None:
     proxy.faults = [Fault(method, ".", "before", 503, "SlowDown", FOREVER) for method in ("GET", "PUT", "HEAD", "POST")]
     start = time.monotonic()
     with pytest.raises(StoreUnavailableError, match="SlowDown"):
-        behind.put_if_absent("v/7", b"ours")
-    assert 1.0 < time.monotonic() - start < 4.0
-    for verb in (lambda: behind.get("x"), lambda: list(behind.list())):
+        hasty.put_if_absent("v/7", b"ours")
+    assert 1.0 < time.monotonic() - start < RetryPolicy().deadline
+    for verb in (lambda: hasty.get("x"), lambda: list(hasty.list())):
         with pytest.raises(StoreUnavailableError):
             verb()
-    report = behind.delete_many(["a", "b"])
+    report = hasty.delete_many(["a", "b"])
     assert report.deleted == 0
     assert set(report.failed) == {"a", "b"}
 

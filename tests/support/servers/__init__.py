@@ -64,7 +64,7 @@ def run(*command: str | Path, log: Path, **options: object) -> None:
 
 @contextmanager
 def process(*command: str | Path, log: Path, **options: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is ended at the end of the block, by force after ten seconds."""
+    """A process that is ended at the end of the block, by force after half a minute."""
     with log.open("ab") as out:
         started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, **options)  # type: ignore[call-overload]
     try:
@@ -72,7 +72,7 @@ def process(*command: str | Path, log: Path, **options: object) -> Iterator[subp
     finally:
         started.terminate()
         try:
-            started.wait(10)
+            started.wait(30)
         except subprocess.TimeoutExpired:
             started.kill()
             started.wait()

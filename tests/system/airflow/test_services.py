@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(
         "AIRFLOW_SERVICES" not in os.environ, reason="takes a minute: make test-airflow without SHORT=1"
     ),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(3600),
 ]
 
 
@@ -104,7 +104,7 @@ class Services:
         found = self.rows(f"SELECT task_id, map_index, state FROM task_instance WHERE run_id = ({first})")
         return {f"{name}[{at}]": state for name, at, state in found}
 
-    def until(self, task: str, state: str, seconds: float = 400) -> None:
+    def until(self, task: str, state: str, seconds: float = 1500) -> None:
         """Wait until a task is in a state."""
         deadline = time.monotonic() + seconds
         while self.states().get(task) != state:

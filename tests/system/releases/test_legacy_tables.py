@@ -79,7 +79,7 @@ def test_made_by_it_merged_by_us_and_used_by_it(python: str, tmp_path: Path) -> 
         held = json.loads(holding.stdout.readline())
         assert held["version"] == lance.dataset(table.uri).version
         assert run_job(table.uri, "merge", primary_key="id").decision == "merged"
-        out, _ = holding.communicate("go\n", timeout=120)
+        out, _ = holding.communicate("go\n", timeout=600)
     refused = json.loads(out.splitlines()[-1])
     assert "incompatible with concurrent transaction UpdateMemWalState" in refused["refused"]
     assert {int(key): value for key, value in refused["rows"].items()} == table.merged == base_rows(table.uri)

@@ -20,7 +20,7 @@ from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.observe import http as module
 from memwal_ops.supervisor.observe.http import HttpServer
 from tests.support.service import configure, service
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 LARGE = b"x" * (64 << 20)
 
@@ -33,14 +33,16 @@ def serve(host: str = "127.0.0.1", allowed_hosts: tuple[str, ...] = ()) -> HttpS
 
 
 @pytest.fixture
-def served() -> Iterator[HttpServer]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
+    """Where no request ends because it took long."""
+    monkeypatch.setattr(module, "_REQUEST_SECONDS", 3600.0)
     server = serve()
     yield server
     server.close()
 
 
 def ask(port: int, path: str = "/healthz", **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     text = answer.read().decode()
@@ -53,10 +55,10 @@ def connections() -> int:
 
 
 def connect(port: int, held: ExitStack) -> socket.socket:
-    return held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+    return held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
 
 
-def ended(client: socket.socket, seconds: float) -> bool:
+def ended(client: socket.socket, seconds: float = PATIENCE) -> bool:
     """Whether the server hangs up within that time; what it sends is thrown away."""
     ends = time.monotonic() + seconds
     client.settimeout(0.1)
@@ -76,10 +78,10 @@ def test_idle_clients_are_limited_and_block_no_other(served: HttpServer) -> None
     with ExitStack() as held:
         idle = [connect(served.port, held) for _ in range(300)]
         assert ask(served.port) == (200, "ok\n")
-        assert connections() - before <= 64
-        assert ended(idle[0], 5), "the oldest gives way"
+        until(lambda: connections() - before <= 64)
+        assert ended(idle[0]), "the oldest gives way"
         assert not ended(idle[-1], 0.3), "the newest stays"
-    until(lambda: connections() == before)
+    until(lambda: connections() <= before)
 
 
 def test_a_request_has_a_deadline_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,18 +89,17 @@ def test_a_request_has_a_deadline_as_a_whole(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "_REQUEST_SECONDS", 2.0)
     server = serve()
     try:
-        before = connections()
+        before, began = connections(), time.monotonic()
         with ExitStack() as held:
             trickling, silent, reads_nothing = (connect(server.port, held) for _ in range(3))
             reads_nothing.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            began = time.monotonic()
-            with suppress(OSError):
+            with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):  # long before all of it was sent
                 for letter in b"GET /healthz HTTP/1.0\r\nX: " + b"x" * 1000:
                     trickling.sendall(bytes([letter]))
                     time.sleep(0.1)
-            assert 1.5 < time.monotonic() - began < 20
-            assert ended(silent, 20)
-            until(lambda: connections() == before)
+            assert time.monotonic() - began > 1.5
+            assert ended(silent)
+            until(lambda: connections() <= before)
         assert ask(server.port) == (200, "ok\n")
     finally:
         server.close()
@@ -141,7 +142,7 @@ def test_every_host_header_counts_and_none_is_none(served: HttpServer) -> None:
         (b"Host: evil.example.org\r\nHost: localhost\r\n", b"421"),
         (b"", b"200"),
     ):
-        with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE) as client:
             client.sendall(b"GET /healthz HTTP/1.0\r\n" + sent + b"\r\n")
             assert client.recv(100).split()[1] == code
 
@@ -183,7 +184,7 @@ def test_more_connections_than_descriptors_stop_no_maintenance(tables: list, tmp
             until(lambda: not any(read_backlog(open_table(table.uri)).pending for table in tables))
             done = len(running.runs(job="merge"))
             until(lambda: len(running.runs(job="merge")) > done + 5)
-            assert running.get("/healthz") == "ok\n"
+            until(lambda: running.get("/healthz") == "ok\n")
             held.close()
             assert [one for one in running.runs() if one["outcome"] not in {"succeeded", "running"}] == []
             assert {table["look_error"] for table in running.get("/api/v1/status")["tables"]} == {None}

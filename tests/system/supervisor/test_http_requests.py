@@ -26,7 +26,7 @@ def served() -> Iterator[HttpServer]:
 
 
 def answer(server: HttpServer, method: str, path: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
     connection.request(method, path)
     got = connection.getresponse()
     found = got.status, dict(got.getheaders()), got.read()

@@ -33,7 +33,7 @@ TABLES = "tables: [{uri: /a}, {uri: /b}]\n"
 
 def fetch(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=600) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -179,7 +179,7 @@ def test_systemd_is_notified(tmp_path: Path) -> None:
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(path)
-        listener.settimeout(5)
+        listener.settimeout(600)
         notifier = Notifier({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "20000000"})
         assert notifier.watchdog_seconds == 10
         notifier.ready("3 tables\nand a line")
@@ -193,7 +193,7 @@ def test_systemd_is_notified(tmp_path: Path) -> None:
     notifier.status("nobody listens any more")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0memwal-ops-test-" + tmp_path.name)
-        listener.settimeout(5)
+        listener.settimeout(600)
         Notifier({"NOTIFY_SOCKET": f"@memwal-ops-test-{tmp_path.name}"}).status("abstract")
         assert listener.recv(1000) == b"STATUS=abstract"
     silent = Notifier({})
@@ -225,11 +225,11 @@ def test_a_heartbeat_is_fetched_and_its_failure_is_none_of_ours() -> None:
 
     heart = Heartbeat(result)
     base = f"http://127.0.0.1:{server.server_address[1]}"
-    heart.beat(base + "/good/{table}/{job}", "a/b c", "merge", 5.0)
-    heart.beat(base + "/bad", "a", "merge", 5.0)
+    heart.beat(base + "/good/{table}/{job}", "a/b c", "merge", 600.0)
+    heart.beat(base + "/bad", "a", "merge", 600.0)
     for _ in range(2):
-        assert both.acquire(timeout=10)
-    heart.close(10.0)
+        assert both.acquire(timeout=600)
+    heart.close(600.0)
     server.shutdown()
     server.server_close()
     assert asked == ["/good/a%2Fb%20c/merge", "/bad"]

@@ -42,23 +42,22 @@ def test_a_day_of_a_service(tables: list[Workload], tmp_path: Path) -> None:
         )
         for table in tables:
             assert_same(read_base(table.uri), table.expected())
-        assert running.get("/healthz") == "ok\n"
-        assert running.get("/readyz") == "ready\n"
+        until(lambda: running.get("/healthz") == "ok\n")
+        until(lambda: running.get("/readyz") == "ready\n")
         until(lambda: 'memwal_ops_backlog_generations{table="t2"} 0.0' in running.get("/metrics"))
         status = running.get("/api/v1/status")
         assert [table["name"] for table in status["tables"]] == ["t0", "t1", "t2"]
         assert all(f'<a href="/tables/t{number}">t{number}</a>' in running.get("/") for number in range(3))
-        assert "<td>merged</td>" in running.get("/tables/t1")
+        until(lambda: "<td>merged</td>" in running.get("/tables/t1"))
         until(lambda: "<td>memwal-ops merge</td>" in running.get("/tables/t1"))  # its history, read since it was opened
-        assert {run["decision"] for run in running.get("/api/v1/runs?job=merge")["runs"]} <= {
-            "merged",
-            "nothing_to_merge",
-        }
+        ended = [run for run in running.get("/api/v1/runs?job=merge")["runs"] if run["outcome"] != "running"]
+        assert {run["decision"] for run in ended} <= {"merged", "nothing_to_merge"}
         # new work, found by a look
+        known = {one["id"] for one in running.runs(table="t1")}
         tables[1].put([3, 5])
         tables[1].flush()
-        found = until(lambda: [one for one in running.runs(table="t1") if one["why"].startswith("when: ")])
-        assert found[0]["why"] == "when: generations >= 1"
+        found = until(lambda: [one for one in running.runs(table="t1") if one["id"] not in known])
+        assert {one["why"] for one in found} == {"when: generations >= 1"}
         # a bad file
         good = config.read_text()
         config.write_text(good + "htp: {}\n")
@@ -66,7 +65,7 @@ def test_a_day_of_a_service(tables: list[Workload], tmp_path: Path) -> None:
         event = until(lambda: running.events("config_not_reloaded"))[0]
         assert f"{config}:" in event["error"]
         assert "htp" in running.get("/api/v1/status")["service"]["config"]["error"]
-        assert "memwal_ops_config_ok 0.0" in running.get("/metrics")
+        until(lambda: "memwal_ops_config_ok 0.0" in running.get("/metrics"))
         tables[2].put([3, 5])
         tables[2].flush()
         until(lambda: not read_backlog(open_table(tables[2].uri)).pending)
@@ -76,7 +75,7 @@ def test_a_day_of_a_service(tables: list[Workload], tmp_path: Path) -> None:
         running.process.send_signal(signal.SIGHUP)
         until(lambda: len(running.get("/api/v1/status")["tables"]) == 2)
         assert running.get("/api/v1/status")["service"]["config"]["error"] is None
-        assert 'table="t0"' not in running.get("/metrics")
+        until(lambda: 'table="t0"' not in running.get("/metrics"))
         # what a restart alone takes up is told until then, however often the file is read, and not when it is undone
         config.write_text(fewer + "misfire_grace: 2h\n")
         for times in (1, 2):
@@ -122,8 +121,8 @@ def test_killed_and_stopped_in_the_middle(tables: list[Workload], tmp_path: Path
     """A worker that is killed, a service that is killed, a service that is stopped: each with a running job."""
     environ = install(["moody"], tmp_path)
     marks = tmp_path / "marks"
-    jobs = f"moody: {{schedule: 10m, options: {{mood: steps, marks: {marks}, seconds: 30}}}}"
-    config = configure(tmp_path, jobs, more="backoff: {failures: 1, first: 1h}")
+    jobs = f"moody: {{schedule: 10m, options: {{mood: steps, marks: {marks}}}}}"
+    config = configure(tmp_path, jobs, more="backoff: {failures: 1, first: 1h}\nstop_grace: 10m")
     with service(config, environ) as running:
         # kill -9 of the worker: that run died, another table's begins
         first = until(lambda: running.events("run_started"))[0]
@@ -214,9 +213,11 @@ def test_once_with_jobs_of_every_mood(tmp_path: Path) -> None:
     table = Workload(1, regions=1, base_rows=20).create(str(tmp_path / "tables/t.lance"))
     entries = []
     off = ", ".join(f"{job}: {{enabled: false}}" for job in ("merge", "catchup", "compact", "snapshot"))
+    # Two are ended by a limit, which comes for certain; the others have none that a busy machine could come to.
+    limits = {"busy": "timeout: 1s", "hangs": "hung_after: 2s"}
     for mood in MOODS:
         os.symlink(table.uri, tmp_path / mood)
-        limit = "timeout: 1s" if mood == "busy" else "hung_after: 15s"
+        limit = limits.get(mood, "hung_after: 1h")
         entries.append(
             f"  - {{uri: {tmp_path / mood}, name: {mood}, jobs: {{moody: {{{limit}, options: {{mood: {mood}}}}}}}}}"
         )

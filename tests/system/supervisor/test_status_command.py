@@ -8,8 +8,10 @@ import re
 import shutil
 import socket
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from tests.support.fakes import Stage
 from tests.support.run_cli import Outcome, contents, run_here
 from tests.support.tables import damage
 from tests.support.tables.workload import Workload
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[3]
 THEM = Holder("them", "them@there")
@@ -281,7 +284,13 @@ def test_a_store_that_hangs_hides_no_other_table(
             hangs.wait()
         return answer(found)
 
+    def now() -> float:
+        """The time counts from when the threads that read the others have come to their ends."""
+        until(lambda: [thread.name for thread in threading.enumerate()].count("status") == 1)
+        return time.monotonic()
+
     monkeypatch.setattr(fleet_module, "_read", hang)
+    monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=now))
     outcome = ask("--timeout", "0.5s", "--json").document
     hangs.set()
     told = {one["name"]: one["error"] and one["error"]["reason"] for one in outcome["tables"]}

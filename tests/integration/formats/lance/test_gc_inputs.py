@@ -97,7 +97,6 @@ def test_a_tagged_version_that_is_not_listed_keeps_everything(tmp_path: Path) ->
     assert any("keep" in item.path for item in report.items[Verdict.UNKNOWN])
 
 
-@pytest.mark.timeout(60)
 def test_fragments_that_change_faster_than_the_index(tmp_path: Path) -> None:
     """The version before an uncovered fragment has older ones, which the versions after it do not have any more.
 

@@ -49,7 +49,7 @@ class Gate(StoreWrapper):
         with self._lock:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
-        assert self.opened.wait(60)
+        assert self.opened.wait(600)
         try:
             return super().put_if_absent(path, data)
         finally:
@@ -112,7 +112,7 @@ def in_threads(actions: list[Callable[[], object]]) -> tuple[list[threading.Thre
 
 def joined(threads: list[threading.Thread]) -> None:
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
         assert not thread.is_alive()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from memwal_ops.formats.zeppelin.options import MergeOptions
 from memwal_ops.formats.zeppelin.publish import FencedError, retried
 from memwal_ops.formats.zeppelin.wire.lease import LeaseRecord, encode_lease
 from tests.support.overtaken import Overtaken
+from tests.support.waiting import until
 from tests.support.zeppelin.merging import FAST, expire, opened
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
@@ -97,18 +97,14 @@ def test_a_lease_is_renewed_while_it_is_held(made: NamespaceUnderTest) -> None:
     table = opened(made)
     with held_lease(table, timedelta(seconds=1)) as lease:
         first = read_lease(table)
-        for _ in range(100):
-            if (now := read_lease(table)) != first:
-                break
-            threading.Event().wait(0.05)
-        assert now is not None
         assert first is not None
+        now = until(lambda: (found := read_lease(table)) != first and found)
         assert now[0].expires > first[0].expires
         assert now[0].token == lease.token
         Path(made.uri, "lease.json").write_bytes(
             encode_lease(LeaseRecord("another", 77, datetime.now(UTC), datetime.now(UTC)), made.dialect)
         )
-        assert lease.lost.wait(5)
+        assert lease.lost.wait(600)
         with pytest.raises(FencedError):
             lease.check()
     standing = read_lease(table)
