@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -36,8 +38,8 @@ _SHRINK_SECONDS = 5.0
 _MOST_FAILURES = 20
 _HEAD = struct.Struct("<QQ")
 _ROOM = 4 << 20
-# Loading the libraries may take long on a busy machine, and says nothing of any input.
-_START_SECONDS = 120.0
+# What takes no processor time either, or never came to its first input.
+_SLEEP_SECONDS = 900.0
 _NOT_STARTED = (2**64 - 1, 0)
 
 
@@ -80,7 +82,7 @@ class Rate:
 def trouble(decoder: Decoder, data: bytes) -> tuple[str, bool]:
     """What is wrong with how a decoder takes an input ("": nothing), and whether it accepted it."""
     before = _peak()
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         decoder.run(data)
         found, accepted = "", True
@@ -90,7 +92,7 @@ def trouble(decoder: Decoder, data: bytes) -> tuple[str, bool]:
         raise
     except BaseException as error:
         found, accepted = f"{type(error).__name__} at {_place(error)}: {str(error)[:200]}", False
-    seconds, grown = time.perf_counter() - started, _peak() - before
+    seconds, grown = time.process_time() - started, _peak() - before
     if not found and grown > MOST_BYTES:
         found = f"takes {grown >> 20} MiB of memory"
     if not found and seconds > LONGEST_SECONDS:
@@ -116,7 +118,7 @@ def _place(error: BaseException) -> str:
 def shrink(decoder: Decoder, data: bytes, what: str) -> bytes:
     """A shorter input that fails at the same place; as short as five seconds allow."""
     kind = what.partition(": ")[0]
-    until = time.monotonic() + _SHRINK_SECONDS
+    until = time.process_time() + _SHRINK_SECONDS
 
     def fails(candidate: bytes) -> bool:
         return trouble(decoder, candidate)[0].partition(": ")[0] == kind
@@ -124,7 +126,7 @@ def shrink(decoder: Decoder, data: bytes, what: str) -> bytes:
     size = max(1, len(data) // 2)
     while size:
         at = 0
-        while at < len(data) and time.monotonic() < until:
+        while at < len(data) and time.process_time() < until:
             candidate = data[:at] + data[at + size :]
             if fails(candidate):
                 data = candidate
@@ -133,7 +135,7 @@ def shrink(decoder: Decoder, data: bytes, what: str) -> bytes:
         size //= 2
     for at in range(len(data)):
         candidate = data[:at] + b"0" + data[at + 1 :]
-        if data[at : at + 1] != b"0" and time.monotonic() < until and fails(candidate):
+        if data[at : at + 1] != b"0" and time.process_time() < until and fails(candidate):
             data = candidate
     return data
 
@@ -184,7 +186,7 @@ def fuzz(
         seed: the same gives the same inputs.
         jobs: processes at a time.
         module: where the decoders are registered.
-        hang_seconds: after so long without another input, a process is killed.
+        hang_seconds: after so much processor time without another input, a process is killed.
     """
     groups: list[list[str]] = [[] for _ in range(jobs)]
     # One after the other by size to whoever has least: close enough to an even load.
@@ -247,16 +249,21 @@ def _child(
 
 
 def _hangs(child: subprocess.Popen[bytes], view: mmap.mmap, hang_seconds: float) -> bool:
-    """Wait for the end; kills what stands still, and says whether it did."""
-    seen, since = _HEAD.unpack_from(view), time.monotonic()
+    """Wait for the end; kills what stands still, and says whether it did.
+
+    By the processor time that it takes: a process that the machine does not let work does not stand still.
+    """
+    watched = psutil.Process(child.pid)
+    seen, spent, since = _HEAD.unpack_from(view), 0.0, time.monotonic()
     while True:
         try:
             child.wait(0.2)
         except subprocess.TimeoutExpired:
-            state = _HEAD.unpack_from(view)
+            state, times = _HEAD.unpack_from(view), watched.cpu_times()
+            now = times.user + times.system
             if state != seen:
-                seen, since = state, time.monotonic()
-            elif time.monotonic() - since > (_START_SECONDS if state == _NOT_STARTED else hang_seconds):
+                seen, spent, since = state, now, time.monotonic()
+            elif time.monotonic() - since > _SLEEP_SECONDS or (state != _NOT_STARTED and now - spent > hang_seconds):
                 child.kill()
                 child.wait()
                 return True
