@@ -22,13 +22,14 @@ ROUNDS = 3
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layout", [*OTHER])
 def test_killed_at_each_call_and_repeated(tmp_path: Path, layout: str) -> None:
     kill_and_repeat(tmp_path, layout, every=env_number("FAULT_PARTS", 1))
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layout", [*OTHER])
 def test_killed_beside_writers_that_are_killed(tmp_path: Path, layout: str) -> None:
     """Two migrations, two writers and merges: each row that was acknowledged is read, once, as it was written last."""

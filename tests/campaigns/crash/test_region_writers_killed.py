@@ -21,7 +21,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.memwal import RegionWriter, create_mem_wal, read
-from tests.campaigns.crash.region_writer_process import rows
+from tests.campaigns.crash.region_writer_process import GRACE_SECONDS, rows
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SEED = env_number("WRITER_SEED", 1 + CAMPAIGN_SEED)
 REGIONS = 2
 # Of a gc that would take what a reader, a flush or a stalled writer of this test still needs, there is no guarantee.
 GC: dict[str, object] = {
-    "reader_grace": "5s", "orphan_min_age": "60s", "fence_retention": "60s", "manifest_retention": 3,
+    "reader_grace": f"{GRACE_SECONDS}s", "orphan_min_age": "60s", "fence_retention": "60s", "manifest_retention": 3,
     "allow_unsafe": True,
 }  # fmt: skip
 
@@ -68,7 +68,7 @@ class Home:
             self.kills += 1
         first = self.incarnation - len(self.alive)
         told = self.ledger(first).with_suffix(".err").read_text()
-        assert process.wait(60) in {0, -9}, f"it failed by itself: {told}"
+        assert process.wait(600) in {0, -9}, f"it failed by itself: {told}"
 
 
 @dataclass
@@ -128,7 +128,7 @@ def by_key(table: pa.Table) -> dict[int, dict[str, object]]:
 
 @pytest.mark.req("S0-116", "S0-122", "S0-152", "S0-154", "S0-161", "S0-207", "S0-208")
 @pytest.mark.long
-@pytest.mark.timeout(2 * SECONDS + 600)
+@pytest.mark.timeout(2 * SECONDS + 1800)
 def test_every_acknowledged_row_is_there(tmp_path: Path) -> None:
     rng, uri = random.Random(SEED), str(tmp_path / "t.lance")
     lance.write_dataset(rows({-1: 0}), uri)

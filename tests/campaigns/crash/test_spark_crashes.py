@@ -17,6 +17,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.formats.lance.jobs import merge as job
 from tests.campaigns.crash.spark_driver import LOADED
+from tests.campaigns.crash.spark_events import files_left
 from tests.support.spark import skip_without_spark
 from tests.support.tables import wire
 from tests.support.tables.files import Files
@@ -91,9 +92,7 @@ class Driver:
 
     def named(self, uri: str) -> str:
         """The files that its log says were left below ``uri``."""
-        lines = [line for line in self.said.read_text().splitlines() if line.startswith("{")]
-        events = [one for one in map(json.loads, lines) if one.get("event") == "files_left"]
-        return " ".join(str(one["files"]) for one in events if one["table"] == uri)
+        return " ".join(str(one["files"]) for one in files_left(self.said.read_text()) if one["table"] == uri)
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +269,7 @@ def test_a_driver_that_dies(
             started = driver.process.children(recursive=True) or started
             time.sleep(0.05)
         assert driver.process.wait() == 9
-        _, alive = psutil.wait_procs(started, timeout=60)
+        _, alive = psutil.wait_procs(started, timeout=PATIENCE)
         assert alive == []
     finally:
         driver.end()

@@ -13,6 +13,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.jobs import merge as job
+from tests.campaigns.crash.spark_events import files_left
 from tests.support.spark import SETTINGS, skip_without_spark, submit_args
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base
@@ -71,9 +72,3 @@ def test_a_pass_is_committed_without_the_jvm_if_only_the_commit_is_left(table: W
     assert json.loads(done.stdout)["decision"] == "merged"
     assert_same(read_base(table.uri), table.model.expected(), seed=table.seed)
     assert unreferenced(table.uri) == set()
-
-
-def files_left(stderr: str) -> list[dict[str, object]]:
-    """These events of the log; what another thread, or Java, prints may follow on the same line."""
-    lines = [line[line.index("{") :] for line in stderr.splitlines() if '"event": "files_left"' in line]
-    return [json.JSONDecoder().raw_decode(line)[0] for line in lines]

@@ -74,7 +74,7 @@ def write(uri: str, options: Mapping[str, str], region: str, acknowledged: Ackno
         writer.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_of_every_put(s3_endpoint: str, s3_bucket: str) -> None:
     """One region for each, by a reset or a 500 in turn; its writers before and after that one are answered."""
     uri, options = f"s3://{s3_bucket}/t.lance", options_for(s3_endpoint)

@@ -41,13 +41,13 @@ def _live(prepared: tuple[Path, Content], tmp_path: Path, seed: int) -> int:
 
 
 @pytest.mark.req("S2-003", "S2-011", "S2-035", "S2-049", "S2-067", "S2-078", "S2-090", "S2-091", "S2-093")
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_random_lives(prepared: tuple[Path, Content], tmp_path: Path) -> None:
     kills = sum(_live(prepared, tmp_path, CAMPAIGN_SEED * 1000 + one) for one in range(LIVES))
     assert kills >= LIVES
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda one: one.__name__)
 def test_a_planted_fault_is_found(
     prepared: tuple[Path, Content], tmp_path: Path, plant: Callable[[pytest.MonkeyPatch], None],

@@ -41,7 +41,7 @@ def ended() -> Iterator[list[subprocess.Popen[Any]]]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300 + 3 * SECONDS)
+@pytest.mark.timeout(1800 + 3 * SECONDS)
 @pytest.mark.req("S2-010", "S2-020", "S2-069")
 def test_no_answer_is_wrong(folder: str, tmp_path: Path, ended: list[subprocess.Popen[Any]]) -> None:
     random = np.random.default_rng(1 + CAMPAIGN_SEED)

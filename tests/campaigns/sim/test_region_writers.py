@@ -24,7 +24,7 @@ HISTORIES = env_number("SIM_WRITER_HISTORIES", FEW)
 FIRST = 1 + CAMPAIGN_SEED * 1000
 
 
-@pytest.mark.timeout(0 if HISTORIES > FEW else 900)
+@pytest.mark.timeout(0 if HISTORIES > FEW else 3600)
 @pytest.mark.req("S0-116", "S0-122", "S0-126", "S0-152", "S0-153", "S0-154", "S0-161", "S0-207", "S0-208", "S0-210")
 def test_every_acknowledged_row_is_read(tmp_path: Path) -> None:
     effects = run_histories(range(FIRST, FIRST + HISTORIES), str(tmp_path), WriterHistory)

@@ -24,7 +24,7 @@ _ONE_MORE = pytest.mark.skipif("SOAK_SECONDS" not in os.environ, reason="one mor
 
 @pytest.mark.req("S0-157", "S0-168", "S0-183", "S0-189", "S0-209", "S0-212")
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "native",
     [pytest.param(False, id="addresses", marks=_ONE_MORE), pytest.param(True, id="stable ids, pylance's own merges")],
@@ -38,7 +38,7 @@ def test_local(tmp_path: Path, native: bool) -> None:
 @pytest.mark.s3
 @pytest.mark.req("S0-157", "S0-168", "S0-183", "S0-189", "S0-209", "S0-212")
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_s3_that_fails(tmp_path: Path) -> None:
     account = soak(Form("s3", SECONDS, SEED), str(tmp_path))
     assert account.puts > 0

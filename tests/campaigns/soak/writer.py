@@ -26,7 +26,7 @@ FENCED, FAILED = 3, 4
 MEMTABLE_ROWS = 8000
 _MOST_OPERATIONS = 1 << 15
 # pylance opens the newest version and then its indexes; an expiry in between took the version.
-_ATTEMPTS = 5
+_ATTEMPTS = 200
 _NO_ROOM = "past what the memtable replaying it can hold"
 _MOST_ROWS = 1 << 20
 _ENDS = 0.04

@@ -44,7 +44,7 @@ def two_compactors(folder: Path) -> set[str]:
 
     def sleep() -> None:
         asleep.set()
-        assert wake.wait(60)
+        assert wake.wait(600)
 
     def compact(hooked: Any) -> None:
         table: Any = open_table(made.uri)
@@ -56,13 +56,13 @@ def two_compactors(folder: Path) -> set[str]:
 
     first = threading.Thread(target=compact, args=(lambda store: Beside(store, "get_with_tag", leased, sleep),))
     first.start()
-    assert asleep.wait(60)
+    assert asleep.wait(600)
     expire(made)
 
     def meanwhile() -> None:
         made.put("5")
         wake.set()
-        first.join(60)
+        first.join(600)
 
     compact(lambda store: Beside(store, "compare_and_swap", lambda path, data, _: b"seg-" in data, meanwhile))
     assert wake.is_set()
