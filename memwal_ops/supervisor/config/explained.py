@@ -38,6 +38,8 @@ def explained(document: Document, details: Any) -> Problem:
         model = _model_at(place[:-1])
         known = [] if model is None else list(model.model_fields)
         fix = suggest(str(place[-1]), known, "The keys here: {}.")
+        if "options" in known:
+            fix += " An option of the job goes below options:."
         return Problem(place, line, f"There is no key {place[-1]!r} here.", fix)
     return Problem(
         place, line, _message(details), _FIXES.get(details["type"], "docs/configuration.md explains the key.")

@@ -272,6 +272,10 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert bad.document["problems"] == [
         {"where": "htp", "line": 3, "message": "There is no key 'htp' here.", "fix": "Did you mean http?"}
     ]
+    file.write_text(TABLE + "    jobs: {compact: {target_rows: 5}}\n")
+    (option,) = run_here(capfd, "config", "check", str(file), "--json").document["problems"]
+    assert option["fix"].endswith("An option of the job goes below options:.")
+    file.write_text(TABLE + "htp: {}\n")
     text = run_here(capfd, "config", "check", str(file))
     assert text.code == 50
     assert f"{file}:3: error: htp: There is no key 'htp' here." in text.out
