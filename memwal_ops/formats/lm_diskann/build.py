@@ -16,7 +16,7 @@ from memwal_ops.formats.lm_diskann.kernels.checksum import seal
 from memwal_ops.formats.lm_diskann.kernels.distances import encode_many
 from memwal_ops.formats.lm_diskann.kernels.memory import pool
 from memwal_ops.formats.lm_diskann.kernels.reading import load
-from memwal_ops.formats.lm_diskann.transaction import ENTRIES
+from memwal_ops.formats.lm_diskann.transaction import entry_points
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +44,7 @@ def build(
         staged.codebook_id, staged.codebook = 1, codebook.encode(staged.view.book)
     random = np.random.default_rng(len(nodes))
     order, entries = _order(vectors, random)
-    links, degrees = _graph(staged, vectors, order)
+    links, degrees = _graph(staged, vectors, order, vectors[order[: len(entries)]])
     starts = np.zeros(len(nodes) + 1, np.int64)
     referrers = np.empty(int(degrees.sum()), np.int32)
     transpose(links, degrees, starts, referrers)
@@ -94,11 +94,11 @@ def _order(vectors: NDArray[np.float32], random: np.random.Generator) -> tuple[N
     medoid = int(sample[np.argmin(((vectors[sample] - vectors[sample].mean(0)) ** 2).sum(1))])
     at = int(np.flatnonzero(order == medoid)[0])
     order[0], order[at] = medoid, order[0]
-    return order, order[:ENTRIES].copy()
+    return order, order[: entry_points(len(order))].copy()
 
 
 def _graph(
-    staged: Transaction, vectors: NDArray[np.float32], order: NDArray[np.int64]
+    staged: Transaction, vectors: NDArray[np.float32], order: NDArray[np.int64], starts: NDArray[np.float32]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     parameters = staged.parameters
     count, most = len(vectors), parameters.links
@@ -107,6 +107,6 @@ def _graph(
     alpha = np.float32(parameters.alpha**2)
     for first in range(0, count, 10_000):  # signals are handled between chunks
         last = min(count, first + 10_000)
-        link_all(vectors, order, first, last, most, parameters.search_list, alpha, links, degrees, stamps)
+        link_all(vectors, order, starts, first, last, most, parameters.search_list, alpha, links, degrees, stamps)
     finish(vectors, int(order[0]), most, alpha, links, degrees)
     return links, degrees

@@ -174,7 +174,7 @@ def relink(staged: Transaction, nodes: NDArray[np.int64]) -> int:
     def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
         found: int = rewire(
             view.source, p.layout, room, view.book, nodes, staged.epoch, staged.origin, np.float32(p.alpha**2),
-            p.search_list, staged.entries_now(), at, events, counts,
+            p.search_list, staged.starts(), at, events, counts,
         )  # fmt: skip
         return found
 

@@ -22,7 +22,7 @@ from memwal_ops.formats.lm_diskann import merging, publishing
 from memwal_ops.formats.lm_diskann.changes import State
 from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, Step, io_error, plainly, replace_file, sync_folder
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
-from memwal_ops.formats.lm_diskann.kernels.memory import scratch
+from memwal_ops.formats.lm_diskann.kernels.memory import STALE, scratch
 from memwal_ops.formats.lm_diskann.kernels.searching import scan, search
 from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, Reader, WriterLock
 from memwal_ops.formats.lm_diskann.slots import needed_from
@@ -431,21 +431,25 @@ class Index:
         wanted = view.state.live if allow is None else min(len(allow), view.state.live)
         limit = int(limit * min(_WIDEST, (view.state.live + len(view.dead)) / max(1, wanted)))
         left = np.arange(len(queries))
+        starts = view.starts(epoch)
+        if starts is None:
+            return STALE
         while True:
             room = self._scratch(limit)
             part, far = np.empty((len(left), ids.shape[1]), np.int64), np.empty((len(left), ids.shape[1]), np.float32)
             found = search(
-                view.source, layout, room, view.book, queries[left], limit, width, epoch, entries, view.dead,
+                view.source, layout, room, view.book, queries[left], limit, width, epoch, starts, view.dead,
                 view.dead_epochs, restricted, allow is not None, part, far,
             )  # fmt: skip
             if found < 0:
                 return int(found)
             ids[left], distances[left] = part, far
-            # Search again with a longer list for queries that found too few.
+            # Search again with a longer list, from all entry points, for queries that found too few.
             left = left[(part[:, :reach] < 0).any(axis=1)]
             if not len(left) or limit >= view.state.next_node_id:
                 return 0
             limit *= 2
+            starts = starts._replace(most=len(entries))
 
     def _scratch(self, limit: int) -> Any:
         p, key = self.parameters, (limit, self.view.state.next_node_id.bit_length())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import replace
+from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +23,13 @@ from memwal_ops.formats.lm_diskann.kernels.inserting import bury, insert, write_
 from memwal_ops.formats.lm_diskann.kernels.memory import scratch
 from memwal_ops.formats.lm_diskann.kernels.reading import touch
 from memwal_ops.formats.lm_diskann.slots import Slots
+from memwal_ops.formats.lm_diskann.view import read_starts
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED, headers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from memwal_ops.formats.lm_diskann.kernels.memory import Starts
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.view import View
 
@@ -34,8 +37,16 @@ TRAIN_AT = 1024
 """Live rows from which on there is a codebook and a graph. With fewer, every search compares all of them."""
 DELTA_LIMIT = 16 << 20
 """Bytes of changed blocks above which a commit writes them into the graph directly instead of the delta table."""
-ENTRIES = 4
 _REPATRIATE_SHARE = 0.75
+
+
+def entry_points(live: int) -> int:
+    """The number of entry points of a graph with that many live rows: eight times its square root, at least 4.
+
+    A search compares all of them with the query, and begins at the nearest: where the rows are in clusters, no links
+    may lead from one to the other, and there must be an entry point in each.
+    """
+    return min(live, max(4, 8 * isqrt(live)))
 
 
 class Transaction:
@@ -58,6 +69,7 @@ class Transaction:
         self.codebook_id = store.state.codebook_id
         self.codebook: NDArray[np.uint8] | None = None
         self.entries: NDArray[np.int64] | None = None
+        self._starts: tuple[NDArray[np.int64], Starts | None] | None = None
         self._added: dict[int, int] = {}
         self._removed: set[int] = set()
         self._moved: dict[int, int] = {}
@@ -125,7 +137,7 @@ class Transaction:
             counts = np.zeros(2, np.int64)
             found = insert(
                 self.view.source, layout, room, self.view.book, nodes, row_ids, vectors, self.epoch, self.origin,
-                self.codebook_id, np.float32(p.alpha**2), p.search_list, self.entries_now(), at, events, counts,
+                self.codebook_id, np.float32(p.alpha**2), p.search_list, self.starts(), at, events, counts,
             )  # fmt: skip
             self.check(found)
             self.note(events[: counts[0]])
@@ -139,6 +151,18 @@ class Transaction:
     def entries_now(self) -> NDArray[np.int64]:
         """The entry points once this is committed."""
         return self.view.entries(self.epoch - 1) if self.entries is None else self.entries
+
+    def starts(self) -> Starts:
+        """The entry points once this is committed, with their vectors."""
+        if self.entries is None:
+            found = self.view.starts(self.epoch - 1)
+        else:
+            if self._starts is None or self._starts[0] is not self.entries:
+                self._starts = (self.entries, read_starts(self.view, self.entries, self.epoch))
+            found = self._starts[1]
+        if found is None:
+            raise self.view.fail()
+        return found
 
     def check(self, found: int) -> None:
         """Raise ``TableCorruptError`` if compiled code could not read a block."""
@@ -244,19 +268,23 @@ class Transaction:
             self._graph = None
 
     def _replace_entries(self) -> None:
-        """Replace each entry point that is deleted by a live node."""
+        """Drop entry points that are deleted; add live nodes once a quarter is missing."""
         if not self.codebook_id:
             return
-        entries = self.entries_now()
-        dead = {*self.view.dead.tolist()} | self._removed
-        alive = [node for node in entries.tolist() if node not in dead]
-        missing = ENTRIES - len(alive)
-        if missing and (len(alive) < len(entries) or len(entries) < ENTRIES):
+        entries, wanted = self.entries_now(), entry_points(self.live)
+        dead = np.concatenate([self.view.dead, np.array([*self._removed], np.int64)])
+        alive = entries[~np.isin(entries, dead)]
+        if not self.live:
+            return  # what is inserted next is linked to the deleted nodes
+        if len(alive) < len(entries):
+            self.entries = alive
+        if 4 * len(alive) < 3 * wanted:
             nodes, _ = self.live_nodes()
-            others = nodes[~np.isin(nodes, np.array(alive, np.int64))]
-            if len(others):
-                chosen = np.random.default_rng(self.epoch).choice(others, min(missing, len(others)), replace=False)
-                self.entries = np.array([*alive, *chosen.tolist()], np.int64)
+            others = np.setdiff1d(nodes, alive)
+            more = np.random.default_rng(self.epoch).choice(
+                others, min(wanted - len(alive), len(others)), replace=False
+            )
+            self.entries = np.concatenate([alive, more])
 
     def _repatriate(self) -> None:
         """Move overflowed backlinks back into the block if enough of its backlinks were dropped."""

@@ -16,9 +16,9 @@ from memwal_ops.errors import TableCorruptError, TableNotFoundError
 from memwal_ops.formats.lm_diskann import codebook
 from memwal_ops.formats.lm_diskann.changes import I8, U4, U8, State
 from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, base_path, log_path
-from memwal_ops.formats.lm_diskann.kernels.memory import BASE, FILE_SHIFT, LOG, WAYS, Source, pool, power
+from memwal_ops.formats.lm_diskann.kernels.memory import BASE, FILE_SHIFT, LOG, WAYS, Source, Starts, pool, power
 from memwal_ops.formats.lm_diskann.kernels.memory import GRAPH as GRAPH_FILE
-from memwal_ops.formats.lm_diskann.kernels.reading import add_versions, place_of
+from memwal_ops.formats.lm_diskann.kernels.reading import add_versions, gather, place_of
 from memwal_ops.formats.lm_diskann.wire import frames
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 NEVER = 2**64 - 1
 _ATTEMPTS = 100
 _ROOM = 1024
+# A search begins at so many entry points, the nearest to its query.
+_STARTS = 8
 
 
 def read_current(folder: str, parameters: Parameters) -> int:
@@ -145,6 +147,7 @@ class View:
             frame.array("deadat", U8).astype(np.int64),
         )
         self._entries = frame.array("entries", U8).reshape(-1, 3).copy()
+        self._starts: tuple[NDArray[np.int64], Starts] | None = None
         self.book = codebook.empty(self.parameters)
         self._take_codebook(frame)
         self.delta_blocks, self.delta_nodes = 0, set[int]()
@@ -306,6 +309,16 @@ class View:
         chosen: NDArray[np.int64] = found[there, 0].astype(np.int64)
         return chosen
 
+    def starts(self, epoch: int) -> Starts | None:
+        """The entry points at an epoch, with their vectors, read when they change; None: a block is unreadable."""
+        nodes = self.entries(epoch)
+        if self._starts is None or not np.array_equal(self._starts[0], nodes):
+            starts = read_starts(self, nodes, epoch)
+            if starts is None:
+                return None
+            self._starts = (nodes, starts)
+        return self._starts[1]
+
     def nodes_of(self, row_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """All nodes that any of these rows (ascending) ever had, including deleted ones."""
         found = [self._lookup(self.rows, self.row_nodes, row_ids)]
@@ -348,6 +361,13 @@ class View:
             f"The block of node {node} at byte {offset} of {name} in {self.folder} is damaged.",
             remedy="Run memwal-ops verify on the folder; restore it from a copy, or insert the named row again.",
         )
+
+
+def read_starts(view: View, nodes: NDArray[np.int64], epoch: int) -> Starts | None:
+    """Entry points with their vectors, without those that do not exist at the epoch; None: a block is unreadable."""
+    nodes, vectors = nodes.copy(), np.empty((len(nodes), view.parameters.dimension), np.float32)
+    count = gather(view.source, view.parameters.layout, nodes, epoch, vectors)
+    return None if count < 0 else Starts(nodes[:count], vectors[:count], _STARTS)
 
 
 def _state(frame: Frame) -> State:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from memwal_ops.formats.lm_diskann.kernels.distances import squared
+from memwal_ops.formats.lm_diskann.kernels.distances import nearest, squared
 from memwal_ops.formats.lm_diskann.kernels.memory import (
     BACKLINKS,
     CODEBOOK,
@@ -23,13 +23,16 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
 from memwal_ops.formats.lm_diskann.kernels.pruning import prune
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW
 
+_STARTS = 8
+
 
 @numba.njit(cache=True, nogil=True)
-def _walk(vectors, links, degrees, query, start, limit, stamp, stamps, ids, distances, done, visited):
-    """Greedy search with full vectors; stores the visited nodes in ``visited`` and returns their number."""
-    ids[0], distances[0], done[0] = start, squared(vectors[start], query), 0
-    stamps[start] = stamp
-    held, count = 1, 0
+def _walk(vectors, links, degrees, query, starts, limit, stamp, stamps, ids, distances, done, visited):
+    """Greedy search with full vectors from ``starts``, the nearest first; returns the number of nodes in ``visited``."""
+    held, count = min(starts.shape[0], limit), 0
+    for at in range(held):
+        ids[at], distances[at], done[at] = starts[at], squared(vectors[starts[at]], query), 0
+        stamps[starts[at]] = stamp
     while count < visited.shape[0]:
         at = 0
         while at < held and done[at]:
@@ -74,12 +77,13 @@ def _shorten(vectors, links, degrees, node, alpha, most):
 
 
 @numba.njit(cache=True, nogil=True)
-def link_all(vectors, order, first, last, most, limit, alpha, links, degrees, stamps):
+def link_all(vectors, order, entries, first, last, most, limit, alpha, links, degrees, stamps):
     """Insert the nodes ``order[first:last]`` into the graph ``links`` [n, capacity], which has those before them.
 
     Args:
         vectors: float32 [n, d].
-        order: int64 [n]; the search starts at ``order[0]``.
+        order: int64 [n]; the entry points first.
+        entries: float32 [e, d], their vectors; a search starts at the nearest of those that are linked.
         first, last: the range in ``order``.
         most: R_f; a list is pruned to it when it reaches the capacity.
         limit: L.
@@ -92,12 +96,14 @@ def link_all(vectors, order, first, last, most, limit, alpha, links, degrees, st
     done, visited = np.empty(limit + 1, np.uint8), np.empty(8 * limit + 64, np.int32)
     near = np.empty((visited.shape[0], vectors.shape[1]), np.float32)
     far = np.empty(visited.shape[0], np.float32)
-    chosen = np.empty(most, np.int64)
+    chosen, starts = np.empty(most, np.int64), np.empty(_STARTS, np.int64)
     for at in range(max(first, 1), last):
         node = order[at]
+        held = nearest(entries, min(at, entries.shape[0]), vectors[node], starts)
         count = _walk(
-            vectors, links, degrees, vectors[node], order[0], limit, at, stamps, ids, distances, done, visited
-        )
+            vectors, links, degrees, vectors[node], order[starts[:held]], limit, at, stamps, ids, distances, done,
+            visited,
+        )  # fmt: skip
         for one in range(count):
             near[one, :] = vectors[visited[one]]
             far[one] = squared(near[one], vectors[node])

@@ -16,6 +16,26 @@ def squared(a, b):
     return total
 
 
+@numba.njit(cache=True, nogil=True)
+def nearest(vectors, count, query, chosen):
+    """The indexes of the vectors nearest to ``query`` among the first ``count``, into ``chosen``; returns their number."""
+    far = np.empty(chosen.shape[0], np.float32)
+    held = 0
+    for one in range(count):
+        distance = squared(vectors[one], query)
+        if held == chosen.shape[0]:
+            if distance >= far[held - 1]:
+                continue
+            held -= 1
+        at = held
+        while at > 0 and far[at - 1] > distance:
+            far[at], chosen[at] = far[at - 1], chosen[at - 1]
+            at -= 1
+        far[at], chosen[at] = distance, one
+        held += 1
+    return held
+
+
 @numba.njit(cache=True, nogil=True, fastmath=True)
 def fill_table(book, query, table):
     """Store each code value's share of the squared distance to ``query`` in ``table`` [bytes, 256]; returns the rest."""

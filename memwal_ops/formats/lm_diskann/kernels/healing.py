@@ -322,10 +322,10 @@ def _linked_from(src, lay, book, room, order, visited, row, node, own, alpha, ep
 
 
 @numba.njit(cache=True, nogil=True)
-def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, entries, first, events, counts):
+def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, first, events, counts):
     """Search the neighbours of nodes again, and link them in both directions, from index ``first`` on.
 
-    Args, result: as for :func:`reconnect`; ``room``, ``limit`` and ``entries`` as for ``insert``.
+    Args, result: as for :func:`reconnect`; ``room``, ``limit`` and ``starts`` as for ``insert``.
     """
     table, own = np.empty((lay.code_bytes, 256), np.float32), np.empty(lay.code_bytes, np.uint8)
     most = lay.links + room.v_node.shape[0]
@@ -350,7 +350,7 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, entries, fi
         mine[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
         encode(book, mine, own)
         rest = fill_table(book, mine, table)
-        visited = beam(src, lay, room, table, rest, mine, limit, 1, epoch, entries)
+        visited = beam(src, lay, room, table, rest, mine, limit, 1, epoch, starts)
         if visited < 0:
             return visited
         row = touch(src, lay.block_size, node, epoch, origin)

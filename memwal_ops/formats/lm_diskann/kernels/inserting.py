@@ -226,9 +226,9 @@ def link_back(src, lay, book, row, node, code, alpha, must, epoch, origin, event
 
 
 @numba.njit(cache=True, nogil=True)
-def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, codebook, alpha, limit, entries, events, counts):  # fmt: skip
+def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, codebook, alpha, limit, starts, events, counts):  # fmt: skip
     rest = fill_table(book, vector, table)
-    visited = beam(src, lay, room, table, rest, vector, limit, 1, epoch, entries)
+    visited = beam(src, lay, room, table, rest, vector, limit, 1, epoch, starts)
     if visited < 0:
         return visited
     own = np.empty(lay.code_bytes, np.uint8)
@@ -272,7 +272,7 @@ def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, co
 
 
 @numba.njit(cache=True, nogil=True)
-def insert(src, lay, room, book, nodes, row_ids, vectors, epoch, origin, codebook, alpha, limit, entries, first, events, counts):  # fmt: skip
+def insert(src, lay, room, book, nodes, row_ids, vectors, epoch, origin, codebook, alpha, limit, starts, first, events, counts):  # fmt: skip
     """Insert nodes from index ``first`` on, as long as overlay and events have space.
 
     Args:
@@ -293,7 +293,7 @@ def insert(src, lay, room, book, nodes, row_ids, vectors, epoch, origin, codeboo
             break
         found = _insert(
             src, lay, room, book, table, nodes[one], row_ids[one], vectors[one], epoch, origin, codebook, alpha,
-            limit, entries, events, counts,
+            limit, starts, events, counts,
         )  # fmt: skip
         if found < 0:
             return found

@@ -78,6 +78,20 @@ class Codebook(NamedTuple):
     threshold: Any
 
 
+class Starts(NamedTuple):
+    """Entry points.
+
+    Attributes:
+        nodes: int64 [n].
+        vectors: float32 [n, d].
+        most: a search begins at so many of them, the nearest.
+    """
+
+    nodes: Any
+    vectors: Any
+    most: int
+
+
 class Scratch(NamedTuple):
     """Memory for one beam search: candidates sorted by estimated distance, nodes seen, and nodes visited."""
 

@@ -17,6 +17,7 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
     NONE,
     ORIGIN,
     STALE,
+    VECTOR,
     VERSION,
     WAYS,
 )
@@ -157,6 +158,25 @@ def load(src, block_size, node, epoch):
         return STALE
     src.tags[victim], src.stamps[victim] = place, src.counts[2]
     return victim if src.pool.i64[victim, EPOCH] <= epoch else INVISIBLE
+
+
+@numba.njit(cache=True, nogil=True)
+def gather(src, lay, nodes, epoch, vectors):
+    """Read the vectors of nodes into ``vectors`` [n, d]; nodes that are not visible leave ``nodes``.
+
+    Returns the number of nodes that are left, the first of both arrays; or STALE or DAMAGED.
+    """
+    count = 0
+    for one in range(nodes.shape[0]):
+        row = load(src, lay.block_size, nodes[one], epoch)
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row
+        vectors[count, :] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        nodes[count] = nodes[one]
+        count += 1
+    return count
 
 
 @numba.njit(cache=True, nogil=True)

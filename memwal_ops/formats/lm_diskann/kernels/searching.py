@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from memwal_ops.formats.lm_diskann.kernels.distances import estimated, fill_table, squared
+from memwal_ops.formats.lm_diskann.kernels.distances import estimated, fill_table, nearest, squared
 from memwal_ops.formats.lm_diskann.kernels.memory import FLAGS, INVISIBLE, LINKS, ROW, VECTOR
 from memwal_ops.formats.lm_diskann.kernels.reading import hashed, load, prefetch
 from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED
@@ -45,21 +45,23 @@ def _push(room, held, limit, node, distance, code):
 
 
 @numba.njit(cache=True, nogil=True)
-def beam(src, lay, room, table, rest, query, limit, width, epoch, entries):
-    """Search from ``entries``; visited nodes are in ``room.v_*``. Returns their number, or STALE or DAMAGED."""
+def beam(src, lay, room, table, rest, query, limit, width, epoch, starts):
+    """Search from the entry points nearest to the query; visited nodes are in ``room.v_*``. Returns their number, or STALE or DAMAGED."""
     room.seen[:] = 0
     seen = np.zeros(1, np.int64)
     held, arena, visited = 0, 0, 0
     collect = room.v_vector.shape[0] > 0
-    for one in range(entries.shape[0]):
-        row = load(src, lay.block_size, entries[one], epoch)
+    near = np.empty(min(starts.most, starts.nodes.shape[0]), np.int64)
+    for one in range(nearest(starts.vectors, starts.nodes.shape[0], query, near)):
+        start = starts.nodes[near[one]]
+        row = load(src, lay.block_size, start, epoch)
         if row == INVISIBLE:
             continue
         if row < 0:
             return row
-        if _first_sight(room, entries[one], seen):
+        if _first_sight(room, start, seen):
             distance = squared(src.pool.f32[row, VECTOR : VECTOR + lay.dimension], query)
-            held = _push(room, held, limit, entries[one], distance, _UNKNOWN)
+            held = _push(room, held, limit, start, distance, _UNKNOWN)
     chosen = np.empty(width, np.int64)
     chosen_code = np.empty(width, np.int64)
     while visited < room.v_node.shape[0]:
@@ -98,8 +100,8 @@ def beam(src, lay, room, table, rest, query, limit, width, epoch, entries):
                 other = np.int64(src.pool.u32[row, lay.at_ids // 4 + link])
                 if not _first_sight(room, other, seen):
                     continue
-                start = lay.at_codes + link * lay.code_bytes
-                code = src.pool.u8[row, start : start + lay.code_bytes]
+                first = lay.at_codes + link * lay.code_bytes
+                code = src.pool.u8[row, first : first + lay.code_bytes]
                 distance = estimated(table, rest, code)
                 if held == limit and distance >= room.distance[held - 1]:
                     continue
@@ -141,14 +143,14 @@ def _keep(ids, distances, held, row, distance):
 
 
 @numba.njit(cache=True, nogil=True)
-def search(src, lay, room, book, queries, limit, width, epoch, entries, dead, dead_epochs, allow, restricted, ids, distances):  # fmt: skip
+def search(src, lay, room, book, queries, limit, width, epoch, starts, dead, dead_epochs, allow, restricted, ids, distances):  # fmt: skip
     """The nearest live rows of each query, into ``ids`` and ``distances`` [m, k]. Returns 0, or STALE or DAMAGED."""
     table = np.empty((lay.code_bytes, 256), np.float32)
     for one in range(queries.shape[0]):
         ids[one, :] = -1
         distances[one, :] = np.inf
         rest = fill_table(book, queries[one], table)
-        visited = beam(src, lay, room, table, rest, queries[one], limit, width, epoch, entries)
+        visited = beam(src, lay, room, table, rest, queries[one], limit, width, epoch, starts)
         if visited < 0:
             return visited
         held = 0

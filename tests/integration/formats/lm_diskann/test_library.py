@@ -20,6 +20,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import transaction
+from memwal_ops.formats.lm_diskann.transaction import entry_points
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_rows, check_sound, nearest, recall
 
@@ -30,6 +31,25 @@ def made(folder: str, vectors: np.ndarray) -> str:
     with lm_diskann.open(folder) as index:
         index.insert(np.arange(3000), vectors[:3000])
     return folder
+
+
+@pytest.mark.req("S2-009")
+def test_rows_of_each_of_many_clusters_are_found(folder: str) -> None:
+    """The nearest R_f nodes of a node are in its own cluster, so that no link leads to another one."""
+    random = np.random.default_rng(4)
+    far = (random.normal(size=(40, 16)) * 100).astype(np.float32)
+    of = np.repeat(np.arange(40), 60)
+    vectors = (far[of] + random.normal(size=(len(of), 16))).astype(np.float32)
+    shuffled = random.permutation(len(of))
+    lm_diskann.create(folder, dimension=16, R=16, L=40)
+    with lm_diskann.open(folder) as index:
+        index.insert(shuffled[:1600], vectors[shuffled[:1600]])
+        index.insert(shuffled[1600:], vectors[shuffled[1600:]])
+        assert (index.search(vectors, k=1, L=20)[0][:, 0] == np.arange(len(of))).all()
+        index.delete(np.flatnonzero(np.arange(len(of)) % 60 >= 15))
+        left = np.flatnonzero(np.arange(len(of)) % 60 < 15)
+        assert (index.search(vectors[left], k=1, L=40)[0][:, 0] == left).all()
+    check_sound(folder)
 
 
 @pytest.mark.long
@@ -211,7 +231,7 @@ def test_a_deleted_entry_point_is_replaced(made: str, vectors: np.ndarray) -> No
         rows = [row for row, node in View(made).rows if node in entries]
         index.delete(rows)
         now = index.view.entries(index.epoch)
-        assert len(now) == len(entries)
+        assert len(now) == entry_points(len(index))
         assert not {*now.tolist()} & {*entries.tolist()}
         assert (index.view.entries(index.epoch - 1) == entries).all()
     check_sound(made)
