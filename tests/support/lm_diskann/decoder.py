@@ -107,12 +107,13 @@ class View:
             self._apply(frame)
             at += frame["length"]
         # A slot that was freed since the base may hold another node by now: whoever came last is in it,
-        # or one that a merge wrote and did not commit.
+        # or one that a merge wrote and did not commit; or gc has cut it off.
         last = {slot: number for number, (_, _, slot) in enumerate(self.placed)}
         overwritten = set()
         for number in sorted(last.values()):
             node, epoch, slot = self.placed[number]
-            head = self.folder.block(self._slot(slot))
+            found = self._slot(slot)  # nothing where the end of the file was cut off
+            head = self.folder.block(found) if found else {"node_id": None}
             if head["node_id"] == node and epoch in {None, head["creation_epoch"]}:
                 self._add(node, epoch, self._slot(slot))
             else:
