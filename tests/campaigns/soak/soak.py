@@ -275,6 +275,8 @@ def _finish(place: Place, account: Account) -> None:
 def _merge_all(place: Place) -> None:
     """Merge everything. Where no version shows a generation's columns any more, do what the error says."""
     done = subprocess.run(command(place, "merge"), capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
     blocked = json.loads(done.stdout)["blocked"] if done.returncode == BLOCKED else []
     if blocked and all(one["reason"] == SchemaProjectionError.reason for one in blocked):
         dataset = place.dataset()
