@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from benchmarks.lm_diskann import K, recall_of
 from benchmarks.markdown import head, row
 from memwal_ops import run_job
 from memwal_ops.cli import process
@@ -170,19 +171,16 @@ def child(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "LANCE_LOG": "error"})
 
 
-def recall(uri: str, truth: list[set[int]], queries: npt.NDArray[np.float32]) -> float:
+def recall(uri: str, truth: npt.NDArray[np.int64], queries: npt.NDArray[np.float32]) -> float:
     """The share of the ten nearest rows that the index finds."""
-    return float(
-        np.mean(
-            [len(nearest(uri, query, use_index=True) & exact) / 10 for query, exact in zip(queries, truth, strict=True)]
-        )
-    )
+    return recall_of((nearest(uri, query, use_index=True) for query in queries), truth)
 
 
-def nearest(uri: str, query: npt.NDArray[np.float32], *, use_index: bool) -> set[int]:
+def nearest(uri: str, query: npt.NDArray[np.float32], *, use_index: bool) -> npt.NDArray[np.int64]:
     """Ids of the ten nearest rows."""
-    asked = {"column": "vector", "q": query, "k": 10, "nprobes": 8, "refine_factor": 4, "use_index": use_index}
-    return set(lance.dataset(uri).to_table(columns=["id"], nearest=asked)["id"].to_pylist())
+    asked = {"column": "vector", "q": query, "k": K, "nprobes": 8, "refine_factor": 4, "use_index": use_index}
+    found = lance.dataset(uri).to_table(columns=["id"], nearest=asked)["id"]
+    return np.asarray(found.to_numpy(), np.int64)
 
 
 def state(uri: str) -> tuple[int, int, float]:
@@ -195,7 +193,7 @@ def state(uri: str) -> tuple[int, int, float]:
 def alone(table: str, folder: str) -> None:
     """Both ways on a quiet table."""
     queries = rows(7, QUERIES)["vector"].combine_chunks().flatten().to_numpy().reshape(QUERIES, DIMENSION)
-    truth = [nearest(table, query, use_index=False) for query in queries]
+    truth = np.stack([nearest(table, query, use_index=False) for query in queries])
     count, versions, size = state(table)
     head("", "seconds", "peak", "written", "fragments", "versions", "size", "recall@10")
     row("before", "", "", "", count, versions, f"{size:.2f} GiB", f"{recall(table, truth, queries):.3f}")
