@@ -286,7 +286,7 @@ def insert(name: str, folder: str) -> dict[str, float]:
     way, vectors = WAYS[name][2](), _loaded(folder, "fresh")
     way.open(folder, read_only=False)
     first = len(np.load(f"{folder}/vectors.npy", mmap_mode="r"))
-    way.insert(np.arange(first, first + 10), vectors[:10])  # what is compiled at the first call is no part of it
+    way.insert(np.arange(first, first + 10), vectors[:10])  # compiles, which is not to be timed
     first, vectors, said = first + 10, vectors[10:], {}
     for label, size, times in (("many", 1000, 1), ("few", 10, 10)):
         began = time.perf_counter()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LikeRemote(StoreWrapper):
-    """Local files that are listed in order, under a root that is no path: what saves requests takes effect."""
+    """Local files that are listed in order, under a root like a remote one, so that requests are saved."""
 
     @property
     def root(self) -> str:

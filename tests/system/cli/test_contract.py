@@ -239,7 +239,7 @@ def test_a_terminal_gets_a_progress_bar_and_no_json(table: Workload) -> None:
     assert b'{"event"' not in said
 
 
-# Whoever was started in the background of a script ignores Ctrl-C, and so do its children.
+# A process in the background of a script ignores Ctrl-C, and so do its children.
 HEEDS_SIGNALS = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 )

@@ -41,6 +41,10 @@ class Listed:
             yield from (ObjectMeta(path, 1, WRITTEN, None) for path in found[start : start + PAGE])
 
 
+def listings_of(store: Listed) -> FolderListings:
+    return FolderListings(store, "r")  # type: ignore[arg-type] - nothing but its listings is used
+
+
 def own(store: Any, folder: str) -> dict[str, int]:
     return {path: 1 for path in store.paths if path.startswith(f"{folder}/")}
 
@@ -51,7 +55,7 @@ def make(sizes: dict[str, int]) -> set[str]:
 
 def test_folders_share_pages() -> None:
     store = Listed(make({f"{number:02}": 2 for number in range(20)}))
-    listings = FolderListings(store, "r")  # type: ignore[arg-type]
+    listings = listings_of(store)
     for number in range(20):
         assert listings.objects(f"r/{number:02}", 2) == own(store, f"r/{number:02}")
     assert store.pages == 20 * 2 // PAGE
@@ -59,7 +63,7 @@ def test_folders_share_pages() -> None:
 
 def test_what_lies_between_is_skipped() -> None:
     store = Listed(make({"a": 2, "b": 100, "c": 2, "d": 100, "e": 2}))
-    listings = FolderListings(store, "r")  # type: ignore[arg-type]
+    listings = listings_of(store)
     for name in "ace":
         assert listings.objects(f"r/{name}", 2) == own(store, f"r/{name}")
     assert store.pages == 3
@@ -68,7 +72,7 @@ def test_what_lies_between_is_skipped() -> None:
 @pytest.mark.parametrize("root", ["s3://b", "/b"])
 def test_a_store_that_does_not_list_in_order(root: str) -> None:
     store = Listed(make({f"{number:02}": 3 for number in range(9)}), shuffled=True, root=root)
-    listings = FolderListings(store, "r")  # type: ignore[arg-type]
+    listings = listings_of(store)
     for number in range(9):
         assert listings.objects(f"r/{number:02}", 3) == own(store, f"r/{number:02}")
     assert store.pages <= 9 + 4, "a few, until it is seen"
@@ -76,7 +80,7 @@ def test_a_store_that_does_not_list_in_order(root: str) -> None:
 
 def test_a_folder_of_which_a_part_is_gone_is_listed_by_itself() -> None:
     store = Listed(make({"a": 3, "b": 3}) | {"r/a-b/0", "r/a.b"})
-    listings = FolderListings(store, "r")  # type: ignore[arg-type]
+    listings = listings_of(store)
     assert listings.objects("r/a", 4) == own(store, "r/a")
     assert listings.objects("r/b", 3) == own(store, "r/b")
     assert listings.objects("r/a", 3) == own(store, "r/a"), "not in order"
@@ -91,7 +95,7 @@ NAMES = st.sampled_from(["a", "a-b", "a0", "aa", "b", "b!", "b0", "c", "manifest
 def test_any_folders(sizes: dict[str, int], wanted: set[str], shuffled: bool) -> None:
     """The same objects as by a listing of each; on a store that lists in order in a request more for each at most."""
     store = Listed(make(sizes), shuffled=shuffled)
-    listings = FolderListings(store, "r")  # type: ignore[arg-type]
+    listings = listings_of(store)
     alone, asked = Listed(store.paths), sorted(wanted & sizes.keys())
     for name in asked:
         assert listings.objects(f"r/{name}", sizes[name]) == own(store, f"r/{name}")

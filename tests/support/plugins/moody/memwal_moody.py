@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class MoodyOptions(Options):
     mood: str = text("good", help="The mood.")
-    seconds: float = number(3600.0, help="How long; whoever waits for its end ends it before.")
+    seconds: float = number(3600.0, help="How long; a test that waits for its end kills it before.")
     marks: str = text("", help="A file for marks.")
 
 
