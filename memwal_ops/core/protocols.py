@@ -149,3 +149,21 @@ class ExplainsJobs(Protocol):
 
     def why_not(self, job: str) -> MemwalOpsError | None:
         """The reason, with what to do; None: there is no such job, or no more to it than that it does not apply."""
+
+
+@runtime_checkable
+class TellsChanges(Protocol):
+    """A format that tells by a few requests that nothing was written to a table; optional.
+
+    A supervisor does not read an idle table again while nothing was written to it. The backlog metrics of the format's
+    jobs must depend on nothing else, except those in seconds, which are ages and grow by themselves.
+    """
+
+    def fingerprint(self, table: Any) -> str | None:
+        """The fingerprint of a table of this format that was just opened, before its backlog is read.
+
+        None: something was written since it was opened.
+        """
+
+    def is_unchanged(self, store: Store, fingerprint: str) -> bool:
+        """Whether the table still has a fingerprint; it is not opened."""
