@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from memwal_ops.core.figures import amount, jobs_of, name_of
 from memwal_ops.errors import WorkerDiedError
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.state.outcomes import describe_exit
-from memwal_ops.supervisor.state.tables import WATCH
+from memwal_ops.supervisor.state.tables import WATCH, Reading
 from memwal_ops.supervisor.workers.protocol import PollRequest
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _FAILED_POLL_FACTOR, _LONGEST_PAUSE = 10.0, 300.0
 # After so many polls that found nothing new, the time between two of them doubles with each. A timer fires again within
 # 1.2 times `poll`, its jitter included; the rest is for a scheduler that is busy.
 _STEADY, _NEXT_TIMER = 10, 1.5
+# For so long the figures of a table with the same fingerprint are taken as read; then everything is read again.
+_READ_AGAIN_SECONDS = 3600.0
 
 
 class BacklogPolling:
@@ -59,13 +62,13 @@ class BacklogPolling:
         self._assign = assign
         self._enqueue = enqueue
         self._once = once
-        self._polls: dict[int, tuple[TableState, WorkerProcess, float]] = {}
+        self._polls: dict[int, tuple[TableState, WorkerProcess, Reading]] = {}
         self._log = get_logger(__name__)
 
     @property
     def in_flight(self) -> list[tuple[WorkerProcess, float]]:
         """Return the workers that poll a table, each with its start time (monotonic seconds)."""
-        return [(worker, began) for _, worker, began in self._polls.values()]
+        return [(worker, reading.began) for _, worker, reading in self._polls.values()]
 
     def request(self, table: str) -> None:
         """Request a poll of a table; ignored for some time after a poll that failed."""
@@ -105,8 +108,8 @@ class BacklogPolling:
         """Process an answer if ``request`` is a poll; return whether it is."""
         if request not in self._polls:
             return False
-        state, _, began = self._polls.pop(request)
-        self._polled(state, answer, began)
+        state, _, reading = self._polls.pop(request)
+        self._polled(state, answer, reading)
         return True
 
     def on_worker_exit(self, request: int | None, status: int | None) -> bool:
@@ -125,16 +128,36 @@ class BacklogPolling:
     def _begin(self, state: TableState) -> None:
         jobs = tuple(dict.fromkeys((*jobs_of("backlog"), *state.entries)))
         options = dict(state.table.settings.storage_options)
-        request = PollRequest(self._number(), state.table.uri, options, jobs, state.history_wanted)
+        known = self._fingerprint(state, jobs)
+        request = PollRequest(self._number(), state.table.uri, options, jobs, state.history_wanted, known)
         state.history_wanted = False
         state.polling, state.poll_due, state.poll_again = True, None, False
         state.poll_began = self._clock.monotonic()
-        self._polls[request.id] = (state, self._assign(WATCH, request), state.poll_began)
+        reading = Reading(state.poll_began, jobs, known or "")
+        self._polls[request.id] = (state, self._assign(WATCH, request), reading)
 
-    def _polled(self, state: TableState, answer: Mapping[str, Any], began: float) -> None:
-        state.polling = False
+    def _fingerprint(self, state: TableState, jobs: tuple[str, ...]) -> str | None:
+        """The fingerprint to poll a table with, see :class:`PollRequest`.
+
+        Nothing is taken as read that a run of ours may have changed: not all that it changes shows in a fingerprint.
+        """
+        reading = state.reading
+        if reading is None or state.blocked or amount(state.figures, "blocked"):
+            return None
+        running = any(entry.run is not None or entry.ended > reading.began for entry in state.entries.values())
+        age = self._clock.monotonic() - reading.began
+        fresh = not running and age < _READ_AGAIN_SECONDS and not state.history_wanted and jobs == reading.jobs
+        return reading.fingerprint if fresh else ""
+
+    def _polled(self, state: TableState, answer: Mapping[str, Any], reading: Reading) -> None:
+        state.polling, began = False, reading.began
         if self._tables.get(state.table.name) is not state:
             return
+        if answer.get("unchanged"):
+            answer = {**answer, "figures": self._grown(state), "version": state.version}
+        else:
+            reading = replace(reading, fingerprint=answer.get("fingerprint") or "")
+        state.answered = self._clock.monotonic()
         good = answer["outcome"] == "succeeded"
         state.history = answer.get("report") or state.history
         self._metrics.polls.labels(state.table.name, answer["outcome"]).inc()
@@ -153,7 +176,9 @@ class BacklogPolling:
             behind = amount(state.figures, "behind")
             state.blocked = state.blocked if behind is None else min(state.blocked, behind)
             _raise_to(state.figures, state.blocked)
-            idle = idle and _is_idle(state, *seen)
+            same = _is_same(state, *seen)
+            state.reading = state.reading if answer.get("unchanged") else reading if good and same else None
+            idle = idle and same and _is_idle(state)
             if (waiting := amount(state.figures, "backlog")) is not None:
                 state.samples.add(self._clock.now().timestamp(), waiting)
             for entry in state.entries.values():
@@ -165,11 +190,18 @@ class BacklogPolling:
                     state.poll_again = True
                 else:
                     self._enqueue(*entry.key, f"when: {when.text}")
+        else:
+            state.reading = None
         state.unchanged = state.unchanged + 1 if idle else 0
         if not good and state.error != before:
             self._log.warning("poll_failed", table=state.table.name, error=state.error)
         if state.poll_again and not self._once:
             self.request(state.table.name)
+
+    def _grown(self, state: TableState) -> dict[str, float]:
+        """The figures of a table that has not changed since the last poll: only ages grow."""
+        passed, ages = self._clock.monotonic() - state.answered, _ages(state)
+        return {name: value + passed if value and name in ages else value for name, value in state.figures.items()}
 
     def _is_unproductive(self, entry: Entry, state: TableState) -> bool:
         """Whether the last run, less than 10 minutes ago, published nothing with the same backlog."""
@@ -179,18 +211,24 @@ class BacklogPolling:
         return recent and entry.unproductive_backlog == amounts(entry, state)
 
 
-def _is_idle(state: TableState, version: int | None, figures: Mapping[str, float]) -> bool:
-    """Whether a poll found nothing waiting and nothing new, and no trigger that an age could fire."""
-    if amount(state.figures, "backlog") or version is None or version != state.version:
-        return False
-    kinds = {
-        name: one.unit for entry in state.entries.values() for name, one in entry.settings.job.backlog_metrics.items()
-    }
-    ages = {name for name, unit in kinds.items() if unit == "seconds"}
-    watched = {name for entry in state.entries.values() if entry.settings.when for name in entry.settings.when.figures}
-    return not any(state.figures.get(name) for name in ages & watched) and all(
+def _is_same(state: TableState, version: int | None, figures: Mapping[str, float]) -> bool:
+    """Whether a poll found the version and the figures of the one before, ages aside."""
+    ages = _ages(state)
+    return version == state.version is not None and all(
         figures.get(name) == value for name, value in state.figures.items() if name not in ages
     )
+
+
+def _is_idle(state: TableState) -> bool:
+    """Whether a poll found nothing waiting, and no trigger that an age could fire."""
+    watched = {name for entry in state.entries.values() if entry.settings.when for name in entry.settings.when.figures}
+    return not amount(state.figures, "backlog") and not any(state.figures.get(name) for name in _ages(state) & watched)
+
+
+def _ages(state: TableState) -> set[str]:
+    """The figures that grow by themselves: backlog metrics in seconds."""
+    metrics = (entry.settings.job.backlog_metrics for entry in state.entries.values())
+    return {name for one in metrics for name, metric in one.items() if metric.unit == "seconds"}
 
 
 def _raise_to(figures: dict[str, float], blocked: float) -> None:

@@ -126,13 +126,29 @@ class Entry:
         return (self.table.uri, self.table.name, self.settings.name) == (uri, name, job)
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A poll that read all figures of a table.
+
+    Attributes:
+        began: when it was sent to a worker, monotonic.
+        jobs: the jobs whose figures it read.
+        fingerprint: the table's fingerprint at that time; empty if none was asked for, or there is none.
+    """
+
+    began: float
+    jobs: tuple[str, ...]
+    fingerprint: str
+
+
 @dataclass(slots=True)
 class TableState:
     """One table: its backlog at the last poll, and its jobs.
 
     ``blocked``: how many parts of the table blocked the last run; a poll finds only some of the causes.
-    ``poll_began``: when its last poll was sent to a worker, monotonic; ``unchanged``: how many polls in a row found it
-    idle.
+    ``poll_began``: when its last poll was sent to a worker, monotonic; ``answered``: when its answer came.
+    ``unchanged``: how many polls in a row found it idle. ``reading``: the last poll that read everything, if the one
+    before it found the same; else None.
     ``history``: its recent history; ``history_read``: when that was requested, monotonic; ``history_wanted``: the next
     poll reads it.
     """
@@ -150,6 +166,8 @@ class TableState:
     error_code: int = 0
     poll_not_before: float = 0.0
     poll_began: float = float("-inf")
+    answered: float = float("-inf")
+    reading: Reading | None = None
     unchanged: int = 0
     history: Mapping[str, Any] | None = None
     history_read: float = float("-inf")

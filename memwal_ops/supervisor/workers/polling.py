@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memwal_ops.core.polling import one_poll
+from memwal_ops.core.protocols import TellsChanges
+from memwal_ops.core.registry import formats
 from memwal_ops.core.run import unexpected
 from memwal_ops.errors import MemwalOpsError
+from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.objects import open_store
 from memwal_ops.supervisor.workers.validation import checked_figures
 
 if TYPE_CHECKING:
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Table
+
+_OURS = "memwal_ops."
 
 
 def poll_table(table: Table, jobs: Iterable[JobSpec]) -> tuple[Mapping[str, float], list[MemwalOpsError]]:
@@ -33,3 +39,31 @@ def poll_table(table: Table, jobs: Iterable[JobSpec]) -> tuple[Mapping[str, floa
                 structlog.get_logger(__name__).exception("unexpected_error", job=job.name)
                 faults.append(unexpected(error, job))
     return figures, faults
+
+
+def fingerprint_of(table: Table, jobs: Iterable[JobSpec]) -> str | None:
+    """Return the fingerprint for :func:`is_unchanged`, taken before the figures of ``jobs`` are read.
+
+    None if there is none: the format has no such thing, or a job of another package reads who knows what.
+    """
+    kind: object = table.format
+    foreign = any(job.backlog_metrics and not job.load.startswith(_OURS) for job in jobs)
+    if foreign or not isinstance(kind, TellsChanges):
+        return None
+    try:
+        found = kind.fingerprint(table)
+    except MemwalOpsError:
+        return None  # the poll itself tells what is wrong
+    return None if found is None else f"{table.format.name} {found}"
+
+
+def is_unchanged(uri: str, storage_options: Mapping[str, str], fingerprint: str) -> bool:
+    """Return whether a table surely has a fingerprint of :func:`fingerprint_of`; it is not opened."""
+    name, _, known = fingerprint.partition(" ")
+    kind: object = formats().get(name)
+    if not isinstance(kind, TellsChanges):
+        return False
+    try:
+        return kind.is_unchanged(open_store(resolve(uri, storage_options)), known)
+    except MemwalOpsError:
+        return False

@@ -43,13 +43,20 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class PollRequest:
-    """Read the backlog figures of some jobs; ``history``: and the table's recent history, as the answer's report."""
+    """Read the backlog figures of some jobs.
+
+    Attributes:
+        history: also read the table's recent history, as the answer's report.
+        fingerprint: of an idle table, the fingerprint that an earlier answer told: if it is the same now, nothing else
+            is read. Empty: none was told yet. None: the table is not idle, and its fingerprint not worth a request.
+    """
 
     id: int
     uri: str
     storage_options: Mapping[str, str]
     jobs: tuple[str, ...]
     history: bool = False
+    fingerprint: str | None = None
     do: str = "poll"
 
 
@@ -62,6 +69,8 @@ class Answer:
         decision: the decision of the report.
         report: the report, truncated if it is larger than 64 KiB.
         figures: of a poll, the backlog; of a run, its sums.
+        fingerprint: of a poll that asked for it: what the next one may compare; None if there is none.
+        unchanged: the table has the fingerprint of the request, and no figures were read.
     """
 
     id: int
@@ -76,6 +85,8 @@ class Answer:
     phases: Mapping[str, float] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
     version: int | None = None
+    fingerprint: str | None = None
+    unchanged: bool = False
     say: str = "done"
 
 

@@ -37,7 +37,7 @@ from memwal_ops.supervisor.workers.child_processes import (
     signal_group,
     terminate_children,
 )
-from memwal_ops.supervisor.workers.polling import poll_table
+from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
 from memwal_ops.supervisor.workers.protocol import Answer, bounded, encode, lease_of
 from memwal_ops.supervisor.workers.validation import amounts, checked_report, whole_numbers
 
@@ -201,12 +201,19 @@ class _Listener:
 
 
 def _poll(request: Mapping[str, Any]) -> Answer:
-    table = open_table(request["uri"], request["storage_options"])
-    figures, faults = poll_table(table, [table.jobs[name] for name in request["jobs"] if name in table.jobs])
+    uri, options, known = request["uri"], request["storage_options"], request["fingerprint"]
+    if known and is_unchanged(uri, options, known):
+        return Answer(request["id"], "succeeded", fingerprint=known, unchanged=True)
+    table = open_table(uri, options)
+    jobs = [table.jobs[name] for name in request["jobs"] if name in table.jobs]
+    fingerprint = None if known is None else fingerprint_of(table, jobs)  # before what it stands for is read
+    figures, faults = poll_table(table, jobs)
     report = _history(table) if request["history"] else None
     if faults:
         return replace(_failed(request["id"], faults[0]), figures=figures, version=table.revision, report=report)
-    return Answer(request["id"], "succeeded", figures=figures, version=table.revision, report=report)
+    return Answer(
+        request["id"], "succeeded", figures=figures, version=table.revision, fingerprint=fingerprint, report=report
+    )
 
 
 def _history(table: Table) -> Mapping[str, Any] | None:

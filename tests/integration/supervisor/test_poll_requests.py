@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.server import BUCKET, counting_server
 from memwal_ops.core.polling import one_poll, shared
 from memwal_ops.core.registry import open_table
 from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.layouts.shard import SHARD
 from memwal_ops.storage.counting import CountingStore
-from memwal_ops.supervisor.workers.polling import poll_table
+from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
 from tests.support.tables.many_regions import make_regions
 from tests.support.tables.workload import Workload
 
@@ -73,3 +74,41 @@ def test_nothing_is_shared_between_tables_or_polls() -> None:
     assert reads == ["1", "2"] * 2
     assert [shared(one, "backlog", lambda: read("4")) for _ in range(2)] == ["4", "4"]
     assert reads[4:] == ["4", "4"]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("layout", [SHARD, REGION])
+def test_an_idle_table_costs_one_request_and_at_most_one_for_each_region(layout: Layout) -> None:
+    with counting_server() as (options, counts):
+        uri = f"s3://{BUCKET}/{layout.name}.lance"
+        make_regions(uri, REGIONS, layout, options)
+        table = open_table(uri, options)
+        known = fingerprint_of(table, [table.jobs[name] for name in JOBS])
+        assert known is not None
+        counts.clear()
+        assert is_unchanged(uri, options, known)
+        assert 0 < counts.total() <= 1 + REGIONS
+        assert counts["GET"] == counts.total(), "reads only"
+
+
+def test_a_job_of_another_package_is_always_asked(tmp_path: Path) -> None:
+    table = Workload(1, regions=1, base_rows=5).create(str(tmp_path / "t.lance"))
+    opened = open_table(table.uri)
+    merge = opened.jobs["merge"]
+    assert fingerprint_of(opened, [merge]) is not None
+    assert fingerprint_of(opened, [merge, replace(merge, name="audit", load="somebody.audit")]) is None
+    table.close()
+
+
+def test_a_table_that_cannot_be_listed_is_read_again(tmp_path: Path) -> None:
+    table = Workload(1, regions=1, base_rows=5).create(str(tmp_path / "t.lance"))
+    table.put([1])
+    opened = open_table(table.uri)
+    known = fingerprint_of(opened, [opened.jobs["merge"]])
+    assert known is not None
+    assert is_unchanged(table.uri, {}, known)
+    folder = next((tmp_path / "t.lance" / "_mem_wal").iterdir()) / "manifest"
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert not is_unchanged(table.uri, {}, known), "the poll then tells what is wrong"
+    table.close()

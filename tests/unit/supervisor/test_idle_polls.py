@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +27,8 @@ class Polled:
         self.figures: dict[str, float] = {"generations": 0.0, "oldest_age": 0.0}
         self.version = 3
         self.fails = False
+        self.fingerprint: str | None = None
+        self.asked: list[str | None] = []
         self._timer = random.Random(1)
         self._answered: set[int] = set()
 
@@ -39,9 +42,21 @@ class Polled:
                 if isinstance(request, PollRequest) and request.id not in self._answered:
                     self._answered.add(request.id)
                     times.append(self.stage.clock.seconds)
-                    found = vars_of(Answer(request.id, "succeeded", figures=dict(self.figures), version=self.version))
+                    self.asked.append(request.fingerprint)
+                    answer = Answer(request.id, "succeeded", figures=dict(self.figures), version=self.version)
+                    if request.fingerprint is not None:
+                        answer = replace(answer, fingerprint=self.fingerprint)
+                    if request.fingerprint and request.fingerprint == self.fingerprint:
+                        answer = Answer(request.id, "succeeded", fingerprint=self.fingerprint, unchanged=True)
+                    found = vars_of(answer)
                     if self.fails:
-                        found |= {"outcome": "failed", "figures": {}, "message": "no answer", "exit_code": 20}
+                        found |= {
+                            "outcome": "failed",
+                            "figures": {},
+                            "unchanged": False,
+                            "message": "no answer",
+                            "exit_code": 20,
+                        }
                     self.stage.scheduler.on_message(worker, found)  # type: ignore[arg-type]
                     self.stage.turn()
             self.stage.turn(self._timer.uniform(0.8, 1.2) * POLL)
@@ -109,3 +124,59 @@ def test_what_somebody_asks_for_is_not_skipped(tmp_path: Path) -> None:
     polled.stage.scheduler.poll("a")
     polled.stage.turn()
     assert len(polled.stage.pools.given) == before + 1
+
+
+def test_a_table_that_does_not_change_is_read_once_an_hour(tmp_path: Path) -> None:
+    polled = Polled(tmp_path)
+    polled.fingerprint = "a b"
+    polled.run(4 * POLL)
+    assert polled.asked[:4] == [None, None, "", "a b"], (
+        "the second poll finds the same, the third tells the fingerprint"
+    )
+    polled.asked.clear()
+    polled.run(24 * 60 * MINUTES)
+    assert 20 <= polled.asked.count("") <= 24
+    assert polled.asked.count("a b") == len(polled.asked) - polled.asked.count("")
+
+
+def test_ages_grow_while_nothing_is_read(tmp_path: Path) -> None:
+    """And fire the trigger, although no poll reads them."""
+    polled = Polled(tmp_path, TEXT.replace("generations >= 1 or oldest_age > 5m", "oldest_age > 10m"))
+    polled.fingerprint, polled.figures = "a b", {"generations": 1.0, "oldest_age": 1.0}
+    polled.run(4 * POLL)
+    state = polled.stage.scheduler.tables["a"]
+    before, since = state.figures["oldest_age"], polled.stage.clock.seconds
+    polled.run(8 * POLL)
+    assert polled.asked[-8:] == ["a b"] * 8, "what waits below its trigger is not read again, either"
+    assert state.figures["oldest_age"] == pytest.approx(before + polled.stage.clock.seconds - since, abs=1.2 * POLL)
+    assert polled.stage.in_flight == []
+    polled.run(14 * POLL)
+    assert polled.stage.in_flight == [("a", "merge")]
+
+
+@pytest.mark.parametrize("what", ["write", "blocked", "failure", "history", "run"])
+def test_what_a_fingerprint_does_not_show_is_read(tmp_path: Path, what: str) -> None:
+    polled = Polled(tmp_path)
+    polled.fingerprint = "a b"
+    polled.run(20 * POLL)
+    state = polled.stage.scheduler.tables["a"]
+    assert polled.asked[-1] == "a b"
+    polled.asked.clear()
+    if what == "write":
+        polled.fingerprint, polled.version = "a c", 4
+    elif what == "blocked":
+        state.blocked = 1.0
+    elif what == "failure":
+        polled.fails = True
+    elif what == "history":
+        state.history_wanted = True
+    else:
+        next(iter(state.entries.values())).ended = polled.stage.clock.monotonic()
+    while not polled.asked:
+        polled.run(POLL)
+    expected = {"write": "a b", "blocked": None, "failure": "a b", "history": "", "run": ""}
+    assert polled.asked[0] == expected[what]
+    if what in {"write", "failure"}:
+        assert state.version == (4 if what == "write" else 3)
+        polled.run(2 * POLL)
+        assert polled.asked[1] is None, "the next poll reads all, and asks for no fingerprint before it finds the same"

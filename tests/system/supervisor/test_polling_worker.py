@@ -1,0 +1,63 @@
+"""A worker process that polls: with a fingerprint it reads nothing again, and no write is missed."""
+
+from __future__ import annotations
+
+import queue
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from memwal_ops.supervisor.workers.pools import WorkerProcess
+from memwal_ops.supervisor.workers.protocol import PollRequest
+from tests.support.tables.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Workload]:
+    table = Workload(1, regions=1, base_rows=5).create(str(tmp_path / "t.lance"))
+    yield table
+    table.close()
+
+
+@pytest.fixture
+def poll(made: Workload) -> Iterator[Callable[[str | None], dict[str, Any]]]:
+    answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    worker = WorkerProcess("watch", lambda _, message: answers.put(message), "ERROR")
+
+    def ask(fingerprint: str | None) -> dict[str, Any]:
+        worker.send(PollRequest(1, made.uri, {}, ("merge", "gc"), fingerprint=fingerprint))
+        while (answer := answers.get(timeout=600)) is not None and answer["say"] != "done":
+            pass
+        assert answer is not None
+        return answer
+
+    yield ask
+    worker.quit()
+    assert worker.wait(600)
+
+
+def test_an_idle_table_is_read_once(made: Workload, poll: Callable[[str | None], dict[str, Any]]) -> None:
+    assert poll(None)["fingerprint"] is None, "not asked for"
+    first = poll("")
+    assert first["figures"]["generations"] == 0
+    known = first["fingerprint"]
+    assert known.startswith("lance log:")
+    for _ in range(2):
+        again = poll(known)
+        assert (again["unchanged"], again["figures"], again["fingerprint"]) == (True, {}, known)
+    made.put([1])
+    made.flush()
+    written = poll(known)
+    assert (written["unchanged"], written["figures"]["generations"]) == (False, 1)
+    assert poll(written["fingerprint"])["unchanged"]
+
+
+@pytest.mark.parametrize("known", ["lance log:0", "lance plain:0", "zeppelin x", "no such format", "lance"])
+def test_another_fingerprint_reads_all(poll: Callable[[str | None], dict[str, Any]], known: str) -> None:
+    answer = poll(known)
+    assert (answer["outcome"], answer["unchanged"]) == ("succeeded", False)
+    assert answer["figures"]["generations"] == 0
