@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _UNEXPECTED = 1
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
-_ENDED = "{}; nothing is half-written: the commits of a merge stay, and running it again continues from there."
+_ENDED = "{}; nothing is half-written: what the command published stays, and running it again continues from there."
 
 
 @click.group(

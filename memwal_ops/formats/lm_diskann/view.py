@@ -16,7 +16,17 @@ from memwal_ops.errors import TableCorruptError, TableNotFoundError
 from memwal_ops.formats.lm_diskann import codebook
 from memwal_ops.formats.lm_diskann.changes import I8, U4, U8, State
 from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, base_path, log_path
-from memwal_ops.formats.lm_diskann.kernels.memory import BASE, FILE_SHIFT, LOG, WAYS, Source, Starts, pool, power
+from memwal_ops.formats.lm_diskann.kernels.memory import (
+    BASE,
+    FILE_SHIFT,
+    LOG,
+    SEARCH_STARTS,
+    WAYS,
+    Source,
+    Starts,
+    pool,
+    power,
+)
 from memwal_ops.formats.lm_diskann.kernels.memory import GRAPH as GRAPH_FILE
 from memwal_ops.formats.lm_diskann.kernels.reading import add_versions, gather, place_of
 from memwal_ops.formats.lm_diskann.wire import frames
@@ -30,8 +40,6 @@ if TYPE_CHECKING:
 NEVER = 2**64 - 1
 _ATTEMPTS = 100
 _ROOM = 1024
-# A search begins at so many entry points, the nearest to its query.
-_STARTS = 8
 
 
 def read_current(folder: str, parameters: Parameters) -> int:
@@ -367,7 +375,7 @@ def read_starts(view: View, nodes: NDArray[np.int64], epoch: int) -> Starts | No
     """Entry points with their vectors, without those that do not exist at the epoch; None: a block is unreadable."""
     nodes, vectors = nodes.copy(), np.empty((len(nodes), view.parameters.dimension), np.float32)
     count = gather(view.source, view.parameters.layout, nodes, epoch, vectors)
-    return None if count < 0 else Starts(nodes[:count], vectors[:count], _STARTS)
+    return None if count < 0 else Starts(nodes[:count], vectors[:count], SEARCH_STARTS)
 
 
 def _state(frame: Frame) -> State:

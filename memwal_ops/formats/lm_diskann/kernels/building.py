@@ -17,13 +17,12 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
     ORIGIN,
     OVERFLOW_REFERENCE,
     ROW,
+    SEARCH_STARTS,
     VECTOR,
     VERSION,
 )
 from memwal_ops.formats.lm_diskann.kernels.pruning import prune
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW
-
-_STARTS = 8
 
 
 @numba.njit(cache=True, nogil=True)
@@ -96,7 +95,7 @@ def link_all(vectors, order, entries, first, last, most, limit, alpha, links, de
     done, visited = np.empty(limit + 1, np.uint8), np.empty(8 * limit + 64, np.int32)
     near = np.empty((visited.shape[0], vectors.shape[1]), np.float32)
     far = np.empty(visited.shape[0], np.float32)
-    chosen, starts = np.empty(most, np.int64), np.empty(_STARTS, np.int64)
+    chosen, starts = np.empty(most, np.int64), np.empty(SEARCH_STARTS, np.int64)
     for at in range(max(first, 1), last):
         node = order[at]
         held = nearest(entries, min(at, entries.shape[0]), vectors[node], starts)

@@ -14,6 +14,8 @@ LINKS, BACKLINKS, CODEBOOK = 28, 29, 30
 FLAGS = 62
 VECTOR = 16
 WAYS = 8
+SEARCH_STARTS = 8
+"""A search, and the insertion of a node, begins at so many entry points, the nearest."""
 NONE = 0xFFFFFFFF
 GRAPH, LOG, BASE = 0, 1, 2
 FILE_SHIFT = 56
