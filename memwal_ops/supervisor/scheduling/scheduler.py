@@ -228,8 +228,9 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         now = self.clock.now()
+        waiting = [entry for entry in self.entries() if entry.state in {QUEUED, LEASING}]
         for pool in POOLS:
-            candidates = [entry for entry in self.entries() if entry.settings.job.pool == pool]
+            candidates = [entry for entry in waiting if entry.settings.job.pool == pool]
             reserved = sum(entry.state == LEASING for entry in candidates)
             # Evaluated even if no worker is free: it sets what the queued entries wait for, which the status shows.
             while (entry := self._next_entry(candidates, now)) is not None and self.pools.free(pool) > reserved:
