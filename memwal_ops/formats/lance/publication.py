@@ -198,6 +198,9 @@ def verify_in_history(table: Table, published: VersionManifest, progress: Mappin
 
 def _verify_in_history(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
     version = int(published.manifest.version)
+    with lance_errors("find the newest version of", table.location.uri):
+        if table.dataset.latest_version <= version:
+            return
     newest = table.newest()
     added = _names(published) - _names(table.manifest)
     if newest.version <= version or added & _names(newest.manifest):

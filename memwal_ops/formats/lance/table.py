@@ -207,8 +207,12 @@ class Table(GuardedTable):
         return RegionManifestStore(self.store, region_id)
 
     def newest(self) -> Table:
-        """The newest version of the same table, everything read again."""
-        newest = load(self.location.refreshed(), self.store)
+        """The newest version of the same table, everything read again; the naming scheme only if it has changed."""
+        location = self.location.refreshed()
+        try:
+            newest = load(location, self.store, self.naming)
+        except (ObjectNotFoundError, TableNotFoundError, NotALanceTableError, TableCorruptError):
+            newest = load(location, self.store)
         return replace(newest, guard=self.guard)
 
 
@@ -230,8 +234,13 @@ def open_lance_table(uri: str | os.PathLike[str], storage_options: Mapping[str, 
     return table
 
 
-def load(location: Location, store: Store) -> Table:
+def load(location: Location, store: Store, naming: NamingScheme | None = None) -> Table:
     """Open the newest version of a Lance table: with MemWAL, of today's or of the legacy layout, or without.
+
+    Args:
+        location: of the table.
+        store: its folder.
+        naming: the naming scheme, if it is known; else one listing finds it, and that schemes are not mixed.
 
     Raises:
         TableNotFoundError: the prefix is empty.
@@ -242,7 +251,7 @@ def load(location: Location, store: Store) -> Table:
         TableCorruptError: its newest manifest does not decode, or naming schemes are mixed (S3-047).
         StorageError: the store refused or failed, by kind.
     """
-    table = read_table(location, store)
+    table = read_table(location, store, naming)
     refused = table.layout.refusal(location, store) if table.memwal is None else None
     if refused is not None:
         raise refused
@@ -251,12 +260,12 @@ def load(location: Location, store: Store) -> Table:
     return table
 
 
-def read_table(location: Location, store: Store) -> Table:
+def read_table(location: Location, store: Store, naming: NamingScheme | None = None) -> Table:
     """Open the newest version of a Lance table of any layout, including those to which no job applies.
 
     Raises: see :func:`load`, but NoMemWalIndexError and NoPrimaryKeyError.
     """
-    scheme = _naming_scheme(location, store)
+    scheme = naming or _naming_scheme(location, store)
     dataset, manifest = _open_newest(location, store, scheme)
     check_readable(manifest.manifest)
     entry = None if manifest.indexes is None else find_memwal_entry(manifest.indexes)

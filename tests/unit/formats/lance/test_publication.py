@@ -232,7 +232,8 @@ class After:
             self.store.times[path_of(version)] = TIME + timedelta(minutes=self.times.get(version, version))
         newest = table(self.store, self.newest, manifest=Version(self.newest, {*self.names}))
         newest.index = SimpleNamespace(merged_generations={REGION: self.progress} if self.progress else {})
-        one = table(self.store, manifest=Version(4, {"base"}))
+        latest = SimpleNamespace(latest_version=self.newest)
+        one = table(self.store, manifest=Version(4, {"base"}), dataset=latest)
         one.newest = lambda: newest
         self.read = Mock(return_value=Version(6, {*self.first}))
         monkeypatch.setattr(module, "_names", lambda version: version.names)
