@@ -204,8 +204,8 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
     context = context or RunContext()
     refuse_linked_folders(table.store)
     table, anchor = anchored(table)
-    run = _Run(table, options, anchor, context)
-    planned, _ = run.choose()
+    run = _Run(table, options, anchor, context, store_time(table.store))
+    planned, kept = run.choose()
     _refuse_unreadable(table, run.retention)
     frees = _frees(table, planned)
     for batch in _batches(run.retention, planned):
@@ -213,8 +213,9 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
         run.retire(batch)
         context.advance("expiring", "versions", len(batch), total=len(planned))
     found = run.delete_files()
-    _, kept = run.choose()
-    run.delete_copies()
+    if planned or run.objects or run.copies:
+        _, kept = run.choose()
+        run.delete_copies()
     gone = tuple(sorted(set(planned) - set(run.retention.versions)))
     decision = "incomplete" if run.failed else "expired" if run.objects else "nothing_to_expire"
     report = _report(decision, table, run.retention, options, gone, kept, applied=True)
@@ -231,12 +232,17 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
 
 @dataclass
 class _Run:
-    """State of one run: its inputs, what it has read, and what it has deleted so far."""
+    """State of one run: its inputs, what it has read, and what it has deleted so far.
+
+    ``now`` is the store's time when the run began. Later in the run, files and versions count as younger than they are,
+    and holds that have ended since as held: more is kept, never less.
+    """
 
     table: Table
     options: ExpireOptions
     anchor: Anchor
     context: RunContext
+    now: datetime
     retention: Retention = field(default_factory=Retention)
     objects: int = 0
     bytes: int = 0
@@ -250,12 +256,11 @@ class _Run:
         Called after manifests were deleted and before their files are. Timeline of the loss without it: tags are
         listed; a user tags version 3; version 3 is deleted, and then its files, although it is tagged by now.
         """
-        now = store_time(self.table.store)
-        self.retention.refresh(self.table, now)
+        self.retention.refresh(self.table, self.now)
         if back := put_back(self.table, self.retention.protected(), self.retention.versions):
             self.put_back.update(back)
-            self.retention.refresh(self.table, now)
-        return _choose(self.table, self.retention, self.options, now)
+            self.retention.refresh(self.table, self.now)
+        return _choose(self.table, self.retention, self.options, self.now)
 
     def retire(self, batch: tuple[int, ...]) -> None:
         """Announce these versions, check them again, set them aside, and delete their manifests."""
@@ -276,12 +281,15 @@ class _Run:
         needed = Needed()
         needed.read(self.table.store)
         self.choose()
-        found = find_garbage(
-            self.table.store, needed, store_time(self.table.store), lambda batch: self._delete_batch(needed, batch)
-        )
+        found = find_garbage(self.table.store, needed, self.now, lambda batch: self._delete_batch(needed, batch))
         if found.complete:
             self._needed = needed
         return found
+
+    @property
+    def copies(self) -> bool:
+        """Whether copies of manifests were found, set aside by this run or by others."""
+        return self._needed is None or bool(self._needed.copies)
 
     def delete_copies(self) -> None:
         """Delete the manifest copies of versions without files. That of a listed version is kept: a run may use it.
