@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
-from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, read_version_manifest
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.versions import read_version_manifest
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
@@ -145,11 +144,8 @@ class SchemaHistory:
     def _version_by_store(self, time: int) -> int | None:
         """The newest version at that time by the store's clock; None if it is gone."""
         if self._stored is None:
-            self._stored = {}
-            for meta in self._table.store.list(VERSIONS_FOLDER):
-                name = parse_version_manifest_name(meta.path.rpartition("/")[2])
-                if name is not None and not name.detached:
-                    self._stored[name.version] = nanoseconds(meta.last_modified)
+            listed = self._table.history.listed()
+            self._stored = {version: nanoseconds(meta.last_modified) for version, meta in listed.items()}
         found = (number for number in range(self._table.version, 0, -1) if self._stored.get(number, time) <= time)
         number = next(found, None)
         return number if number in self._stored else None

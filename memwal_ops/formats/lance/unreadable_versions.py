@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats.lance.referenced_files import (
-    list_manifests,
     missing_files,
     read_references,
     references,
-    version_of_main,
 )
-from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, version_path
+from memwal_ops.formats.lance.versions import version_path
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
@@ -66,11 +64,7 @@ def check_versions(table: Table) -> VersionsCheck:
     Bounded: it ends after 32 MiB of manifests, or 1,000 files; one request for each. A manifest that does not
     decode is counted as unreadable by its own path.
     """
-    manifests = {
-        version: meta
-        for path, meta in list_manifests(table.store, VERSIONS_FOLDER).items()
-        if (version := version_of_main(path)) is not None and version < table.version
-    }
+    manifests = {version: meta for version, meta in table.history.listed().items() if version < table.version}
     look = VersionsCheck(len(manifests) + 1)
     newest = references(table.manifest).own
     asked: dict[str, bool] = {}

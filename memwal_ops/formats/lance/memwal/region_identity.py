@@ -138,8 +138,12 @@ class MergeHistory:
                 found += [one.moment for one in younger if one.merged is None]
         return found
 
+    def listed(self) -> Mapping[int, ObjectMeta]:
+        """The manifests of main by version, as first listed; no proof of a deletion may use it."""
+        with self._lock:
+            return self._numbered()
+
     def _numbered(self) -> Mapping[int, ObjectMeta]:
-        """The existing versions."""
         if self._listed is None:
             named = ((parse_version_manifest_name(_name(meta)), meta) for meta in self._store.list(VERSIONS_FOLDER))
             self._listed = {name.version: meta for name, meta in named if name is not None and not name.detached}
