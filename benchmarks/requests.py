@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
+from memwal_ops.core.run import run_job
 from memwal_ops.formats.lance.jobs import catchup, inspect, merge, snapshot
 from memwal_ops.formats.lance.table import open_lance_table
 
@@ -24,6 +25,8 @@ _COMMANDS = (
     ("catchup (nothing waits)", lambda table: catchup.apply(table, catchup.CatchupOptions())),
     ("snapshot", lambda table: snapshot.apply(table, snapshot.SnapshotOptions())),
     ("snapshot (unchanged)", lambda table: snapshot.apply(table, snapshot.SnapshotOptions())),
+    ("maintain --apply", lambda table: run_job(table, "maintain", apply=True)),
+    ("maintain --apply (again)", lambda table: run_job(table, "maintain", apply=True)),
 )
 _METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
 

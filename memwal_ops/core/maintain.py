@@ -209,7 +209,8 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
         context.checkpoint()
         step_context = replace(context, phases={})
         try:
-            table = table.newest()
+            if any(step.report or step.error for step in steps):
+                table = table.newest()
             act = options.apply if spec.deletes else not options.dry_run
             step_options = getattr(options, spec.name, None) or spec.options()
             report = (spec.job.apply if act else spec.job.plan)(table, step_options, step_context)

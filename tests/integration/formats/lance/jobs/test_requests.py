@@ -1,0 +1,48 @@
+"""Requests of whole commands on S3, those of pylance included. Opening the table is among them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.server import BUCKET, counting_server
+from benchmarks.workload import Shape, make
+from memwal_ops import run_job
+from memwal_ops.core.registry import open_table
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+SMALL = Shape(base=2_000, regions=1, generations=1, rows=1_000)
+# Writers put two log entries or more, as their clock ticks: then the end of the log is two requests further, and a
+# snapshot notes it in the region's manifest, with four more.
+TICKS = 6
+
+
+@pytest.fixture(scope="module")
+def counted() -> Iterator[tuple[dict[str, str], Counter[str]]]:
+    """A server that counts."""
+    level = logging.getLogger("werkzeug").level
+    with counting_server() as server:
+        yield server
+    logging.getLogger("werkzeug").setLevel(level)
+
+
+def test_requests_of_commands(counted: tuple[dict[str, str], Counter[str]]) -> None:
+    """One small table: what is read of it, merged into it, and maintained with nothing left to do."""
+    options, requests = counted
+    uri = f"s3://{BUCKET}/commands.lance"
+    make(uri, SMALL, storage_options=options)
+    probe_conditional_writes(open_table(uri, options).store)
+    made: dict[str, int] = {}
+    for command in ("inspect", "merge", "catchup", "maintain", "maintain again"):
+        requests.clear()
+        job = command.partition(" ")[0]
+        run_job(uri, job, storage_options=options, apply=job == "maintain" or None)
+        made[command] = requests.total()
+    most = {"inspect": 20, "merge": 53, "catchup": 39, "maintain": 165, "maintain again": 116}
+    assert all(made[command] <= most[command] + TICKS for command in most), made
