@@ -124,6 +124,8 @@ def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> Catc
         probe_conditional_writes(table.store)
         sweep_leftovers(table)
     outcomes = []
+    if wanted:
+        run.table = table.newest()
     for name in wanted:
         context.checkpoint()
         outcomes.append(_catch_up(run, name))
@@ -203,7 +205,7 @@ class _Outcome:
 def _catch_up(run: _Run, name: str) -> _Outcome:
     """Catch up one index; an error of this index is part of its outcome."""
     started = time.monotonic()
-    run.table = first = run.table.newest()
+    first = run.table
     error: MemwalOpsError | None = None
     try:
         decision = _update(run, name)

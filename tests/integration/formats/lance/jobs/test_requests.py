@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import lance
 import pytest
 
 from benchmarks.server import BUCKET, counting_server
@@ -46,3 +47,18 @@ def test_requests_of_commands(counted: tuple[dict[str, str], Counter[str]]) -> N
         made[command] = requests.total()
     most = {"inspect": 20, "merge": 53, "catchup": 39, "maintain": 165, "maintain again": 116}
     assert all(made[command] <= most[command] + TICKS for command in most), made
+
+
+def test_requests_of_a_second_index(counted: tuple[dict[str, str], Counter[str]]) -> None:
+    """The newest version is read once for all indexes, and after each commit."""
+    options, requests = counted
+    uri = f"s3://{BUCKET}/indexes.lance"
+    make(uri, SMALL, storage_options=options)
+    lance.dataset(uri, storage_options=options).create_scalar_index("number", "BTREE")
+    run_job(uri, "merge", storage_options=options)
+    requests.clear()
+    assert run_job(uri, "catchup", storage_options=options).decision == "caught_up"
+    assert requests.total() <= 65, requests
+    requests.clear()
+    run_job(uri, "catchup", storage_options=options)
+    assert requests.total() <= 12, "as for one index"
