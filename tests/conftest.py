@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hypothesis import settings
 
 from tests.support.seeds import CAMPAIGN_SEED, env_number
+from tests.support.tables.writers import close_dropped
 
 if TYPE_CHECKING:
     import pytest
@@ -21,6 +22,11 @@ pytest_plugins = ["tests.support.s3_server", "tests.support.spark", "tests.suppo
 # How long an example takes is the machine's matter: 0.8 s were seen for one of 0.04 ms, on a machine that was busy.
 settings.register_profile("without a deadline", deadline=None)
 settings.load_profile("without a deadline")
+
+
+def pytest_runtest_setup() -> None:
+    """What the tests before have left behind takes no time of this one."""
+    close_dropped()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

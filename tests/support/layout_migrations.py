@@ -20,6 +20,7 @@ from memwal_ops.storage import probe
 from tests.support.calm import calm
 from tests.support.dying_store import DyingStore, Killed
 from tests.support.seeds import CAMPAIGN_SEED
+from tests.support.tables.writers import closed_at_the_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,8 @@ def writer(uri: str, layout: str, region: str | None = None) -> Any:
     """A writer of that layout: pylance's own, or the product's."""
     if layout == "region":
         return RegionWriter(uri, region)
-    return lance.dataset(uri).mem_wal_writer(region or str(uuid.uuid4()), max_wal_flush_interval_ms=1)
+    opened = lance.dataset(uri).mem_wal_writer(region or str(uuid.uuid4()), max_wal_flush_interval_ms=1)
+    return closed_at_the_end(opened)
 
 
 def migrate(uri: str, to: str | None = None, **options: Any) -> Any:

@@ -15,6 +15,7 @@ from lance.mem_wal import CompactedSsTable, ShardWriter
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.schemas import PRIMARY_KEY
+from tests.support.tables.writers import closed_at_the_end
 
 REGION = "5e0c1b0a-6a52-4b6e-9d3e-0f7d3a1b2c4d"
 SCHEMA = pa.schema(
@@ -53,7 +54,8 @@ def make(folder: Path, base: pa.Table | None = None, *, btree: bool = True, stab
 
 
 def writer(uri: str, region: str = REGION, **options: object) -> ShardWriter:
-    return lance.dataset(uri).mem_wal_writer(region, **{"max_wal_flush_interval_ms": 1, **options})  # type: ignore[arg-type]
+    options = {"max_wal_flush_interval_ms": 1, **options}
+    return closed_at_the_end(lance.dataset(uri).mem_wal_writer(region, **options))  # type: ignore[arg-type]
 
 
 def flush(uri: str, *writes: pa.Table, region: str = REGION) -> str:

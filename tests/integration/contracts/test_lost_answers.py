@@ -17,6 +17,7 @@ from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.reading import read_base, read_lsm
 from tests.support.tables.schemas import PRIMARY_KEY
+from tests.support.tables.writers import closed_at_the_end
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY_KEY), pa.field("val", pa.int64())])
 ROOM = 100
@@ -29,7 +30,7 @@ def rows(first: int, end: int) -> pa.Table:
 
 def writer(uri: str, region: str, options: dict[str, str], room: int = ROOM) -> lance.mem_wal.ShardWriter:
     dataset = lance.dataset(uri, storage_options=options)
-    return dataset.mem_wal_writer(region, max_memtable_rows=room, max_wal_flush_interval_ms=1)
+    return closed_at_the_end(dataset.mem_wal_writer(region, max_memtable_rows=room, max_wal_flush_interval_ms=1))
 
 
 @pytest.mark.s3

@@ -12,6 +12,7 @@ from tests.support.tables.lsm_table import LsmTable
 from tests.support.tables.model import Model, Rows, assert_same
 from tests.support.tables.reading import open_dataset, read_base, read_lsm, read_spec
 from tests.support.tables.schemas import WRITER_KEYS
+from tests.support.tables.writers import closed_at_the_end
 
 __all__ = ["Model", "Workload", "assert_same", "read_base", "read_lsm", "read_spec"]
 
@@ -37,11 +38,12 @@ class Workload(LsmTable):
     def writer(self, region: str) -> ShardWriter:
         """The open writer of a region; opened (a new epoch) if there is none."""
         if region not in self._writers:
-            self._writers[region] = open_dataset(self.uri, self.storage_options).mem_wal_writer(
+            opened = open_dataset(self.uri, self.storage_options).mem_wal_writer(
                 region,
                 max_memtable_rows=self.max_memtable_rows,
                 max_wal_flush_interval_ms=1,  # a durable put waits for this tick; 100 ms by default
             )
+            self._writers[region] = closed_at_the_end(opened)
         return self._writers[region]
 
     def put(self, numbers: Any) -> None:

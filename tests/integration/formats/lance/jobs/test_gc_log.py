@@ -47,6 +47,7 @@ from tests.support.tables.model import assert_same
 from tests.support.tables.reading import open_dataset, read_spec
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload
+from tests.support.tables.writers import closed_at_the_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -134,7 +135,7 @@ def test_a_fenced_writer_is_refused(tmp_path: Path, writes: int) -> None:
     """It wakes after all of its successors' entries that may go are gone (landmine 3)."""
     made = Workload(1, regions=1, base_rows=30).create(str(tmp_path / "t.lance"))
     (region,) = made.regions
-    stalled = open_dataset(made.uri).mem_wal_writer(region, max_wal_flush_interval_ms=1)
+    stalled = closed_at_the_end(open_dataset(made.uri).mem_wal_writer(region, max_wal_flush_interval_ms=1))
     rows = open_dataset(made.uri).to_table(limit=1)
     for _ in range(writes):
         stalled.put(rows)
