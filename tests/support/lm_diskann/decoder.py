@@ -92,6 +92,7 @@ class View:
         assert (base["kind"], base["number"]) == (2, number)
         self.graph = (folder.path / "graph.lmd").read_bytes()
         self.versions: dict[int, dict[int, bytes]] = {}
+        self._decoded: dict[tuple[int, int], dict[str, Any]] = {}
         self.dead = dict(zip(_u4(base.get("dead")), _u8(base.get("deadat")), strict=True))
         self.rows = [*zip(_i8(base.get("rows")), _u4(base.get("rownodes")), strict=True)]
         self.entries = [tuple(one) for one in np.array(_u8(base.get("entries")), np.uint64).reshape(-1, 3).tolist()]
@@ -166,7 +167,12 @@ class View:
     def block(self, node: int, epoch: int) -> dict[str, Any] | None:
         """The version of a node that a reader at an epoch sees."""
         seen = [one for one in self.versions.get(node, {}) if one <= epoch]
-        return self.folder.block(self.versions[node][max(seen)]) if seen else None
+        if not seen:
+            return None
+        version = (node, max(seen))
+        if version not in self._decoded:  # once, however many links lead there
+            self._decoded[version] = self.folder.block(self.versions[node][version[1]])
+        return self._decoded[version]
 
     def live_rows(self, epoch: int | None = None) -> dict[int, tuple[float, ...]]:
         """Rows and vectors at an epoch."""

@@ -42,6 +42,13 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "vectors.lmd")
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where a module builds the index that its tests begin with: each on a copy of its own."""
+    compile_kernels()
+    return str(tmp_path_factory.mktemp("template") / "vectors.lmd")
+
+
 @pytest.fixture(scope="session")
 def vectors() -> NDArray[np.float32]:
     random = np.random.default_rng(7)

@@ -40,14 +40,19 @@ class Killed(BaseException):
     """As if the process had ended here."""
 
 
-@pytest.fixture
-def made(folder: str, vectors: np.ndarray) -> str:
-    lm_diskann.create(folder, dimension=16, R=8, L=40)
-    with lm_diskann.open(folder) as index:
+@pytest.fixture(scope="module")
+def built(template: str, vectors: np.ndarray) -> str:
+    lm_diskann.create(template, dimension=16, R=8, L=40)
+    with lm_diskann.open(template) as index:
         index.insert(np.arange(1200), vectors[:1200])
         index.delete(np.arange(DELETED))
         index.insert(np.arange(2000, 2030), vectors[2000:2030])
-    return folder
+    return template
+
+
+@pytest.fixture
+def made(built: str, folder: str) -> str:
+    return shutil.copytree(built, folder)
 
 
 @pytest.fixture

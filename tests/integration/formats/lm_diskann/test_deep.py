@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import duckdb
 import numpy as np
 import pytest
@@ -11,13 +13,18 @@ from memwal_ops.formats import lm_diskann
 from tests.support.lm_diskann.folders import check_sound
 
 
-@pytest.fixture
-def made(folder: str, vectors: np.ndarray) -> str:
-    lm_diskann.create(folder, dimension=16, R=8, L=40)
-    with lm_diskann.open(folder) as index:
+@pytest.fixture(scope="module")
+def built(template: str, vectors: np.ndarray) -> str:
+    lm_diskann.create(template, dimension=16, R=8, L=40)
+    with lm_diskann.open(template) as index:
         index.insert(np.arange(1200), vectors[:1200])
         index.merge()
-    return folder
+    return template
+
+
+@pytest.fixture
+def made(built: str, folder: str) -> str:
+    return shutil.copytree(built, folder)
 
 
 def cut_off(folder: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from datetime import timedelta
 
 import duckdb
@@ -21,14 +22,19 @@ GONE = np.arange(0, 1500, 5)
 LIVE = np.setdiff1d(np.arange(1500), GONE)
 
 
-@pytest.fixture
-def made(folder: str, vectors: np.ndarray) -> str:
-    lm_diskann.create(folder, dimension=16, R=8, L=40)
-    with lm_diskann.open(folder) as index:
+@pytest.fixture(scope="module")
+def built(template: str, vectors: np.ndarray) -> str:
+    lm_diskann.create(template, dimension=16, R=8, L=40)
+    with lm_diskann.open(template) as index:
         index.insert(np.arange(1500), vectors[:1500])
         index.delete(GONE)
-    run_job(folder, "merge")
-    return folder
+    run_job(template, "merge")
+    return template
+
+
+@pytest.fixture
+def made(built: str, folder: str) -> str:
+    return shutil.copytree(built, folder)
 
 
 def kinds(folder: str, *, apply: bool = False) -> dict[str, int]:

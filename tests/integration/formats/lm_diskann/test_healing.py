@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import duckdb
@@ -15,14 +16,19 @@ from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_rows, check_sound, nearest, recall
 
 
-@pytest.fixture
-def made(folder: str, vectors: np.ndarray) -> str:
-    lm_diskann.create(folder, dimension=16, R=16, L=60)
-    with lm_diskann.open(folder) as index:
+@pytest.fixture(scope="module")
+def built(template: str, vectors: np.ndarray) -> str:
+    lm_diskann.create(template, dimension=16, R=16, L=60)
+    with lm_diskann.open(template) as index:
         index.insert(np.arange(2400), vectors[:2400])
         index.insert(np.arange(2400, 2500), vectors[2400:2500])
         index.delete(np.arange(0, 2500, 10))
-    return folder
+    return template
+
+
+@pytest.fixture
+def made(built: str, folder: str) -> str:
+    return shutil.copytree(built, folder)
 
 
 LIVE = np.setdiff1d(np.arange(2500), np.arange(0, 2500, 10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -25,12 +26,17 @@ from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_rows, check_sound, nearest, recall
 
 
-@pytest.fixture
-def made(folder: str, vectors: np.ndarray) -> str:
-    lm_diskann.create(folder, dimension=16, R=16, L=60)
-    with lm_diskann.open(folder) as index:
+@pytest.fixture(scope="module")
+def built(template: str, vectors: np.ndarray) -> str:
+    lm_diskann.create(template, dimension=16, R=16, L=60)
+    with lm_diskann.open(template) as index:
         index.insert(np.arange(3000), vectors[:3000])
-    return folder
+    return template
+
+
+@pytest.fixture
+def made(built: str, folder: str) -> str:
+    return shutil.copytree(built, folder)
 
 
 @pytest.mark.req("S2-009")

@@ -26,13 +26,18 @@ class Killed(BaseException):
     """As if the process had ended here."""
 
 
-@pytest.fixture
-def made(folder: str, vectors: np.ndarray) -> str:
-    partly_merged(folder, vectors)
-    with Index(folder) as index:
+@pytest.fixture(scope="module")
+def built(template: str, vectors: np.ndarray) -> str:
+    partly_merged(template, vectors)
+    with Index(template) as index:
         index.insert([5], vectors[400:401])  # a new node of a row that another node had
         index.delete(np.array([GONE]))
-    return folder
+    return template
+
+
+@pytest.fixture
+def made(built: str, folder: str) -> str:
+    return shutil.copytree(built, folder)
 
 
 @pytest.fixture

@@ -20,12 +20,17 @@ from tests.support.lm_diskann.folders import partly_merged
 from tests.support.run_cli import contents, run_here
 
 
-@pytest.fixture
-def made(folder: str, vectors: np.ndarray) -> str:
-    partly_merged(folder, vectors)
-    with Index(folder) as index:
+@pytest.fixture(scope="module")
+def built(template: str, vectors: np.ndarray) -> str:
+    partly_merged(template, vectors)
+    with Index(template) as index:
         index.delete(np.array([7]))
-    return folder
+    return template
+
+
+@pytest.fixture
+def made(built: str, folder: str) -> str:
+    return shutil.copytree(built, folder)
 
 
 def found(folder: str, vectors: np.ndarray) -> Any:
