@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ class PlainTable:
         quantizer = {"num_sub_vectors": 2, "num_bits": 8} if vector.endswith("PQ") else {}
         self.dataset.create_index("vector", vector, num_partitions=2, name="vector_index", **quantizer)
         return self
+
+    def copy(self, uri: str) -> PlainTable:
+        """The same table elsewhere, with a model of its own: nothing in its files tells where they are."""
+        made = PlainTable(shutil.copytree(self.uri, uri))
+        made.model, made._next = dict(self.model), self._next
+        return made
 
     @property
     def dataset(self) -> lance.LanceDataset:

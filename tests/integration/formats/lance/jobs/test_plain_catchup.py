@@ -24,12 +24,17 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> PlainTable:
-    """400 rows under indexes of every kind, and 100 that none covers."""
-    table = PlainTable(str(tmp_path / "t.lance")).create(rows=400).create_indexes()
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> PlainTable:
+    table = PlainTable(str(tmp_path_factory.mktemp("template") / "t.lance")).create(rows=400).create_indexes()
     table.append(100)
     return table
+
+
+@pytest.fixture
+def made(template: PlainTable, tmp_path: Path) -> PlainTable:
+    """400 rows under indexes of every kind, and 100 that none covers."""
+    return template.copy(str(tmp_path / "t.lance"))
 
 
 def behind(uri: str) -> list[str]:

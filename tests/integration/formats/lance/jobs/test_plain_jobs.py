@@ -30,13 +30,19 @@ NOW = ExpireOptions(older_than=timedelta(0), keep=1)
 ALL = MaintainOptions(apply=True, expire=NOW)
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> PlainTable:
-    """12 small fragments under all indexes, a fifth of whose rows is deleted, and 24 versions or so."""
-    table = PlainTable(str(tmp_path / "t.lance")).create(fragments=12, rows=40).create_indexes()
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> PlainTable:
+    uri = str(tmp_path_factory.mktemp("template") / "t.lance")
+    table = PlainTable(uri).create(fragments=12, rows=40).create_indexes()
     table.delete(*range(0, 480, 5))
     table.upsert(7, 480)
     return table
+
+
+@pytest.fixture
+def made(template: PlainTable, tmp_path: Path) -> PlainTable:
+    """12 small fragments under all indexes, a fifth of whose rows is deleted, and 24 versions or so."""
+    return template.copy(str(tmp_path / "t.lance"))
 
 
 def healthy(made: PlainTable) -> None:
