@@ -113,6 +113,9 @@ class JobSpec:
         by_hand: an operator runs it: it has no key in configuration files.
         unless_blocked: ``maintain`` does not let it delete while a part of the table is blocked: it removes revisions
             that a restore may need.
+        unless_unchanged: what it does depends on the table alone, and not on the time, on holds or on files that no
+            commit refers to: the supervisor skips a scheduled run while nothing was written to the table since before
+            the last run, if that succeeded and published nothing.
         enabled: the supervisor runs it on every table to which it applies, without an entry in the configuration.
         every: the default interval; None: no schedule.
         when: the default backlog trigger.
@@ -135,6 +138,7 @@ class JobSpec:
     in_maintain: bool = True
     by_hand: bool = False
     unless_blocked: bool = False
+    unless_unchanged: bool = False
     enabled: bool = False
     every: timedelta | None = None
     when: str | None = None

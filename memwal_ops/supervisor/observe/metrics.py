@@ -34,7 +34,7 @@ _MAX_PHASES = 40
 _LEASE_STATES = ("free", "held", "elsewhere")
 _BOTH = ("succeeded", "failed")
 _OUTCOMES = ("succeeded", "partial", *FAILURES)
-_SKIPS = ("held", "shared")
+_SKIPS = ("held", "shared", "unchanged")
 _DEFERRED = ("window", "budget")
 
 
@@ -49,7 +49,7 @@ class Metrics:
         self.runs = counter("runs", "Runs by outcome.", "table", "job", "outcome")
         self.skipped = counter(
             "skipped",
-            "Runs that were due and not started: held or shared by another supervisor.",
+            "Runs that were due and not started: held or shared by another supervisor, or nothing was written.",
             "table",
             "job",
             "why",

@@ -10,12 +10,13 @@ from memwal_ops.core.figures import amount, jobs_of, name_of
 from memwal_ops.errors import WorkerDiedError
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.state.outcomes import describe_exit
-from memwal_ops.supervisor.state.tables import WATCH, Reading
+from memwal_ops.supervisor.state.tables import IDLE, WATCH, Reading
 from memwal_ops.supervisor.workers.protocol import PollRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from memwal_ops.supervisor.config.effective import JobSettings
     from memwal_ops.supervisor.observe.metrics import Metrics
     from memwal_ops.supervisor.scheduling.clock import Clock
     from memwal_ops.supervisor.state.tables import Entry, TableState
@@ -95,6 +96,21 @@ class BacklogPolling:
         if state is not None and now - state.history_read >= _HISTORY_SECONDS:
             state.history_read, state.history_wanted = now, True
             self.request(table)
+
+    def known_of(self, entry: Entry) -> tuple[str, JobSettings] | None:
+        """The fingerprint of an entry's table as far as it is known, with the entry's settings; else None."""
+        state = self._tables.get(entry.table.name)
+        reading = None if state is None else state.reading
+        wanted = entry.settings.job.unless_unchanged and entry.settings.heartbeat_url is None and not self._once
+        return (reading.fingerprint, entry.settings) if wanted and reading is not None and reading.fingerprint else None
+
+    def defer(self, entry: Entry) -> bool:
+        """Let the next poll decide whether a scheduled run is necessary; False: as far as is known, it is."""
+        if entry.state != IDLE or entry.clean is None or entry.clean != self.known_of(entry):
+            return False
+        self._tables[entry.table.name].scheduled[entry.settings.name] = self._clock.monotonic()
+        self.request(entry.table.name)
+        return True
 
     def begin(self, free: Callable[[str], int]) -> None:
         """Start as many polls as there are ``free`` workers in the pool, those that have waited longest first."""
@@ -192,11 +208,27 @@ class BacklogPolling:
                     self._enqueue(*entry.key, f"when: {when.text}")
         else:
             state.reading = None
+        self._settle(state, began)
         state.unchanged = state.unchanged + 1 if idle else 0
         if not good and state.error != before:
             self._log.warning("poll_failed", table=state.table.name, error=state.error)
         if state.poll_again and not self._once:
             self.request(state.table.name)
+
+    def _settle(self, state: TableState, began: float) -> None:
+        """Skip the scheduled runs that would find the table as their last run left it, and queue the others."""
+        now = self._clock.now()
+        for name, due in [*state.scheduled.items()]:
+            entry = state.entries.get(name)
+            unchanged = entry is not None and entry.clean is not None and entry.clean == self.known_of(entry)
+            if unchanged and began < due:
+                continue  # something may have been written in between: the next poll decides
+            del state.scheduled[name]
+            if entry is not None and unchanged:
+                self._metrics.skipped.labels(*entry.key, "unchanged").inc()
+                entry.started = entry.finished = entry.succeeded = now
+            elif entry is not None:
+                self._enqueue(*entry.key, "schedule")
 
     def _grown(self, state: TableState) -> dict[str, float]:
         """The figures of a table that has not changed since the last poll: only ages grow."""

@@ -167,6 +167,12 @@ class Scheduler:
         if entry.state == IDLE:
             entry.state, entry.due, entry.why, entry.waiting = QUEUED, self.clock.now(), why, "worker"
 
+    def on_schedule(self, table: str, job: str) -> None:
+        """Queue a job that is due by its schedule, unless the next poll may find that there is nothing to do."""
+        entry = self._find(table, job)
+        if entry is None or self.stopping or not self._polling.defer(entry):
+            self.enqueue(table, job, "schedule")
+
     def queue_scheduled(self) -> None:
         """Queue every job that is due by its schedule, given its last run in the history."""
         now = self.clock.now()
@@ -339,7 +345,7 @@ class Scheduler:
         worker = self._assign(settings.job.pool, request)
         entry.lease, entry.renewed, entry.renewing = lease, mono, False
         entry.renew_at = mono + (0.0 if lease is None else lease.ttl.total_seconds() / 3)
-        entry.run = RunState(number, worker, mono, now, mono)
+        entry.run = RunState(number, worker, mono, now, mono, before=self._polling.known_of(entry))
         entry.state, entry.waiting = RUNNING, None
         self._runs[request.id] = entry
         self._log.info("run_started", table=entry.table.name, job=settings.name, why=entry.why, pid=worker.pid)
@@ -410,6 +416,7 @@ class Scheduler:
         self._polling.record_blocked(entry, details.get("figures") or {})
         published = bool(details.get("versions"))
         self._update_entry(entry, outcome, now, run.started, details.get("exit_code") or 0, published=published)
+        entry.clean = run.before if outcome == "succeeded" and not published else None
         self._log.log(
             LEVELS.get(outcome, 20),
             "run_finished",

@@ -117,7 +117,7 @@ class Timers:
         return lambda: self._scheduler.post(lambda: self._scheduler.poll(table, timed=True))
 
     def _runner(self, table: str, job: str) -> Callable[[], None]:
-        return lambda: self._scheduler.post(lambda: self._scheduler.enqueue(table, job, "schedule"))
+        return lambda: self._scheduler.post(lambda: self._scheduler.on_schedule(table, job))
 
     def _soon(self, now: datetime, within: timedelta) -> datetime:
         """Return a random time within 5 seconds from now, so that not all timers fire at once."""

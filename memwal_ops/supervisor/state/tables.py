@@ -33,6 +33,7 @@ class RunState:
         cpu: processor seconds of the worker at that time.
         ended_by: why the supervisor ends it: hung, timeout, memory, lost or stop.
         signalled: when the worker was asked to end it.
+        before: what the table and the job were like before it, see :attr:`Entry.clean`.
     """
 
     number: int | None
@@ -43,6 +44,7 @@ class RunState:
     cpu: float = 0.0
     ended_by: str | None = None
     signalled: float | None = None
+    before: tuple[str, JobSettings] | None = None
     killed: bool = False
     working: bool = False
 
@@ -63,6 +65,8 @@ class Entry:
         ended: when its last run in this process ended, monotonic.
         unproductive_backlog: the backlog with which the last run published nothing; its trigger fires again when the
             backlog has changed, or after some time.
+        clean: the table's fingerprint before the last run, and the settings of the run, if it succeeded and published
+            nothing: with both unchanged, another run would find nothing to do.
         removed: its job or table is no longer configured; the run in flight finishes.
     """
 
@@ -88,6 +92,7 @@ class Entry:
     failures: int = 0
     ended: float = float("-inf")
     unproductive_backlog: dict[str, float] | None = None
+    clean: tuple[str, JobSettings] | None = None
     removed: bool = False
 
     @classmethod
@@ -148,7 +153,8 @@ class TableState:
     ``blocked``: how many parts of the table blocked the last run; a poll finds only some of the causes.
     ``poll_began``: when its last poll was sent to a worker, monotonic; ``answered``: when its answer came.
     ``unchanged``: how many polls in a row found it idle. ``reading``: the last poll that read everything, if the one
-    before it found the same; else None.
+    before it found the same; else None. ``scheduled``: the jobs due by their schedules since when (monotonic), of which
+    the next poll finds out whether there is anything to do.
     ``history``: its recent history; ``history_read``: when that was requested, monotonic; ``history_wanted``: the next
     poll reads it.
     """
@@ -168,6 +174,7 @@ class TableState:
     poll_began: float = float("-inf")
     answered: float = float("-inf")
     reading: Reading | None = None
+    scheduled: dict[str, float] = field(default_factory=dict)
     unchanged: int = 0
     history: Mapping[str, Any] | None = None
     history_read: float = float("-inf")
