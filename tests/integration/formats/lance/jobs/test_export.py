@@ -89,6 +89,7 @@ def test_a_healthy_table(whole: LsmTable, tmp_path: Path, capfd: pytest.CaptureF
     # All of one layout, then all of the other: each is built once.
     [pytest.param(LAYOUTS[at], *one[1:3], id=one[0]) for at in (0, 1) for one in DAMAGES[at::2]],
     indirect=["whole"],
+    scope="module",
 )
 def test_a_damaged_table(
     whole: LsmTable,
