@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from memwal_ops.core.registry import formats
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import ExportedObject, ExportedStore, write_export
 from memwal_ops.storage.locations import Location
 from memwal_ops.storage.redaction import redact
@@ -87,12 +87,9 @@ def export_table(
 
 
 def _contents(store: Store, objects: Iterable[Exported]) -> Iterator[ExportedObject]:
-    remaining = iter(objects)
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        while chunk := list(islice(remaining, _CHUNK)):
-            for found in pool.map(lambda one: _content(store, one), chunk):
-                if found is not None:
-                    yield found
+    for _, found in concurrently(partial(_content, store), objects, threads=_CONCURRENT_READS, chunk=_CHUNK):
+        if found is not None:
+            yield found
 
 
 def _content(store: Store, one: Exported) -> ExportedObject | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -25,6 +24,7 @@ from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
 from memwal_ops.formats.lance.referenced_files import DATA_FOLDER, missing_files, references
 from memwal_ops.formats.lance.versions import version_path
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
+from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
@@ -108,12 +108,10 @@ def damages(table: Table) -> Iterator[tuple[str, str]]:
     for key in missing_files(table.store, islice(sorted(references(table.manifest).own), _MOST_FILES)):
         yield key, _MISSING
     yield from islice(_missing_of_indexes(table), _MOST_FILES)
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        files = islice(_files(table), _MOST_FILES)
-        while chunk := list(islice(files, _CONCURRENT_READS)):
-            for (path, _, _), why in zip(chunk, pool.map(lambda file: _damage(table, *file), chunk), strict=True):
-                if why is not None:
-                    yield path, f"is damaged: {why}"
+    files = islice(_files(table), _MOST_FILES)
+    for (path, _, _), why in concurrently(lambda file: _damage(table, *file), files, threads=_CONCURRENT_READS):
+        if why is not None:
+            yield path, f"is damaged: {why}"
 
 
 def _files(table: Table) -> Iterator[tuple[str, int, bool]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from memwal_ops.formats.lance.versions import BRANCHES_FOLDER, TRANSACTIONS_FOLD
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import check_writable, decode_version_manifest
 from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.concurrently import concurrently
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -120,12 +121,10 @@ def read_references(store: Store, paths: Iterable[str]) -> Iterator[tuple[str, R
         TableCorruptError: a manifest does not decode, so that its references are unknown.
         UnsupportedFeatureError: a manifest has unknown feature flags: it may have other references.
     """
-    remaining = iter(paths)
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        while chunk := list(islice(remaining, _CHUNK)):
-            for path, refers in zip(chunk, pool.map(lambda path: _read(store, path), chunk), strict=True):
-                if refers is not None:
-                    yield path, refers
+    read = partial(_read, store)
+    for path, refers in concurrently(read, paths, threads=_CONCURRENT_READS, chunk=_CHUNK):
+        if refers is not None:
+            yield path, refers
 
 
 def refuse_linked_folders(store: Store) -> None:

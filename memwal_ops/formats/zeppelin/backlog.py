@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import (
@@ -17,6 +15,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.zeppelin.ulid import ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import decode_fragment
+from memwal_ops.storage.concurrently import concurrently
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -118,16 +117,13 @@ def read_fragments(
         except FragmentMissingError as error:
             return error
 
-    rest = iter(refs)
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        while batch := [*islice(rest, _READ_AT_ONCE)]:
-            for ref, data in zip(batch, pool.map(fetched, batch), strict=True):
-                if isinstance(data, FragmentMissingError):
-                    yield ref, data
-                    continue
-                try:
-                    found: Fragment | MemwalOpsError = _decoded(table, ref, dimensions, data)
-                except FragmentCorruptError as error:
-                    found = error
-                yield ref, found
-                del found  # before the next one is decoded
+    for ref, data in concurrently(fetched, refs, threads=_READ_AT_ONCE):
+        if isinstance(data, FragmentMissingError):
+            yield ref, data
+            continue
+        try:
+            found: Fragment | MemwalOpsError = _decoded(table, ref, dimensions, data)
+        except FragmentCorruptError as error:
+            found = error
+        yield ref, found
+        del found  # before the next one is decoded

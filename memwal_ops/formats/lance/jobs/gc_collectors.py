@@ -12,9 +12,7 @@ Per region, in this order:
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.collector import BATCH_OBJECTS, Collector, PartReplacedError, Stage
@@ -28,6 +26,7 @@ from memwal_ops.formats.lance.memwal.region_contents import objects_in
 from memwal_ops.formats.lance.memwal.regions import REGION_FAULTS, NoRegionManifestError
 from memwal_ops.formats.lance.wire.names import parse_region_manifest_name, region_folder
 from memwal_ops.log import get_logger
+from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.folders import FolderListings
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ _NO_GAP = "an older version could not be deleted, and versions must not have a g
 
 def views(rules: Rules, regions: Iterable[UUID] | None = None) -> Iterator[tuple[UUID, WalView | MemwalOpsError]]:
     """All regions, read in chunks and not further ahead; or the error of one that cannot be read."""
-    ids = iter(rules.table.regions.region_ids if regions is None else regions)
+    ids = rules.table.regions.region_ids if regions is None else regions
     _ = rules.table.layout  # read once, before the threads use it
 
     def read(region_id: UUID) -> tuple[UUID, WalView | MemwalOpsError | None]:
@@ -59,11 +58,9 @@ def views(rules: Rules, regions: Iterable[UUID] | None = None) -> Iterator[tuple
         except REGION_FAULTS as error:
             return region_id, error
 
-    with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
-        while chunk := list(islice(ids, _CONCURRENT_REGIONS)):
-            for region_id, log in pool.map(read, chunk):
-                if log is not None:
-                    yield region_id, log
+    for _, (region_id, log) in concurrently(read, ids, threads=_CONCURRENT_REGIONS):
+        if log is not None:
+            yield region_id, log
 
 
 class RegionCollector(Collector[LanceCandidate]):

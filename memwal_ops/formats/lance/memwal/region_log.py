@@ -35,28 +35,28 @@ def read_log(store: Store, manifest: RegionManifest) -> Iterator[WalEntry]:
         StorageError: the store failed.
     """
     number = (manifest.replay_after_wal_id or 0) + 1
-    with ThreadPoolExecutor(_READ_AHEAD[-1] // 4, thread_name_prefix="read-log") as pool:
-        at = 0
-        while True:
-            count = _READ_AHEAD[min(at, len(_READ_AHEAD) - 1)]
-            at += 1
-            numbers = range(number, number + count)
+    at = 0
+    while True:
+        count = _READ_AHEAD[min(at, len(_READ_AHEAD) - 1)]
+        at += 1
+        numbers = range(number, number + count)
+        with ThreadPoolExecutor(_READ_AHEAD[-1] // 4, thread_name_prefix="read-log") as pool:
             found = [*pool.map(lambda one: _read(store, manifest, one), numbers)]
-            good = next((place for place, entry in enumerate(found) if entry is None or entry.cut), count)
-            entries = [entry for entry in found[:good] if entry is not None]
-            yield from entries
-            number += good
-            if good < count:
-                later = any(entry is not None for entry in found[good + 1 :]) or (
-                    good == count - 1 and store.head(entry_path(manifest.region_id, number + 1)) is not None
-                )
-                last = found[good]
-                if last is not None:
-                    _refuse_cut(manifest, number, later=later)
-                    yield last
-                    return
-                if not _is_there_now(store, manifest, number, later=later):
-                    return
+        good = next((place for place, entry in enumerate(found) if entry is None or entry.cut), count)
+        entries = [entry for entry in found[:good] if entry is not None]
+        yield from entries
+        number += good
+        if good < count:
+            later = any(entry is not None for entry in found[good + 1 :]) or (
+                good == count - 1 and store.head(entry_path(manifest.region_id, number + 1)) is not None
+            )
+            last = found[good]
+            if last is not None:
+                _refuse_cut(manifest, number, later=later)
+                yield last
+                return
+            if not _is_there_now(store, manifest, number, later=later):
+                return
 
 
 def _read(store: Store, manifest: RegionManifest, number: int) -> WalEntry | None:

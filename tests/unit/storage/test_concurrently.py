@@ -1,0 +1,44 @@
+"""Requests made at once, by an iterator that may be dropped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from memwal_ops.storage.concurrently import concurrently
+
+
+def test_results_come_in_order_with_their_items() -> None:
+    found = list(concurrently(lambda one: one * 2, range(10), threads=3, chunk=4))
+    assert found == [(one, one * 2) for one in range(10)]
+    assert list(concurrently(str, [], threads=3)) == []
+
+
+def test_no_more_is_taken_than_a_chunk() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for one in range(10):
+            taken.append(one)
+            yield one
+
+    first = next(concurrently(str, items(), threads=2, chunk=3))
+    assert (first, taken) == ((0, "0"), [0, 1, 2])
+
+
+def test_no_thread_is_left_at_an_element() -> None:
+    """Dropped here, and collected on a thread of its own pool, it would wait for itself."""
+    threads: set[threading.Thread] = set()
+    iterator = concurrently(lambda _: threads.add(threading.current_thread()), range(10), threads=2)
+    next(iterator)
+    assert threads
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_an_error_ends_it() -> None:
+    iterator = concurrently(lambda one: 1 // one, [1, 0, 1], threads=1)
+    assert next(iterator) == (1, 1)
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
