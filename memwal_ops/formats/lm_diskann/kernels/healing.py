@@ -1,7 +1,8 @@
 """Heal the graph: reconnect the neighbours of deleted nodes, and rewire single nodes.
 
 A neighbour of deleted nodes gets the links of all of them as candidates at once, and is pruned once. Its own links to
-live nodes stay as long as there is space: each dropped one would be another changed block.
+live nodes stay: the far ones join clusters, and near candidates would take their place; and each dropped one would be
+another changed block.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import numpy as np
 from memwal_ops.formats.lm_diskann.kernels.distances import decode, encode, fill_table, squared
 from memwal_ops.formats.lm_diskann.kernels.inserting import (
     add_backlink,
-    drop_backlink,
     link_back,
     set_link,
 )
@@ -120,7 +120,7 @@ def _write_links(src, lay, row, ids, codes, count, stays):
 
 @numba.njit(cache=True, nogil=True)
 def _choose(src, lay, row, ids, codes, vectors, distances, count, held, alpha, epoch, origin, events, counts):
-    """Set the links of a block: those of its ``held`` first candidates that stay, and others that pruning selects.
+    """Set the links of a block: its ``held`` first candidates, and others that pruning selects, the nearest that fit.
 
     Returns 0, or an error as ``load``.
     """
@@ -135,18 +135,6 @@ def _choose(src, lay, row, ids, codes, vectors, distances, count, held, alpha, e
         stays[one] = 1 if one < held else wanted[one]
         total += stays[one]
     order = np.argsort(distances[:count])
-    for at in range(count - 1, -1, -1):
-        one = order[at]
-        if total <= lay.links:
-            break
-        if one >= held or wanted[one]:
-            continue
-        other = touch(src, lay.block_size, ids[one], epoch, origin)
-        if other < 0:
-            return other
-        if drop_backlink(src, lay, other, me, events, counts):
-            stays[one] = 0
-            total -= 1
     for at in range(count - 1, -1, -1):
         one = order[at]
         if total > lay.links and one >= held and stays[one]:

@@ -67,6 +67,23 @@ def test_no_link_leads_to_a_healed_node(made: str, vectors: np.ndarray) -> None:
     assert run_job(made, "catchup").decision == "unchanged"
 
 
+def test_links_to_live_nodes_stay(made: str) -> None:
+    """A node's far links join clusters: near neighbours of deleted nodes must not take their place."""
+    before = View(made)
+    assert run_job(made, "catchup", batch=1000).decision == "caught_up"
+    view = View(made)
+    dead, lost, gained = {*view.dead}, 0, 0
+    for node in view.versions.keys() - dead:
+        was, now = before.block(node, before.epoch), view.block(node, view.epoch)
+        assert was is not None
+        assert now is not None
+        lost += len({*was["links"]} - dead - {*now["links"]})
+        gained += len({*now["links"]} - {*was["links"]})
+    # Some, of nodes that must link to one that has lost all links. It was 1,130 where near candidates came first.
+    assert lost < 400
+    assert gained > 1000
+
+
 def test_batches_of_near_nodes_and_a_dry_run(made: str, vectors: np.ndarray) -> None:
     planned = run_job(made, "catchup", apply=False)
     assert (planned.decision, planned.to_json()["healed"]) == ("dry_run", 250)
