@@ -368,7 +368,9 @@ def test_a_store_where_others_always_win(tmp_path: Path, monkeypatch: pytest.Mon
     table = open_table(made.uri)
     real_load = tables.load
     busy = replace(table, store=Busy(table.store))
-    monkeypatch.setattr("memwal_ops.formats.lance.table.load", lambda location, _: real_load(location, busy.store))
+    monkeypatch.setattr(
+        "memwal_ops.formats.lance.table.load", lambda at, _, *naming: real_load(at, busy.store, *naming)
+    )
     with pytest.raises(CommitConflictError):
         snapshot.apply(busy, SnapshotOptions(0))
     assert not [path for path in Files(made.uri).listing("_indices") if path.endswith("/index.lance")]
