@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from memwal_ops.formats.lance.engines.local import LocalEngine
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.engines.spark.environment import why_not
 from memwal_ops.formats.lance.engines.spark.session import session
+from memwal_ops.formats.lance.memwal import generation_copies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -84,10 +86,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
                 yield made
 
 
-@pytest.fixture(params=["local", "spark"])
-def engine(request: pytest.FixtureRequest) -> Engine | None:
-    """Each engine in turn; None is the default of a merge, the local one."""
+@pytest.fixture(params=["local", "copies", "spark"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine | None:
+    """Each engine in turn; None is the default of a merge, the local one. ``copies``: as of a table in a bucket."""
     if request.param == "local":
         return None
+    if request.param == "copies":
+        monkeypatch.setattr(generation_copies, "LOCAL", frozenset())
+        return LocalEngine()
     # Few rows to a task, so that every stage of these small tables has several.
     return SparkEngine(request.getfixturevalue("spark"), rows_per_task=200)

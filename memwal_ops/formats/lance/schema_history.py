@@ -13,6 +13,7 @@ the one that it restores, not the one before it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,7 +25,6 @@ from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from datetime import datetime
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -42,6 +42,7 @@ Its value is the number of that version. It is used only if the versions that wo
 
 _DATA_FILES_CHECKED = 8
 _SECOND = 1_000_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Field(NamedTuple):
@@ -302,8 +303,8 @@ class SchemaHistory:
 
 
 def nanoseconds(time: datetime) -> int:
-    """Nanoseconds since 1970 of an aware time."""
-    return int(time.timestamp() * _SECOND)
+    """Nanoseconds since 1970 of an aware time, exactly: equal times stay equal, and a file may be given the time."""
+    return (time - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def _version(found: VersionManifest) -> _Version:

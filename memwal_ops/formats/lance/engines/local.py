@@ -18,11 +18,13 @@ from memwal_ops.formats.lance.engines.locate import locate
 from memwal_ops.formats.lance.engines.passes import commit_pass, open_generations
 from memwal_ops.formats.lance.engines.rewrite import rewrite
 from memwal_ops.formats.lance.engines.sharing import refuse_shared_keys
+from memwal_ops.formats.lance.memwal.generation_copies import copies_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from memwal_ops.formats.lance.commit import CommitNote
+    from memwal_ops.formats.lance.memwal.generation_copies import GenerationCopies
     from memwal_ops.formats.lance.table import Table
 
 
@@ -34,7 +36,8 @@ class LocalEngine:
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
         """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.api.Engine.run`."""
         try:
-            return _run(table, merge_pass, note, on_rows)
+            with copies_of(table, merge_pass.max_bytes) as copies:
+                return _run(table, merge_pass, copies, note, on_rows)
         finally:
             # Return the memory of the pass to the system, so that passes do not add up.
             pa.default_memory_pool().release_unused()
@@ -47,11 +50,17 @@ class LocalEngine:
             pa.default_memory_pool().release_unused()
 
 
-def _run(table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
+def _run(
+    table: Table,
+    merge_pass: MergePass,
+    copies: GenerationCopies | None,
+    note: CommitNote,
+    on_rows: Callable[[int], None],
+) -> PassResult:
     started = time.monotonic()
     phases: dict[str, float] = {}
     with _timed(phases, "open"):
-        generations = open_generations(table, merge_pass)
+        generations = open_generations(table, merge_pass, copies)
     with _timed(phases, "collapse"):
         winners = collapse(generations, table.primary_key)
     with _timed(phases, "locate"):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.commit import CommitNote
     from memwal_ops.formats.lance.engines.rewrite import Rewrite
+    from memwal_ops.formats.lance.memwal.generation_copies import GenerationCopies
     from memwal_ops.formats.lance.memwal.generations import GenerationRef
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_records import RegionRecord
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 _CONCURRENT_OPENS = 8
 
 
-def open_generations(table: Table, merge_pass: MergePass) -> list[Generation]:
-    """Open every generation before any work.
+def open_generations(table: Table, merge_pass: MergePass, copies: GenerationCopies | None = None) -> list[Generation]:
+    """Open every generation before any work; with ``copies``, small ones are copied there first.
 
     Raises:
         BlockedRegionsError: all that are missing, damaged or cannot be projected, together.
@@ -46,7 +47,7 @@ def open_generations(table: Table, merge_pass: MergePass) -> list[Generation]:
 
     def open_one(ref: GenerationRef) -> Generation | MemwalOpsError:
         try:
-            return open_generation(table, ref, history)
+            return open_generation(table, ref, history, copies)
         except (GenerationMissingError, GenerationCorruptError, SchemaProjectionError) as error:
             return error
 

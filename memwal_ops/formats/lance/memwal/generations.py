@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from memwal_ops.formats.lance.memwal.generation_copies import GenerationCopies
     from memwal_ops.formats.lance.schema_history import Flush, SchemaHistory
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
@@ -229,8 +230,16 @@ class SealedGeneration:
         )
 
 
-def open_generation(table: Table, ref: GenerationRef, history: SchemaHistory) -> Generation:
+def open_generation(
+    table: Table, ref: GenerationRef, history: SchemaHistory, copies: GenerationCopies | None = None
+) -> Generation:
     """Open a generation and plan its projection onto the base table's current schema.
+
+    Args:
+        table: the table.
+        ref: the generation.
+        history: of the table's schema.
+        copies: where to copy it first if it is small; None: it is read where it is.
 
     Raises:
         GenerationMissingError: no directory, or an empty one.
@@ -239,10 +248,11 @@ def open_generation(table: Table, ref: GenerationRef, history: SchemaHistory) ->
         StorageError: the store failed; the generation may be intact.
     """
     try:
+        place = copies if copies is not None and copies.add(ref) else table
         with lance_errors("open", ref.folder):
-            dataset = open_dataset(table.location, ref.folder)
+            dataset = open_dataset(place.location, ref.folder)
             fragments = [fragment.metadata for fragment in dataset.get_fragments()]
-        written = read_written_by(table.store, ref.folder, dataset.version)
+        written = read_written_by(place.store, ref.folder, dataset.version)
     except InvalidFormatError as error:
         raise GenerationCorruptError(f"The manifest of {ref} does not decode: {error}") from error
     except (StorageError, TableNotFoundError) as error:
