@@ -7,6 +7,7 @@ The metrics of jobs come from their specs (``JobSpec.metrics``, those that are `
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -17,9 +18,9 @@ from prometheus_client.registry import Collector
 from memwal_ops.core.figures import exported_metrics, metrics_of
 from memwal_ops.core.job import POOLS
 from memwal_ops.log import get_logger
+from memwal_ops.supervisor.observe.exposition import Family, exposition
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.tables import WATCH
-from memwal_ops.text import printable
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
@@ -88,9 +89,7 @@ class Metrics:
 
     def expose(self) -> bytes:
         """Return the text format; unprintable characters in labels (a label may be a folder's name) are escaped."""
-        text = generate_latest(self.registry).decode()
-        lines = (line if line.isprintable() else "".join(map(_safe, line)) for line in text.split("\n"))
-        return "\n".join(lines).encode()
+        return exposition(map(_exposed, [*self.registry._collector_to_names])).encode()  # noqa: SLF001 - it has no list
 
     def observe_phases(self, job: str, phases: Mapping[str, float]) -> None:
         """Observe the phases of a run, in seconds; from the 41st phase of a job on they count as ``other``."""
@@ -141,9 +140,18 @@ class Metrics:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
 
 
-def _safe(character: str) -> str:
-    # The backslash is an escape of the format itself.
-    return character if character.isprintable() else printable(character).replace("\\", "\\\\")
+def _exposed(collector: Collector) -> Iterable[Family] | str:
+    """The counters and gauges of a collector; of one that has others, the text itself."""
+    if isinstance(collector, _StatusCollector):
+        return collector.families()
+    if not isinstance(collector, Counter):
+        return generate_latest(collector).decode()
+    children: Mapping[Any, Any] = {(): collector}  # without labels it is its own only child
+    if collector._labelnames:  # noqa: SLF001 - the library has no list of its children
+        children = collector._metrics.copy()  # noqa: SLF001 - see above; other threads add to it
+    rows = ((labels, child._value.get()) for labels, child in children.items())  # noqa: SLF001 - see above
+    text = collector._documentation  # noqa: SLF001 - see above
+    return [Family(f"{collector._name}_total", "counter", text, collector._labelnames, rows)]  # noqa: SLF001 - see above
 
 
 def _amount(of: Mapping[str, Any], name: str) -> float:
@@ -158,29 +166,37 @@ class _StatusCollector(Collector):
         self._registry = registry
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield all gauges."""
+        for family in self.families():
+            gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)
+            for labels, value in family.rows:
+                gauge.add_metric(labels, value)
+            yield gauge
+
+    def families(self) -> Iterator[Family]:
         """Yield all gauges; of two with the same name, the service's own, else the first one."""
         status = self._status()
         # Prometheus rejects the whole page if a name occurs twice.
         taken = set(self._registry._names_to_collectors)  # noqa: SLF001 - the library has no list of its names
-        for family in (*self._of_service(status), *self._of_jobs(status)):
+        for family in chain(self._of_service(status), self._of_jobs(status)):
             if family.name not in taken:
                 taken.add(family.name)
                 yield family
 
-    def _of_jobs(self, status: StatusDocument) -> Iterator[GaugeMetricFamily]:
-        tables = status["tables"]
-        declared = [(table, metrics_of(table["backlog"])) for table in tables]
-        for exported, metric in exported_metrics("backlog").items():
-            known = [
-                ((table["name"],), table["backlog"][figure])
-                for table, metrics in declared
-                for figure, its in metrics.items()
-                if its.exported == exported and figure in table["backlog"]
-            ]
-            yield self._one(exported, metric.help, known, "table")
+    def _of_jobs(self, status: StatusDocument) -> Iterator[Family]:
+        exported = exported_metrics("backlog")
+        rows: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in exported}
+        for table in status["tables"]:
+            labels, metrics = (table["name"],), metrics_of(table["backlog"])
+            for figure, value in table["backlog"].items():
+                if figure in metrics and (name := metrics[figure].exported) is not None:
+                    rows[name].append((labels, value))
+        for name, metric in exported.items():
+            yield self._one(name, metric.help, rows[name], "table")
 
-    def _of_service(self, status: StatusDocument) -> Iterator[GaugeMetricFamily]:
+    def _of_service(self, status: StatusDocument) -> Iterator[Family]:
         service, tables, pools = status["service"], status["tables"], status["pools"]
+        jobs = [((one["name"], job), of) for one in tables for job, of in one["jobs"].items()]
         yield self._one("ready", "Whether the service is ready.", [((), float(service["ready"]))])
         yield self._one("tables", "Tables that are maintained.", [((), float(len(tables)))])
         faults = [((), float(len(service["discovery_faults"])))]
@@ -205,28 +221,14 @@ class _StatusCollector(Collector):
             ("backoff_seconds", "Seconds until the back-off after failures ends."),
             ("schedule_seconds", "Seconds between two runs by the schedule; 0 if the job has none."),
         ):
-            values = [((one["name"], job), _amount(of, name)) for one in tables for job, of in one["jobs"].items()]
-            yield self._one(name, text, values, "table", "job")
-        deferred = [
-            ((one["name"], job), float(of["waiting_for"] in _DEFERRED))
-            for one in tables
-            for job, of in one["jobs"].items()
-        ]
+            yield self._one(name, text, [(key, _amount(of, name)) for key, of in jobs], "table", "job")
+        deferred = [(key, float(of["waiting_for"] in _DEFERRED)) for key, of in jobs]
         text = "1 if the job is due, and deferred by a closed window or a spent budget."
         yield self._one("deferred", text, deferred, "table", "job")
-        states = [
-            ((one["name"], job, state), float(of["lease"]["state"] == state))
-            for one in tables
-            for job, of in one["jobs"].items()
-            for state in _LEASE_STATES
-        ]
+        states = [((*key, state), float(of["lease"]["state"] == state)) for key, of in jobs for state in _LEASE_STATES]
         text = "1 for the state of the lease: free, held (by this service), elsewhere."
         yield self._one("lease_state", text, states, "table", "job", "state")
-        elsewhere = [
-            ((one["name"], job), float(of["lease"]["elsewhere_seconds"]))
-            for one in tables
-            for job, of in one["jobs"].items()
-        ]
+        elsewhere = [(key, float(of["lease"]["elsewhere_seconds"])) for key, of in jobs]
         text = "Seconds since another supervisor's lease first prevented a due run."
         yield self._one("lease_elsewhere_seconds", text, elsewhere, "table", "job")
         skews = [((one["name"],), one["clock_skew_seconds"]) for one in tables if one["clock_skew_seconds"] is not None]
@@ -235,8 +237,5 @@ class _StatusCollector(Collector):
         )
 
     @staticmethod
-    def _one(name: str, text: str, rows: Sequence[tuple[tuple[str, ...], float]], *labels: str) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
-        for values, value in rows:
-            family.add_metric(values, value)
-        return family
+    def _one(name: str, text: str, rows: Sequence[tuple[tuple[str, ...], float]], *labels: str) -> Family:
+        return Family(f"{PREFIX}_{name}", "gauge", text, labels, rows)
