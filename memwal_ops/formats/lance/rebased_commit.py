@@ -26,6 +26,8 @@ from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memwal_ops.formats.lance.base_indexes import BaseIndex
     from memwal_ops.formats.lance.index_build import IndexBuild
     from memwal_ops.formats.lance.publication import CommitNote
@@ -47,15 +49,9 @@ def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
     operation = lance.LanceOperation.CreateIndex(
         [_index(entry) for entry in build.added], [_index(current[segment.bytes]) for segment in build.removed]
     )
-    transaction = lance.Transaction(
-        read_version=table.version, operation=operation, transaction_properties=note.properties()
-    )
-    table.guard.check()  # here, since the commit is pylance's own and bypasses our store
-    refuse_gaps(table)
-    refuse_auto_cleanup(table)
+    _check_commit(table)
     try:
-        with lance_errors("commit an index of", table.location.uri):
-            lance.LanceDataset.commit(table.location.uri, transaction, storage_options=lance_options(table.location))
+        _commit(table, operation, note)
     except MemwalOpsError as error:
         published = _is_published(table, build)
         if published:
@@ -63,6 +59,42 @@ def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
         if is_commit_conflict(error):
             raise lost(table, table.version + 1, files_unreferenced=published is False) from error
         raise
+
+
+def commit_coverage(
+    table: Table,
+    old: Iterable[table_pb2.IndexMetadata],
+    new: Iterable[table_pb2.IndexMetadata],
+    note: CommitNote,
+) -> None:
+    """Replace entries of ``table``'s indexes by others with the same files, in whichever version comes next.
+
+    Raises:
+        CommitLostError: a concurrent commit does not go with it, or the table was replaced; nothing was published.
+        MemwalOpsError: the store failed, or see :func:`commit_segments`; it may have been published.
+    """
+    operation = lance.LanceOperation.CreateIndex([_index(entry) for entry in new], [_index(entry) for entry in old])
+    _check_commit(table)
+    try:
+        _commit(table, operation, note)
+    except MemwalOpsError as error:
+        if is_commit_conflict(error):
+            raise lost(table, table.version + 1) from error
+        raise
+
+
+def _check_commit(table: Table) -> None:
+    table.guard.check()  # here, since the commit is pylance's own and bypasses our store
+    refuse_gaps(table)
+    refuse_auto_cleanup(table)
+
+
+def _commit(table: Table, operation: lance.LanceOperation.CreateIndex, note: CommitNote) -> None:
+    transaction = lance.Transaction(
+        read_version=table.version, operation=operation, transaction_properties=note.properties()
+    )
+    with lance_errors("commit an index of", table.location.uri):
+        lance.LanceDataset.commit(table.location.uri, transaction, storage_options=lance_options(table.location))
 
 
 def lacks_columns(table: Table, index: BaseIndex) -> bool:
@@ -76,9 +108,7 @@ def lacks_columns(table: Table, index: BaseIndex) -> bool:
 
 def drop_index(table: Table, name: str) -> Table:
     """Drop an index whose column is gone; return the newest version."""
-    table.guard.check()
-    refuse_gaps(table)
-    refuse_auto_cleanup(table)
+    _check_commit(table)
     with lance_errors("drop an index of", table.location.uri):
         open_dataset(table.location, version=table.version).drop_index(name)
     get_logger(__name__).warning("index_without_column_dropped", table=table.location.uri, index=name)

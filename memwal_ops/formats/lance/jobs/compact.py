@@ -33,6 +33,7 @@ from memwal_ops.formats.lance.commit import CommitNote, check_rewritable
 from memwal_ops.formats.lance.damage import name_damage, names_damage
 from memwal_ops.formats.lance.datasets import open_dataset
 from memwal_ops.formats.lance.engines.compaction import LocalExecutor
+from memwal_ops.formats.lance.jobs.compact_indexes import exclude_dropped_rows
 from memwal_ops.formats.lance.jobs.compact_memwal import check_progress, restore_memwal_index
 from memwal_ops.formats.lance.jobs.compact_report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.lance_errors import is_commit_conflict, lance_errors
@@ -219,6 +220,7 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
     retry, done = CommitRetry(), _Done()
     if limit:
         probe_conditional_writes(table.store)
+    table = exclude_dropped_rows(table, None, note, retry)
     rows = executor.rows_per_commit
     while (left := _left(options, done)) is None or left > 0:
         attempt = _Attempt(table, limit - busy, options)
@@ -246,7 +248,7 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
         check_progress(table.index.merged_generations, newest.index.merged_generations, table)
         if table.memwal is not None:
             newest = restore_memwal_index(table, newest, version, note, retry)
-        table = newest
+        table = exclude_dropped_rows(newest, attempt.table, note, retry)
         get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)
     context.figures["conflicts"] += retry.conflicts
     context.figures["bytes_compacted"] += done.bytes

@@ -1,4 +1,4 @@
-"""Decode the fragments that an index segment covers: a roaring bitmap in the portable 32-bit format."""
+"""The fragments that an index segment covers: a roaring bitmap in the portable 32-bit format."""
 
 from __future__ import annotations
 
@@ -25,3 +25,8 @@ def decode_fragment_bitmap(data: bytes) -> frozenset[int]:
     if len(bitmap) > _MOST:
         raise InvalidFormatError(f"The fragment bitmap of an index is damaged: it has {len(bitmap)} fragments.")
     return frozenset(bitmap)
+
+
+def encode_fragment_bitmap(fragments: frozenset[int]) -> bytes:
+    """The bitmap of these fragment ids."""
+    return bytes(BitMap(fragments).serialize())

@@ -1,0 +1,115 @@
+"""Keep rows that a compaction dropped out of the results of indexes, on tables with stable row ids.
+
+There pylance's compaction leaves the files of indexes as they are: a vector or full-text index still has the dropped
+rows. A query that wants the best k rows takes k from the index, and then loses those that no longer exist: it returns
+fewer rows, or none. pylance excludes dropped rows beforehand where a fragment that a segment covers has deleted rows,
+or does not exist any more. After a compaction neither is so, until the segment's bitmap has the id of a fragment that
+was rewritten. That claims nothing new: the segment covered it, and its id is not given to another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from memwal_ops.errors import ObjectNotFoundError
+from memwal_ops.formats.lance.base_indexes import base_indexes, covered_by
+from memwal_ops.formats.lance.commit import IndexChange
+from memwal_ops.formats.lance.jobs.index_publishing import publish_change
+from memwal_ops.formats.lance.publication import CommitLostError
+from memwal_ops.formats.lance.rebased_commit import commit_coverage
+from memwal_ops.formats.lance.versions import read_version_manifest
+from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.fragment_bitmap import encode_fragment_bitmap
+from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.core.commit_retry import CommitRetry
+    from memwal_ops.formats.lance.commit import CommitNote
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+_FULL_TEXT = "Inverted"
+_EARLIER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A segment's entry, as it is and with the id of a rewritten fragment in its bitmap."""
+
+    old: table_pb2.IndexMetadata
+    new: table_pb2.IndexMetadata
+
+
+def exclude_dropped_rows(table: Table, before: Table | None, note: CommitNote, retry: CommitRetry) -> Table:
+    """Make pylance exclude dropped rows from what each vector and full-text index finds; return the newest version.
+
+    One commit, if there is such an index that covered fragments which were rewritten, and has none of their ids.
+
+    Args:
+        table: the newest version.
+        before: the version from before the compaction. None: up to 16 earlier versions are read, to finish what a
+            killed run left, or another program's compaction.
+        note: the job and run of the commit.
+        retry: counts commit conflicts and waits after each.
+
+    Raises:
+        CommitConflictError: too many commit conflicts in a row.
+    """
+    if table.memwal is None:
+        while segments := _to_change(table, before):
+            try:
+                commit_coverage(table, [one.old for one in segments], [one.new for one in segments], note)
+            except CommitLostError as error:
+                table = retry.conflict(table, error)
+            else:
+                table = retry.landed(table)
+        return table
+
+    def change(newest: Table) -> IndexChange | None:
+        segments = _to_change(newest, before)
+        if not segments:
+            return None
+        removed = frozenset(UUID(bytes=one.old.uuid.uuid) for one in segments)
+        return IndexChange(newest.index.details, added=tuple(one.new for one in segments), removed=removed)
+
+    return publish_change(table, change, note, retry)
+
+
+def _to_change(table: Table, before: Table | None) -> list[_Segment]:
+    manifest = table.manifest.manifest
+    if not manifest.reader_feature_flags & STABLE_ROW_IDS:
+        return []
+    existing = frozenset(fragment.id for fragment in manifest.fragments)
+    if len(existing) > manifest.max_fragment_id:
+        return []  # no fragment was ever removed
+    entries = {
+        entry.uuid.uuid: entry
+        for index in base_indexes(table).values()
+        if index.is_vector or index.type == _FULL_TEXT
+        for entry in index.segments
+        if covered_by([entry]) <= existing
+    }
+    found = []
+    for earlier in () if not entries else _earlier(table) if before is None else (before.manifest,):
+        for entry in () if earlier.indexes is None else earlier.indexes.indices:
+            rewritten = covered_by([entry]) - existing if entry.uuid.uuid in entries else None
+            if rewritten:
+                old, new = entries.pop(entry.uuid.uuid), table_pb2.IndexMetadata()
+                new.CopyFrom(old)
+                new.fragment_bitmap = encode_fragment_bitmap(covered_by([old]) | {max(rewritten)})
+                found.append(_Segment(old, new))
+        if not entries:
+            break
+    return found
+
+
+def _earlier(table: Table) -> Iterator[VersionManifest]:
+    for version in range(table.version - 1, max(0, table.version - 1 - _EARLIER), -1):
+        try:
+            yield read_version_manifest(table.store, version, table.naming)
+        except ObjectNotFoundError:
+            continue  # expired
