@@ -28,7 +28,7 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.formats.lance.auto_cleanup import refuse_auto_cleanup
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.base_indexes import base_indexes, coverage, covered_by
 from memwal_ops.formats.lance.commit import CommitNote, check_rewritable
 from memwal_ops.formats.lance.damage import name_damage, names_damage
 from memwal_ops.formats.lance.datasets import open_dataset
@@ -102,7 +102,7 @@ class _Attempt:
         table, uri = self.table, self.table.location.uri
         with lance_errors("plan the compaction of", uri):
             dataset = open_dataset(table.location, version=table.version)
-            options = _lance_options(self.options, _ids(table) - set(self.limit))
+            options = _lance_options(self.options, (_ids(table) - set(self.limit)) | _indexed_elsewhere(table))
             tasks = _first(Compaction.plan(dataset, options).tasks, table, rows, max_bytes)
         if not tasks:
             return None
@@ -145,7 +145,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
 
         check_environment()
     with lance_errors("plan the compaction of", table.location.uri):
-        tasks = Compaction.plan(table.dataset, _lance_options(options, ())).tasks
+        tasks = Compaction.plan(table.dataset, _lance_options(options, _indexed_elsewhere(table))).tasks
     alive = _alive(table)
     rows = [sum(alive[fragment.id] for fragment in task.fragments) for task in tasks]
     removed = sum(len(task.fragments) for task in tasks)
@@ -296,6 +296,15 @@ def _ids(table: Table) -> set[int]:
     return {fragment.id for fragment in table.manifest.manifest.fragments}
 
 
+def _indexed_elsewhere(table: Table) -> frozenset[int]:
+    """Fragments under an index whose files a shallow clone reads at its source.
+
+    Remapping such an index, pylance writes the new files here and still looks for them there: queries would fail.
+    """
+    entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
+    return covered_by(entry for entry in entries if entry.HasField("base_id"))
+
+
 def _changed(old: Table, new: Table) -> set[int]:
     """Fragments of ``old`` that are gone in ``new``, or have other deletions or files."""
     current = {fragment.id: fragment for fragment in new.manifest.manifest.fragments}
@@ -366,6 +375,11 @@ def _why(table: Table, options: CompactOptions) -> str:
         f"No fragment has more than {MOST_DELETED:.0%} of its rows deleted, and no two neighbours below "
         f"{options.target_rows:,} rows are covered by the same segments of the same indexes."
     )
+    if _indexed_elsewhere(table):
+        reason += (
+            " Fragments under an index of the table that this one was cloned from are left as they are: "
+            "create the index again, here, by pylance's create_index(..., replace=True)."
+        )
     if sum(fragment.physical_rows < options.target_rows for fragment in fragments) > 1:
         indexes = base_indexes(table)
         behind = [name for name, index in indexes.items() if not coverage(index.covered, table.manifest).complete]

@@ -132,3 +132,24 @@ def test_beside_commits_of_others(uri: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked
     run_job(uri, "catchup")
     check(uri, *(number for number in range(20, 110) if number != 50))
+
+
+def test_indexes_that_a_clone_reads_at_its_source(tmp_path: Path) -> None:
+    """pylance would write the remapped files into the clone, and look for them at the source."""
+    source, clone = str(tmp_path / "source.lance"), str(tmp_path / "clone.lance")
+    lance.write_dataset(rows(0, 100), source, max_rows_per_file=25).create_scalar_index("id", "BTREE", name="ids")
+    lance.dataset(source).shallow_clone(clone, lance.dataset(source).version)
+    for first in (100, 110):
+        lance.write_dataset(rows(first, first + 10), clone, mode="append")
+    planned = run_job(clone, "compact", apply=False)
+    assert (planned.fragments_removed, planned.why) == (2, None)
+    report = run_job(clone, "compact")
+    assert (report.fragments_removed, report.fragments_after) == (2, 5)
+    assert "cloned from" in str(run_job(clone, "compact").why)
+    assert lance.dataset(clone).to_table(filter="id = 7").num_rows == 1
+    lance.dataset(clone).create_scalar_index("id", "BTREE", name="ids", replace=True)
+    assert run_job(clone, "compact").fragments_after == 1
+    for number in (7, 105):
+        assert lance.dataset(clone).to_table(filter=f"id = {number}").num_rows == 1
+    lance.dataset(clone).delete("id = 8")
+    assert lance.dataset(source).count_rows() == 100
