@@ -150,15 +150,15 @@ def jump_over_a_missing_generation() -> Iterable[Patch]:
     """A generation that is not there is skipped."""
     real = local.open_generations
 
-    def open_all(table: Any, merge_pass: Any) -> Any:
+    def open_all(table: Any, merge_pass: Any, *copies: Any) -> Any:
         history = passes.SchemaHistory(table)
         found = []
         for ref in merge_pass.generations:
             try:
-                found.append(passes.open_generation(table, ref, history))
+                found.append(passes.open_generation(table, ref, history, *copies))
             except passes.GenerationMissingError:
                 continue
-        return found or real(table, merge_pass)
+        return found or real(table, merge_pass, *copies)
 
     yield Patch(local, "open_generations", open_all)
 
