@@ -1,6 +1,6 @@
 """LM-DiskANN index folders: a graph of vectors on disk, searched with little memory.
 
-``create`` makes one, ``open`` returns an :class:`~memwal_ops.formats.lm_diskann.library.Index`. Both need the extra
+``create`` and ``open`` return an :class:`~memwal_ops.formats.lm_diskann.library.Index`. Both need the extra
 ``lm-diskann``, and raise ``ExtraMissingError`` without it; importing this package needs nothing.
 """
 
@@ -23,8 +23,8 @@ def create(
     alpha: float = 1.2,
     L: int = 100,  # noqa: N803
     quantizer: str = "pq",
-) -> None:
-    """Create an empty index folder.
+) -> Index:
+    """Create an empty index folder, and open it for writing; as with :func:`open`, close it after use.
 
     Args:
         folder: a local path that does not exist, or is an empty folder.
@@ -46,6 +46,7 @@ def create(
     from memwal_ops.formats.lm_diskann import library  # noqa: PLC0415
 
     library.create(folder, dimension=dimension, metric=metric, R=R, alpha=alpha, L=L, quantizer=quantizer)
+    return library.Index(folder)
 
 
 def snapshot(

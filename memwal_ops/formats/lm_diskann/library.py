@@ -123,15 +123,16 @@ class Index:
         step: Step = plainly,
         overlay_bytes: int = OVERLAY,
     ) -> None:
-        self._overlay_bytes = overlay_bytes
-        self.folder = local_path(folder)
-        self.parameters = read_parameters(self.folder)
+        self._process = os.getpid()
         self._lock = threading.RLock()
-        self._step = step
         self._transaction: Transaction | None = None
         self._writer: WriterLock | None = None
         self._store: Store | None = None
         self._reader: Reader | None = None
+        self._overlay_bytes = overlay_bytes
+        self.folder = local_path(folder)
+        self.parameters = read_parameters(self.folder)
+        self._step = step
         self._room: tuple[tuple[int, int], Any] | None = None
         try:
             if not read_only:
@@ -185,6 +186,12 @@ class Index:
             self._writer.release()
         self._reader = self._store = self._writer = None
 
+    def __del__(self) -> None:
+        """Close it: otherwise one that nobody closed keeps its lock, and old epochs, until the process ends."""
+        # Not in a forked process: the lock and the announced epoch are those of the process that opened it.
+        if getattr(self, "_process", None) == os.getpid():
+            self.close()
+
     def __enter__(self) -> Self:
         """Itself."""
         return self
@@ -232,12 +239,12 @@ class Index:
             if not self._overlay_bytes:
                 raise InvalidUsageError("The index was opened with overlay_bytes 0, so it cannot be changed.")
             horizon = min(store.state.retained_from, needed_from(self.folder, store.state.epoch))
-            self._transaction = Transaction(self.view, store, horizon, self._step)
+            staged = self._transaction = Transaction(self.view, store, horizon, self._step)
             try:
-                yield self._transaction
-                self._transaction.commit()
+                yield staged
+                staged.commit()
             finally:
-                self._transaction.close()
+                staged.close()
                 self._transaction = None
                 self._catch_up(store)
 

@@ -41,8 +41,7 @@ def demo(run: DemoRun) -> Iterator[str]:
     centres = random.normal(size=(40, _DIMENSION)) * 2
     vectors = (centres[random.integers(0, 40, _VECTORS)] + random.normal(size=(_VECTORS, _DIMENSION))).astype("f4")
     deleted = random.choice(_VECTORS, _DELETED, replace=False)
-    lm_diskann.create(folder, dimension=_DIMENSION, R=32, L=80)
-    with lm_diskann.open(folder) as index:
+    with lm_diskann.create(folder, dimension=_DIMENSION, R=32, L=80) as index:
         index.insert(np.arange(_VECTORS), vectors)
         index.delete(deleted)
     live = np.setdiff1d(np.arange(_VECTORS), deleted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -343,6 +344,34 @@ def test_a_hold_keeps_its_epoch_through_merges(made: str, vectors: np.ndarray) -
     with lm_diskann.open(made, read_only=True) as index:
         assert (index.search(vectors[:150], k=1, as_of=held)[0][:, 0] == np.arange(150)).all()
     check_sound(made)
+
+
+def test_create_opens_the_index(folder: str, vectors: np.ndarray) -> None:
+    with lm_diskann.create(folder, dimension=16, R=8, L=40) as index:
+        index.insert(np.arange(10), vectors[:10])
+        assert index.search(vectors[:10], k=1)[0][:, 0].tolist() == list(range(10))
+    with lm_diskann.open(folder) as index:
+        assert len(index) == 10
+
+
+def test_an_index_that_nobody_closed_keeps_neither_its_lock_nor_old_epochs(folder: str) -> None:
+    lm_diskann.create(folder, dimension=16)
+    lm_diskann.open(folder, wait=0)
+    lm_diskann.open(folder, read_only=True)
+    assert os.listdir(f"{folder}/readers") == []
+
+
+def test_a_forked_process_does_not_close_a_reader_of_its_parent(folder: str) -> None:
+    lm_diskann.create(folder, dimension=16)
+    readers = [lm_diskann.open(folder, read_only=True)]
+    with warnings.catch_warnings(action="ignore"):  # of forks in processes with threads
+        child = os.fork()
+    if not child:
+        readers.clear()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(os.listdir(f"{folder}/readers")) == 1
+    readers[0].close()
 
 
 def test_a_second_writer_waits_and_then_fails_as_busy(folder: str, vectors: np.ndarray) -> None:
