@@ -247,6 +247,7 @@ class Index:
                 staged.close()
                 self._transaction = None
                 self._catch_up(store)
+            merging.finish_large(self, staged.moved, self._step)
 
     def _catch_up(self, store: Store) -> None:
         """Read what was committed: from the log, or from another view if a frame could not be written."""

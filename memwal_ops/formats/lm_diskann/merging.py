@@ -8,6 +8,7 @@ is published. If a run is killed before the commit, nothing has changed; after i
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.changes import U8, Changes
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 BATCH = 64 << 20
 _MUCH = 16 << 20
+_LARGE_SHARE = 16
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,17 @@ def finish(index: Index, step: Step) -> None:
     number = publishing.publish(index.folder, index.parameters, index.writable(), step)
     publishing.drop_older(index.folder, index.parameters, number - 1, step)
     index.view.refresh()
+
+
+def finish_large(index: Index, moved: int, step: Step) -> None:
+    """:func:`finish` after a commit that moved a large share of the nodes.
+
+    In a base, a node takes 16 bytes of every reader's memory, in the log 100. The commit is published already: if there
+    is no space for a base, it is written another time.
+    """
+    if moved > max(index.view.state.next_node_id // _LARGE_SHARE, index.view.delta_blocks):
+        with suppress(MemwalOpsError):
+            finish(index, step)
 
 
 def give_up(index: Index, step: Step) -> int:

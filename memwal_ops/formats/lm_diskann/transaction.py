@@ -203,6 +203,11 @@ class Transaction:
         self._moved.update(zip(nodes.tolist(), slots.tolist(), strict=True))
         self.view.add_private(nodes, self.epoch, slots)
 
+    @property
+    def moved(self) -> int:
+        """The number of nodes whose new versions are in the graph, and not in delta blocks."""
+        return len(self._moved)
+
     def keep_only_dead(self) -> None:
         """Discard the changed blocks except those of tombstones: a build writes all others again."""
         blocks = self.view.overlay_rows

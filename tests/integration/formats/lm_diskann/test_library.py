@@ -6,6 +6,7 @@ import os
 import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,15 +17,20 @@ from memwal_ops.errors import (
     BusyError,
     InvalidUsageError,
     NotALanceTableError,
+    StorageError,
     TableNotFoundError,
     UnsupportedFeatureError,
     VersionGoneError,
 )
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import transaction
+from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.transaction import entry_points
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_rows, check_sound, nearest, recall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture(scope="module")
@@ -352,6 +358,31 @@ def test_create_opens_the_index(folder: str, vectors: np.ndarray) -> None:
         assert index.search(vectors[:10], k=1)[0][:, 0].tolist() == list(range(10))
     with lm_diskann.open(folder) as index:
         assert len(index) == 10
+
+
+def test_a_large_insert_leaves_a_view_with_a_base(folder: str, vectors: np.ndarray) -> None:
+    """Readers map the base; of what is in the log, they keep several times as much in memory for each node."""
+    with lm_diskann.create(folder, dimension=16, R=8, L=40) as index:
+        index.insert(np.arange(3000), vectors[:3000])
+        assert not index.exact
+        number, log = index.view.number, os.fstat(index.view.files[1]).st_size
+        index.insert(np.arange(3000, 3010), vectors[3000:3010])
+        assert (log, index.view.number) == (0, number), "a small one is appended to the log"
+    check_rows(folder, dict(enumerate(vectors[:3010])))
+
+
+def test_a_large_insert_without_space_for_a_base_is_committed(folder: str, vectors: np.ndarray) -> None:
+    def full(what: str, action: Callable[[], object]) -> None:
+        if what == "write the base of a view":
+            raise StorageError("The disk is full.")
+        action()
+
+    lm_diskann.create(folder, dimension=16, R=8, L=40)
+    with Index(folder, step=full) as index:
+        index.insert(np.arange(3000), vectors[:3000])
+        assert len(index) == 3000
+    check_rows(folder, dict(enumerate(vectors[:3000])))
+    check_sound(folder)
 
 
 def test_an_index_that_nobody_closed_keeps_neither_its_lock_nor_old_epochs(folder: str) -> None:
