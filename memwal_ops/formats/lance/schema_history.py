@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
 from memwal_ops.formats.lance.versions import read_version_manifest
+from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ SAME_COLUMNS = "memwal-ops.same-columns-at"
 Its value is the number of that version. It is used only if the versions that would show it are gone.
 """
 
+_CONCURRENT_READS = 16
 _DATA_FILES_CHECKED = 8
 _SECOND = 1_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -102,7 +105,8 @@ class SchemaHistory:
         self._table = table
         self._read: dict[int, _Version | None] = {table.version: _version(table.manifest)}
         self._known: dict[int, _Version] | None = None
-        self._validation = Lock()  # generations are opened in threads that share a history
+        self._reading = RLock()  # generations are opened in threads that share a history
+        self._in_a_row = 0
         self._at: dict[int, int | None] = {}
         self._stored: dict[int, int] | None = None
         self._verdicts: dict[tuple[int, int], bool | None] = {}
@@ -263,13 +267,36 @@ class SchemaHistory:
             yield number, version
 
     def _version(self, number: int) -> _Version | None:
-        if number not in self._read:
-            self._read[number] = self._cached(number)
-        return self._read[number]
+        with self._reading:
+            if number not in self._read:
+                self._in_a_row = max(1, 2 * self._in_a_row) if number + 1 in self._read else 1
+                self._read_down(number, min(self._in_a_row, _CONCURRENT_READS))
+            return self._read[number]
 
-    def _cached(self, number: int) -> _Version | None:
+    def _read_down(self, number: int, most: int) -> None:
+        """Read a version, and with it those below it, as most questions are answered by the versions in a row.
+
+        Raises:
+            SchemaProjectionError: it is damaged; the others are read again when they are needed.
+        """
         known = self._validated()
-        version = known.get(number) or self._fetched(number)
+        missing = [one for one in range(number, max(0, number - most), -1) if one not in self._read]
+        fetched = dict(concurrently(partial(self._known_or_fetched, known), missing, threads=most))
+        for one in missing:
+            found = fetched[one]
+            if isinstance(found, SchemaProjectionError):
+                if one == number:
+                    raise found
+                return
+            self._read[one] = self._shared(known, one, found)
+
+    def _known_or_fetched(self, known: dict[int, _Version], number: int) -> _Version | SchemaProjectionError | None:
+        try:
+            return known.get(number) or self._fetched(number)
+        except SchemaProjectionError as error:
+            return error
+
+    def _shared(self, known: dict[int, _Version], number: int, version: _Version | None) -> _Version | None:
         if version is not None:
             later = known.get(number + 1)
             if later is not None and later.fields == version.fields:
@@ -279,14 +306,13 @@ class SchemaHistory:
 
     def _validated(self) -> dict[int, _Version]:
         """The versions that earlier runs read; none if there is another table at the URI now, or the newest is gone."""
-        with self._validation:
-            if self._known is None:
-                known = _KNOWN.get(self._table.store, {})
-                newest = max(list(known), default=None)
-                if newest is not None and self._fetched(newest) != known[newest]:
-                    known = {}  # not emptied: another run may be reading it
-                self._known = _KNOWN[self._table.store] = known
-            return self._known
+        if self._known is None:
+            known = _KNOWN.get(self._table.store, {})
+            newest = max(list(known), default=None)
+            if newest is not None and self._fetched(newest) != known[newest]:
+                known = {}  # not emptied: another run may be reading it
+            self._known = _KNOWN[self._table.store] = known
+        return self._known
 
     def _fetched(self, number: int) -> _Version | None:
         try:

@@ -7,6 +7,8 @@ deletion of files. Only files to which the newest version does not refer are che
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import TableCorruptError
@@ -16,12 +18,16 @@ from memwal_ops.formats.lance.referenced_files import (
     references,
 )
 from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.storage.concurrently import concurrently
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import ObjectMeta, Store
 
+_CONCURRENT_READS = 16
 _MANIFEST_BYTES = 32 << 20
 _FILES = 1000
+_VERSIONS = 1000
 
 
 @dataclass(slots=True)
@@ -61,25 +67,23 @@ def missing_of_version(table: Table, version: int) -> str | None:
 def check_versions(table: Table) -> VersionsCheck:
     """Check the versions for missing files, the oldest first, as a clean-up begins there.
 
-    Bounded: it ends after 32 MiB of manifests, or 1,000 files; one request for each. A manifest that does not
-    decode is counted as unreadable by its own path.
+    Bounded: it ends after 1,000 versions, 32 MiB of manifests, or 1,000 files; one request for each. A manifest that
+    does not decode is counted as unreadable by its own path.
     """
     manifests = {version: meta for version, meta in table.history.listed().items() if version < table.version}
     look = VersionsCheck(len(manifests) + 1)
     newest = references(table.manifest).own
     asked: dict[str, bool] = {}
-    size = 0
-    for version, meta in sorted(manifests.items()):
-        size += meta.size
-        if size > _MANIFEST_BYTES:
-            break
-        try:
-            found = next(iter(read_references(table.store, [meta.path])), None)
-        except TableCorruptError:
+    oldest = sorted(manifests.items())[:_VERSIONS]
+    sizes = accumulate(meta.size for _, meta in oldest)
+    bounded = [one for one, size in zip(oldest, sizes, strict=True) if size <= _MANIFEST_BYTES]
+    read = partial(_own_files, table.store)
+    for (version, meta), found in concurrently(read, bounded, threads=_CONCURRENT_READS):
+        if found is None:
             look.unreadable[version] = meta.path
             look.checked += 1
             continue
-        own = frozenset() if found is None else found[1].own - newest
+        own = found - newest
         fresh = own - asked.keys()
         if len(asked) + len(fresh) > _FILES:
             break
@@ -93,3 +97,11 @@ def check_versions(table: Table) -> VersionsCheck:
         if table.store.head(manifests[version].path) is None:
             del look.unreadable[version]
     return look
+
+
+def _own_files(store: Store, listed: tuple[int, ObjectMeta]) -> frozenset[str] | None:
+    """The files of a listed version, none if it was expired meanwhile; None if its manifest does not decode."""
+    try:
+        return next((found.own for _, found in read_references(store, [listed[1].path])), frozenset())
+    except TableCorruptError:
+        return None

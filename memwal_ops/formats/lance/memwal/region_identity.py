@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from threading import RLock
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import (
     InvalidFormatError,
@@ -95,6 +96,11 @@ class _Version:
     merged: Mapping[UUID, int] | None
 
 
+# When each version was written and whether it has a MemWAL index, by its manifest as listed. Versions never change, and
+# a table is opened again after each commit: until a region is merged for the first time, it needs all since it began.
+_KNOWN: WeakKeyDictionary[Store, dict[ObjectMeta, tuple[Moment, bool]]] = WeakKeyDictionary()
+
+
 class MergeHistory:
     """The merge progress in the existing versions; read only if there is no record, each version at most once."""
 
@@ -131,11 +137,11 @@ class MergeHistory:
             numbered = self._numbered()
             newest_first = [numbered[version] for version in sorted(numbered, reverse=True) if version > after]
             for at in range(0, len(newest_first), _CONCURRENT_READS):
-                read = pool.map(self._version, newest_first[at : at + _CONCURRENT_READS])
-                younger = [one for one in read if one is not None and _may_be_younger(one.moment, created)]
+                read = pool.map(self._indexed, newest_first[at : at + _CONCURRENT_READS])
+                younger = [one for one in read if one is not None and _may_be_younger(one[0], created)]
                 if not younger:
                     break
-                found += [one.moment for one in younger if one.merged is None]
+                found += [moment for moment, has_index in younger if not has_index]
         return found
 
     def listed(self) -> Mapping[int, ObjectMeta]:
@@ -148,6 +154,16 @@ class MergeHistory:
             named = ((parse_version_manifest_name(_name(meta)), meta) for meta in self._store.list(VERSIONS_FOLDER))
             self._listed = {name.version: meta for name, meta in named if name is not None and not name.detached}
         return self._listed
+
+    def _indexed(self, meta: ObjectMeta) -> tuple[Moment, bool] | None:
+        """When a version was written, and whether it has a MemWAL index; None if it cannot be read."""
+        known = _KNOWN.setdefault(self._store, {})
+        if meta not in known:
+            found = _read_version(self._store, meta)
+            if found is None:
+                return None
+            known[meta] = found.moment, found.merged is not None
+        return known[meta]
 
     def _version(self, meta: ObjectMeta) -> _Version | None:
         """Read a version; None if that is not possible: expired meanwhile, or damaged."""
