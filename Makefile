@@ -63,6 +63,7 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@$(BIN)/python -m benchmarks.requests
 	@RUST_LOG=off $(BIN)/python -m benchmarks.gc
 	@RUST_LOG=off $(BIN)/python -m benchmarks.writer
+	@RUST_LOG=off $(BIN)/python -m benchmarks.large
 
 bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs Java; half an hour, some GB)
 	@$(BIN)/python -m benchmarks.spark

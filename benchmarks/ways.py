@@ -67,14 +67,14 @@ def ours(uri: str, *budget: str) -> dict[str, Any]:
 WAYS = {"today": today, "floor": floor, "ours": ours}
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
     # Linux: what was needed to import and open is not the work's.
     path = Path("/proc/self/clear_refs")
     if path.exists():
         path.write_text("5")
 
 
-def _peak_mib() -> float:
+def peak_mib() -> float:
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
@@ -85,11 +85,11 @@ def _peak_mib() -> float:
 def main() -> None:
     """Run one way and print its line."""
     way, uri, *arguments = sys.argv[1:]
-    _reset_peak()
+    reset_peak()
     started, worked = time.perf_counter(), time.process_time()
     did = WAYS[way](uri, *arguments)
     seconds, cpu = time.perf_counter() - started, time.process_time() - worked
-    print(json.dumps({"way": way, "seconds": seconds, "cpu": cpu, "peak_mib": round(_peak_mib(), 1), **did}))
+    print(json.dumps({"way": way, "seconds": seconds, "cpu": cpu, "peak_mib": round(peak_mib(), 1), **did}))
 
 
 if __name__ == "__main__":
