@@ -104,6 +104,13 @@ class Ours:
     def insert(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
         self.index.insert(rows, vectors)
 
+    def bare(self, folder: str) -> None:
+        """Search an empty index."""
+        from memwal_ops.formats import lm_diskann
+
+        with lm_diskann.create(f"{folder}/bare.lmd", dimension=DIMENSION) as index:
+            index.search(np.zeros((1, DIMENSION), np.float32))
+
     def reads(self) -> tuple[int, int]:
         """Blocks that searches asked for, and those of them that came from the file."""
         asked, read = self.index.view.counts[3:5].tolist()
@@ -262,7 +269,10 @@ def search(name: str, folder: str) -> dict[str, Any]:
     """Search at rising effort until the recall is enough."""
     way, queries, nearest = WAYS[name][2](), _loaded(folder, "queries"), _loaded(folder, "truth")
     __import__({"memwal_ops": "memwal_ops.formats.lm_diskann.library"}.get(WAYS[name][0], WAYS[name][0]))
-    idle = _rss()
+    idle = bare = _rss()
+    if isinstance(way, Ours):
+        way.bare(folder)
+        bare = _rss()
     way.open(folder)
     way.search(queries[:1], way.efforts[0])
     said: dict[str, Any] = {}
@@ -272,7 +282,8 @@ def search(name: str, folder: str) -> dict[str, Any]:
         found = [way.search(query[None], effort) for query in queries]
         took = time.process_time() - began
         recall = recall_of(found, nearest)
-        said = {"effort": effort, "recall": recall, "rate": len(queries) / took, "memory": _rss() - idle}
+        said = {"effort": effort, "recall": recall, "rate": len(queries) / took, "memory": _rss() - idle,
+                "bare": bare - idle}  # fmt: skip
         if isinstance(way, Ours):
             after = way.reads()
             said |= {"blocks": (after[0] - before[0]) / QUERIES, "read": (after[1] - before[1]) / QUERIES}
@@ -355,7 +366,8 @@ def compare(folder: str, kind: str, rows: int, ways: list[str]) -> None:
              f"{found['recall']:.3f}", f"{found['rate']:,.0f}", f"{found['memory']:,.0f}", f"{more['many']:,.0f}",
              f"{more['few']:,.0f}")  # fmt: skip
         if "blocks" in found:
-            blocks = f"Blocks per query: {found['blocks']:.0f} asked for, {found['read']:.0f} read from the file."
+            blocks = f"Blocks per query: {found['blocks']:.0f} asked for, {found['read']:.0f} read from the file. "
+            blocks += f"An empty index takes {found['bare']:.0f} MiB: compiled code, and LLVM, which loads it."
     if "memwal-ops" in ways:
         print(f"\n{blocks}")
         said = child("merge", "memwal-ops", folder)
