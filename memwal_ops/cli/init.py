@@ -9,10 +9,14 @@ import click
 from memwal_ops.cli.job_command import chosen_options, option_parameters, read_options
 from memwal_ops.cli.options import json_parameter, storage_parameters
 from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.core.options import describe
 from memwal_ops.core.registry import formats, locate
 from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.core.job import InitSpec
     from memwal_ops.core.protocols import TableFormat
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
@@ -27,7 +31,7 @@ what it lacks: another region spec, more maintained indexes. Safe to kill, and t
 \b
 Examples:
   memwal-ops init s3://bucket/orders.lance --region-field "bucket(id, 16)"
-  memwal-ops init vectors.lmd --format lm_diskann --dimension 384
+  memwal-ops init vectors.lmd --table s3://bucket/orders.lance --column vec
 
 Exit codes: 0 created, added, unchanged or dry_run; others: runbooks/README.md."""
 
@@ -46,14 +50,15 @@ def _command() -> click.Command:
         as_json: bool,
         **given: Any,
     ) -> int:
-        found, location, store = _place(uri, format_name, storage_options)
+        chosen = chosen_options(context, given)
+        found, location, store = _place(uri, format_name, _only_format(specs, chosen), storage_options)
         spec = specs.get(found.name)
         if spec is None:
             raise InvalidUsageError(
                 f"Tables of the format {found.name} are not prepared by this command.",
                 remedy=f"It prepares those of {', '.join(specs)}.",
             )
-        report = spec.function(location, store, read_options(spec, chosen_options(context, given)), dry_run=dry_run)
+        report = spec.function(location, store, read_options(spec, chosen), dry_run=dry_run)
         if as_json:
             echo_json(report.to_json())
         else:
@@ -70,7 +75,7 @@ def _command() -> click.Command:
             click.Option(
                 ["--format", "format_name"],
                 type=click.Choice(sorted(specs)),
-                help="The table's format; needed where nothing is at URI yet.",
+                help="The table's format; needed where nothing is at URI yet and no option tells it.",
             ),
             *option_parameters(specs),
             click.Option(["--dry-run"], is_flag=True, help="Show what it would do and change nothing."),
@@ -80,11 +85,20 @@ def _command() -> click.Command:
     )
 
 
-def _place(uri: str, format_name: str | None, storage: dict[str, str]) -> tuple[TableFormat, Location, Store]:
+def _only_format(specs: Mapping[str, InitSpec], chosen: Mapping[str, Any]) -> str | None:
+    """The only format that has all of these options; None: there are none, or several have them."""
+    options = {name: {option.name for option in describe(spec.options)} for name, spec in specs.items()}
+    names = [name for name, known in options.items() if chosen.keys() <= known]
+    return names[0] if len(names) == 1 else None
+
+
+def _place(
+    uri: str, format_name: str | None, implied: str | None, storage: dict[str, str]
+) -> tuple[TableFormat, Location, Store]:
     """The format, and the place: of the table that is there, or that is to be made.
 
     Raises:
-        TableNotFoundError: nothing is there, and no format was named.
+        TableNotFoundError: nothing is there, and no format was named or implied.
         InvalidUsageError: a table of another format is there.
         NotALanceTableError: what is there is of no known format.
     """
@@ -94,10 +108,11 @@ def _place(uri: str, format_name: str | None, storage: dict[str, str]) -> tuple[
     try:
         found, location, store = locate(uri, storage)
     except (TableNotFoundError, NotALanceTableError):
-        if format_name is None:
+        made = format_name or implied
+        if made is None:
             raise
         location = resolve(uri, storage)
-        return formats()[format_name], location, open_store(location)
+        return formats()[made], location, open_store(location)
     if format_name not in {None, found.name}:
         raise InvalidUsageError(f"{location.uri} is a table of the format {found.name}, not {format_name}.")
     return found, location, store

@@ -55,12 +55,13 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
         context: click.Context,
         /,
         uri: str | None,
+        namespace: str | None,
         storage_options: dict[str, str],
         as_json: bool,
         export_file: str | None = None,
         **given: Any,
     ) -> int:
-        with _opened(uri, storage_options, export_file) as table:
+        with _opened(uri, namespace, storage_options, export_file) as table:
             return run_command(first.name, table, chosen_options(context, given), as_json=as_json)
 
     from_export = any(spec.from_export for spec in specs.values())
@@ -76,6 +77,8 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
     command = click.Command(
         name, callback=run, params=parameters, help=first.help or first.summary, short_help=first.summary
     )
+    about = "The catalog in which URI is the name of a table."
+    command.params.append(click.Option(["--namespace"], metavar="CATALOG", help=about))
     command.params += [*storage_parameters(), json_parameter()]
     return command
 
@@ -94,8 +97,10 @@ def chosen_options(context: click.Context, given: Mapping[str, Any]) -> dict[str
     }
 
 
-def _opened(uri: str | None, storage: Mapping[str, str], export_file: str | None) -> AbstractContextManager[Table]:
-    """The table at the URI, or in the file.
+def _opened(
+    uri: str | None, namespace: str | None, storage: Mapping[str, str], export_file: str | None
+) -> AbstractContextManager[Table]:
+    """The table at the URI, of that name in the catalog, or in the file.
 
     Raises:
         InvalidUsageError: both are given, or none.
@@ -104,9 +109,13 @@ def _opened(uri: str | None, storage: Mapping[str, str], export_file: str | None
     if export_file is None:
         if uri is None:
             raise InvalidUsageError("Missing argument 'URI'.", remedy="Give the table's URI, or --from FILE.")
+        if namespace is not None:
+            from memwal_ops.storage.catalogs import Catalog  # noqa: PLC0415 - few commands need it
+
+            uri = Catalog.of(namespace, storage).uri(*uri.split("/"))
         return nullcontext(open_table(uri, storage))
-    if uri is not None or storage:
-        raise InvalidUsageError("--from FILE takes the place of URI and --storage-option; leave those out.")
+    if uri is not None or namespace is not None or storage:
+        raise InvalidUsageError("--from FILE takes the place of URI, --namespace and --storage-option: give it alone.")
     from memwal_ops.core.export import open_export  # noqa: PLC0415 - the clients of stores: not for --help
 
     return open_export(export_file)

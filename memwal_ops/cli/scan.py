@@ -61,7 +61,9 @@ def scan(
     if not tables:
         raise TableNotFoundError(nothing)
     scanned = [_scan(uri, storage_options) for uri in tables]
-    configuration = _configuration(entries or [f"uri: {_quoted(_absolute(one.uri))}" for one in scanned])
+    opened = [one for one in scanned if one.revision is not None]
+    entries = entries or [f"uri: {_quoted(_absolute(one.uri))}" for one in opened]
+    configuration = _configuration(entries) if entries else ""
     if as_json:
         echo_json({"tables": [one.to_json() for one in scanned], "configuration": configuration})
     else:
@@ -94,7 +96,8 @@ def _describe(scanned: Sequence[Scanned], configuration: str) -> str:
         for job, error in one.errors:
             what = f"{_name(one.uri)}, {job}" if job else _name(one.uri)
             parts.append(paragraph(f"NOT SCANNED: {what}: {error.reason}: {error} {error.remedy}", hanging="  "))
-    parts.append(f"This configuration does it (memwal-ops run --config FILE):\n\n{configuration}".rstrip())
+    if configuration:
+        parts.append(f"This configuration does it (memwal-ops run --config FILE):\n\n{configuration}".rstrip())
     return "\n\n".join(parts)
 
 

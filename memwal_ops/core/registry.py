@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.job import POOLS, UNITS, JobSpec
 from memwal_ops.core.options import Options, describe
 from memwal_ops.errors import InvalidUsageError, JobPluginError, NotALanceTableError, TableNotFoundError
+from memwal_ops.text import counted
 from memwal_ops.trial import faults
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def locate(
         StorageError: the store refused or failed, by kind.
     """
     # Imports the clients of stores, which a command that only shows its help does not need.
-    from memwal_ops.storage.locations import resolve  # noqa: PLC0415
+    from memwal_ops.storage.locations import DATABASE_TABLES, resolve  # noqa: PLC0415
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415
 
     location = resolve(uri, storage_options)
@@ -194,6 +195,12 @@ def locate(
             return table_format, location, store
     if not root.objects and not root.directories and not os.path.isfile(location.uri):
         raise TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.")
+    suffix = DATABASE_TABLES.removeprefix("*")
+    if tables := sum(name.endswith(suffix) for name in root.directories):
+        raise NotALanceTableError(
+            f"{location.uri} is no table, but a folder of {counted(tables, 'table')} NAME{suffix}.",
+            remedy="Give one of them; memwal-ops scan --database URI lists what they need.",
+        )
     known = ", ".join(formats())
     raise NotALanceTableError(f"No table found at {location.uri}: the objects there are of no known format ({known}).")
 

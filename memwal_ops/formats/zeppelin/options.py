@@ -46,7 +46,7 @@ class MergeOptions(Options):
         "none",
         "scalar",
         "product",
-        help="Additional codes; by default as in the previous segment.",
+        help="Additional codes; by default as the last segment's.",
     )
     bitmap_field: tuple[str, ...] = texts(metavar="FIELD", help="Also build a bitmap index of this attribute.")
     fts_field: tuple[str, ...] = texts(metavar="FIELD", help="Also build an inverted index of this attribute.")

@@ -125,6 +125,17 @@ def test_what_is_wrong_is_said(
     assert (shown.code, says in shown.err) == (code, True), shown.err
 
 
+def test_a_job_takes_the_name_of_a_table_and_its_catalog(
+    catalog: CatalogServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    by_uri = run_here(capfd, "inspect", _uri(catalog, "a"), *OPTION)
+    named = run_here(capfd, "inspect", "a", "--namespace", _uri(catalog), *OPTION)
+    nested = run_here(capfd, "inspect", "prod/a", "--namespace", f"lance+namespace://rest?uri={catalog.url}", *OPTION)
+    assert (by_uri.code, by_uri.out) == (named.code, named.out) == (nested.code, nested.out)
+    assert by_uri.code == 0
+    assert run_here(capfd, "inspect", "a", "--namespace", catalog.url).code == 2
+
+
 def test_a_wrong_token_is_a_matter_of_credentials(catalog: CatalogServer, capfd: pytest.CaptureFixture[str]) -> None:
     """And is not shown."""
     wrong = "wrong-token-9876543210"

@@ -71,6 +71,17 @@ def test_its_configuration_is_valid_and_has_all_tables(
             assert table.settings.jobs["gc"].apply
 
 
+def test_a_folder_of_tables_is_none(database: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The error names the option for it, and there is no configuration of what is no table."""
+    shown = run_here(capfd, "scan", str(database), str(database / "fine.lance"))
+    assert shown.code == 4
+    assert "is no table, but a folder of 3 tables" in " ".join(shown.out.split())
+    assert "--database" in shown.out
+    assert f'uri: "{database}/fine.lance"' in shown.out
+    assert f'uri: "{database}"' not in shown.out
+    assert "configuration" not in run_here(capfd, "scan", str(database)).out
+
+
 def test_a_broken_table_does_not_hide_the_others(database: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (database / "broken.lance").mkdir()
     (database / "broken.lance/junk").write_text("x")

@@ -186,7 +186,7 @@ def test_what_cannot_be_followed_is_refused(
 ) -> None:
     uri = str(tmp_path / "rows.lance")
     lance.write_dataset(data(np.arange(9), vectors[:9]), uri)
-    done = run_here(capfd, "init", folder, "--format", "lm_diskann", "--table", uri, *options)
+    done = run_here(capfd, "init", folder, "--table", uri, *options)
     assert done.code == 2
     assert why in done.err
     assert not os.path.exists(folder)
