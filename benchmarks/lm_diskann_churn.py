@@ -1,8 +1,9 @@
 """Recall and file size of an index folder under churn: ``python -m benchmarks.lm_diskann_churn --rows 100000``.
 
-Each round deletes a tenth of the rows and inserts as many new ones. One folder is healed, merged and collected after
-each round, the other is merged only. Beside them, a folder that is built anew of the rows of that round: after the
-first, the middle and the last one. Prints Markdown, and writes the charts of docs/formats/lm-diskann.md.
+Each round deletes a tenth of the rows and inserts as many new ones. One folder is healed, merged, compacted and
+collected after each round, the other is merged only. Beside them, a folder that is built anew of the rows of that
+round: after the first, the middle and the last one. Prints Markdown, and writes the charts of
+docs/formats/lm-diskann.md.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def churn(base: str, count: int, dimension: int, rounds: int) -> dict[str, dict[
     healed, plain = (made(f"{base}/{name}.lmd", vectors, rows) for name in ("healed", "plain"))
     found: dict[str, dict[str, list[float]]] = {name: {"healed": [], "not healed": []} for name in ("recall", "size")}
     head("round", "recall@10, healed", "not healed", "built anew", "file, MiB, healed", "not healed", "built anew",
-         "deletes, inserts: CPU ms per row", "catchup, merge, gc: CPU ms per deleted row")  # fmt: skip
+         "deletes, inserts: CPU ms per row", "catchup, merge, compact, gc: CPU ms per deleted row")  # fmt: skip
     for number in range(1, rounds + 1):
         gone = random.choice(rows, step, replace=False)
         fresh = np.arange(count + (number - 1) * step, count + number * step)
@@ -72,7 +73,7 @@ def churn(base: str, count: int, dimension: int, rounds: int) -> dict[str, dict[
                 index.delete(gone)
                 index.insert(fresh, vectors[fresh])
             changed = time.process_time()
-            for job in ("catchup", "merge", "gc") if name == "healed" else ("merge",):
+            for job in ("catchup", "merge", "compact", "gc") if name == "healed" else ("merge",):
                 run_job(folder, job, apply=True)
             if name == "healed":
                 spent = {"changes": changed - began, "jobs": time.process_time() - changed}

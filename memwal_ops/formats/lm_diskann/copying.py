@@ -152,12 +152,12 @@ def _graph(
     each = max(1, PART_BYTES // size)
     with open(os.path.join(path, GRAPH), "rb") as file:
         for first in range(0, slots, each):
-            data = file.read(min(each, slots - first) * size)
-            if len(data) < min(each, slots - first) * size:
-                raise TableCorruptError(f"{GRAPH} in {path} ends before slot {slots}.", remedy=_DAMAGED)
+            count = min(each, slots - first)
+            # gc may cut free slots off the end meanwhile.
+            data = file.read(count * size).ljust(count * size, b"\0")
             part = slice(*np.searchsorted(places, [first, first + each]))
             blocks = np.frombuffer(data, np.uint8).reshape(-1, size)[places[part] - first]
-            _check(blocks, nodes[part], epochs[part], f"{GRAPH} in {path}")
+            check_blocks(blocks, nodes[part], epochs[part], f"{GRAPH} in {path}")
             yield data
             advance(len(data))
 
@@ -168,10 +168,13 @@ def _check_deltas(store: Store, parameters: Parameters, path: str) -> None:
     if any(len(one) != size for one in data):
         raise TableCorruptError(f"A delta block in {path} has a wrong length.", remedy=_DAMAGED)
     blocks = np.frombuffer(b"".join(data), np.uint8).reshape(-1, size)
-    _check(blocks, nodes, epochs, f"{NAME} in {path}")
+    check_blocks(blocks, nodes, epochs, f"{NAME} in {path}")
 
 
-def _check(blocks: NDArray[np.uint8], nodes: NDArray[np.uint64], epochs: NDArray[np.uint64], where: str) -> None:
+def check_blocks(
+    blocks: NDArray[np.uint8], nodes: NDArray[np.uint64], epochs: NDArray[np.uint64], where: str,
+    remedy: str = _DAMAGED,
+) -> None:  # fmt: skip
     """Check that each block is intact, and the version of its node that it should be."""
     if not len(blocks):
         return
@@ -181,7 +184,7 @@ def _check(blocks: NDArray[np.uint8], nodes: NDArray[np.uint64], epochs: NDArray
     at = damaged if damaged >= 0 else int(differ[0]) if len(differ) else -1
     if at >= 0:
         raise TableCorruptError(f"The block of node {nodes[at]} (epoch {epochs[at]}) in {where} is damaged.",
-                                remedy=_DAMAGED)  # fmt: skip
+                                remedy=remedy)  # fmt: skip
 
 
 def _copy_file(source: str, target: str) -> None:

@@ -87,7 +87,7 @@ def merge(index: Index, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iter
             changes = _changes(store, nodes, epochs, versions, followed, horizon)
             if written:
                 publishing.settle(view, step)
-                _write(index.folder, size, changes.moved_slots.astype(np.int64), blocks, step)
+                write_blocks(index.folder, size, changes.moved_slots.astype(np.int64), blocks, step)
             final = _only_newest(changes, followed)
             step("commit the merge to the store", partial(store.commit, final))
             publishing.append(view, replace(final, moved_nodes=changes.moved_nodes, moved_epochs=changes.moved_epochs,
@@ -240,7 +240,8 @@ def _only_newest(changes: Changes, follows: NDArray[np.uint64]) -> Changes:
     )  # fmt: skip
 
 
-def _write(folder: str, size: int, slots: NDArray[np.int64], blocks: NDArray[np.uint8], step: Step) -> None:
+def write_blocks(folder: str, size: int, slots: NDArray[np.int64], blocks: NDArray[np.uint8], step: Step) -> None:
+    """Write blocks into slots that no reader uses, and sync the graph."""
     file = os.open(os.path.join(folder, GRAPH), os.O_WRONLY | os.O_CLOEXEC)
     try:
         step("write blocks into free slots", lambda: write_runs(file, size, slots, blocks))

@@ -41,6 +41,16 @@ class CatchupOptions(WaitOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompactOptions(WaitOptions):
+    """Options of compact."""
+
+    max_bytes: int | None = size(
+        None, minimum=1, shown_default="all",
+        help="Begin no commit after moving that many bytes of blocks; the next run continues.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class GcOptions(CollectOptions, WaitOptions):
     """Options of gc."""
 
@@ -67,6 +77,7 @@ class MaintainOptions(BaseMaintainOptions):
 
     merge: MergeOptions = group(MergeOptions, help="Options of merge.")
     catchup: CatchupOptions = group(CatchupOptions, help="Options of catchup.")
+    compact: CompactOptions = group(CompactOptions, help="Options of compact.")
     gc: GcOptions = group(GcOptions, help="Options of gc.")
 
 

@@ -181,8 +181,8 @@ def _base_sections(store: Store, parameters: Parameters) -> dict[str, NDArray[An
     mapped[nodes] = slots
     history = store.columns(
         "WITH more AS (SELECT node_id, from_epoch, slot, freed_epoch FROM lmd_free_nodes, lmd_metadata "
-        "WHERE freed_epoch > retained_from AND (node_id IN (SELECT node_id FROM lmd_slots) "
-        "OR node_id IN (SELECT node_id FROM lmd_delta_blocks)) "
+        "WHERE freed_epoch > retained_from AND freed_epoch > from_epoch "
+        "AND (node_id IN (SELECT node_id FROM lmd_slots) OR node_id IN (SELECT node_id FROM lmd_delta_blocks)) "
         "UNION ALL SELECT node_id, NULL, NULL, NULL FROM lmd_delta_blocks) "
         "SELECT node_id, from_epoch, slot FROM (SELECT node_id, from_epoch, slot FROM more WHERE slot IS NOT NULL "
         "UNION ALL SELECT node_id, from_epoch, slot FROM lmd_slots WHERE node_id IN (SELECT node_id FROM more)) "

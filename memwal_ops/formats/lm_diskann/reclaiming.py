@@ -96,7 +96,7 @@ def reclaim(index: Index, nodes: NDArray[np.int64], step: Step) -> None:
         wanted=ids,
     )
     state = replace(store.state, epoch=epoch, healed=store.state.healed - len(nodes))
-    _commit(index, Changes(state, retired=np.stack(retired, axis=1).astype(U8), reclaimed=ids), step)
+    commit(index, Changes(state, retired=np.stack(retired, axis=1).astype(U8), reclaimed=ids), step)
 
 
 def tail(store: Store, folder: str, size: int, horizon: int) -> tuple[int, int]:
@@ -119,13 +119,16 @@ def trim(index: Index, horizon: int, step: Step) -> int:
     kept, beyond = tail(store, index.folder, size, horizon)
     if kept < store.state.slot_count:
         state = replace(store.state, epoch=store.state.epoch + 1, slot_count=kept)
-        _commit(index, Changes(state, taken=np.arange(kept, store.state.slot_count).astype(U8)), step)
+        commit(index, Changes(state, taken=np.arange(kept, store.state.slot_count).astype(U8)), step)
     if beyond:
+        # After a crash of the machine, an older view would lead readers to blocks that are cut off.
+        publishing.settle(index.view, step)
         step("trim the graph", partial(_truncate, os.path.join(index.folder, GRAPH), kept * size))
     return beyond
 
 
-def _commit(index: Index, changes: Changes, step: Step) -> None:
+def commit(index: Index, changes: Changes, step: Step) -> None:
+    """Commit to the store, and publish the commit."""
     store = index.writable()
     step("commit to the store", lambda: store.commit(changes))
     publishing.append(index.view, changes, step)

@@ -8,6 +8,7 @@ from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job
 from memwal_ops.formats.lm_diskann.options import (
     CatchupOptions,
+    CompactOptions,
     GcOptions,
     InitOptions,
     InspectOptions,
@@ -79,6 +80,33 @@ runbooks/README.md.""",
         "nodes_healed": MetricSpec("count", "Deleted nodes that were taken out of the graph.", "run"),
     },
 )
+COMPACT = JobSpec(
+    name="compact",
+    summary="Move blocks into free slots of the graph, so that gc can cut its end off.",
+    help="""Move blocks from the end of the graph of the index folder at URI into free slots. gc then cuts the end off.
+
+In batches: each is written to slots that no reader uses, synced, and then committed. Nothing is moved if less than a
+twentieth of the slots can be spared. Safe to kill and to run again; readers are not affected. Waits for another writer
+or job.
+
+\b
+Examples:
+  memwal-ops compact vectors.lmd --dry-run
+  memwal-ops compact vectors.lmd --max-bytes 1GiB
+
+Exit codes: 0 compacted, unchanged or dry_run; 9 a block is damaged; 57 busy; others: runbooks/README.md.""",
+    options=CompactOptions,
+    load=f"{_JOBS}.compact",
+    after=frozenset({"merge", "catchup"}),
+    enabled=True,
+    every=timedelta(hours=6),
+    when="free_percent >= 10",
+    hung_after=timedelta(hours=1),
+    metrics={
+        "free_percent": MetricSpec("count", "Percentage of the graph's slots that compact and gc can give back."),
+        "bytes_compacted": MetricSpec("bytes", "Bytes of blocks that compact moved.", "run"),
+    },
+)
 GC = JobSpec(
     name="gc",
     summary="Plan what can go: healed nodes, the end of the graph, old views; with --apply, delete it.",
@@ -99,7 +127,7 @@ others: runbooks/README.md.""",
     load=f"{_JOBS}.gc",
     pool="collect",
     deletes=True,
-    after=frozenset({"merge", "catchup"}),
+    after=frozenset({"merge", "catchup", "compact"}),
     every=timedelta(hours=1),
     when="healed_nodes >= 10000",
     metrics={
@@ -154,7 +182,7 @@ Exit codes: 0 copied, unchanged or dry_run; 9 the index or the copy is damaged; 
     in_maintain=False,
 )
 MAINTAIN = maintain_job(
-    summary="Run merge, catchup and gc, in that order.",
+    summary="Run merge, catchup, compact and gc, in that order.",
     options=MaintainOptions,
 )
 WHY = read_only_job(

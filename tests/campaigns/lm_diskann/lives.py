@@ -7,13 +7,15 @@ DuckDB syncs its own commits.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwal_ops import open_table, run_job
 from memwal_ops.formats import lm_diskann
+from memwal_ops.formats.lm_diskann import compacting
 from memwal_ops.formats.lm_diskann.library import Index
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_sound
@@ -66,6 +68,7 @@ class Life:
     content: Content
     left: int = -1
     kills: int = 0
+    moved: int = 0
 
     def step(self, name: str, act: Callable[[], Any]) -> Any:
         """Carry out a durable step, or be killed before it."""
@@ -82,8 +85,11 @@ class Life:
         crash = bool(self.random.random() < 0.4)
         done = False
         try:
-            with Index(self.folder, step=self.step) as index:
-                self._change(index, after)
+            if self.random.random() < 0.3:
+                self._maintain()
+            else:
+                with Index(self.folder, step=self.step) as index:
+                    self._change(index, after)
             done = True
         except Killed:
             self.kills += 1
@@ -98,6 +104,13 @@ class Life:
         assert seen is None or done or seen in (before, found), "what a reader saw is not taken back"
         check_sound(self.folder)
         self.content = found
+
+    def _maintain(self) -> None:
+        job = ("catchup", "compact", "compact", "gc")[self.random.integers(4)]
+        options: dict[str, Any] = {"catchup": {"batch": 20}, "compact": {"max_bytes": 1 << 20}}.get(job, {})
+        table: Any = replace(open_table(self.folder), steps=self.step)  # type: ignore[type-var]
+        report = run_job(table, job, apply=True, **options)
+        self.moved += report.to_json()["blocks"] if job == "compact" else 0
 
     def _change(self, index: Index, after: Content) -> None:
         if self.random.random() < 0.4:
@@ -123,11 +136,12 @@ def prepare(folder: str) -> Content:
     return dict(enumerate(map(tuple, vectors.tolist())))
 
 
-def live(folder: str, content: Content, seed: int, patch: pytest.MonkeyPatch, operations: int = 12) -> int:
-    """One life; the number of times that it was killed. AssertionError, or an error of the index: something is wrong.
+def live(folder: str, content: Content, seed: int, patch: pytest.MonkeyPatch, operations: int = 12) -> Life:
+    """One life, of which the number of kills counts. AssertionError, or an error of the index: something is wrong.
 
     A registered reader stays on the epoch at which it began, and must read it until the next one comes.
     """
+    patch.setattr(compacting, "WORTH", 0)
     life = Life(folder, np.random.default_rng(seed), Disk(folder, patch), content)
     for _ in range(operations // 4):
         with lm_diskann.open(folder, read_only=True, cache_bytes=0) as reader:
@@ -142,4 +156,4 @@ def live(folder: str, content: Content, seed: int, patch: pytest.MonkeyPatch, op
             assert all(row in rows for row in found[:, 0].tolist())
             near = np.array([rows[row] for row in found[:, 0].tolist()], np.float32)
             assert np.allclose(distances[:, 0], ((near - queries) ** 2).sum(1), atol=1e-3)
-    return life.kills
+    return life

@@ -41,7 +41,7 @@ def newer_delta_deleted(patch: pytest.MonkeyPatch) -> None:
 
 def view_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     """Readers are told of a commit before the store has it."""
-    carry_out = Life.step
+    carry_out, once = Life.step, Life.once
     late: list[tuple[str, Callable[[], Any]]] = []
 
     def step(self: Life, name: str, act: Callable[[], Any]) -> Any:
@@ -53,7 +53,12 @@ def view_before_the_commit(patch: pytest.MonkeyPatch) -> None:
             carry_out(self, *late.pop())
         return done
 
+    def forgotten(self: Life) -> None:
+        late.clear()  # what a killed process did not commit
+        once(self)
+
     patch.setattr(Life, "step", step)
+    patch.setattr(Life, "once", forgotten)
 
 
 def view_never_republished(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from memwal_ops.errors import MemwalOpsError
-from tests.campaigns.lm_diskann.lives import Content, live, prepare
+from tests.campaigns.lm_diskann.lives import Content, Life, live, prepare
 from tests.campaigns.lm_diskann.planted import PLANTED
 from tests.support.lm_diskann.fixtures import compile_kernels
 from tests.support.seeds import CAMPAIGN_SEED, env_number
@@ -31,20 +31,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Content]:
     return folder, prepare(str(folder))
 
 
-def _live(prepared: tuple[Path, Content], tmp_path: Path, seed: int) -> int:
+def _live(prepared: tuple[Path, Content], tmp_path: Path, seed: int) -> Life:
     folder = tmp_path / f"{seed}.lmd"
     shutil.copytree(prepared[0], folder)
     with pytest.MonkeyPatch.context() as patch:
-        kills = live(str(folder), prepared[1], seed, patch)
+        life = live(str(folder), prepared[1], seed, patch)
     shutil.rmtree(folder)
-    return kills
+    return life
 
 
 @pytest.mark.req("S2-003", "S2-011", "S2-035", "S2-049", "S2-067", "S2-078", "S2-090", "S2-091", "S2-093")
 @pytest.mark.timeout(3600)
 def test_random_lives(prepared: tuple[Path, Content], tmp_path: Path) -> None:
-    kills = sum(_live(prepared, tmp_path, CAMPAIGN_SEED * 1000 + one) for one in range(LIVES))
-    assert kills >= LIVES
+    lives = [_live(prepared, tmp_path, CAMPAIGN_SEED * 1000 + one) for one in range(LIVES)]
+    assert sum(life.kills for life in lives) >= LIVES
+    assert sum(life.moved > 0 for life in lives) >= LIVES // 4, "compact moved something in many of them"
 
 
 @pytest.mark.timeout(3600)

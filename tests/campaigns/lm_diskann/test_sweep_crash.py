@@ -1,4 +1,4 @@
-"""catchup and gc, ended before and after each durable step: nothing is lost, and the next run completes it."""
+"""catchup, compact and gc, ended before and after each durable step: nothing is lost, and the next run completes it."""
 
 from __future__ import annotations
 
@@ -84,6 +84,36 @@ def test_catchup_ended_at_each_step(made: str, vectors: np.ndarray) -> None:
             assert index.view.state.healed == 61
             found, _ = index.search(vectors[LIVE], k=1, L=100)
             assert (found[:, 0] == LIVE).mean() >= 0.99
+
+
+def test_compact_ended_at_each_step(made: str, vectors: np.ndarray) -> None:
+    """Then gc cuts the end off, and nothing of what is read has changed; a reader from before reads on."""
+    for job in ("catchup", "merge"):
+        run(made, job)
+    backup = f"{made}.backup"
+    shutil.copytree(made, backup)
+    report, steps = run(made, "compact")
+    assert report is not None
+    moved = report.to_json()["blocks"]
+    assert moved > 100
+    names = {"write blocks into free slots", "sync the graph", "commit to the store", "publish the view"}
+    assert names <= {*steps.names}
+    kills = 0
+    for last in range(steps.count):
+        shutil.rmtree(made)
+        shutil.copytree(backup, made)
+        with lm_diskann.open(made, read_only=True, cache_bytes=0) as reader:
+            kills += run(made, "compact", last)[0] is None  # fewer steps than without a reader
+            check_rows(made, {int(row): vectors[row] for row in LIVE})
+            run(made, "gc")
+            found, _ = reader.search(vectors[LIVE], k=1, L=100)
+            assert (found[:, 0] == LIVE).mean() >= 0.99
+        run(made, "compact")
+        run(made, "gc")
+        check_rows(made, {int(row): vectors[row] for row in LIVE})
+        check_sound(made)
+        assert os.path.getsize(f"{made}/graph.lmd") <= 1.1 * len(LIVE) * 4096
+    assert kills > len(names)
 
 
 @pytest.mark.req("S2-041", "S2-089", "S2-094")

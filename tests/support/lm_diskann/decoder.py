@@ -98,7 +98,15 @@ class View:
         self.entries = [tuple(one) for one in np.array(_u8(base.get("entries")), np.uint64).reshape(-1, 3).tolist()]
         slots = enumerate(_u4(base.get("slots")))
         self.placed: list[tuple[int, int | None, int]] = [(node, None, at) for node, at in slots if at != 0xFFFFFFFF]
-        self.placed += np.array(_u8(base.get("history")), np.uint64).reshape(-1, 3).tolist()
+        history = [tuple(one) for one in np.array(_u8(base.get("history")), np.uint64).reshape(-1, 3).tolist()]
+        several = {node for node, _, _ in history}
+        self._at = {
+            (node, epoch): slot for node, epoch, slot in [*self.placed, *history] if epoch or node not in several
+        }
+        self._left: set[tuple[int, int | None, int]] = set()
+        self._left_at: dict[int, int] = {}
+        self._base_epoch = base["epoch"]
+        self.placed += history
         self._deltas(base, _u8(base.get("depochs")))
         self._state(base)
         log = (folder.path / f"view/{number:016d}.log").read_bytes()
@@ -109,6 +117,7 @@ class View:
             at += frame["length"]
         # A slot that was freed since the base may hold another node by now: whoever came last is in it,
         # or one that a merge wrote and did not commit; or gc has cut it off.
+        self.placed = [one for one in self.placed if one not in self._left]
         last = {slot: number for number, (_, _, slot) in enumerate(self.placed)}
         overwritten = set()
         for number in sorted(last.values()):
@@ -141,7 +150,15 @@ class View:
 
     def _apply(self, frame: dict[str, Any]) -> None:
         self._deltas(frame, [frame["epoch"]] * len(_u8(frame.get("dnodes"))))
-        self.placed += np.array(_u8(frame.get("moves")), np.uint64).reshape(-1, 3).tolist()
+        for node, epoch, slot in np.array(_u8(frame.get("moves")), np.uint64).reshape(-1, 3).tolist():
+            # Views before a move lead to the old slot, and are given up first.
+            assert self._left_at.get(slot, 0) <= self.retained, f"slot {slot} was used again too early"
+            for known in (epoch, *((None,) if epoch <= self._base_epoch else ())):
+                if (old := self._at.pop((node, known), None)) is not None:
+                    self._left.add((node, known, old))
+                    self._left_at[old] = frame["epoch"]
+            self._at[node, epoch] = slot
+            self.placed.append((node, epoch, slot))
         self.rows += [*zip(_i8(frame.get("rows")), _u4(frame.get("rownodes")), strict=True)]
         self.dead |= dict.fromkeys(_u4(frame.get("dead")), frame["epoch"])
         gone = {*_u4(frame.get("gone"))}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.formats.lm_diskann.files import GRAPH
 from memwal_ops.formats.lm_diskann.jobs.catchup import backlog as catchup_backlog
+from memwal_ops.formats.lm_diskann.jobs.compact import backlog as compact_backlog
 from memwal_ops.formats.lm_diskann.jobs.gc import backlog as gc_backlog
 from memwal_ops.formats.lm_diskann.jobs.merge import backlog as merge_backlog
 from memwal_ops.formats.lm_diskann.locks import lowest_reader
@@ -51,7 +52,8 @@ class Report:
                 f"LM-DiskANN index, epoch {found['revision']}: {state['live']:,} rows ({graph}).",
                 f"  {fixed['dimension']} dimensions, {fixed['metric']}, R {fixed['links']}, L {fixed['search_list']}, "
                 f"alpha {fixed['alpha']:g}, {fixed['quantizer']}.",
-                f"  Blocks of {fixed['block_size']:,} bytes; graph.lmd has {found['graph_bytes']:,} bytes.",
+                f"  Blocks of {fixed['block_size']:,} bytes; graph.lmd has {found['graph_bytes']:,} bytes "
+                f"({waits['free_percent']:.1f} % of it can be given back).",
                 f"  {waits['delta_blocks']:,.0f} unmerged delta blocks ({waits['dirty_percent']:.1f} % of the nodes).",
                 f"  {waits['unhealed_nodes']:,.0f} deleted nodes are not healed ({waits['unhealed_percent']:.1f} %).",
                 f"  {kept}; lowest reader: {found['lowest_reader'] or 'none'}.",
@@ -87,7 +89,12 @@ def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
             },
             "state": asdict(table.state),
             "exact": not table.state.codebook_id,
-            "backlog": {**merge_backlog(table), **catchup_backlog(table), **gc_backlog(table)},
+            "backlog": {
+                **merge_backlog(table),
+                **catchup_backlog(table),
+                **compact_backlog(table),
+                **gc_backlog(table),
+            },
             "view": table.view_number,
             "graph_bytes": os.path.getsize(os.path.join(table.location.uri, GRAPH)),
             "lowest_reader": lowest_reader(table.location.uri),

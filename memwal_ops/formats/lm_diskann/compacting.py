@@ -1,0 +1,157 @@
+"""Compact the graph: move blocks from its end into free slots, so that gc can cut the end off.
+
+A moved block is the same version of its node in another slot. The order is that of a merge: blocks are written into
+slots that no reader uses, and synced; one commit of the store updates the map and retires the old slots; then the view
+is published. Views from before that commit lead to the old slot, so it is used again, or cut off, once no reader is
+below it. Killed before the commit, nothing has changed; after it, the next run publishes the view.
+
+Blocks of healed nodes go behind all others, where there is a free slot: gc takes them next.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwal_ops.formats.lm_diskann import merging, publishing, reclaiming
+from memwal_ops.formats.lm_diskann.changes import U8, Changes
+from memwal_ops.formats.lm_diskann.copying import check_blocks
+from memwal_ops.formats.lm_diskann.files import GRAPH
+from memwal_ops.formats.lm_diskann.slots import needed_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.files import Step
+    from memwal_ops.formats.lm_diskann.library import Index
+    from memwal_ops.formats.lm_diskann.store import Store
+
+WORTH = 0.05
+"""The share of slots that must be free: with fewer, nothing is moved, and they are space for the next merges."""
+_REMEDY = "Run memwal-ops verify, and repair the folder or restore it; this block was not moved."
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The result of one commit: number of blocks, their bytes, and the epoch."""
+
+    blocks: int
+    bytes: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks that can be moved, by ascending slot, and where to.
+
+    Attributes:
+        nodes, slots, epochs: the newest versions of nodes, where those are in the graph.
+        healed: which of them gc will take.
+        free: slots that no reader needs, ascending.
+    """
+
+    nodes: NDArray[np.uint64]
+    slots: NDArray[np.int64]
+    epochs: NDArray[np.uint64]
+    healed: NDArray[np.bool_]
+    free: NDArray[np.int64]
+
+    @property
+    def misplaced(self) -> int:
+        """The number of blocks that are moved, if no slot is in use otherwise."""
+        kept = int((~self.healed).sum())
+        return int(((self.slots < kept) == self.healed).sum())
+
+    def moves(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Blocks (positions) that can be moved now, the last ones first, and their new slots.
+
+        Blocks that stay go into the lowest free slots, the last block first; those of healed nodes that are among the
+        first slots go behind. Their old slots are free for a next commit: until there are no moves.
+        """
+        stay = np.flatnonzero(~self.healed)[::-1]
+        most = min(len(stay), len(self.free))
+        down = int((self.free[:most] < self.slots[stay[:most]]).sum())
+        behind = self.free[down:][self.free[down:] >= len(stay)]
+        front = np.flatnonzero(self.healed & (self.slots < len(stay)))
+        most = min(len(front), len(behind))
+        return np.concatenate([stay[:down], front[:most]]), np.concatenate([self.free[:down], behind[:most]])
+
+
+def blocks(store: Store, horizon: int) -> Blocks:
+    """What can be moved, if slots that were freed at ``horizon`` or before may be used."""
+    nodes, slots, epochs = store.newest_in_graph()
+    [free] = store.columns(f"SELECT slot FROM lmd_free_nodes WHERE freed_epoch <= {horizon} ORDER BY slot")
+    [healed] = store.columns("SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed'")
+    return Blocks(nodes, slots.astype(np.int64), epochs, np.isin(nodes, healed), free.astype(np.int64))
+
+
+def spare(store: Store) -> int:
+    """The number of slots that a new graph of the same nodes, without the healed ones, would not have."""
+    [kept] = store.columns(f"SELECT count(*) FROM ({_KEPT})")
+    return store.state.slot_count - int(kept[0])
+
+
+def reclaimable(store: Store, folder: str, size: int) -> int:
+    """The bytes at the end of the graph that gc can cut off now, once it has taken the healed nodes."""
+    needed = needed_from(folder, store.state.epoch)
+    [last] = store.columns(
+        f"SELECT coalesce(max(slot) + 1, 0)::UBIGINT FROM ({_KEPT} UNION ALL SELECT slot FROM lmd_free_nodes "
+        f"WHERE freed_epoch > {needed})"
+    )
+    return max(0, os.path.getsize(os.path.join(folder, GRAPH)) - int(last[0]) * size)
+
+
+_KEPT = "SELECT slot FROM lmd_slots WHERE node_id NOT IN (SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed')"
+
+
+def compact(index: Index, max_bytes: int | None, step: Step) -> Iterator[Batch]:
+    """Move blocks until there is nothing to move; each batch is committed and published when it is yielded.
+
+    Args:
+        index: writable, without an open transaction.
+        max_bytes: no commit begins after that many bytes were moved; None: all.
+        step: carries out durable steps.
+
+    Raises:
+        TableCorruptError: a block that would be moved is damaged; earlier commits are kept.
+    """
+    store, size = index.writable(), index.parameters.layout.block_size
+    if spare(store) < WORTH * store.state.slot_count:
+        return
+    left = float("inf") if max_bytes is None else max_bytes
+    while left > 0:
+        found = blocks(store, merging.give_up(index, step))
+        which, to = (one[: max(1, int(min(left, merging.BATCH)) // size)] for one in found.moves())
+        if not len(which):
+            return
+        nodes, epochs = found.nodes[which], found.epochs[which]
+        data = _read(index.folder, size, found.slots[which], nodes, epochs)
+        publishing.settle(index.view, step)
+        merging.write_blocks(index.folder, size, to, data, step)
+        epoch = store.state.epoch + 1
+        # No epoch reads the old slot as a version: those below this commit find it in the new slot, too.
+        over = np.full(len(which), epoch, U8)
+        changes = Changes(
+            replace(store.state, epoch=epoch), moved_nodes=nodes, moved_epochs=epochs, moved_slots=to.astype(U8),
+            retired=np.stack([found.slots[which].astype(U8), nodes, over, over], axis=1), taken=to.astype(U8),
+        )  # fmt: skip
+        reclaiming.commit(index, changes, step)
+        left -= len(which) * size
+        yield Batch(len(which), len(which) * size, epoch)
+
+
+def _read(
+    folder: str, size: int, slots: NDArray[np.int64], nodes: NDArray[np.uint64], epochs: NDArray[np.uint64]
+) -> NDArray[np.uint8]:
+    """The blocks in these slots, [n, size], all intact."""
+    data = np.zeros((len(slots), size), np.uint8)
+    with open(os.path.join(folder, GRAPH), "rb") as graph:
+        for at in np.argsort(slots).tolist():
+            os.preadv(graph.fileno(), [data[at]], int(slots[at]) * size)
+    check_blocks(data, nodes, epochs, f"{GRAPH} in {folder}", _REMEDY)
+    return data
