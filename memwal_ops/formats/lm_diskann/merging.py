@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 BATCH = 64 << 20
 _MUCH = 16 << 20
-_LARGE_SHARE = 16
+_LARGE_SHARE = 4
 
 
 @dataclass(frozen=True)
