@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +14,15 @@ import click
 
 from memwal_ops.cli.main import cli
 from memwal_ops.core.options import Kind, Option, describe
-from memwal_ops.core.registry import all_job_specs
+from memwal_ops.core.registry import JOBS, all_job_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from memwal_ops.core.job import JobSpec
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+_ROOT = Path(__file__).resolve().parent.parent
+PAGE = _ROOT / "docs" / "cli.md"
 _HEAD = """# Commands
 
 Generated from the commands' own options by `make docs`; do not edit. [jobs.md](jobs.md) explains what the jobs do;
@@ -42,7 +45,14 @@ _UNITS = {Kind.SIZE: "size", Kind.DURATION: "span of time", Kind.COUNT: "whole n
 
 
 def page() -> str:
-    """The whole page."""
+    """The whole page.
+
+    Raises:
+        SystemExit: the jobs that are installed are not those of pyproject.toml.
+    """
+    named = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"][JOBS]
+    if {*named} != {entry.name for entry in distribution("memwal-ops").entry_points.select(group=JOBS)}:
+        sys.exit("the jobs of pyproject.toml are not those installed; run pip install -e . first")
     jobs = all_job_specs()
     parts = [_HEAD, _JOBS]
     for name, specs in sorted(jobs.items()):
