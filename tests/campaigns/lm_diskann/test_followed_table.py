@@ -49,6 +49,7 @@ tables:
     jobs:
       catchup: {{when: versions_behind >= 1}}
       merge: {{when: delta_bytes >= 100000}}
+      compact: {{schedule: 5s}}
       gc: {{apply: true, schedule: 5s}}
 """)
     return str(path)

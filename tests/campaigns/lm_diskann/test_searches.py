@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 ROWS, SEARCHERS = 1100, 2
-JOBS = [("merge", "--max-bytes", "256KiB"), ("catchup",), ("gc", "--apply")]
+JOBS = [("merge", "--max-bytes", "256KiB"), ("catchup",), ("compact", "--max-bytes", "4MiB"), ("gc", "--apply")]
 SECONDS = env_number("LM_DISKANN_SECONDS", 20)
 
 
@@ -73,7 +73,7 @@ def test_no_answer_is_wrong(folder: str, tmp_path: Path, ended: list[subprocess.
         kills += 2
         for searcher, log in zip(searchers, logs, strict=True):
             assert searcher.poll() is None, log.read_text()
-    for name, options in (("catchup", {}), ("merge", {}), ("gc", {"apply": True})):
+    for name, options in (("catchup", {}), ("merge", {}), ("compact", {}), ("gc", {"apply": True})):
         assert run_job(folder, name, **options).exit_code == 0
         check_sound(folder)
     print(f"{kills} kills, {[log.read_text().splitlines()[-1] for log in logs]} searches")  # noqa: T201 - for the note
