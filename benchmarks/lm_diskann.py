@@ -318,13 +318,14 @@ def merge(name: str, folder: str) -> dict[str, float]:
     path = f"{folder}/vectors.lmd"
     began = time.perf_counter()
     with duckdb.connect(f"{path}/diskann_store.duckdb", read_only=True) as store:
-        blocks = [one for (one,) in store.execute("SELECT data FROM lmd_delta_blocks ORDER BY node_id").fetchall()]
+        table = store.sql("SELECT data FROM lmd_delta_blocks").to_arrow_table()
+    blocks = [chunk.buffers()[2] for chunk in table.column("data").chunks]
     with open(f"{folder}/floor", "wb") as file:
         file.writelines(blocks)
         file.flush()
         os.fsync(file.fileno())
-    floor, size, count = time.perf_counter() - began, sum(map(len, blocks)), len(blocks)
-    del blocks
+    floor, size, count = time.perf_counter() - began, table.column("data").nbytes, len(table)
+    del table, blocks
     with Index(path, overlay_bytes=0) as index:
         idle, began = _rss(), time.perf_counter()
         merged = index.merge()

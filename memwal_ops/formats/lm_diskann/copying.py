@@ -20,7 +20,7 @@ from memwal_ops.formats.lm_diskann.copies import PART_BYTES, read_parts
 from memwal_ops.formats.lm_diskann.destinations import Identity, LocalFolder, destination_of
 from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, VIEW, io_error, plainly
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
-from memwal_ops.formats.lm_diskann.kernels.checksum import first_damaged
+from memwal_ops.formats.lm_diskann.kernels.checksum import intact
 from memwal_ops.formats.lm_diskann.library import WAIT
 from memwal_ops.formats.lm_diskann.locks import Reader, WriterLock
 from memwal_ops.formats.lm_diskann.source import FOLLOW
@@ -163,11 +163,11 @@ def _graph(
 
 
 def _check_deltas(store: Store, parameters: Parameters, path: str) -> None:
-    [nodes, epochs], data = store.blobs("SELECT node_id, commit_epoch, data FROM lmd_delta_blocks")
-    size = parameters.layout.block_size
-    if any(len(one) != size for one in data):
+    [nodes, epochs], blocks, fits = store.blocks(
+        "SELECT node_id, commit_epoch, data FROM lmd_delta_blocks", parameters.layout.block_size
+    )
+    if not fits.all():
         raise TableCorruptError(f"A delta block in {path} has a wrong length.", remedy=_DAMAGED)
-    blocks = np.frombuffer(b"".join(data), np.uint8).reshape(-1, size)
     check_blocks(blocks, nodes, epochs, f"{NAME} in {path}")
 
 
@@ -179,10 +179,10 @@ def check_blocks(
     if not len(blocks):
         return
     head = headers(blocks)
-    damaged = first_damaged(np.ascontiguousarray(blocks).view(np.uint64), len(blocks))
-    differ = np.flatnonzero((head["node_id"] != nodes) | (head["creation_epoch"] != epochs))
-    at = damaged if damaged >= 0 else int(differ[0]) if len(differ) else -1
-    if at >= 0:
+    right = intact(np.ascontiguousarray(blocks).view(np.uint64))
+    damaged = np.flatnonzero(~right | (head["node_id"] != nodes) | (head["creation_epoch"] != epochs))
+    if len(damaged):
+        at = int(damaged[0])
         raise TableCorruptError(f"The block of node {nodes[at]} (epoch {epochs[at]}) in {where} is damaged.",
                                 remedy=remedy)  # fmt: skip
 

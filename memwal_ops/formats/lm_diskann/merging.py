@@ -20,9 +20,10 @@ from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.changes import U8, Changes
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync
+from memwal_ops.formats.lm_diskann.kernels.checksum import intact
 from memwal_ops.formats.lm_diskann.slots import Slots, needed_from
 from memwal_ops.formats.lm_diskann.transaction import write_runs
-from memwal_ops.formats.lm_diskann.wire.blocks import checksum, headers
+from memwal_ops.formats.lm_diskann.wire.blocks import headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,22 +165,19 @@ def _read(store: Store, size: int, max_bytes: int, after: int, horizon: int, bad
     follows = _followers(nodes, epochs, slotted, from_epoch)
     needed = np.flatnonzero(follows > horizon)
     # Sorted here: DuckDB would sort the blocks themselves.
-    [found], data = store.blobs(
-        "SELECT rowid, data FROM lmd_delta_blocks WHERE rowid IN (SELECT id FROM chosen)", chosen=places[needed]
+    [found], blocks, fits = store.blocks(
+        "SELECT rowid, data FROM lmd_delta_blocks WHERE rowid IN (SELECT id FROM chosen)", size, chosen=places[needed]
     )
-    blocks = dict(zip(found.tolist(), data, strict=True))
-    for at in needed.tolist():
-        why = _damage(blocks[places[at]], size, int(nodes[at]), int(versions[at]), int(epochs[at]), int(sums[at]))
-        if why is not None:
-            bad[int(nodes[at])] = Bad(int(nodes[at]), why)
+    order = np.argsort(found)
+    rows = order[np.searchsorted(found[order], places[needed])]
+    at = np.empty_like(needed)
+    at[rows] = needed
+    for row, why in _damage(blocks, fits, nodes[at], versions[at], epochs[at], sums[at]):
+        bad[int(nodes[at[row]])] = Bad(int(nodes[at[row]]), why)
     good = ~np.isin(nodes, np.array([*bad], U8))
     written = needed[good[needed]]
-    joined = b"".join(blocks[place] for place in places[written].tolist())
     merged = np.stack([nodes[good], versions[good]], axis=1)
-    return (
-        int(wanted[-1]), nodes[written], epochs[written], merged, follows[written],
-        np.frombuffer(joined, np.uint8).reshape(len(written), size),
-    )  # fmt: skip
+    return int(wanted[-1]), nodes[written], epochs[written], merged, follows[written], blocks[rows[good[needed]]]
 
 
 _NOT_YET = np.iinfo(np.uint64).max
@@ -199,16 +197,21 @@ def _followers(
     return found[: len(nodes)]
 
 
-def _damage(block: bytes, size: int, node: int, version: int, epoch: int, stored: int) -> str | None:
-    """The damage of a delta row; None: none."""
-    if len(block) != size:
-        return f"its delta block has {len(block)} bytes, not {size}"
-    head = headers(np.frombuffer(block, np.uint8).reshape(1, -1))[0]
-    if checksum(block) != stored or head["checksum"] != stored:
-        return "its delta block is damaged: bad checksum"
-    if (head["node_id"], head["version"], head["creation_epoch"]) != (node, version, epoch):
-        return "its delta block is that of another node or version"
-    return None
+def _damage(
+    blocks: NDArray[np.uint8], fits: NDArray[np.bool_], nodes: NDArray[np.uint64], versions: NDArray[np.uint64],
+    epochs: NDArray[np.uint64], sums: NDArray[np.uint64],
+) -> Iterator[tuple[int, str]]:  # fmt: skip
+    """The damaged of the delta blocks, each by its row and what is wrong; the other columns are those beside it."""
+    heads = headers(blocks)
+    right = intact(blocks.view(np.uint64)) & (heads["checksum"] == sums)
+    own = (heads["node_id"] == nodes) & (heads["version"] == versions) & (heads["creation_epoch"] == epochs)
+    for row in np.flatnonzero(~(fits & right & own)).tolist():
+        if not fits[row]:
+            yield row, f"its delta block does not have the {blocks.shape[1]} bytes of a block"
+        elif not right[row]:
+            yield row, "its delta block is damaged: bad checksum"
+        else:
+            yield row, "its delta block is that of another node or version"
 
 
 def _changes(

@@ -202,18 +202,14 @@ def _base_sections(store: Store, parameters: Parameters) -> dict[str, NDArray[An
         "entries": np.stack([entries[0], entries[1], _or_never(entries[2])], axis=1).astype(U8),
     }
     if store.state.codebook_id:
-        _, [book] = store.blobs(
-            "SELECT codebook_id, data FROM lmd_codebooks WHERE codebook_id = (SELECT codebook_id FROM lmd_metadata)"
-        )
-        sections["codebook"] = np.frombuffer(book, np.uint8)
-    [delta, epochs], blocks = store.blobs(
-        "SELECT node_id, commit_epoch, data FROM lmd_delta_blocks ORDER BY node_id, commit_epoch"
+        sections["codebook"] = store.codebook()
+    # A damaged one is kept, and reported by merge and verify; here only its length must fit.
+    [delta, epochs], blocks, _ = store.blocks(
+        "SELECT node_id, commit_epoch, data FROM lmd_delta_blocks ORDER BY node_id, commit_epoch",
+        parameters.layout.block_size,
     )
     if len(delta):
-        size = parameters.layout.block_size
-        # A damaged one is kept, and reported by merge and verify; here only its length must fit.
-        whole = b"".join(block[:size].ljust(size, b"\0") for block in blocks)
-        sections |= {"dnodes": delta.astype(U8), "depochs": epochs.astype(U8), "blocks": np.frombuffer(whole, np.uint8)}
+        sections |= {"dnodes": delta.astype(U8), "depochs": epochs.astype(U8), "blocks": blocks.reshape(-1)}
     return sections
 
 

@@ -356,12 +356,14 @@ class Transaction:
 
 def write_runs(file: int, size: int, slots: NDArray[np.int64], blocks: NDArray[np.uint8]) -> None:
     """Write blocks into slots, ascending; adjacent slots in one write."""
-    order = np.argsort(slots, kind="stable")
-    ascending = slots[order]
+    ascending = slots
+    if np.any(slots[1:] < slots[:-1]):
+        order = np.argsort(slots, kind="stable")
+        ascending, blocks = slots[order], blocks[order]
     edges = np.flatnonzero(np.diff(ascending) != 1) + 1
     for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(slots)], strict=True):
         if last > first:
-            write_all(file, np.ascontiguousarray(blocks[order[first:last]]), int(ascending[first]) * size)
+            write_all(file, blocks[first:last], int(ascending[first]) * size)
 
 
 def _pairs(found: list[Any]) -> NDArray[np.uint64]:

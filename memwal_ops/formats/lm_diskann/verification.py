@@ -17,7 +17,7 @@ from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
 from memwal_ops.formats.lm_diskann import remapping
 from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.files import GRAPH
-from memwal_ops.formats.lm_diskann.kernels.checksum import first_damaged
+from memwal_ops.formats.lm_diskann.kernels.checksum import intact
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED, headers
@@ -144,20 +144,17 @@ class Check:
         size, first_time = self.parameters.layout.block_size, not self.found.blocks
         last = -1
         while True:
-            [nodes, epochs], data = self.store.blobs(
+            [nodes, epochs], whole, fits = self.store.blocks(
                 "SELECT node_id, commit_epoch, data FROM lmd_delta_blocks WHERE node_id IN (SELECT DISTINCT "
                 f"node_id FROM lmd_delta_blocks WHERE node_id >= {last + 1} ORDER BY node_id LIMIT {_CHUNK}) "
-                "ORDER BY node_id, commit_epoch"
+                "ORDER BY node_id, commit_epoch",
+                size,
             )
             if not len(nodes):
                 break
             last = int(nodes[-1])
             slotted = self._newer_slots(nodes)
             keep = np.append(nodes[1:] != nodes[:-1], True) & (epochs > slotted)
-            whole = np.zeros((len(nodes), size), np.uint8)
-            fits = np.array([len(one) == size for one in data])
-            for at, one in enumerate(data):
-                whole[at, : min(size, len(one))] = np.frombuffer(one, np.uint8)[:size]
             yield from self._checked(whole, nodes, epochs, keep & fits, report=first_time)
             if first_time:
                 lost = np.flatnonzero(~fits)
@@ -194,25 +191,23 @@ class Check:
         report: bool,
     ) -> Iterator[NDArray[np.uint8]]:
         """The intact ones of the wanted blocks."""
-        good = wanted.copy()
-        words = np.ascontiguousarray(blocks).view(np.uint64)
-        for at in np.flatnonzero(wanted):
-            head = headers(blocks[at : at + 1])[0]
-            links, backlinks = int(head["num_forward_links"]), int(head["num_inline_backlinks"])
-            why = None
-            if first_damaged(words[at : at + 1], 1) >= 0:
+        heads, right = headers(blocks), intact(np.ascontiguousarray(blocks).view(np.uint64))
+        links, backlinks = heads["num_forward_links"], heads["num_inline_backlinks"]
+        good = wanted & right & (heads["node_id"] == nodes) & (heads["creation_epoch"] == epochs)
+        good &= (links <= self.parameters.links) & (backlinks <= self.parameters.backlinks)
+        good &= nodes < len(self.marks)
+        for at in np.flatnonzero(wanted & ~good) if report else ():
+            head = heads[at]
+            if not right[at]:
                 why = "checksum", f"the block of node {nodes[at]} (epoch {epochs[at]}) has a bad checksum"
             elif head["node_id"] != nodes[at] or head["creation_epoch"] != epochs[at]:
                 other = f"node {head['node_id']} (epoch {head['creation_epoch']})"
                 why = "wrong_block", f"the slot of node {nodes[at]} (epoch {epochs[at]}) has {other}"
-            elif links > self.parameters.links or backlinks > self.parameters.backlinks:
-                why = "counts", f"node {nodes[at]} has {links} links and {backlinks} backlinks"
-            elif nodes[at] >= len(self.marks):
+            elif links[at] > self.parameters.links or backlinks[at] > self.parameters.backlinks:
+                why = "counts", f"node {nodes[at]} has {links[at]} links and {backlinks[at]} backlinks"
+            else:
                 why = "node_beyond_end", f"node {nodes[at]} has a block, but only {len(self.marks)} ids were allocated"
-            if why is not None:
-                good[at] = False
-                if report:
-                    self.found.add(why[0], [why[1]])
+            self.found.add(why[0], [why[1]])
         if good.any():
             yield blocks[good]
 

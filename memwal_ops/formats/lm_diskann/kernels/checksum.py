@@ -85,9 +85,9 @@ def seal(words, first, last):
 
 
 @numba.njit(cache=True, nogil=True)
-def first_damaged(words, count):
-    """The index of the first of ``count`` blocks with a wrong checksum; -1 if there is none."""
-    for row in range(count):
-        if words[row, _CHECKSUM_WORD] != block_checksum(words[row]):
-            return row
-    return -1
+def intact(words):
+    """Whether the checksum of each block of an array uint64 [n, block_size / 8] is right: bool [n]."""
+    right = np.empty(words.shape[0], np.bool_)
+    for row in range(words.shape[0]):
+        right[row] = words[row, _CHECKSUM_WORD] == block_checksum(words[row])
+    return right
