@@ -36,7 +36,8 @@ CREATE TABLE lmd_metadata(index_uuid VARCHAR, epoch UBIGINT, merge_sequence_numb
   slot_count UBIGINT, retained_from UBIGINT, codebook_id UBIGINT, live UBIGINT, healed UBIGINT,
   followed UBIGINT, unusable UBIGINT);
 CREATE TABLE lmd_delta_blocks(node_id UBIGINT NOT NULL, version UBIGINT NOT NULL, commit_epoch UBIGINT NOT NULL,
-  origin_txn UBIGINT NOT NULL, is_tombstone BOOLEAN NOT NULL, checksum UBIGINT NOT NULL, data BLOB NOT NULL);
+  origin_txn UBIGINT NOT NULL, is_tombstone BOOLEAN NOT NULL, checksum UBIGINT NOT NULL,
+  data BLOB NOT NULL USING COMPRESSION uncompressed);
 CREATE TABLE lmd_slots(node_id UBIGINT NOT NULL, slot UBIGINT NOT NULL, from_epoch UBIGINT NOT NULL);
 CREATE TABLE lmd_lookup(row_id BIGINT NOT NULL, node_id UBIGINT NOT NULL, added_epoch UBIGINT NOT NULL,
   removed_epoch UBIGINT);
