@@ -57,7 +57,7 @@ class Reader:
     def __init__(self, folder: str, epoch: int) -> None:
         self._path = os.path.join(folder, READERS, uuid.uuid4().hex)
         fresh = self._path + _FRESH
-        self._file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._file = _created(fresh)
         # Locked and written before it gets its name: a named file without a lock belongs to a dead process.
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self.move(epoch)
@@ -86,7 +86,7 @@ class Reader:
 def lowest_reader(folder: str) -> int | None:
     """The lowest epoch announced by a live reader; None if there is none. Dead readers do not count."""
     lowest: int | None = None
-    for entry in os.scandir(os.path.join(folder, READERS)):
+    for entry in _entries(folder):
         if entry.name.endswith(_FRESH):
             continue
         try:
@@ -108,7 +108,7 @@ def lowest_reader(folder: str) -> int | None:
 def dead_readers(folder: str) -> list[str]:
     """The files of readers whose process has ended, relative to the folder."""
     found = []
-    for entry in os.scandir(os.path.join(folder, READERS)):
+    for entry in _entries(folder):
         with suppress(FileNotFoundError):
             file = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -117,6 +117,24 @@ def dead_readers(folder: str) -> list[str]:
             finally:
                 os.close(file)
     return sorted(found)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """The files of readers; none without the folder: gc deletes it with the last file, and copies may lack it."""
+    try:
+        return [*os.scandir(os.path.join(folder, READERS))]
+    except FileNotFoundError:
+        return []
+
+
+def _created(path: str) -> int:
+    """A new file of a reader, with its folder if there is none. Raises ``FileNotFoundError`` if there is no index."""
+    while True:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                os.mkdir(os.path.dirname(path))
 
 
 def _is_locked(file: int) -> bool:

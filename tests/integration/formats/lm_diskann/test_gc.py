@@ -102,6 +102,21 @@ def test_a_reader_and_a_hold_keep_what_they_need(made: str, vectors: np.ndarray)
         run_job(made, "why", target="nodes/1")
 
 
+def test_the_only_reader_that_was_killed_takes_its_folder_along(made: str, vectors: np.ndarray) -> None:
+    """The store deletes folders that become empty: readers and writers go on."""
+    killed = f"{made}/readers/{'0' * 32}"
+    with open(killed, "wb") as file:
+        file.write(bytes(8))
+    assert kinds(made, apply=True)["reader"] == 1
+    assert not os.path.exists(f"{made}/readers")
+    with lm_diskann.open(made) as index:
+        index.insert([2000], vectors[2000:2001])
+        with lm_diskann.open(made, read_only=True) as reader:
+            assert reader.search(vectors[2000:2001], k=1)[0] == [[2000]]
+            assert len(os.listdir(f"{made}/readers")) == 1
+    check_sound(made)
+
+
 @pytest.mark.req("S2-088", "S2-089")
 def test_the_end_of_the_graph_is_cut(made: str, vectors: np.ndarray) -> None:
     size = View(made).folder.block_size
