@@ -52,6 +52,8 @@ CREATE TABLE lmd_followed(transaction VARCHAR NOT NULL);
 CREATE TABLE lmd_codebooks(codebook_id UBIGINT NOT NULL, kind VARCHAR NOT NULL, data BLOB NOT NULL);
 """
 _STATE = ", ".join(State.__dataclass_fields__)
+# A checkpoint rewrites whatever changed of tables with millions of rows: one for 64 MiB of log instead of 16.
+_CONFIG = {"threads": 1, "memory_limit": "512MB", "checkpoint_threshold": "64MB"}
 _DTYPES = {pa.from_numpy_dtype(np.dtype(one)): np.dtype(one) for one in ("i8", "u8", "i4", "u4", "u2")}
 _LOCKED = ("Could not set lock", "Conflicting lock", "already attached", "unique file handle")
 
@@ -71,7 +73,7 @@ class Store:
             # DuckDB would create a missing file, and all rows of the graph would be lost.
             if not os.path.isfile(path):
                 raise TableCorruptError(f"{path} is missing.", remedy="Restore the folder from a copy.")
-            self._db = duckdb.connect(path, read_only=read_only, config={"threads": 1, "memory_limit": "512MB"})
+            self._db = duckdb.connect(path, read_only=read_only, config=_CONFIG)
         try:
             self.state = self._read_state()
         except BaseException:

@@ -293,14 +293,14 @@ class Transaction:
 
     def _repatriate(self) -> None:
         """Move overflowed backlinks back into the block if enough of its backlinks were dropped."""
-        shrunk = np.array(sorted({target for (target, _), sign in self._events.items() if sign < 0}), U8)
-        if not len(shrunk):
+        few = self._with_few_overflowed()
+        if not len(few):
             return
         targets, referrers = self.store.columns(
             "SELECT target_node_id, referrer_node_id FROM lmd_backlink_overflow "
-            "WHERE target_node_id IN (SELECT id FROM shrunk)", shrunk=shrunk,
+            "WHERE target_node_id IN (SELECT id FROM few)", few=few,
         )  # fmt: skip
-        left: dict[int, set[int]] = {int(one): set() for one in shrunk}
+        left: dict[int, set[int]] = {int(one): set() for one in few}
         for target, referrer in zip(targets.tolist(), referrers.tolist(), strict=True):
             if target not in self._reset:
                 left[target].add(referrer)
@@ -309,8 +309,6 @@ class Transaction:
                 (left[target].add if sign > 0 else left[target].discard)(referrer) if sign else None
         layout = self.parameters.layout
         for target, back in left.items():
-            if len(back) > _REPATRIATE_SHARE * layout.backlinks:
-                continue
             self.reserve(1)
             source = self.view.source
             row = touch(source, layout.block_size, target, self.epoch, self.origin)
@@ -324,6 +322,23 @@ class Transaction:
             source.pool.u32[row, at : at + len(back)] = sorted(back)
             self._reset.add(target)
             self._events = {key: sign for key, sign in self._events.items() if key[0] != target}
+
+    def _with_few_overflowed(self) -> NDArray[np.uint64]:
+        """The nodes of which overflowed backlinks were dropped, and few enough are left for the block."""
+        events = np.array([(target, sign) for (target, _), sign in self._events.items()], np.int64).reshape(-1, 2)
+        shrunk = np.unique(events[events[:, 1] < 0, 0])
+        if not len(shrunk):
+            return np.zeros(0, U8)
+        targets, counts = self.store.columns(
+            "SELECT target_node_id, count(*) FROM lmd_backlink_overflow "
+            "WHERE target_node_id IN (SELECT id FROM shrunk) GROUP BY 1", shrunk=shrunk.astype(U8),
+        )  # fmt: skip
+        left = np.zeros(len(shrunk), np.int64)
+        left[np.searchsorted(shrunk, targets.astype(np.int64))] = counts
+        left[np.isin(shrunk, np.array([*self._reset], np.int64))] = 0
+        changed = events[np.isin(events[:, 0], shrunk)]
+        np.add.at(left, np.searchsorted(shrunk, changed[:, 0]), changed[:, 1])
+        return shrunk[left <= _REPATRIATE_SHARE * self.parameters.layout.backlinks].astype(U8)
 
     def _changes(self, blocks: NDArray[np.uint8]) -> Changes:
         nodes = headers(blocks)["node_id"].astype(U8) if len(blocks) else np.zeros(0, U8)
