@@ -26,7 +26,7 @@ from memwal_ops.pages.charts import line_chart
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SHARE, EFFORT = 10, 20
+SHARE, EFFORT = 10, 50
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 
 

@@ -19,6 +19,7 @@ from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.changes import I8, U8, Changes
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync, write_all
 from memwal_ops.formats.lm_diskann.kernels.checksum import seal
+from memwal_ops.formats.lm_diskann.kernels.healing import neighbours
 from memwal_ops.formats.lm_diskann.kernels.inserting import bury, insert, write_nodes
 from memwal_ops.formats.lm_diskann.kernels.memory import scratch
 from memwal_ops.formats.lm_diskann.kernels.reading import touch
@@ -273,7 +274,7 @@ class Transaction:
             self._graph = None
 
     def _replace_entries(self) -> None:
-        """Drop entry points that are deleted; add live nodes once a quarter is missing."""
+        """Replace deleted entry points by live nodes near them; add random ones once a quarter is missing."""
         if not self.codebook_id:
             return
         entries, wanted = self.entries_now(), entry_points(self.live)
@@ -282,7 +283,8 @@ class Transaction:
         if not self.live:
             return  # what is inserted next is linked to the deleted nodes
         if len(alive) < len(entries):
-            self.entries = alive
+            near = self._linked_from(np.setdiff1d(entries, alive), np.concatenate([dead, alive]))
+            self.entries = alive = np.concatenate([alive, near[: max(0, wanted - len(alive))]])
         if 4 * len(alive) < 3 * wanted:
             nodes, _ = self.live_nodes()
             others = np.setdiff1d(nodes, alive)
@@ -290,6 +292,16 @@ class Transaction:
                 others, min(wanted - len(alive), len(others)), replace=False
             )
             self.entries = np.concatenate([alive, more])
+
+    def _linked_from(self, nodes: NDArray[np.int64], but_not: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Nodes to which these link, without ``but_not``: the first of each, if there is one and no other has it."""
+        p, count = self.parameters, len(nodes)
+        links = np.full((count, p.links), -1, np.int64)
+        others, overflowed = np.empty((count, p.backlinks), np.int64), np.empty(count, np.uint8)
+        vectors = np.empty((count, p.dimension), np.float32)
+        self.check(neighbours(self.view.source, p.layout, nodes, self.epoch, links, others, overflowed, vectors))
+        good = (links >= 0) & ~np.isin(links, but_not)
+        return np.unique(links[np.arange(count), good.argmax(1)][good.any(1)])
 
     def _repatriate(self) -> None:
         """Move overflowed backlinks back into the block if enough of its backlinks were dropped."""
