@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import merging, source
 from memwal_ops.formats.lm_diskann.healing import around
 from memwal_ops.formats.lm_diskann.source import usable
@@ -56,6 +57,7 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
         rebuild: compare all rows, whatever the history of the table is.
 
     Raises:
+        InvalidUsageError: a column was dropped, renamed, or is of another type now; or keys do not identify rows.
         IndexUnusableError: the table was restored, overwritten or replaced, or has expired versions that the index
             has not seen; this is recorded in the index.
     """
@@ -71,8 +73,15 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
             usable(index.folder, why.value)
         if table.version == state.followed:
             return
+    dimension = found.dimension(table)
+    if dimension != index.parameters.dimension:
+        raise InvalidUsageError(
+            f"{found.uri} has vectors of {dimension} dimensions in {found.column} now; the index has "
+            f"{index.parameters.dimension}.",
+            remedy="Build a new index of the table.",
+        )
     present = source.row_ids(table, found)
-    fragments = source.changed_fragments(table, None if whole else state.followed)
+    fragments = source.changed_fragments(table, found, None if whole else state.followed)
     made = source.transaction_of(table, table.version)
     target = table.version, "" if made is None else made.uuid
     most = max(batch, _BUILD_BYTES // (4 * index.parameters.dimension)) if whole else batch

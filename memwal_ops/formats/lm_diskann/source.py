@@ -82,13 +82,12 @@ class Source:
         except OSError as error:
             raise StorageError(f"The table that the index follows cannot be read: {error}") from error
 
-    def dimension(self) -> int:
+    def dimension(self, table: Any) -> int:
         """Check that the table can be followed, and return the length of its vectors.
 
         Raises:
             InvalidUsageError: a column does not exist, or is of another type; or there are no row ids to go by.
         """
-        table = self.open()
         fields = {field.name: field.type for field in table.schema}
         kind = fields.get(self.column)
         if kind is None or not pa.types.is_fixed_size_list(kind) or not pa.types.is_floating(kind.value_type):
@@ -165,16 +164,25 @@ def check_history(table: Any, version: int, transaction: str) -> Unusable | None
     return None
 
 
-def changed_fragments(table: Any, version: int | None) -> list[Any]:
-    """The fragments whose rows the index may not have; all if ``version`` is None."""
+def changed_fragments(table: Any, source: Source, version: int | None) -> list[Any]:
+    """The fragments whose rows the index may not have; all if ``version`` is None, or its columns had other names."""
     fragments = list(table.get_fragments())
     if version is None:
         return fragments
     try:
-        known = {_content(one) for one in table.checkout_version(version).get_fragments()}
+        before = table.checkout_version(version)
+        known = {_content(one) for one in before.get_fragments()}
     except (OSError, ValueError) as error:
         raise StorageError(f"Version {version} of the table cannot be read: {error}") from error
+    if _fields(before, source) != _fields(table, source):  # renamed: no file of a fragment tells
+        return fragments
     return [one for one in fragments if _content(one) not in known]
+
+
+def _fields(table: Any, source: Source) -> list[int | None]:
+    """The ids of the fields that are followed; None: there is none of that name."""
+    found = [table.lance_schema.field(name) for name in (source.column, source.key) if name is not None]
+    return [None if one is None else one.id() for one in found]
 
 
 def _content(fragment: Any) -> str:
@@ -225,4 +233,9 @@ def _ids(batch: pa.RecordBatch, source: Source) -> NDArray[np.int64]:
     if column.null_count:
         raise InvalidUsageError(f"A row of {source.uri} has no {source.key}: it does not identify rows.")
     found: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
+    if len(found) and int(found.min()) < 0:
+        raise InvalidUsageError(
+            f"A row of {source.uri} has {source.key} {found.min()}: row ids must not be negative, -1 means none.",
+            remedy="Remove these rows, or follow the table by another column.",
+        )
     return found

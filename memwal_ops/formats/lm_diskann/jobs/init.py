@@ -53,7 +53,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     path = library.local_path(location.uri)
     follows = None if options.table is None else Source(_place(options.table), str(options.column), options.key)
     wanted: dict[str, Any] = {
-        "dimension": options.dimension if follows is None else follows.dimension(),
+        "dimension": options.dimension if follows is None else follows.dimension(follows.open()),
         "metric": options.index_metric,
         "R": options.links,
         "alpha": options.alpha,

@@ -176,6 +176,45 @@ def test_rows_without_a_usable_vector_are_left_out(followed: str, table: tuple[s
     assert len(View(followed).live_rows()) == 1501
 
 
+def rename(uri: str, **names: str) -> None:
+    for name, other in names.items():
+        lance.dataset(uri).alter_columns({"path": name, "name": other})
+
+
+def test_columns_that_change_their_names(followed: str, table: tuple[str, list[str]], vectors: np.ndarray) -> None:
+    """No file of the table changes when another column takes a followed name."""
+    uri, _ = table
+    more = data(np.arange(5000, 6500), vectors[2000:3500]).rename_columns(["id2", "vec2"])
+    lance.dataset(uri).add_columns(more.to_reader())
+    run_job(followed, "catchup")
+    check(followed, uri)
+    rename(uri, vec="was", vec2="vec")
+    report = run_job(followed, "catchup").to_json()
+    assert (report["inserted"], report["followed"]) == (1500, lance.dataset(uri).version)
+    check(followed, uri)
+    rename(uri, id="key", id2="id")
+    run_job(followed, "catchup")
+    check(followed, uri)
+    rename(uri, vec="vec2")
+    with pytest.raises(InvalidUsageError, match="no column vec"):
+        run_job(followed, "catchup")
+    wider = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(1500 * 32, np.float32)), 32)
+    lance.dataset(uri).add_columns(pa.table({"vec": wider}).to_reader())
+    with pytest.raises(InvalidUsageError, match="vectors of 32 dimensions"):
+        run_job(followed, "catchup")
+    check_sound(followed)
+
+
+@pytest.mark.parametrize("table", ["key"], indirect=True)
+def test_a_key_that_is_negative_is_refused(followed: str, table: tuple[str, list[str]], vectors: np.ndarray) -> None:
+    """A search answers -1 where there is no row."""
+    uri, _ = table
+    lance.write_dataset(data([-1], vectors[:1]), uri, mode="append")
+    with pytest.raises(InvalidUsageError, match="has id -1"):
+        run_job(followed, "catchup")
+    assert len(View(followed).live_rows()) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [(["--column", "none", "--key", "id"], "no column none"), (["--column", "vec"], "no stable row ids"),
