@@ -95,7 +95,8 @@ class Transaction:
         self.next_node += len(row_ids)
         live = self.live
         self._added.update(zip(row_ids.tolist(), nodes.tolist(), strict=True))
-        if live + len(row_ids) >= TRAIN_AT and (not self.codebook_id or len(row_ids) >= live):
+        # An empty graph, above all: its entry points are deleted, perhaps healed, and what they link to is gone.
+        if len(row_ids) >= live if self.codebook_id else live + len(row_ids) >= TRAIN_AT:
             from memwal_ops.formats.lm_diskann.build import build  # noqa: PLC0415 - it imports this module's names
 
             build(self, nodes, row_ids, vectors)
@@ -281,7 +282,7 @@ class Transaction:
         dead = np.concatenate([self.view.dead, np.array([*self._removed], np.int64)])
         alive = entries[~np.isin(entries, dead)]
         if not self.live:
-            return  # what is inserted next is linked to the deleted nodes
+            return  # the next insert builds another graph
         if len(alive) < len(entries):
             near = self._linked_from(np.setdiff1d(entries, alive), np.concatenate([dead, alive]))
             self.entries = alive = np.concatenate([alive, near[: max(0, wanted - len(alive))]])

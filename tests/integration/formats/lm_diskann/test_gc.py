@@ -102,6 +102,26 @@ def test_a_reader_and_a_hold_keep_what_they_need(made: str, vectors: np.ndarray)
         run_job(made, "why", target="nodes/1")
 
 
+@pytest.mark.parametrize("jobs", [["catchup"], ["catchup", "merge", "gc"]])
+def test_an_index_without_rows_gets_some_again(made: str, vectors: np.ndarray, jobs: list[str]) -> None:
+    """Fewer than it takes for a codebook: they must not be linked to healed nodes, the entry points until then."""
+    with lm_diskann.open(made) as index:
+        index.delete(LIVE)
+    for job in jobs:
+        run_job(made, job, apply=True)
+    with lm_diskann.open(made) as index:
+        for first in range(2000, 2060, 20):
+            index.insert(np.arange(first, first + 20), vectors[first : first + 20])
+        found, _ = index.search(vectors[2000:2060], k=1)
+        assert (found[:, 0] == np.arange(2000, 2060)).all()
+    check_sound(made)
+    for job in ("catchup", "merge", "gc", "gc"):
+        run_job(made, job, apply=True)
+    check_rows(made, {row: vectors[row] for row in range(2000, 2060)})
+    assert len(View(made).versions) == 60, "no deleted node is kept"
+    check_sound(made)
+
+
 def test_the_only_reader_that_was_killed_takes_its_folder_along(made: str, vectors: np.ndarray) -> None:
     """The store deletes folders that become empty: readers and writers go on."""
     killed = f"{made}/readers/{'0' * 32}"
