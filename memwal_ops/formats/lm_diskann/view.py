@@ -229,11 +229,20 @@ class View:
             TableCorruptError: the view is damaged.
         """
         epoch = self.epoch
-        if read_current(self.folder, self.parameters) != self.number:
+        if read_current(self.folder, self.parameters) != self.number or self._replaced():
             self._open()
         else:
             self._follow()
         return self.epoch != epoch
+
+    def _replaced(self) -> bool:
+        """Whether the folder was replaced by an older copy of it, which may have a view of that number, too."""
+        assert self._files is not None  # noqa: S101 - opened before
+        try:
+            now = os.stat(os.path.join(self.folder, log_path(self.number)))
+        except FileNotFoundError:
+            return True
+        return now.st_size < self.end or not os.path.samestat(now, os.fstat(self._files[LOG]))
 
     def _follow(self) -> None:
         assert self._files is not None  # noqa: S101 - opened before

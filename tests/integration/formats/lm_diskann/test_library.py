@@ -185,8 +185,8 @@ def test_a_rollback_leaves_nothing(made: str, vectors: np.ndarray, monkeypatch: 
             assert (index.search(vectors[:40], k=1)[0][:, 0] == np.arange(40)).all()
             assert (index.search(vectors[3000:3100], k=1)[0] < 3000).all()
         assert View(made).live_rows() == before
-        index.insert([9000], vectors[3999:])
-        assert index.search(vectors[3999:], k=1)[0].tolist() == [[9000]]
+        index.insert([3500], vectors[3999:])
+        assert index.search(vectors[3999:], k=1)[0].tolist() == [[3500]]
         assert not index.writable().columns("SELECT 1 FROM lmd_delta_blocks WHERE origin_txn IS NULL")[0].any()
     check_sound(made)
 
@@ -389,6 +389,23 @@ def test_a_large_insert_without_space_for_a_base_is_committed(folder: str, vecto
         assert len(index) == 3000
     check_rows(folder, dict(enumerate(vectors[:3000])))
     check_sound(folder)
+
+
+def test_a_reader_notices_that_the_folder_was_restored(made: str, vectors: np.ndarray) -> None:
+    """The older copy goes on from a view of the same number."""
+    backup = shutil.copytree(made, f"{made}.backup")
+    with lm_diskann.open(made) as index:
+        index.insert([3500], vectors[3500:3501])
+    with lm_diskann.open(made, read_only=True) as reader:
+        assert reader.search(vectors[3500:3501], k=1)[0] == [[3500]]
+        shutil.rmtree(made)
+        shutil.copytree(backup, made)
+        assert reader.search(vectors[3500:3501], k=1)[0] != [[3500]]
+        with lm_diskann.open(made) as index:
+            index.delete([5])
+            index.insert([3501], vectors[3501:3502])
+        assert reader.search(vectors[5:6], k=1)[0] != [[5]]
+        assert reader.search(vectors[3501:3502], k=1)[0] == [[3501]]
 
 
 def test_an_index_that_nobody_closed_keeps_neither_its_lock_nor_old_epochs(folder: str) -> None:
