@@ -72,6 +72,8 @@ def build(
     ]
     staged.reset_overflow(nodes[:old], np.concatenate(pairs) if pairs else np.zeros((0, 2), np.int64))
     staged.entries = nodes[entries]
+    # No path of this graph leads to a deleted node; and what these link to does not know it any more.
+    staged.healed = np.union1d(staged.healed, staged.unhealed())
 
 
 def _gather(

@@ -235,6 +235,11 @@ class Transaction:
             np.concatenate([rows[stays].astype(np.int64), added[:, 0]]),
         )
 
+    def unhealed(self) -> NDArray[np.int64]:
+        """Deleted nodes, committed and staged, that are not healed yet."""
+        [waiting] = self.store.columns("SELECT node_id FROM lmd_sweep_list WHERE reason = 'tombstoned'")
+        return np.union1d(waiting.astype(np.int64), np.array([*self._removed], np.int64))
+
     def reset_overflow(self, nodes: NDArray[np.int64], pairs: NDArray[np.int64]) -> None:
         """Replace the overflowed backlinks of these nodes by ``pairs`` of target and referrer."""
         self._reset.update(nodes.tolist())

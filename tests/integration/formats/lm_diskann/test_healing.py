@@ -184,3 +184,21 @@ def test_planted_bugs_are_found(made: str, vectors: np.ndarray, bug: str, monkey
     run_job(made, "catchup")
     expected = {"backlinks": "healed_node_linked", "links": "healed_node_linked", "entry": "entry_point_dead"}[bug]
     assert expected in checks(made)
+
+
+def test_a_build_heals_what_was_deleted_before(folder: str, vectors: np.ndarray) -> None:
+    """Its links are not known to the nodes of the new graph: these may be healed first, and gc takes them."""
+    lm_diskann.create(folder, dimension=16, R=16, L=60)
+    with lm_diskann.open(folder) as index:
+        index.insert(np.arange(1200), vectors[:1200])
+        index.delete(np.arange(600))
+        index.insert(np.arange(1200, 2800), vectors[1200:2800])
+        assert (index.view.state.healed, healing.waiting(index.writable())[0]) == (600, 0)
+        index.delete(np.arange(600, 1300))
+        next(healing.heal(index, 100, lambda _, act: act()))  # and then it is killed
+    check_sound(folder)
+    for job in ("catchup", "merge", "gc"):
+        run_job(folder, job, apply=True)
+    check_rows(folder, {row: vectors[row] for row in range(1300, 2800)})
+    assert len(View(folder).versions) == 1500
+    check_sound(folder)
