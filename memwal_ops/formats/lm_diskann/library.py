@@ -238,6 +238,7 @@ class Index:
                 raise InvalidUsageError("A transaction is already open; transactions do not nest.")
             if not self._overlay_bytes:
                 raise InvalidUsageError("The index was opened with overlay_bytes 0, so it cannot be changed.")
+            publishing.catch_up(self.view, store, self._step)
             horizon = min(store.state.retained_from, needed_from(self.folder, store.state.epoch))
             staged = self._transaction = Transaction(self.view, store, horizon, self._step)
             try:
@@ -246,15 +247,8 @@ class Index:
             finally:
                 staged.close()
                 self._transaction = None
-                self._catch_up(store)
+                publishing.catch_up(self.view, store, self._step)
             merging.finish_large(self, staged.moved, self._step)
-
-    def _catch_up(self, store: Store) -> None:
-        """Read what was committed: from the log, or from another view if a frame could not be written."""
-        self.view.refresh()
-        if self.view.epoch != store.state.epoch:
-            publishing.recover(self.folder, self.parameters, store, self._step)
-            self.view.refresh()
 
     def insert(self, row_ids: ArrayLike, vectors: ArrayLike) -> None:
         """Insert rows. An existing row is replaced.
@@ -265,7 +259,7 @@ class Index:
 
         Raises:
             InvalidUsageError: invalid shapes, types or values; nothing was changed.
-            StorageError: the disk is full, or failed; nothing was changed.
+            StorageError: the disk is full, or failed; nothing was changed, or the message says that it was committed.
         """
         rows = self._row_ids(row_ids)
         given = self.vectors(vectors)
@@ -285,7 +279,7 @@ class Index:
 
         Raises:
             InvalidUsageError: the index is read-only.
-            StorageError: the disk is full, or failed; nothing was changed.
+            StorageError: the disk is full, or failed; nothing was changed, or the message says that it was committed.
         """
         rows = np.unique(self._row_ids(row_ids))
         with self._lock:
@@ -323,9 +317,10 @@ class Index:
             StorageError: the disk is full, or failed; earlier commits are kept.
         """
         with self._lock:
-            self.writable()
+            store = self.writable()
             if self._transaction is not None:
                 raise InvalidUsageError("A transaction is open; commit it first.")
+            publishing.catch_up(self.view, store, self._step)
             merged = sum(batch.versions for batch in merging.merge(self, max_bytes, self._step, {}))
             if merged:
                 merging.finish(self, self._step)

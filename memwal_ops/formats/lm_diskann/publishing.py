@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import MemwalOpsError, StorageError
 from memwal_ops.formats.lm_diskann.changes import I8, U4, U8
 from memwal_ops.formats.lm_diskann.files import (
     CURRENT,
@@ -54,6 +54,25 @@ def recover(folder: str, parameters: Parameters, store: Store, step: Step) -> bo
         view.close()
     publish(folder, parameters, store, step)
     return True
+
+
+def catch_up(view: View, store: Store, step: Step) -> None:
+    """Read what was committed: from the log, or from another view if a frame could not be written.
+
+    Raises:
+        StorageError: that cannot be written, either; what was committed is durable.
+    """
+    view.refresh()
+    if view.epoch == store.state.epoch:
+        return
+    try:
+        recover(view.folder, view.parameters, store, step)
+    except StorageError as error:
+        raise StorageError(
+            f"What was committed is not visible yet. {error}",
+            remedy="Free space: the next change, or the next job, makes it visible first.",
+        ) from error
+    view.refresh()
 
 
 def append(view: View, changes: Changes, step: Step) -> None:

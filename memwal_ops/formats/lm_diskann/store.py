@@ -103,7 +103,8 @@ class Store:
             text = str(error)
             if any(words in text for words in _LOCKED):
                 raise IndexBusyError(f"{self._path} is open in another process: {text.splitlines()[0]}") from error
-            if isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException):
+            # A COMMIT that the disk has no space for is a TransactionException.
+            if isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException | duckdb.TransactionException):
                 raise StorageError(
                     f"DuckDB cannot use {self._path}: {text}",
                     remedy="Free space on the disk or repair what the message names, and run it again: a commit "

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import replace
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.errors import InvariantViolatedError
+from memwal_ops.errors import InvariantViolatedError, StorageError
 from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.changes import I8, U8, Changes
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync, write_all
@@ -267,7 +268,8 @@ class Transaction:
             graph = self._graph
             self.step("sync the graph", lambda: sync(graph))
         self.step("commit to the store", lambda: self.store.commit(changes))
-        publishing.append(self.view, changes, self.step)
+        with suppress(StorageError):  # it is committed: the index publishes another view
+            publishing.append(self.view, changes, self.step)
         return True
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -389,6 +390,47 @@ def test_a_large_insert_without_space_for_a_base_is_committed(folder: str, vecto
         assert len(index) == 3000
     check_rows(folder, dict(enumerate(vectors[:3000])))
     check_sound(folder)
+
+
+@pytest.mark.parametrize("steps", [("append",), ("append", "write the base")])
+def test_a_commit_that_could_not_be_published_is_there_and_comes_first(
+    made: str, vectors: np.ndarray, steps: tuple[str, ...]
+) -> None:
+    """The next change of the same index begins where that one ended, and not at the view."""
+    full = True
+
+    def step(name: str, act: Callable[[], object]) -> object:
+        if full and name.startswith(steps):
+            raise StorageError("The disk is full.")
+        return act()
+
+    with Index(made, step=step) as index:
+        if len(steps) == 1:
+            index.insert(np.arange(3000, 3040), vectors[3000:3040])
+        else:
+            with pytest.raises(StorageError, match=r"committed is not visible yet\. The disk is full"):
+                index.insert(np.arange(3000, 3040), vectors[3000:3040])
+        full = False
+        index.insert(np.arange(3030, 3080), vectors[3030:3080])
+        assert len(index) == 3080
+    check_rows(made, dict(enumerate(vectors[:3080])))
+    check_sound(made)
+
+
+def test_a_store_without_space_is_not_taken_for_damaged(made: str, vectors: np.ndarray) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with lm_diskann.open(made) as index:
+        index.delete([1])
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+            with pytest.raises(StorageError, match="Failed to commit"):
+                index.delete([2])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert len(index) == 2999
+        index.delete([3])
+    check_rows(made, {row: vectors[row] for row in range(3000) if row not in (1, 3)})
+    check_sound(made)
 
 
 def test_a_reader_notices_that_the_folder_was_restored(made: str, vectors: np.ndarray) -> None:
