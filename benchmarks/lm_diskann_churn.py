@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.lm_diskann import QUERIES, K, clustered, recall_of, truth
+from benchmarks.lm_diskann import K, clustered, recall_of, truth
 from benchmarks.markdown import head, row
 from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
@@ -26,7 +26,7 @@ from memwal_ops.pages.charts import line_chart
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SHARE, EFFORT = 10, 50
+SHARE, EFFORT, QUERIES = 10, 50, 2_000
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 
 
