@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.formats.lm_diskann import merging, publishing, transaction
+from memwal_ops.formats.lm_diskann import compacting, merging, publishing, transaction
 from memwal_ops.formats.lm_diskann.store import Store
 from tests.campaigns.lm_diskann.lives import Life
 
@@ -66,11 +66,18 @@ def view_never_republished(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(publishing, "recover", lambda *_: False)
 
 
+def blocks_moved_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    """compact writes each block into the slot of another one."""
+    read = compacting._read
+    patch.setattr(compacting, "_read", lambda *of: read(*of)[::-1].copy())
+
+
 PLANTED = {
     no_fsync: r"graph\.lmd in .* has .* bytes; the store has|checksum|has no block",
     slot_reused_too_early: r"Epoch \d+ of .* cannot be read|used again too early",
     newer_delta_deleted: r"has no block",
     view_before_the_commit: r"what a reader saw is not taken back|a whole, or not at all",
+    blocks_moved_out_of_order: r"has no block|checksum|damaged",
     view_never_republished: r"view_behind|has no block|a whole, or not at all",
 }
 """Each, and what is said of it."""

@@ -45,7 +45,6 @@ def _live(prepared: tuple[Path, Content], tmp_path: Path, seed: int) -> Life:
 def test_random_lives(prepared: tuple[Path, Content], tmp_path: Path) -> None:
     lives = [_live(prepared, tmp_path, CAMPAIGN_SEED * 1000 + one) for one in range(LIVES)]
     assert sum(life.kills for life in lives) >= LIVES
-    assert sum(life.moved > 0 for life in lives) >= LIVES // 4, "compact moved something in many of them"
 
 
 @pytest.mark.timeout(3600)
