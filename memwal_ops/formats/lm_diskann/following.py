@@ -16,6 +16,7 @@ from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import merging, source
 from memwal_ops.formats.lm_diskann.healing import around
 from memwal_ops.formats.lm_diskann.source import usable
+from memwal_ops.formats.lm_diskann.vectors import lengths, storable, stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +93,7 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
     waiting: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
     skipped = 0
     for ids, vectors in source.rows(table, found, fragments):
-        good = _usable(index, vectors)
+        good = storable(lengths(vectors), index.parameters.metric)
         skipped += int((~good).sum())
         gone = np.union1d(gone, ids[~good])
         new = _differ(index, ids[good], vectors[good])
@@ -112,7 +113,7 @@ def _commit(
     with index.staged() as staged:
         deleted = staged.delete(gone)
         if len(ids):
-            staged.insert(ids, index.vectors(np.concatenate([one for _, one in waiting])))
+            staged.insert(ids, stored(index.parameters, np.concatenate([one for _, one in waiting])))
         staged.followed = target
     return Followed(len(ids), deleted, skipped, index.epoch)
 
@@ -121,14 +122,6 @@ def _live(index: Index) -> NDArray[np.int64]:
     [rows] = index.writable().columns("SELECT row_id FROM lmd_lookup WHERE removed_epoch IS NULL")
     found: NDArray[np.int64] = rows.astype(np.int64)
     return found
-
-
-def _usable(index: Index, vectors: NDArray[np.float32]) -> NDArray[Any]:
-    """Which vectors can be in the index: finite ones, and for cosine, those that are not zero."""
-    good: NDArray[Any] = np.asarray(np.isfinite(vectors).all(axis=1))
-    if index.parameters.metric == "cosine":
-        good = good & (vectors != 0).any(axis=1)
-    return good
 
 
 def _differ(index: Index, ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> NDArray[Any]:
@@ -142,5 +135,5 @@ def _differ(index: Index, ids: NDArray[np.int64], vectors: NDArray[np.float32]) 
         order = np.argsort(ids)
         at = order[np.searchsorted(ids, found, sorter=order)]
         held = around(index.view, index.writable(), nodes.astype(np.int64), index.epoch).vectors
-        new[at] = (held != index.vectors(vectors[at])).any(axis=1)
+        new[at] = (held != stored(index.parameters, vectors[at])).any(axis=1)
     return new

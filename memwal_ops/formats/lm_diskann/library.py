@@ -29,6 +29,7 @@ from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.source import read_source, usable
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.transaction import Transaction
+from memwal_ops.formats.lm_diskann.vectors import stored
 from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.formats.lm_diskann.wire import parameters as wire
 
@@ -262,7 +263,7 @@ class Index:
             StorageError: the disk is full, or failed; nothing was changed, or the message says that it was committed.
         """
         rows = self._row_ids(row_ids)
-        given = self.vectors(vectors)
+        given = stored(self.parameters, vectors)
         if len(rows) != len(given):
             raise InvalidUsageError(f"There are {len(rows)} row ids for {len(given)} vectors.")
         if len(np.unique(rows)) != len(rows):
@@ -356,7 +357,7 @@ class Index:
             VersionGoneError: ``as_of`` is not retained, or never existed.
             TableCorruptError: a block is damaged.
         """
-        given = self.vectors(queries)
+        given = stored(self.parameters, queries)
         limit = self.parameters.search_list if L is None else L
         for name, value in (("k", k), ("L", limit), ("beam_width", beam_width)):
             if not 1 <= value <= 1 << 20:
@@ -472,22 +473,6 @@ class Index:
         if len(rows) and int(rows.min()) < 0:
             raise InvalidUsageError("Row ids must not be negative: -1 means none.")
         return np.ascontiguousarray(rows, np.int64)
-
-    def vectors(self, given: ArrayLike) -> NDArray[np.float32]:
-        """Vectors as the index stores them. Raises ``InvalidUsageError``."""
-        vectors = np.array(given, np.float32, order="C", copy=None)
-        if vectors.ndim != 2 or vectors.shape[1] != self.parameters.dimension:  # noqa: PLR2004 - rows and columns
-            raise InvalidUsageError(
-                f"Vectors must be float32 [n, {self.parameters.dimension}]; these are {list(vectors.shape)}."
-            )
-        if not np.isfinite(vectors).all():
-            raise InvalidUsageError("A vector has a value that is not finite.")
-        if self.parameters.metric == "cosine":
-            lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-            if (lengths == 0).any():
-                raise InvalidUsageError("A vector of a cosine index is zero: it has no direction.")
-            vectors = (vectors / lengths).astype(np.float32)
-        return vectors
 
 
 __all__ = ["CACHE", "WAIT", "IdsExhaustedError", "Index", "MemwalOpsError", "create", "local_path", "read_parameters"]

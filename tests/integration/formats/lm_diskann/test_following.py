@@ -166,13 +166,13 @@ def test_what_it_cannot_follow_is_named_until_it_is_rebuilt(
 
 def test_rows_without_a_usable_vector_are_left_out(followed: str, table: tuple[str, list[str]]) -> None:
     uri, _ = table
-    flat = np.zeros((2, DIMENSION), np.float32)
-    flat[1, 3] = np.nan
-    odd = data([7000, 7001], flat)
-    null = pa.table({"id": pa.array([7002], pa.int64()), "vec": pa.array([None], odd.schema.field("vec").type)})
+    flat = np.zeros((3, DIMENSION), np.float32)
+    flat[1, 3], flat[2, 3] = np.nan, 1e19
+    odd = data([7000, 7001, 7002], flat)
+    null = pa.table({"id": pa.array([7003], pa.int64()), "vec": pa.array([None], odd.schema.field("vec").type)})
     lance.write_dataset(pa.concat_tables([odd, null]), uri, mode="append")
     report = run_job(followed, "catchup").to_json()
-    assert (report["inserted"], report["skipped"]) == (1501, 2)
+    assert (report["inserted"], report["skipped"]) == (1501, 3)
     assert len(View(followed).live_rows()) == 1501
 
 

@@ -307,8 +307,8 @@ def test_duplicates_are_all_found_when_one_of_them_is_deleted(folder: str, vecto
     ("rows", "given"),
     [
         ([1, 1], np.zeros((2, 16))), ([1], np.zeros((2, 16))), ([1], np.zeros((1, 15))), ([-1], np.zeros((1, 16))),
-        ([1], np.full((1, 16), np.nan)), ([1.5], np.zeros((1, 16))), ([2**63], np.zeros((1, 16))),
-        ([[1]], np.zeros((1, 16))),
+        ([1], np.full((1, 16), np.nan)), ([1], np.full((1, 16), 1e18)), ([1.5], np.zeros((1, 16))),
+        ([2**63], np.zeros((1, 16))), ([[1]], np.zeros((1, 16))),
     ],
 )  # fmt: skip
 def test_what_is_refused_changes_nothing(made: str, rows: list[int], given: np.ndarray) -> None:
