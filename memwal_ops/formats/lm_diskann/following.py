@@ -82,13 +82,17 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
             remedy="Build a new index of the table.",
         )
     present = source.row_ids(table, found)
-    fragments = source.changed_fragments(table, found, None if whole else state.followed)
+    before = None if whole else source.at_version(table, state.followed)
+    renamed = before is not None and source.renamed(before, table, found)
+    fragments = table.get_fragments() if before is None or renamed else source.changed_fragments(before, table)
+    # Killed in between, the next run compares all rows: the columns may have their old names again by then.
+    partly = (0, "") if renamed else None
     made = source.transaction_of(table, table.version)
     target = table.version, "" if made is None else made.uuid
     most = max(batch, _BUILD_BYTES // (4 * index.parameters.dimension)) if whole else batch
     gone = np.setdiff1d(_live(index), present)
     for chunk in np.array_split(gone, max(1, -(-len(gone) // most)))[:-1]:
-        yield _commit(index, step, chunk, [], 0, None)
+        yield _commit(index, step, chunk, [], 0, partly)
         gone = np.setdiff1d(gone, chunk, assume_unique=True)
     waiting: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
     skipped = 0
@@ -99,7 +103,7 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
         new = _differ(index, ids[good], vectors[good])
         waiting.append((ids[good][new], vectors[good][new]))
         if sum(len(one) for one, _ in waiting) >= most:
-            yield _commit(index, step, gone, waiting, skipped, None)
+            yield _commit(index, step, gone, waiting, skipped, partly)
             gone, waiting, skipped = gone[:0], [], 0
     yield _commit(index, step, gone, waiting, skipped, target)
 

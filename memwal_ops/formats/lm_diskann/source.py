@@ -164,19 +164,23 @@ def check_history(table: Any, version: int, transaction: str) -> Unusable | None
     return None
 
 
-def changed_fragments(table: Any, source: Source, version: int | None) -> list[Any]:
-    """The fragments whose rows the index may not have; all if ``version`` is None, or its columns had other names."""
-    fragments = list(table.get_fragments())
-    if version is None:
-        return fragments
+def at_version(table: Any, version: int) -> Any:
+    """Another version of a table. Raises ``StorageError``."""
     try:
-        before = table.checkout_version(version)
-        known = {_content(one) for one in before.get_fragments()}
+        return table.checkout_version(version)
     except (OSError, ValueError) as error:
         raise StorageError(f"Version {version} of the table cannot be read: {error}") from error
-    if _fields(before, source) != _fields(table, source):  # renamed: no file of a fragment tells
-        return fragments
-    return [one for one in fragments if _content(one) not in known]
+
+
+def renamed(before: Any, table: Any, source: Source) -> bool:
+    """Whether other columns had the followed names in another version: no file of a fragment tells."""
+    return _fields(before, source) != _fields(table, source)
+
+
+def changed_fragments(before: Any, table: Any) -> list[Any]:
+    """The fragments whose rows another version of the table may not have."""
+    known = {_content(one) for one in before.get_fragments()}
+    return [one for one in table.get_fragments() if _content(one) not in known]
 
 
 def _fields(table: Any, source: Source) -> list[int | None]:

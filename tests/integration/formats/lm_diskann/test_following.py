@@ -15,7 +15,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.errors import InvalidUsageError, TableReplacedError
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import source
+from memwal_ops.formats.lm_diskann import following, source
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_sound
 from tests.support.run_cli import run_here
@@ -203,6 +203,30 @@ def test_columns_that_change_their_names(followed: str, table: tuple[str, list[s
     with pytest.raises(InvalidUsageError, match="vectors of 32 dimensions"):
         run_job(followed, "catchup")
     check_sound(followed)
+
+
+def test_columns_that_have_their_names_back_after_a_part_was_read(
+    followed: str, table: tuple[str, list[str]], vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index has some vectors of the other column by then, at rows whose files did not change."""
+    uri, _ = table
+    more = data(np.arange(5000, 6500), vectors[2000:3500]).rename_columns(["id2", "vec2"])
+    lance.dataset(uri).add_columns(more.to_reader())
+    run_job(followed, "catchup")
+    rename(uri, vec="was", vec2="vec")
+    commit, parts = following._commit, iter(range(9))
+
+    def killed(*given: Any) -> Any:
+        if next(parts):
+            raise InterruptedError
+        return commit(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(following, "_commit", killed)
+        run_job(followed, "catchup", max_rows=400)
+    rename(uri, vec="vec2", was="vec")
+    assert run_job(followed, "catchup").to_json()["inserted"] > 0
+    check(followed, uri)
 
 
 @pytest.mark.parametrize("table", ["key"], indirect=True)
