@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwal_ops.formats.lm_diskann import codebook
-from memwal_ops.formats.lm_diskann.kernels.building import finish, link_all, transpose, write_blocks
+from memwal_ops.formats.lm_diskann.kernels.building import finish, link_all, spread, transpose, write_blocks
 from memwal_ops.formats.lm_diskann.kernels.checksum import seal
 from memwal_ops.formats.lm_diskann.kernels.distances import encode_many
 from memwal_ops.formats.lm_diskann.kernels.memory import pool
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 2048
 _MEDOID_SAMPLE = 10_000
+_ENTRY_SAMPLE = 4
 
 
 def build(
@@ -90,13 +91,18 @@ def _gather(
 
 
 def _order(vectors: NDArray[np.float32], random: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A random order that starts with an approximate medoid, and the entry points: that one, and some others."""
+    """A random order that starts with an approximate medoid, and the entry points: its first nodes.
+
+    Half of the entry points are random, and the others are far from all before them: each cluster has one.
+    """
     order = random.permutation(len(vectors)).astype(np.int64)
     sample = order[:_MEDOID_SAMPLE]
     medoid = int(sample[np.argmin(((vectors[sample] - vectors[sample].mean(0)) ** 2).sum(1))])
     at = int(np.flatnonzero(order == medoid)[0])
     order[0], order[at] = medoid, order[0]
-    return order, order[: entry_points(len(order))].copy()
+    count = entry_points(len(order))
+    spread(vectors, order[: _ENTRY_SAMPLE * count], count // 2, count)
+    return order, order[:count].copy()
 
 
 def _graph(

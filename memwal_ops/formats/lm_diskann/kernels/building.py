@@ -76,6 +76,24 @@ def _shorten(vectors, links, degrees, node, alpha, most):
 
 
 @numba.njit(cache=True, nogil=True)
+def spread(vectors, nodes, first, last):
+    """Reorder ``nodes``: each from position ``first`` to ``last`` is the farthest from those before it, of all."""
+    far = np.empty(nodes.shape[0], np.float32)
+    for one in range(nodes.shape[0]):
+        far[one] = np.inf
+    for at in range(last):
+        if at >= first:
+            best = at
+            for one in range(at + 1, nodes.shape[0]):
+                if far[one] > far[best]:
+                    best = one
+            nodes[at], nodes[best] = nodes[best], nodes[at]
+            far[best] = far[at]
+        for one in range(at + 1, nodes.shape[0]):
+            far[one] = min(far[one], squared(vectors[nodes[one]], vectors[nodes[at]]))
+
+
+@numba.njit(cache=True, nogil=True)
 def link_all(vectors, order, entries, first, last, most, limit, alpha, links, degrees, stamps):
     """Insert the nodes ``order[first:last]`` into the graph ``links`` [n, capacity], which has those before them.
 
