@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,15 +26,18 @@ from memwal_ops.pages.charts import line_chart
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SHARE, EFFORT, QUERIES = 10, 50, 2_000
+SHARE, QUERIES = 10, 2_000
+JOBS = {"healed": ("catchup", "merge", "compact", "gc"), "not healed": ("merge",)}
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 
 
-def recall(folder: str, vectors: NDArray[np.float32], rows: NDArray[np.int64], queries: NDArray[np.float32]) -> float:
-    """Recall@10 at a fixed effort; row i of the index has ``vectors[i]``."""
+def recall(
+    folder: str, vectors: NDArray[np.float32], rows: NDArray[np.int64], queries: NDArray[np.float32], effort: int
+) -> float:
+    """Recall@10 at an effort; row i of the index has ``vectors[i]``."""
     nearest = rows[truth(vectors[rows], queries)]
     with lm_diskann.open(folder, read_only=True) as index:
-        found, _ = index.search(queries, k=K, L=EFFORT)
+        found, _ = index.search(queries, k=K, L=effort)
     return recall_of(found, nearest)
 
 
@@ -51,42 +54,45 @@ def made(folder: str, vectors: NDArray[np.float32], rows: NDArray[np.int64]) -> 
     return folder
 
 
-def churn(base: str, count: int, dimension: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+def churn(
+    base: str, count: int, dimension: int, rounds: int, effort: int, names: list[str]
+) -> dict[str, dict[str, list[float]]]:
     """All rounds; recall and file size of each folder per round."""
     random = np.random.default_rng(3)
     step = count // SHARE
     vectors = clustered(random, count + rounds * step, dimension)
     queries = clustered(random, QUERIES, dimension)
     rows = np.arange(count)
-    healed, plain = (made(f"{base}/{name}.lmd", vectors, rows) for name in ("healed", "plain"))
-    found: dict[str, dict[str, list[float]]] = {name: {"healed": [], "not healed": []} for name in ("recall", "size")}
-    head("round", "recall@10, healed", "not healed", "built anew", "file, MiB, healed", "not healed", "built anew",
+    folders = {name: made(f"{base}/{name}.lmd", vectors, rows) for name in names}
+    found: dict[str, dict[str, list[float]]] = {what: {name: [] for name in names} for what in ("recall", "size")}
+    columns = [*names, "built anew"]
+    head("round", *(f"recall@10, {name}" for name in columns), *(f"MiB, {name}" for name in columns),
          "deletes, inserts: CPU ms per row", "catchup, merge, compact, gc: CPU ms per deleted row")  # fmt: skip
     for number in range(1, rounds + 1):
         gone = random.choice(rows, step, replace=False)
         fresh = np.arange(count + (number - 1) * step, count + number * step)
         rows = np.sort(np.concatenate([np.setdiff1d(rows, gone), fresh]))
         spent: dict[str, float] = {}
-        for name, folder in (("healed", healed), ("not healed", plain)):
+        for name, folder in folders.items():
             began = time.process_time()
             with lm_diskann.open(folder) as index:
                 index.delete(gone)
                 index.insert(fresh, vectors[fresh])
             changed = time.process_time()
-            for job in ("catchup", "merge", "compact", "gc") if name == "healed" else ("merge",):
+            for job in JOBS[name]:
                 run_job(folder, job, apply=True)
             if name == "healed":
                 spent = {"changes": changed - began, "jobs": time.process_time() - changed}
-            found["recall"][name].append(recall(folder, vectors, rows, queries))
+            found["recall"][name].append(recall(folder, vectors, rows, queries, effort))
             found["size"][name].append(size(folder))
-        anew: tuple[Any, Any] = ("", "")
+        now = {what: [one[-1] for one in found[what].values()] for what in found}
         if number in {1, (rounds + 1) // 2, rounds}:
             built = made(f"{base}/{number}.lmd", vectors, rows)
-            anew = (f"{recall(built, vectors, rows, queries):.3f}", f"{size(built):.1f}")
-        recalls, sizes = ([*one.values()] for one in found.values())
-        row(number, f"{recalls[0][-1]:.3f}", f"{recalls[1][-1]:.3f}", anew[0], f"{sizes[0][-1]:.1f}",
-            f"{sizes[1][-1]:.1f}", anew[1], f"{spent['changes'] / step / 2 * 1000:.2f}",
-            f"{spent['jobs'] / step * 1000:.2f}")  # fmt: skip
+            now["recall"].append(recall(built, vectors, rows, queries, effort))
+            now["size"].append(size(built))
+        blank = [""] * (len(columns) - len(now["size"]))
+        row(number, *(f"{one:.3f}" for one in now["recall"]), *blank, *(f"{one:.1f}" for one in now["size"]), *blank,
+            f"{spent['changes'] / step / 2 * 1000:.2f}", f"{spent['jobs'] / step * 1000:.2f}")  # fmt: skip
     return found
 
 
@@ -96,10 +102,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--effort", type=int, default=50, metavar="L")
+    parser.add_argument("--healed", action="store_true", help="without the other folder, and without charts")
     told = parser.parse_args()
-    print(f"\n## Churn: {told.rows:,} x {told.dimension}, a tenth per round, L = {EFFORT}")
+    print(f"\n## Churn: {told.rows:,} x {told.dimension}, a tenth per round, L = {told.effort}")
     with tempfile.TemporaryDirectory() as base:
-        found = churn(base, told.rows, told.dimension, told.rounds)
+        names = ["healed"] if told.healed else [*JOBS]
+        found = churn(base, told.rows, told.dimension, told.rounds, told.effort, names)
+    if told.healed:
+        return
     labels = [str(number) for number in range(1, told.rounds + 1)]
     IMAGES.joinpath("churn-recall.svg").write_bytes(line_chart(found["recall"], labels, "{:.3f}"))
     IMAGES.joinpath("churn-size.svg").write_bytes(line_chart(found["size"], labels, "{:,.0f}"))
