@@ -15,7 +15,7 @@ from memwal_ops.formats.lm_diskann.kernels.building import finish, link_all, spr
 from memwal_ops.formats.lm_diskann.kernels.checksum import seal
 from memwal_ops.formats.lm_diskann.kernels.distances import encode_many
 from memwal_ops.formats.lm_diskann.kernels.memory import pool
-from memwal_ops.formats.lm_diskann.kernels.reading import load
+from memwal_ops.formats.lm_diskann.kernels.reading import gather
 from memwal_ops.formats.lm_diskann.transaction import entry_points
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def build(
     old = len(nodes) - len(new)
     vectors = np.empty((len(nodes), parameters.dimension), np.float32)
     versions = np.ones(len(nodes), np.int64)
-    _gather(staged, nodes[:old], vectors, versions)
+    if gather(staged.view.source, parameters.layout, nodes[:old], staged.epoch, vectors, versions) < old:
+        raise staged.view.fail()
     vectors[old:] = new_vectors
     rows[old:] = new_rows
     if not staged.codebook_id:
@@ -75,19 +76,6 @@ def build(
     staged.entries = nodes[entries]
     # No path of this graph leads to a deleted node; and what these link to does not know it any more.
     staged.healed = np.union1d(staged.healed, staged.unhealed())
-
-
-def _gather(
-    staged: Transaction, nodes: NDArray[np.int64], vectors: NDArray[np.float32], versions: NDArray[np.int64]
-) -> None:
-    """Vectors of nodes that have blocks, and the versions of their next blocks."""
-    source, layout = staged.view.source, staged.parameters.layout
-    for at, node in enumerate(nodes.tolist()):
-        row = load(source, layout.block_size, node, staged.epoch)
-        if row < 0:
-            raise staged.view.fail()
-        vectors[at] = source.pool.f32[row, 16 : 16 + layout.dimension]
-        versions[at] = source.pool.i64[row, 3] + (source.pool.i64[row, 2] != staged.epoch)
 
 
 def _order(vectors: NDArray[np.float32], random: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -383,7 +383,7 @@ class View:
 def read_starts(view: View, nodes: NDArray[np.int64], epoch: int) -> Starts | None:
     """Entry points with their vectors, without those that do not exist at the epoch; None: a block is unreadable."""
     nodes, vectors = nodes.copy(), np.empty((len(nodes), view.parameters.dimension), np.float32)
-    count = gather(view.source, view.parameters.layout, nodes, epoch, vectors)
+    count = gather(view.source, view.parameters.layout, nodes, epoch, vectors, np.empty(len(nodes), np.int64))
     return None if count < 0 else Starts(nodes[:count], vectors[:count], SEARCH_STARTS)
 
 

@@ -161,10 +161,12 @@ def load(src, block_size, node, epoch):
 
 
 @numba.njit(cache=True, nogil=True)
-def gather(src, lay, nodes, epoch, vectors):
+def gather(src, lay, nodes, epoch, vectors, versions):
     """Read the vectors of nodes into ``vectors`` [n, d]; nodes that are not visible leave ``nodes``.
 
-    Returns the number of nodes that are left, the first of both arrays; or STALE or DAMAGED.
+    ``versions`` [n] are set to those that the blocks get if they are written at the epoch.
+
+    Returns the number of nodes that are left, the first of all three arrays; or STALE or DAMAGED.
     """
     count = 0
     for one in range(nodes.shape[0]):
@@ -174,6 +176,7 @@ def gather(src, lay, nodes, epoch, vectors):
         if row < 0:
             return row
         vectors[count, :] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        versions[count] = src.pool.i64[row, VERSION] + (src.pool.i64[row, EPOCH] != epoch)
         nodes[count] = nodes[one]
         count += 1
     return count
