@@ -49,7 +49,10 @@ class NotALanceTableError(MemwalOpsError):
 
     exit_code = 4
     reason = "not_a_lance_table"
-    remedy = "Give the folder that contains _versions/, usually NAME.lance."
+    remedy = (
+        "Give the folder that contains _versions/, usually NAME.lance. "
+        'If a pattern or a database finds it, leave it out there: exclude: ["NAME"].'
+    )
 
 
 class NoMemWalIndexError(MemwalOpsError):

@@ -198,6 +198,20 @@ def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
         number = newest.number
 
 
+def remove_left_behind(store: Store) -> bool:
+    """Delete all leases if there is nothing else: their table was removed, and others take the folder for a table.
+
+    Timeline: a lease is acquired or renewed while the table's objects are being deleted, after they were listed.
+    """
+    paths = []
+    for meta in store.list():
+        if not meta.path.startswith(f"{LEASES_FOLDER}/"):
+            return False
+        paths.append(meta.path)
+    store.delete_many(paths)
+    return bool(paths)
+
+
 def break_lease(store: Store, job: str, by: str) -> Lease:
     """End a lease that another supervisor holds: it notices when it renews, or before its next commit.
 

@@ -23,7 +23,7 @@ from memwal_ops.supervisor.scheduling.backoff import wait_after
 from memwal_ops.supervisor.scheduling.clock import Clock
 from memwal_ops.supervisor.scheduling.priority import choose, must_run_before
 from memwal_ops.supervisor.scheduling.reconcile import reconcile
-from memwal_ops.supervisor.state.history import FAILURES
+from memwal_ops.supervisor.state.history import COMPLETED, FAILURES
 from memwal_ops.supervisor.state.outcomes import LEVELS, STOPPED, classify_answer, classify_exit, error_fields
 from memwal_ops.supervisor.state.recorder import RunRecorder
 from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, Entry, RunState, TableState
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _RETRY_AFTER = timedelta(minutes=1)
 _DONE_ELSEWHERE_FRACTION = 0.9
-_COMPLETED = ("succeeded", "partial")
 
 
 class Scheduler:
@@ -301,7 +300,7 @@ class Scheduler:
     def _done_elsewhere(self, entry: Entry, lease: Lease, now: datetime) -> bool:
         """Whether another supervisor has just done what is due; both times are from the store's clock."""
         last, schedule = lease.last, entry.settings.schedule
-        if last is None or last.instance == lease.holder.instance or last.outcome not in _COMPLETED:
+        if last is None or last.instance == lease.holder.instance or last.outcome not in COMPLETED:
             return False
         age = lease.written - last.finished
         if entry.why == "schedule" and schedule is not None:
@@ -412,7 +411,7 @@ class Scheduler:
         if entry.lease is not None:
             lease, entry.lease = entry.lease, None
             if outcome != "lost":
-                self._release(entry, lease, outcome if outcome in {*_COMPLETED, *FAILURES} else None)
+                self._release(entry, lease, outcome if outcome in {*COMPLETED, *FAILURES} else None)
         self._polling.record_blocked(entry, details.get("figures") or {})
         published = bool(details.get("versions"))
         self._update_entry(entry, outcome, now, run.started, details.get("exit_code") or 0, published=published)
@@ -430,7 +429,7 @@ class Scheduler:
         if outcome == "succeeded" and entry.settings.heartbeat_url is not None:
             timeout = self.settings.config.heartbeat.timeout.total_seconds()
             self._heartbeat.beat(entry.settings.heartbeat_url, *entry.key, timeout)
-        if outcome in _COMPLETED and details.get("versions") and not self._once:
+        if outcome in COMPLETED and details.get("versions") and not self._once:
             self.poll(entry.table.name)
 
     def _update_entry(
@@ -441,11 +440,11 @@ class Scheduler:
         entry.state, entry.due, entry.waiting = IDLE, None, None
         if self._once:
             self.codes.append(code)
-        if outcome in {*_COMPLETED, *FAILURES}:
+        if outcome in {*COMPLETED, *FAILURES}:
             entry.started = started
             state = self.tables.get(entry.table.name)
             entry.unproductive_backlog = None if published or state is None else amounts(entry, state)
-        if outcome in _COMPLETED:
+        if outcome in COMPLETED:
             entry.failures = 0
             entry.not_before = None
             if outcome == "succeeded":

@@ -22,6 +22,7 @@ from memwal_ops.errors import HistoryError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+COMPLETED = ("succeeded", "partial")
 FAILURES = ("failed", "died", "hung")
 UNDONE = ("stopped", "killed", "lost")
 FAILED_OUTCOMES = ("partial", *FAILURES, "lost", "killed")

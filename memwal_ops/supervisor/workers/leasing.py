@@ -14,6 +14,7 @@ from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import is_empty, open_store
 from memwal_ops.storage.redaction import redact
 from memwal_ops.storage.retries import RetryPolicy
+from memwal_ops.supervisor.state.history import COMPLETED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,13 +71,21 @@ class LeaseClient:
         self._submit(lambda: leases.renew(self._store(table), lease), then)
 
     def release(self, table: FoundTable, lease: Lease, outcome: str | None) -> None:
-        """Release a lease, and record the outcome of the run. A failure is only logged: the lease expires by itself."""
+        """Release a lease, and record the outcome of the run. A failure is only logged: the lease expires by itself.
+
+        After a run that did not succeed, leases are removed instead if the table was removed.
+        """
 
         def logged(_: object, error: MemwalOpsError | None) -> None:
             if error is not None:
                 get_logger(__name__).warning("lease_not_released", table=table.name, job=lease.job, error=str(error))
 
-        self._submit(lambda: leases.release(self._store(table), lease, outcome), logged)
+        def end() -> None:
+            store = self._store(table)
+            if outcome in COMPLETED or not leases.remove_left_behind(store):
+                leases.release(store, lease, outcome)
+
+        self._submit(end, logged)
 
     def forget_stores(self) -> None:
         """Close the cached stores: their options may have changed."""

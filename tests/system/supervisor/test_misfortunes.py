@@ -91,6 +91,22 @@ def test_a_lease_that_is_given_back_brings_no_table_back(table: Workload, tmp_pa
     assert not Path(table.uri).exists()
 
 
+def test_a_lease_that_was_taken_of_a_removed_table_is_removed(table: Workload, tmp_path: Path) -> None:
+    """It keeps the folder, which the service and LanceDB would take for a table for ever."""
+    leases, found, posted = lease_client_for(table.uri, tmp_path)
+    taken: list[Any] = []
+    leases.acquire(found, "merge", lambda answer, _: taken.append(answer))
+    leases.close(wait=True)
+    posted[0]()
+    for entry in Path(table.uri).iterdir():
+        if entry.name != "_mem_wal_ops":  # a removal that began before it was taken
+            shutil.rmtree(entry)
+    again, _, _ = lease_client_for(table.uri, tmp_path)
+    again.release(found, taken[0][0], "failed")
+    again.close(wait=True)
+    assert not [*Path(table.uri).rglob("*")]
+
+
 # -- the clock
 
 
