@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gc_simulated import (
@@ -36,6 +34,7 @@ from benchmarks.gc_simulated import (
     with_merged,
 )
 from benchmarks.markdown import row
+from benchmarks.memory import peak_mib
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
 from memwal_ops.cli import process
@@ -75,7 +74,7 @@ def plan_simulated(folder: str, stand: Stand) -> dict[str, Any]:
     table = open_lance_table(uri)
     store = SimulatedStore(table.store, stand)
     table = replace(table, store=store)
-    before = _peak()
+    before = int(peak_mib() * 2**20)
     started = time.process_time()
     listed = sum(1 for region_id in table.regions.region_ids for _ in store.list(region_folder(region_id)))
     floor = time.process_time() - started
@@ -91,7 +90,7 @@ def plan_simulated(folder: str, stand: Stand) -> dict[str, Any]:
         "floor": floor,
         "seconds": seconds,
         "before": before,
-        "peak": _peak(),
+        "peak": int(peak_mib() * 2**20),
         "calls": store.calls.total(),
     }
 
@@ -103,7 +102,7 @@ def retention_simulated(folder: str, history: History) -> dict[str, Any]:
     store = SimulatedHistory(table, history)
     table = replace(table, store=store)
     retention = Retention()
-    before = _peak()
+    before = int(peak_mib() * 2**20)
     seconds = {}
     calls = {}
     for step in ("first", "again"):
@@ -128,17 +127,8 @@ def retention_simulated(folder: str, history: History) -> dict[str, Any]:
         "needed_by_the_oldest": retention.needs(REGION, 1),
         "needed_by_nearly_all": retention.needs(REGION, progress),
         "before": before,
-        "peak": _peak(),
+        "peak": int(peak_mib() * 2**20),
     }
-
-
-def _peak() -> int:
-    # Not ru_maxrss: that of a child begins with what its parent had.
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def in_child(*arguments: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.markdown import head, row
-from benchmarks.ways import peak_mib, reset_peak
+from benchmarks.memory import peak_mib, reset_peak
 from benchmarks.workload import Shape, make, rows
 from memwal_ops import run_job
 from memwal_ops.cli import process

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import pyarrow as pa
 
 from benchmarks.lm_diskann import DIMENSION, clustered
 from benchmarks.markdown import head, row
+from benchmarks.memory import peak_mib
 from memwal_ops import run_job
 from memwal_ops.formats.lm_diskann import library
 from memwal_ops.formats.lm_diskann.source import Source
@@ -55,8 +55,7 @@ def catch_up(folder: str) -> None:
     began, busy = time.perf_counter(), time.process_time()
     report = run_job(folder, "catchup").to_json()
     took = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - busy}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    print(json.dumps(took | {"peak": peak, "inserted": report["inserted"], "deleted": report["deleted"]}))
+    print(json.dumps(took | {"peak": round(peak_mib()), "inserted": report["inserted"], "deleted": report["deleted"]}))
 
 
 def main() -> None:

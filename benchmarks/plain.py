@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from benchmarks.lm_diskann import K, recall_of
 from benchmarks.markdown import head, row
+from benchmarks.memory import peak_mib, reset_peak
 from memwal_ops import run_job
 from memwal_ops.cli import process
 from memwal_ops.core.context import RunContext, Silent
@@ -81,8 +82,8 @@ class Steps(Silent):
         """A step begins, and the one before has ended."""
         if self._name:
             self._seconds[self._name] = round(time.monotonic() - self._began, 1)
-            self._peaks[self._name] = _figure("status", "VmHWM") * 1024
-        Path("/proc/self/clear_refs").write_text("5")
+            self._peaks[self._name] = int(peak_mib() * 2**20)
+        reset_peak()
         self._name, self._began = name, time.monotonic()
 
     def figures(self) -> dict[str, Any]:

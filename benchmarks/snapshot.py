@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.markdown import row
+from benchmarks.memory import peak_mib
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.layouts.region import REGION
@@ -79,7 +79,7 @@ def child(uri: str) -> None:
     options = snapshot.SnapshotOptions(inline_threshold=0)
     started = time.monotonic()
     snapshot.apply(open_lance_table(uri), options)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = int(peak_mib() * 2**20)
     print(json.dumps({"seconds": time.monotonic() - started, "peak": peak}))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.memory import peak_mib
 from benchmarks.merge import run
 from benchmarks.workload import Shape, make
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
@@ -72,15 +73,10 @@ def once(master: str, uri: str) -> None:
             "rows": entry.result.rows_read,
             "phases": dict(entry.result.phases),
             "metrics": dict(entry.result.metrics),
-            "driver_python_mib": _peak_mib(os.getpid()),
-            "driver_java_mib": _peak_mib(java),
+            "driver_python_mib": peak_mib(),
+            "driver_java_mib": peak_mib(java),
         }
         print(json.dumps(document), flush=True)
-
-
-def _peak_mib(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def _processor_seconds(pid: int) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.markdown import row
+from benchmarks.memory import peak_mib
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.core.context import RunContext
 from memwal_ops.formats.lance.jobs import verify
@@ -86,7 +86,7 @@ def child(uri: str) -> None:
     report = verify.plan(replace(table, store=store), VerifyOptions(), RunContext())
     seconds = time.monotonic() - started
     assert report.decision == "healthy", report.describe()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = int(peak_mib() * 2**20)
     print(json.dumps({"seconds": seconds, "peak": peak, "calls": store.calls.total(), **report.checked}))
 
 

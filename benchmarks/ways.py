@@ -7,16 +7,15 @@ peak resident memory of the process in MiB, and what the way did.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import lance
 import pyarrow as pa
 from lance.mem_wal import CompactedSsTable
 
+from benchmarks.memory import peak_mib, reset_peak
 from memwal_ops.cli import process
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
@@ -65,21 +64,6 @@ def ours(uri: str, *budget: str) -> dict[str, Any]:
 
 
 WAYS = {"today": today, "floor": floor, "ours": ours}
-
-
-def reset_peak() -> None:
-    # Linux: what was needed to import and open is not the work's.
-    path = Path("/proc/self/clear_refs")
-    if path.exists():
-        path.write_text("5")
-
-
-def peak_mib() -> float:
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:

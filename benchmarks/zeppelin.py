@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from benchmarks.markdown import head, row
+from benchmarks.memory import peak_mib
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops import open_table
 from memwal_ops.allocators import bound_allocators
@@ -177,9 +178,7 @@ def _clocks() -> tuple[float, float]:
 
 def _since(clocks: tuple[float, float]) -> dict[str, float]:
     """Seconds, processor seconds of all threads, and the peak of memory in MiB."""
-    with open("/proc/self/status") as status:  # getrusage counts the parent's pages, too
-        peak = next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
-    return {"seconds": time.perf_counter() - clocks[0], "cpu": time.process_time() - clocks[1], "peak": peak}
+    return {"seconds": time.perf_counter() - clocks[0], "cpu": time.process_time() - clocks[1], "peak": peak_mib()}
 
 
 def _child(way: str, uri: str) -> dict[str, float]:
