@@ -24,7 +24,7 @@ from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from memwal_ops.formats.lance.memwal.backlog import RegionBacklog
     from memwal_ops.formats.lance.memwal.generations import Generation
@@ -137,7 +137,7 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents, *, d
     flushed = manifest.replay_after_wal_id or 0
     ids = [entry for entry in contents.wal.ids if entry > flushed]
     last = max(manifest.wal_id_last_seen or 0, ids[-1] if ids else 0)
-    missing = next(iter(sorted({*range(flushed + 1, last + 1)} - {*ids})), None) if len(ids) < last - flushed else None
+    missing = _missing_entry(table, manifest, flushed, ids, last) if len(ids) < last - flushed else None
     if missing is not None:
         path = wal_entry_path(manifest.region_id, missing, table.layout_of(manifest.region_id))
         error = WalCorruptError(f"WAL entry {missing} is missing, although entry {last} was written.")
@@ -179,3 +179,18 @@ def check_unrecognized(contents: RegionContents) -> Iterator[Finding]:
             Severity.INFO, "unrecognized", path, "No writer of this format makes such a file.",
             "No job reads or deletes it.", "Remove it yourself if it is yours.",
         )  # fmt: skip
+
+
+def _missing_entry(
+    table: Table, manifest: RegionManifest, flushed: int, listed: Iterable[int], last: int
+) -> int | None:  # fmt: skip
+    """The first entry behind the flushed ones, up to ``last``, that does not exist.
+
+    A listing of local files beside a writer may lack an entry, and have the next one.
+    """
+    layout = table.layout_of(manifest.region_id)
+    gaps: list[int] = sorted({*range(flushed + 1, last + 1)} - {*listed})
+    for entry in gaps:
+        if table.store.head(wal_entry_path(manifest.region_id, entry, layout)) is None:
+            return entry
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _CONCURRENT_REGIONS = 8
+_CHECKS = 3
 _CONTENTS = (
     (re.compile(r"data/"), "the ends of data files"),
     (re.compile(r"_indices/"), "the ends of index files"),
@@ -144,6 +145,22 @@ class _Verification:
             self.findings.add(finding_of(error, "not_checked", what, "This part could not be checked to its end."))
 
     def _region(self, state: RegionBacklog) -> _Region:
+        """Check a region; again if it has an error and a newer manifest: gc may have deleted what is missing."""
+        manifests = self.table.region(state.manifest.region_id)
+        for _ in range(_CHECKS):
+            region = self._checked(state)
+            if all(one.severity is not Severity.ERROR for one in region.findings):
+                break
+            try:
+                newest = manifests.latest()
+            except MemwalOpsError:
+                break  # a finding says so
+            if newest.version == state.manifest.version:
+                break
+            state = replace(state, manifest=newest)
+        return region
+
+    def _checked(self, state: RegionBacklog) -> _Region:
         region = _Region()
         contents = contents_of(self.table, state)
         if isinstance(contents, Finding):
