@@ -415,7 +415,7 @@ def test_why_a_version(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> Non
     assert of(1)["verdict"] == "delete"
     open_dataset(made.uri).tags.create("audit", 1)
     assert of(1)["because"] == "tag audit at version 1"
-    assert "deleted with the last version that names it" in str(why(capfd, made, "data")[0]["because"])
+    assert "deleted with the last version that refers to it" in str(why(capfd, made, "data")[0]["because"])
 
 
 def test_why_a_leftover_heeds_the_options(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from memwal_ops.formats.lance.jobs import expire, gc
 from memwal_ops.formats.lance.jobs.gc_candidates import Kind, LanceCandidate
 from memwal_ops.formats.lance.memwal.region_identity import check_identity
 from memwal_ops.formats.lance.memwal.regions import is_id_prefix
+from memwal_ops.formats.lance.referenced_files import file_key, list_manifests, read_references, version_of_main
 from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_version_manifest_name, region_folder
 from memwal_ops.text import counted, paragraph, printable, size_text
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _VERDICTS = {Verdict.DELETE: "is deletable", Verdict.HELD: "is kept", Verdict.UNKNOWN: "is unknown, and kept"}
 _GENERATION = re.compile(r"[0-9]{1,20}")
+_OF_THE_BASE = "not of MemWAL: deleted with the last version that refers to it"
 _GROUPED = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
 
 
@@ -113,7 +115,7 @@ def explain(table: Table, target: str, options: CareOptions) -> Explanation:
                 f"{target} does not exist in {table.location.uri}.",
                 remedy="Give a region id (memwal-ops inspect lists them), REGION/GENERATION, or a path in it.",
             )
-        candidates = [of_the_base(table, path)]
+        candidates = [of_the_base(table, path, _why_in_base(table, path))]
     # A folder within a region is shown object by object.
     whole = region_id is None or path.removeprefix(f"{MEM_WAL_FOLDER}/") == str(region_id)
     return Explanation(target, grouped(candidates, group=whole))
@@ -178,9 +180,26 @@ def _version(table: Table, path: str, options: CareOptions) -> list[LanceCandida
     return [LanceCandidate(Kind.BASE, path, state.size, 1, (gate,))]
 
 
-def of_the_base(table: Table, path: str) -> LanceCandidate:
+def _why_in_base(table: Table, path: str) -> str:
+    """What keeps a base file: the versions that refer to it. Reads every manifest."""
+    key = file_key(path)
+    if key is None:
+        return _OF_THE_BASE
+    manifests = list_manifests(table.store)
+    kept_by = [path for path, refers in read_references(table.store, manifests) if key in refers.all]
+    if not kept_by:
+        return "no version refers to it: memwal-ops expire deletes it a week after it was written"
+    versions = sorted(version for path in kept_by if (version := version_of_main(path)) is not None)
+    if not versions:
+        return f"a branch or a detached version refers to it: {min(kept_by)}"
+    if versions[-1] == table.version:
+        return "needed by the newest version"
+    others = f" and {counted(len(versions) - 1, 'older one')}" if len(versions) > 1 else ""
+    return f"needed by version {versions[-1]}{others} (memwal-ops expire)"
+
+
+def of_the_base(table: Table, path: str, text: str = _OF_THE_BASE) -> LanceCandidate:
     """A path that no collector has candidates for."""
-    text = "not of MemWAL: deleted with the last version that names it, and never if no version names it"
     objects = list(table.store.list(path))
     meta = table.store.head(path) if not objects else None
     size = sum(meta.size for meta in objects) if meta is None else meta.size

@@ -39,6 +39,23 @@ def test_verify_finds_a_missing_file(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert found.document["findings"][0]["place"] == f"data/{gone.name}"
 
 
+def test_why_names_the_versions_that_keep_a_data_file(tmp_path: Path) -> None:
+    made = PlainTable(str(tmp_path / "t.lance")).create()
+    (first,) = (tmp_path / "t.lance/data").iterdir()
+    made.append(10)
+
+    def why(name: str) -> str:
+        return run_job(made.uri, "why", target=f"data/{name}").describe()
+
+    assert "needed by the newest version" in why(first.name)
+    run_job(made.uri, "compact")
+    older = made.dataset.version - 2
+    assert f"needed by version {older + 1} and {older} older ones (memwal-ops expire)" in why(first.name)
+    left = first.with_name("00" * 12 + ".lance")
+    left.write_bytes(b"of a writer that was killed")
+    assert "no version refers to it" in why(left.name)
+
+
 def test_a_version_is_held_and_why_names_the_hold(tmp_path: Path) -> None:
     made = PlainTable(str(tmp_path / "t.lance")).create(fragments=3)
     table = open_table(made.uri)
