@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 ROW_ADDRESS = "_rowaddr"
 # Decoded file footers and index pages that a dataset may cache. Lance's own limits are gigabytes,
-# but a job's memory must depend on its budget, not on the size of an index (docs/architecture.md, "What always holds").
+# but a job's memory must depend on its budget, not on the size of an index (docs/architecture.md, "Invariants").
 CACHE_BYTES = 32 << 20
 
 
