@@ -41,7 +41,7 @@ _OTHERS = """## Other commands
 
 `memwal-ops --log-level debug COMMAND ...` shows more on stderr.
 """
-_UNITS = {Kind.SIZE: "size", Kind.DURATION: "span of time", Kind.COUNT: "whole number", Kind.NUMBER: "number"}
+_UNITS = {Kind.SIZE: "size", Kind.DURATION: "duration", Kind.COUNT: "whole number", Kind.NUMBER: "number"}
 
 
 def page() -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.airflow import failures
 from memwal_ops.core.registry import open_table
-from memwal_ops.core.run import applicable, blamed
+from memwal_ops.core.run import applicable, plugin_errors
 from memwal_ops.core.run import run_job as run
 from memwal_ops.core.triggers import TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
@@ -49,7 +49,7 @@ def run_job(
         table = open_table(uri, storage)
         spec = applicable(table, name)
         report = run(table, name, options, apply=apply)
-        with blamed(spec):
+        with plugin_errors(spec):
             # Exactly what --json prints: XCom stores only what JSON can represent.
             document = json.loads(json.dumps(report.to_json()))
             return Outcome(document, failures.from_report(report.exit_code, document, table.format.part_of))

@@ -53,7 +53,7 @@ Examples:
 def demo(format_name: str, layout: str | None, folder: Path | None, no_merge: bool) -> int:
     """Run the story of a format."""
     place = folder or Path(tempfile.mkdtemp(prefix="memwal-ops-demo-"))
-    for chapter in _SPECS[format_name].story(DemoRun(place, folder is None, not no_merge, _command()), layout):
+    for chapter in _SPECS[format_name].steps(DemoRun(place, folder is None, not no_merge, _command()), layout):
         echo(chapter)
     return 0
 

@@ -128,7 +128,7 @@ def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: b
         InvalidUsageError: the job, or an option of it, does not apply to the table.
     """
     from memwal_ops.cli.progress import running  # noqa: PLC0415 - rich; not needed for help
-    from memwal_ops.core.run import applicable, blamed, run_job  # noqa: PLC0415 - see above
+    from memwal_ops.core.run import applicable, plugin_errors, run_job  # noqa: PLC0415 - see above
 
     spec = applicable(table, job)
     values = dict(chosen)
@@ -141,7 +141,7 @@ def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: b
             report = run_job(table, job, options, apply=apply, context=context)
         except OptionError as error:
             raise _spelled(error, spec) from None
-    with blamed(spec):
+    with plugin_errors(spec):
         output = report.to_json() if as_json else report.describe()
         code = report.exit_code
     if as_json:

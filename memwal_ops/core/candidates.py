@@ -96,8 +96,8 @@ def age_gate(what: str, written: datetime, limit: timedelta, now: datetime) -> G
     Args:
         what: what happened at ``written``; the text continues with ``, 3 h ago``.
         written: by the store's clock.
-        limit: how long the object is kept; zero is met also by a ``written`` that is in the future of our clock.
-        now: by the slower of our clock and the store's: an object must not seem older than it is.
+        limit: how long the object is kept; zero is always met, even if ``written`` is in the future.
+        now: by the slower of the local clock and the store's: an object must not seem older than it is.
     """
     age = now - written
     return Gate(

@@ -39,8 +39,8 @@ CandidateT = TypeVar("CandidateT", bound=Candidate)
 Answer = TypeVar("Answer")
 ReportT = TypeVar("ReportT", bound="GcReport[Any]")
 BATCH_OBJECTS = 1000
-_FRUITLESS = 5
-_NOT_DONE = "not deleted, or not as a whole: see failed, or --max-deletes; the next run continues"
+_MOST_FAILED_BATCHES = 5
+_NOT_DONE = "not deleted, or only in part: see failed, or --max-deletes; the next run continues"
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Collector(abc.ABC, Generic[CandidateT]):
         del guard  # the store checks it
         return delete_proven(self.store, paths, self.anchors)
 
-    def left(self, candidate: CandidateT) -> None:
-        """Note that a candidate was not deleted, in whole or in part: what it refers to is still needed."""
+    def not_deleted(self, candidate: CandidateT) -> None:
+        """Keep what a candidate refers to: it was not deleted, or only in part."""
 
     def unreadable(self, error: MemwalOpsError) -> CandidateT | None:
         """The candidate that is reported, and kept, for a part that cannot be read; None: the error ends the run."""
@@ -163,9 +163,9 @@ def plan(
         context: receives progress, and can stop the run after each candidate.
         on_candidate: called with each candidate.
     """
-    with _settling(report, options, context, on_candidate) as settle:
+    with _recording(report, options, context, on_candidate) as record:
         for candidate in candidates(collectors, report):
-            settle(candidate)
+            record(candidate)
     return report
 
 
@@ -176,12 +176,12 @@ def collect(
     context: RunContext,
     on_candidate: Callable[[CandidateT], None] = lambda _: None,
 ) -> ReportT:
-    """Drain and delete. Safe to kill, to repeat and to run concurrently, as far as the collectors' proofs are.
+    """Drain and delete. Safe to kill, to repeat and to run concurrently, if the collectors' proofs are.
 
     Args: as for :func:`plan`; ``on_candidate`` is called once the outcome of a candidate is known.
     """
-    with _settling(report, options, context, on_candidate) as settle:
-        run = _Run(report, options.max_deletes, context.guard, settle)
+    with _recording(report, options, context, on_candidate) as record:
+        run = _Run(report, options.max_deletes, context.guard, record)
         for collector in collectors:
             run.collect(collector)
         context.figures["bytes_collected"] += report.deleted_bytes
@@ -191,7 +191,7 @@ def collect(
 
 
 @contextmanager
-def _settling(
+def _recording(
     report: GcReport[CandidateT],
     options: CollectOptions,
     context: RunContext,
@@ -201,14 +201,14 @@ def _settling(
     report.limit, report.plan_file = options.limit, options.plan_file
     with plan_file(options.plan_file) as write:
 
-        def settle(candidate: CandidateT) -> None:
+        def record(candidate: CandidateT) -> None:
             report.take(candidate)
             on_candidate(candidate)
             write({**candidate.to_json(), "verdict": candidate.verdict.value})
             context.advance("collecting", "candidates")
             context.checkpoint()
 
-        yield settle
+        yield record
     report.seconds = time.monotonic() - report.began
 
 
@@ -243,49 +243,49 @@ class _Run(Generic[CandidateT]):
         part_replaced: why the current part may have been replaced; the rest of it is kept.
         stopped: whether the store is unavailable or refuses every deletion; the rest is for the next run. (A single
             refusal does not stop the run: one object alone may be locked.)
-        fruitless: consecutive batches of which nothing could be deleted.
+        failed_batches: consecutive batches of which nothing could be deleted.
         requests: delete requests made to the store.
     """
 
     report: GcReport[CandidateT]
     max_deletes: int | None
     guard: CommitGuard
-    settle: Callable[[CandidateT], None]
+    record: Callable[[CandidateT], None]
     part_replaced: str | None = None
     stopped: bool = False
-    fruitless: int = 0
+    failed_batches: int = 0
     requests: int = 0
 
     def collect(self, collector: Collector[CandidateT]) -> None:
         """Drain, then delete one stage after the other."""
         self.part_replaced = None
-        with _kept_where_unreadable(collector, self.report, self.settle):
-            if not self.stopped and self._unproven is None:
-                self.report.drained += self._ask(collector.drain) or 0
+        with _kept_where_unreadable(collector, self.report, self.record):
+            if not self.stopped and self._replaced is None:
+                self.report.drained += self._call(collector.drain) or 0
             for stage in collector.stages():
-                self._settle(collector, stage)
+                self._collect_stage(collector, stage)
 
     @property
-    def _unproven(self) -> str | None:
+    def _replaced(self) -> str | None:
         """Why the table or the part may have been replaced; None: there is no sign of it."""
         return self.report.replaced or self.part_replaced
 
     @property
-    def _over(self) -> str | None:
+    def _stop_reason(self) -> str | None:
         """Why nothing more may be deleted now; None: more may."""
-        return self._unproven or (_NOT_DONE if self.stopped or self.report.limited else None)
+        return self._replaced or (_NOT_DONE if self.stopped or self.report.limited else None)
 
-    def _ask(self, ask: Callable[[], Answer]) -> Answer | None:
+    def _call(self, method: Callable[[], Answer]) -> Answer | None:
         """The result of a call of the collector; None, with the reason noted, if the table or part was replaced."""
         try:
-            return ask()
+            return method()
         except PartReplacedError as error:
             self.part_replaced = str(error)
         except TableReplacedError as error:
             self.report.replaced = str(error)
         return None
 
-    def _settle(self, collector: Collector[CandidateT], stage: Stage[CandidateT]) -> None:
+    def _collect_stage(self, collector: Collector[CandidateT], stage: Stage[CandidateT]) -> None:
         """Report the held candidates; delete the others in batches."""
         batch: list[CandidateT] = []
         objects = 0
@@ -294,9 +294,9 @@ class _Run(Generic[CandidateT]):
         whole = True
         for candidate in stage.candidates:
             if candidate.verdict is not Verdict.DELETE:
-                self.settle(candidate)
+                self.record(candidate)
                 whole = False
-            elif (why := self._over or (None if whole else stage.in_order)) is not None:
+            elif (why := self._stop_reason or (None if whole else stage.in_order)) is not None:
                 self._keep(candidate, why)
             else:
                 batch.append(candidate)
@@ -309,17 +309,17 @@ class _Run(Generic[CandidateT]):
 
     def _delete(self, collector: Collector[CandidateT], batch: list[CandidateT], in_order: str | None) -> bool:
         """Revalidate a batch, and delete the candidates that are still deletable. Return whether all are gone."""
-        proven = self._ask(lambda: list(collector.revalidate(batch)))
+        proven = self._call(lambda: list(collector.revalidate(batch)))
         if proven is None:
             for candidate in batch:
-                self._keep(candidate, self._over or _NOT_DONE)
+                self._keep(candidate, self._stop_reason or _NOT_DONE)
             return False
         if in_order is None:
             return self._remove(collector, proven)
         for at, candidate in enumerate(proven):
             if not self._remove(collector, [candidate]):
                 for rest in proven[at + 1 :]:
-                    self._keep(rest, self._over or in_order)
+                    self._keep(rest, self._stop_reason or in_order)
                 return False
         return True
 
@@ -329,40 +329,40 @@ class _Run(Generic[CandidateT]):
         whole = True
         for candidate in proven:
             if candidate.verdict is not Verdict.DELETE:
-                self.settle(candidate)
+                self.record(candidate)
                 whole = False
             elif candidate.objects < BATCH_OBJECTS:
                 small.append((candidate, dict(collector.objects(candidate))))
             else:
                 gone = self._delete_objects(collector, collector.objects(candidate)).all
-                whole = self._settled(collector, candidate, gone=gone) and whole
+                whole = self._record_deleted(collector, candidate, gone=gone) and whole
         deleted = self._delete_objects(collector, (item for _, objects in small for item in objects.items())).paths
         for candidate, objects in small:
-            whole = self._settled(collector, candidate, gone=deleted.issuperset(objects)) and whole
+            whole = self._record_deleted(collector, candidate, gone=deleted.issuperset(objects)) and whole
         return whole
 
-    def _settled(self, collector: Collector[CandidateT], candidate: CandidateT, *, gone: bool) -> bool:
+    def _record_deleted(self, collector: Collector[CandidateT], candidate: CandidateT, *, gone: bool) -> bool:
         if gone:
-            self.settle(candidate)
+            self.record(candidate)
         else:
-            collector.left(candidate)
-            self._keep(candidate, self._over or _NOT_DONE)
+            collector.not_deleted(candidate)
+            self._keep(candidate, self._stop_reason or _NOT_DONE)
         return gone
 
     def _delete_objects(self, collector: Collector[CandidateT], objects: Iterable[tuple[str, int]]) -> _Deleted:
         """Delete as many as the store and ``max_deletes`` allow, each batch after a check of the anchors.
 
-        A batch is read from its listing before the anchors are checked: so the listing is of the anchored table.
+        A batch is listed before the anchors are checked, so the listing is that of the anchored table.
         """
         deleted = _Deleted()
         rest = iter(objects)
-        while not self.stopped and self._unproven is None:
-            chunk = dict(islice(rest, self._left()))
+        while not self.stopped and self._replaced is None:
+            chunk = dict(islice(rest, self._next_batch_size()))
             if not chunk:
                 deleted.all = not deleted.failed and next(rest, None) is None
                 self.report.limited = self.report.limited or (not deleted.all and not deleted.failed)
                 break
-            outcome = self._ask(partial(collector.delete, [*chunk], self.guard))
+            outcome = self._call(partial(collector.delete, [*chunk], self.guard))
             if outcome is None:
                 break
             gone = chunk.keys() - outcome.failed.keys()
@@ -372,15 +372,15 @@ class _Run(Generic[CandidateT]):
             self.report.failed |= outcome.failed
             deleted.failed = deleted.failed or bool(outcome.failed)
             deleted.paths |= gone
-            self.fruitless = self.fruitless + 1 if outcome.failed and not outcome.deleted else 0
-            self.stopped = self.fruitless >= _FRUITLESS
+            self.failed_batches = self.failed_batches + 1 if outcome.failed and not outcome.deleted else 0
+            self.stopped = self.failed_batches >= _MOST_FAILED_BATCHES
         return deleted
 
-    def _left(self) -> int:
+    def _next_batch_size(self) -> int:
         """How many objects the next batch may have."""
         if self.max_deletes is None:
             return BATCH_OBJECTS
         return min(BATCH_OBJECTS, self.max_deletes - self.report.deleted_objects)
 
     def _keep(self, candidate: CandidateT, why: str) -> None:
-        self.settle(replace(candidate, gates=(*candidate.gates, Gate(met=False, text=why))))
+        self.record(replace(candidate, gates=(*candidate.gates, Gate(met=False, text=why))))

@@ -45,7 +45,7 @@ class Listener(Protocol):
     """The callbacks of a front end. Called from the run's own thread, and often: they must return quickly."""
 
     def alive(self) -> None:
-        """A sign of life, without details."""
+        """A heartbeat, without details."""
 
     def progress(self, progress: Progress) -> None:
         """An activity has progressed."""
@@ -93,7 +93,7 @@ class RunContext:
     _done: dict[str, int] = field(default_factory=dict)
 
     def alive(self) -> None:
-        """Report a sign of life: a run without one for ``hung_after`` is killed."""
+        """Send a heartbeat: a run without one for ``hung_after`` is killed."""
         self.listener.alive()
 
     def advance(self, activity: str, unit: str, count: int = 1, *, total: int | None = None, detail: str = "") -> None:

@@ -78,7 +78,7 @@ class DemoSpec:
     load: str
     layouts: Mapping[str, str] = field(default_factory=dict)
 
-    def story(self, run: DemoRun, layout: str | None = None) -> Iterator[str]:
+    def steps(self, run: DemoRun, layout: str | None = None) -> Iterator[str]:
         """Run the demo, or that of a layout, and yield its output. Its code is imported at the first step.
 
         Raises:

@@ -102,7 +102,7 @@ class GcReport(Generic[CandidateT]):
 
     Attributes:
         applied: whether the run was to delete.
-        limit: most candidates of each verdict in ``items``.
+        limit: maximum number of candidates of each verdict in ``items``.
         counts: number of candidates per kind and verdict.
         bytes_reclaimable: size of the deletable candidates, by the proofs of this run.
         deleted_objects: objects that were deleted.

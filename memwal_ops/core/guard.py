@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-# Whatever else a store may ever be asked is a mutation, until it is named here.
+# Every other method of a store counts as a mutation, until it is listed here.
 _READS = frozenset({"get", "get_with_tag", "get_range", "head", "list", "list_level"})
 
 
@@ -37,7 +37,7 @@ class CommitGuard(Protocol):
     """Checked before every publication and deletion."""
 
     def alive(self) -> None:
-        """A request was made: a sign of life."""
+        """Called at each request: a heartbeat of the run."""
 
     def check(self) -> None:
         """Raise ``LeaseLostError`` if the run must not have any further effect."""
@@ -147,7 +147,7 @@ class GuardedStore(StoreWrapper):
 
 
 class GuardedTable:
-    """What a format's table, a frozen dataclass with a store and a guard, does with them."""
+    """Base of a format's table, a frozen dataclass with ``store`` and ``guard``: guarded copies, own files."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     store: Store

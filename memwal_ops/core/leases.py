@@ -199,7 +199,7 @@ def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
 
 
 def remove_left_behind(store: Store) -> bool:
-    """Delete all leases if there is nothing else: their table was removed, and others take the folder for a table.
+    """Delete all leases if the folder has nothing else: their table was removed, and it would still look like a table.
 
     Timeline: a lease is acquired or renewed while the table's objects are being deleted, after they were listed.
     """
@@ -219,14 +219,14 @@ def break_lease(store: Store, job: str, by: str) -> Lease:
         InvalidUsageError: the lease is not held.
     """
     for _ in range(_ATTEMPTS):
-        standing = read_lease(store, job)
-        if standing is None or standing.ended is not None:
+        current = read_lease(store, job)
+        if current is None or current.ended is not None:
             raise InvalidUsageError(
                 f"The lease of {job} is not held.", remedy="memwal-ops lease list URI shows all leases."
             )
-        token = standing.number + 1
+        token = current.number + 1
         why = f"broken by {by}"
-        document = _document(token, standing.holder, standing.acquired, standing.ttl, why, standing.last)
+        document = _document(token, current.holder, current.acquired, current.ttl, why, current.last)
         if _put(store, job, token, document):
             broken = read_lease(store, job)
             assert broken is not None  # noqa: S101 - the newest is never deleted
@@ -240,11 +240,11 @@ def end_expired(store: Store, job: str) -> Lease | None:
     A holder that resumes finds the lease lost, as if another supervisor had taken it.
     """
     for _ in range(_ATTEMPTS):
-        standing = read_lease(store, job)
-        if standing is None or standing.ended is not None or standing.in_force(store_clock(store)):
+        current = read_lease(store, job)
+        if current is None or current.ended is not None or current.in_force(store_clock(store)):
             return None
-        number, why = standing.number + 1, "released: it had expired"
-        document = _document(number, standing.holder, standing.acquired, standing.ttl, why, standing.last)
+        number, why = current.number + 1, "released: it had expired"
+        document = _document(number, current.holder, current.acquired, current.ttl, why, current.last)
         if _put(store, job, number, document):
             return read_lease(store, job)
     raise StorageError(f"Other processes wrote the lease of {job} first, {_ATTEMPTS} times in a row.")
@@ -260,9 +260,9 @@ def check(store: Store, lease: Lease) -> None:
     newest = _newest(store, lease.job)
     if newest is not None and newest[0] == lease.number:
         return
-    standing = read_lease(store, lease.job)
-    if standing is None or not _is(standing, lease):
-        raise lost(lease, standing)
+    current = read_lease(store, lease.job)
+    if current is None or not _is(current, lease):
+        raise lost(lease, current)
 
 
 def lost(lease: Lease, newest: Lease | None) -> LeaseLostError:

@@ -59,7 +59,7 @@ class Option:
         repeated: it takes any number of values; its value is a tuple.
         values: of a repeated option: the exact number of values, if it is given.
         optional: None is a valid value, with the meaning that ``help`` explains.
-        minimum: smallest value (counts, numbers, bytes; spans as ``timedelta``); None: no bound.
+        minimum: smallest value (counts, numbers, bytes; durations as ``timedelta``); None: no bound.
         maximum: largest value.
         choices: of a choice: the valid values.
         metavar: the placeholder of its value in a usage line.
@@ -263,7 +263,7 @@ def size(default: int | None, *, help: str, **more: Any) -> Any:  # noqa: A002 -
 
 
 def duration(default: timedelta | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
-    """A span of time, written like ``15m``."""
+    """A duration, written like ``15m``."""
     more = {"minimum": timedelta(0), "maximum": _LONGEST, **more}
     return _field(Kind.DURATION, default=default, help=help, **more)
 
@@ -339,7 +339,7 @@ def _span(_: Option, value: Any) -> timedelta:
     if isinstance(value, timedelta):
         return value
     if isinstance(value, bool):
-        raise ValueError(f"{value!r} is not a span of time")  # noqa: TRY004 - one class for every bad value
+        raise ValueError(f"{value!r} is not a duration")  # noqa: TRY004 - one class for every bad value
     return parse_duration(str(value))
 
 
@@ -383,7 +383,7 @@ _WORDS: Mapping[Kind, str] = {
     Kind.COUNT: "a whole number",
     Kind.NUMBER: "a number",
     Kind.SIZE: "a size in bytes, for example 64MiB",
-    Kind.DURATION: "a span of time, for example 15m",
+    Kind.DURATION: "a duration, for example 15m",
     Kind.CHOICE: "a word",
     Kind.TEXT: "a text",
     Kind.PART: "the name of a part of the table",

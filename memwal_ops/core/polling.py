@@ -1,4 +1,4 @@
-"""What the jobs of one poll read of a table, read once: without it each job's backlog reads every region again."""
+"""Cache, for one poll, what several jobs read from a table: otherwise each job's backlog reads every region again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _shared: ContextVar[dict[Hashable, Any] | None] = ContextVar("memwal_ops_poll", 
 
 @contextmanager
 def one_poll() -> Iterator[None]:
-    """Share what :func:`shared` reads until the end; nothing outlives it, since the next poll must see new writes."""
+    """Cache what :func:`shared` reads while the block runs; the next poll must see new writes."""
     before = _shared.set({})
     try:
         yield
@@ -24,7 +24,7 @@ def one_poll() -> Iterator[None]:
 
 
 def shared(table: object, what: str, read: Callable[[], _T]) -> _T:
-    """``read()``, or what it returned for this very table in this poll; outside of a poll, always ``read()``."""
+    """``read()``, or what it returned before for the same table object in this poll; outside of a poll ``read()``."""
     known = _shared.get()
     if known is None:
         return read()

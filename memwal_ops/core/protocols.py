@@ -53,7 +53,7 @@ class TableFormat(Protocol):
 
     @property
     def init(self) -> InitSpec | None:
-        """How ``memwal-ops init`` prepares a table of this kind; None: other programs do."""
+        """How ``memwal-ops init`` prepares a table of this kind; None: only other programs create tables."""
 
     @property
     def demo(self) -> DemoSpec | None:
@@ -148,12 +148,12 @@ class ExplainsJobs(Protocol):
     """A table that gives a reason for each job that does not apply to it; optional."""
 
     def why_not(self, job: str) -> MemwalOpsError | None:
-        """The reason, with what to do; None: there is no such job, or no more to it than that it does not apply."""
+        """The reason, with what to do; None: there is no such job, or no particular reason."""
 
 
 @runtime_checkable
-class TellsChanges(Protocol):
-    """A format that tells by a few requests that nothing was written to a table; optional.
+class DetectsChanges(Protocol):
+    """A format that can detect by a few requests that nothing was written to a table; optional.
 
     A supervisor does not read an idle table again while nothing was written to it. The backlog metrics of the format's
     jobs must depend on nothing else, except those in seconds, which are ages and grow by themselves.

@@ -1,4 +1,4 @@
-"""Keep what a repair replaces below ``_mem_wal_ops/quarantine/``, with a record by which it can be brought back.
+"""Keep what a repair replaces below ``_mem_wal_ops/quarantine/``, with a record from which it can be restored.
 
 A repair writes the replaced content and its record before it replaces anything. So a run that is killed in between
 leaves a record of a repair that was not made, and never a repair without its record. The id of a record follows from
@@ -37,7 +37,7 @@ class Place(Protocol):
 
     @property
     def name(self) -> str:
-        """By which a record names it: ``KIND:WHAT``."""
+        """Its name in a record: ``KIND:WHAT``."""
 
     def read(self) -> bytes | None:
         """Its present content; None: it does not exist."""
@@ -51,7 +51,7 @@ class ObjectPlace:
     """A whole object that readers do not depend on: a hint, or an object whose content is known.
 
     On a store without compare-and-swap, the object is read again right before it is replaced: another writer's value
-    may be lost. So it must be harmless whichever of two values wins.
+    may be lost. So either of the two values must be harmless.
     """
 
     store: Store
@@ -92,7 +92,7 @@ class ObjectPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RepairRecord:
     """The record of one repair.
 
     Attributes:
@@ -131,21 +131,21 @@ class Kept:
         }
 
 
-def keep(store: Store, check: str, place: str, before: bytes | None, after: bytes | None) -> Kept:
-    """Store what is about to be replaced, then its record. Call it right before the replacement.
+def keep(store: Store, check: str, place: str, before: bytes | None, after: bytes | None) -> RepairRecord:
+    """Store what is about to be replaced, then its record. Called right before the replacement.
 
     Raises:
         StorageError: the store failed; nothing was replaced.
     """
     hashes = digest(before), digest(after)
-    kept = Kept(_id(check, place, *hashes), check, place, *hashes)
+    kept = RepairRecord(_id(check, place, *hashes), check, place, *hashes)
     if before is not None:
         _put(store, kept.content, before)
     _put(store, f"{kept.folder}/record.json", json.dumps(kept.to_json(), indent=1).encode())
     return kept
 
 
-def read_kept(store: Store, name: str) -> Kept:
+def read_record(store: Store, name: str) -> RepairRecord:
     """The record of a repair.
 
     Raises:
@@ -165,7 +165,7 @@ def read_kept(store: Store, name: str) -> Kept:
     try:
         document = json.loads(data)
         check, place, before, after = (document[key] for key in ("check", "place", "before_sha256", "after_sha256"))
-        found = Kept(_id(check, place, before, after), check, place, before, after)
+        found = RepairRecord(_id(check, place, before, after), check, place, before, after)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidFormatError(f"{path} is not the record of a repair: {error!r}") from error
     if found.id != name or found.to_json() != document:
@@ -173,7 +173,7 @@ def read_kept(store: Store, name: str) -> Kept:
     return found
 
 
-def content_of(store: Store, kept: Kept) -> bytes | None:
+def content_of(store: Store, kept: RepairRecord) -> bytes | None:
     """The content that a repair replaced; None: the place did not exist.
 
     Raises:

@@ -198,7 +198,7 @@ def locate(
     suffix = DATABASE_TABLES.removeprefix("*")
     if tables := sum(name.endswith(suffix) for name in root.directories):
         raise NotALanceTableError(
-            f"{location.uri} is no table, but a folder of {counted(tables, 'table')} NAME{suffix}.",
+            f"{location.uri} is not a table, but a folder with {counted(tables, 'table')} NAME{suffix}.",
             remedy="Give one of them; memwal-ops scan --database URI lists what they need.",
         )
     known = ", ".join(formats())
@@ -210,7 +210,7 @@ def open_sink(uri: str, beside: Location, guard: CommitGuard, *, source: str) ->
 
     Args:
         uri: of the table.
-        beside: the location of what is migrated; a table at the same kind of store is opened with its options.
+        beside: the location of the source; a table at the same kind of store is opened with its options.
         guard: see :class:`memwal_ops.core.row_sink.ReceivesRows`.
         source: see there.
 
@@ -234,7 +234,7 @@ def format_of_folder(path: str) -> str | None:
 
     From one listing of the file system alone: no client of a store is imported.
     """
-    # Light, but not for a scheduler that only names a job.
+    # Imported here: a process that only needs the names of jobs starts faster without it.
     from memwal_ops.storage.api import Listing, ObjectMeta  # noqa: PLC0415
 
     full: list[str] = []
@@ -254,7 +254,7 @@ def format_of_folder(path: str) -> str | None:
 
 
 def without_trial() -> None:
-    """Load packages in this process without a trial: for a worker, the death of which its parent notices."""
+    """Load other packages directly, without a trial in another process: a worker's parent notices if it crashes."""
     global _trial  # noqa: PLW0603 - a property of the process
     _trial = False
 

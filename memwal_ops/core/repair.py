@@ -1,9 +1,9 @@
-"""The repair job for tables of every format: fix what has a provably safe fix, and name the choices for the rest.
+"""The repair job for tables of every format: fix what has a provably safe fix, and list the choices for the rest.
 
 A run verifies the table first. Each finding then has a fix that its format proves safe, or a person decides. A fix
 is decided again right before it is made, from what the store has then; it keeps what it replaces
 (:mod:`memwal_ops.core.quarantine`); and it writes on the condition that nothing changed meanwhile. So a run may be
-killed anywhere, repeated, and run beside writers and all other jobs.
+killed anywhere, repeated, and run concurrently with writers and all other jobs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.leases import end_expired
 from memwal_ops.core.protocols import Table
-from memwal_ops.core.quarantine import content_of, digest, keep, read_kept
-from memwal_ops.core.repair_report import Choice, Decide, Fixed, Outcome, RepairDecision, RepairReport, Undone
+from memwal_ops.core.quarantine import content_of, digest, keep, read_record
+from memwal_ops.core.repair_report import Choice, Fixed, OpenDecision, Outcome, RepairDecision, RepairReport, Undone
 from memwal_ops.core.verification import Finding, Severity
 from memwal_ops.errors import CommitStateUnknownError, InvalidUsageError, LeaseLostError, MemwalOpsError
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -25,17 +25,17 @@ from memwal_ops.storage.probe import probe_conditional_writes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from memwal_ops.core.quarantine import Kept, Place
+    from memwal_ops.core.quarantine import Place, RepairRecord
     from memwal_ops.core.repair_options import RepairOptions
     from memwal_ops.core.verification import VerifyOptions, VerifyReport
 
 TableT = TypeVar("TableT", bound=Table)
 Keep: TypeAlias = "Callable[[str, bytes | None, bytes | None], None]"
-"""Keeps a replaced content: the name of its place, the content, and the one that replaces it."""
+"""Keeps replaced content: called with the name of its place, the content, and what replaces it."""
 _ATTEMPTS = 8
 
 
-class Made(enum.Enum):
+class FixAttempt(enum.Enum):
     """How an attempt at a fix ended."""
 
     DONE = enum.auto()
@@ -58,7 +58,7 @@ class Fix(Generic[TableT]):
 
     part: str
     text: str
-    make: Callable[[TableT, Keep], Made]
+    make: Callable[[TableT, Keep], FixAttempt]
 
 
 class UnsafeError(Exception):
@@ -66,7 +66,7 @@ class UnsafeError(Exception):
 
 
 class Repairer(Protocol[TableT]):
-    """What a format brings to the job."""
+    """What a format implements for the job."""
 
     @property
     def choices(self) -> Mapping[str, tuple[Choice, ...]]:
@@ -93,7 +93,7 @@ class RepairJob(Generic[TableT]):
     repairer: Repairer[TableT]
 
     def backlog(self, table: TableT) -> Mapping[str, float]:
-        """None."""
+        """Empty: the job has no metrics."""
         del table
         return {}
 
@@ -107,7 +107,7 @@ class RepairJob(Generic[TableT]):
         return self._run(table, options, context or RunContext(), apply=False)
 
     def apply(self, table: TableT, options: RepairOptions, context: RunContext | None = None) -> RepairReport:
-        """Make the fixes, or undo one. Safe to kill, to repeat, and to run beside writers and other jobs.
+        """Make the fixes, or undo one. Safe to kill, to repeat, and to run concurrently with writers and jobs.
 
         Raises:
             InvalidUsageError: see :meth:`plan`.
@@ -121,7 +121,7 @@ class RepairJob(Generic[TableT]):
         if options.undo:
             if apply:
                 probe_conditional_writes(table.store)
-            undone = self._undo(table, read_kept(table.store, options.undo), apply=apply)
+            undone = self._undo(table, read_record(table.store, options.undo), apply=apply)
             report = RepairReport(table.revision, apply=apply, undone=undone)
         else:
             found = self.repairer.verify(table, options, context)
@@ -136,7 +136,7 @@ class RepairJob(Generic[TableT]):
         report.seconds = time.monotonic() - started
         return report
 
-    def _undo(self, table: TableT, kept: Kept, *, apply: bool) -> Undone:
+    def _undo(self, table: TableT, kept: RepairRecord, *, apply: bool) -> Undone:
         place = self.repairer.place(table, kept.place)
         before = content_of(table.store, kept)
         present = place.read()
@@ -151,7 +151,7 @@ class RepairJob(Generic[TableT]):
         return Undone(kept, RepairDecision.UNDONE)
 
 
-def _changed(kept: Kept) -> InvalidUsageError:
+def _changed(kept: RepairRecord) -> InvalidUsageError:
     where = f"The replaced content is in {kept.content}." if kept.before is not None else "It did not exist before."
     return InvalidUsageError(
         f"{kept.place} was changed since repair {kept.id} wrote it: undoing that would lose the later change.",
@@ -177,11 +177,11 @@ class _Run(Generic[TableT]):
                 self._decide(finding, str(error))
                 continue
             except MemwalOpsError as error:
-                self._decide(finding, f"Whether a fix is safe cannot be told: {error}")
+                self._decide(finding, f"It is not known whether a fix is safe: {error}")
                 continue
             if fix is None:
                 if finding.severity is not Severity.INFO:
-                    self._decide(finding, "No fix of it is provably safe.")
+                    self._decide(finding, "It has no fix that is provably safe.")
             elif fix.part in seen:
                 seen[fix.part].findings.append(finding)
             else:
@@ -214,22 +214,22 @@ class _Run(Generic[TableT]):
         for _ in range(_ATTEMPTS):
             self.table = self.table.newest()
             made = fix.make(self.table, store)
-            if made is not Made.OVERTAKEN:
+            if made is not FixAttempt.OVERTAKEN:
                 break
         fixed.outcome = _OUTCOMES[made]
-        if made is not Made.DONE:
+        if made is not FixAttempt.DONE:
             fixed.kept = None
 
     def _decide(self, finding: Finding, why: str) -> None:
         choices = _COMMON_CHOICES.get(finding.check) or self.repairer.choices.get(finding.check)
-        self.report.decisions.append(Decide(finding, why, choices or tuple(_of_remedy(finding))))
+        self.report.decisions.append(OpenDecision(finding, why, choices or tuple(_of_remedy(finding))))
 
 
-_OUTCOMES = {Made.DONE: Outcome.REPAIRED, Made.GONE: Outcome.GONE, Made.OVERTAKEN: Outcome.OVERTAKEN}
+_OUTCOMES = {FixAttempt.DONE: Outcome.REPAIRED, FixAttempt.GONE: Outcome.GONE, FixAttempt.OVERTAKEN: Outcome.OVERTAKEN}
 
 
 def _of_remedy(finding: Finding) -> Iterator[Choice]:
-    yield Choice(finding.remedy, "See the page." if finding.page else "None that is known.")
+    yield Choice(finding.remedy, "See the page." if finding.page else "None is known.")
     yield Choice("Leave it as it is.", finding.consequence)
 
 
@@ -240,9 +240,9 @@ def _common_fix(table: TableT, finding: Finding) -> Fix[TableT] | None:
         return None
     job = finding.about
 
-    def release(newest: TableT, keep_: Keep) -> Made:
+    def release(newest: TableT, keep_: Keep) -> FixAttempt:
         del keep_  # a new number is added, and the old ones stay
-        return Made.GONE if end_expired(newest.store, job) is None else Made.DONE
+        return FixAttempt.GONE if end_expired(newest.store, job) is None else FixAttempt.DONE
 
     return Fix(f"lease:{job}", f"release the expired lease of {job}", release)
 
@@ -250,7 +250,7 @@ def _common_fix(table: TableT, finding: Finding) -> Fix[TableT] | None:
 _COMMON_CHOICES = {
     "lease": (
         Choice(
-            "Stop all supervisors of the table, look into the file, and delete it if it is no lease.",
+            "Stop all supervisors of the table, inspect the file, and delete it if it is not a lease.",
             "No supervised job of that name runs meanwhile; no row depends on a lease.",
         ),
         Choice("Leave it as it is.", "No supervised job of that name can begin; commands by hand can."),

@@ -13,4 +13,4 @@ class RepairOptions(VerifyOptions):
     """Options of every repair."""
 
     max_findings: int = count(1000, minimum=1, metavar="N", help="Repair at most N findings of a check in one run.")
-    undo: str = text("", metavar="ID", help="Bring back what the repair with that id replaced; do nothing else.")
+    undo: str = text("", metavar="ID", help="Restore what the repair with that id replaced; do nothing else.")

@@ -12,7 +12,7 @@ from memwal_ops.errors import MemwalOpsError, TableCorruptError
 from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
-    from memwal_ops.core.quarantine import Kept
+    from memwal_ops.core.quarantine import RepairRecord
 
 
 class RepairDecision(enum.StrEnum):
@@ -41,14 +41,14 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One thing that a person can decide, and what it costs: a sentence each."""
+    """One option of an operator, and its cost: a sentence each."""
 
     choice: str
     cost: str
 
 
 @dataclass(frozen=True, slots=True)
-class Decide:
+class OpenDecision:
     """A finding that a person has to decide about, why, and the choices."""
 
     finding: Finding
@@ -93,9 +93,9 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """The repair that was asked to be undone, and what became of that."""
+    """The repair to undo (``--undo``), and the outcome."""
 
-    kept: Kept
+    kept: RepairRecord
     decision: RepairDecision
 
 
@@ -109,13 +109,13 @@ class RepairReport:
         fixes: what has a safe fix.
         decisions: what has none, without findings of severity ``info``.
         undone: of ``--undo``.
-        more: findings of the same checks that were counted and not looked at.
+        more: findings of the same checks that were counted, but not processed.
     """
 
     version: int
     apply: bool
     fixes: list[Fixed] = field(default_factory=list)
-    decisions: list[Decide] = field(default_factory=list)
+    decisions: list[OpenDecision] = field(default_factory=list)
     undone: Undone | None = None
     more: int = 0
     seconds: float = 0.0
@@ -192,12 +192,12 @@ class RepairReport:
             kept = self.undone.kept
             match self.undone.decision:
                 case RepairDecision.UNDONE:
-                    said = f"what repair {kept.id} replaced is back"
+                    result = f"what repair {kept.id} replaced was restored"
                 case RepairDecision.PLANNED:
-                    said = f"would bring back what repair {kept.id} replaced"
+                    result = f"would restore what repair {kept.id} replaced"
                 case _:
-                    said = f"what repair {kept.id} was to replace is as it was before"
-            return f"{self.undone.decision}: {said}: {kept.place}."
+                    result = f"what repair {kept.id} replaced is there already"
+            return f"{self.undone.decision}: {result}: {kept.place}."
         if self.decision is RepairDecision.NOTHING_TO_REPAIR:
             return "nothing_to_repair: no finding has anything to fix."
         decide = counted(len(self.decisions), "finding")

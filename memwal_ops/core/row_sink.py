@@ -1,4 +1,4 @@
-"""The interface by which a migration fills a table of another format: formats do not import each other."""
+"""The interface through which a migration fills a table of another format: formats do not import each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SparkRows(Protocol):
         """Name the Spark jobs of the block, report their progress, and raise what a task raised.
 
         Raises:
-            SparkJobFailedError: Spark gave up.
+            SparkJobFailedError: Spark failed the job.
         """
 
     def task(self, function: Task) -> Task:
@@ -44,10 +44,10 @@ class SparkRows(Protocol):
 
 
 class RowSink(Protocol):
-    """A table that one migration fills, and nobody else before it is finished.
+    """A table that one migration fills; nothing else writes to it before it is finished.
 
-    Each method is one commit, or some that a repetition repairs: a migration that was killed begins again, and
-    compares.
+    Each method is one commit, or several that can be repeated: a migration that was killed begins again, and compares
+    what is there.
     """
 
     @property

@@ -64,7 +64,7 @@ def run_job(
     spec = applicable(opened, job)
     if options is not None and values:
         raise InvalidUsageError(f"Give the options of {job} as an object or by name, not both.", remedy=_names(spec))
-    with blamed(spec):
+    with plugin_errors(spec):
         chosen = _read(spec, values if options is None else options)
         if apply and not spec.deletes and any(field.name == "apply" for field in fields(chosen)):
             chosen = replace(chosen, apply=True)  # type: ignore[call-arg]  # checked: it is a field
@@ -90,7 +90,7 @@ def _names(spec: JobSpec) -> str:
 
 
 @contextmanager
-def blamed(spec: JobSpec) -> Iterator[None]:
+def plugin_errors(spec: JobSpec) -> Iterator[None]:
     """Turn an unexpected exception of another package's job into an error that names the package.
 
     Raises:

@@ -1,6 +1,6 @@
 """What a table keeps of its own history: revisions and who made them, the life of its log, indexes, and its storage.
 
-For pages and reports: a table that can tell implements :class:`HasRecentHistory`. All of it is read from the table
+For pages and reports: a table that can report it implements :class:`HasRecentHistory`. All of it is read from the table
 itself, so it reaches back as far as the table's retention does.
 """
 
@@ -125,7 +125,7 @@ def history_document(table: object, limit: int) -> Mapping[str, Any] | None:
 
 
 def storage_of_gc(report: Mapping[str, Any]) -> list[StorageRecord]:
-    """What holds the storage that ``gc`` looks after, by the candidates in a document of ``gc --json``."""
+    """What holds the storage that ``gc`` could free, by the candidates in a document of ``gc --json``."""
     found: dict[tuple[str, str], StorageRecord] = {}
     for verdict in ("delete", "held", "unknown"):
         entries = report.get(verdict)

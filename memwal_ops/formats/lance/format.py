@@ -46,13 +46,13 @@ class LanceFormat:
         return load(location, store)
 
     def fingerprint(self, table: Table) -> str | None:
-        """See :class:`memwal_ops.core.protocols.TellsChanges`."""
+        """See :class:`memwal_ops.core.protocols.DetectsChanges`."""
         from memwal_ops.formats.lance.fingerprint import fingerprint  # noqa: PLC0415 - protobuf: not for a listing
 
         return fingerprint(table)
 
     def is_unchanged(self, store: Store, fingerprint: str) -> bool:
-        """See :class:`memwal_ops.core.protocols.TellsChanges`."""
+        """See :class:`memwal_ops.core.protocols.DetectsChanges`."""
         from memwal_ops.formats.lance.fingerprint import is_unchanged  # noqa: PLC0415 - protobuf, as above
 
         return is_unchanged(store, fingerprint)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memwal_ops.core.polling import one_poll
-from memwal_ops.core.protocols import TellsChanges
+from memwal_ops.core.protocols import DetectsChanges
 from memwal_ops.core.registry import formats
 from memwal_ops.core.run import unexpected
 from memwal_ops.errors import MemwalOpsError
@@ -48,7 +48,7 @@ def fingerprint_of(table: Table, jobs: Iterable[JobSpec]) -> str | None:
     """
     kind: object = table.format
     foreign = any(job.backlog_metrics and not job.load.startswith(_OURS) for job in jobs)
-    if foreign or not isinstance(kind, TellsChanges):
+    if foreign or not isinstance(kind, DetectsChanges):
         return None
     try:
         found = kind.fingerprint(table)
@@ -61,7 +61,7 @@ def is_unchanged(uri: str, storage_options: Mapping[str, str], fingerprint: str)
     """Return whether a table surely has a fingerprint of :func:`fingerprint_of`; it is not opened."""
     name, _, known = fingerprint.partition(" ")
     kind: object = formats().get(name)
-    if not isinstance(kind, TellsChanges):
+    if not isinstance(kind, DetectsChanges):
         return False
     try:
         return kind.is_unchanged(open_store(resolve(uri, storage_options)), known)

@@ -26,7 +26,7 @@ from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.leases import check
 from memwal_ops.core.registry import all_job_specs, open_table, without_trial
-from memwal_ops.core.run import applicable, blamed, run_job, unexpected
+from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected
 from memwal_ops.core.table_history import history_document
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
@@ -121,7 +121,7 @@ class Worker:
         if request["job"] not in table.jobs and not request["named"]:
             return Answer(request["id"], "succeeded", decision=NOT_APPLICABLE, report={"decision": NOT_APPLICABLE})
         spec = applicable(table, request["job"])
-        with blamed(spec):
+        with plugin_errors(spec):
             options = spec.options.read(request["options"])
         lease = None if request["lease"] is None else lease_of(request["lease"])
         checked = 0.0
@@ -153,7 +153,7 @@ class Worker:
             return replace(_failed(request["id"], error), outcome="lost", **_sums(run))
         except MemwalOpsError as error:
             return replace(_failed(request["id"], error), **_sums(run))
-        with blamed(spec):
+        with plugin_errors(spec):
             code, decision, document = checked_report(spec, report)
         outcome = "partial" if code else "succeeded"
         return _answer(request["id"], run, outcome=outcome, exit_code=code, decision=decision, report=bounded(document))

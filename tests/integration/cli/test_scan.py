@@ -75,7 +75,7 @@ def test_a_folder_of_tables_is_none(database: Path, capfd: pytest.CaptureFixture
     """The error names the option for it, and there is no configuration of what is no table."""
     shown = run_here(capfd, "scan", str(database), str(database / "fine.lance"))
     assert shown.code == 4
-    assert "is no table, but a folder of 3 tables" in " ".join(shown.out.split())
+    assert "is not a table, but a folder with 3 tables" in " ".join(shown.out.split())
     assert "--database" in shown.out
     assert f'uri: "{database}/fine.lance"' in shown.out
     assert f'uri: "{database}"' not in shown.out

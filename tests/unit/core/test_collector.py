@@ -87,7 +87,7 @@ class Family(Collector[Candidate]):
     def objects(self, candidate: Candidate) -> Iterable[tuple[str, int]]:
         return [(path, size) for path, size in self.store.sizes.items() if path.split("/")[0] == candidate.path]
 
-    def left(self, candidate: Candidate) -> None:
+    def not_deleted(self, candidate: Candidate) -> None:
         self.calls.append(("left", candidate.path))
 
     def unreadable(self, error: Exception) -> Candidate | None:

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from memwal_ops.core.quarantine import ObjectPlace, content_of, keep, read_kept
+from memwal_ops.core.quarantine import ObjectPlace, content_of, keep, read_record
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, InvariantViolatedError
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
@@ -43,11 +43,11 @@ def test_a_swap_needs_what_was_seen(store: Store) -> None:
 def test_it_is_kept_once_and_read_back(store: Store) -> None:
     kept = keep(store, "check", "object:a", b"old", b"new")
     assert keep(store, "check", "object:a", b"old", b"new") == kept
-    assert read_kept(store, kept.id) == kept
+    assert read_record(store, kept.id) == kept
     assert content_of(store, kept) == b"old"
     other = keep(store, "check", "object:a", None, b"new")
     assert other.id != kept.id
-    assert content_of(store, read_kept(store, other.id)) is None
+    assert content_of(store, read_record(store, other.id)) is None
 
 
 def test_what_is_not_what_was_kept_is_refused(store: Store) -> None:
@@ -68,19 +68,19 @@ def test_a_record_that_was_changed_is_refused(store: Store, change: dict[str, ob
     path = f"{kept.folder}/record.json"
     store.put(path, json.dumps({**json.loads(store.get(path)), **change}).encode())
     with pytest.raises(InvalidFormatError, match="record"):
-        read_kept(store, kept.id)
+        read_record(store, kept.id)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"null"])
 def test_what_is_no_record_is_refused(store: Store, data: bytes) -> None:
     store.put(f"_mem_wal_ops/quarantine/{'a' * 16}/record.json", data)
     with pytest.raises(InvalidFormatError):
-        read_kept(store, "a" * 16)
+        read_record(store, "a" * 16)
 
 
 @pytest.mark.parametrize("name", ["b" * 16, "../" * 5 + "a", "", "A" * 16])
 def test_an_unknown_id_names_those_that_there_are(store: Store, name: str) -> None:
     kept = keep(store, "check", "object:a", b"old", b"new")
     with pytest.raises(InvalidUsageError) as refused:
-        read_kept(store, name)
+        read_record(store, name)
     assert kept.id in refused.value.remedy

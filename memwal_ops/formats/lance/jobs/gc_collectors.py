@@ -166,7 +166,7 @@ class RegionCollector(Collector[LanceCandidate]):
         with self._of_one_table():
             return super().delete(paths, guard)
 
-    def left(self, candidate: LanceCandidate) -> None:
+    def not_deleted(self, candidate: LanceCandidate) -> None:
         """Keep the WAL entries to which a generation refers that was not completely deleted."""
         if candidate.kind in DIRECTORIES:
             self.view.undeleted.add(candidate.name)

@@ -18,7 +18,7 @@ from uuid import UUID
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.quarantine import ObjectPlace
-from memwal_ops.core.repair import Fix, Made, UnsafeError
+from memwal_ops.core.repair import Fix, FixAttempt, UnsafeError
 from memwal_ops.core.verification import Severity
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.catchup_claims import stale_claims
@@ -79,18 +79,20 @@ def _hint(table: Table, finding: Finding) -> Fix[Table]:
     region_id = UUID(finding.about)
     newest = table.region(region_id).latest(checked=True).version
 
-    def make(table: Table, keep: Keep) -> Made:
+    def make(table: Table, keep: Keep) -> FixAttempt:
         region = table.region(region_id)
         place = ObjectPlace(table.store, f"{region.folder}/{HINT}")
         seen = place.read()
         # A gap, or a hint above the newest version, is refused: versions may be lost, and a hint would hide that.
         version = region.latest(checked=True).version
         if seen is not None and decode_version_hint(seen) == version:
-            return Made.GONE
+            return FixAttempt.GONE
         data = encode_version_hint(version)
         keep(place.name, seen, data)
         # Writers publish meanwhile, and a store without compare-and-swap takes the older hint: write the newer one.
-        return Made.DONE if place.swap(seen, data) and region.latest().version == version else Made.OVERTAKEN
+        return (
+            FixAttempt.DONE if place.swap(seen, data) and region.latest().version == version else FixAttempt.OVERTAKEN
+        )
 
     return Fix(f"hint:{region_id}", f"write the hint of region {region_id}: version {newest}", make)
 
@@ -101,11 +103,11 @@ def _drain(table: Table, finding: Finding) -> Fix[Table]:
     _, drainable = _drainable(table, region_id, generation, datetime.now(UTC))
     listed = ", ".join(map(str, drainable))
 
-    def make(table: Table, keep: Keep) -> Made:
+    def make(table: Table, keep: Keep) -> FixAttempt:
         try:
             manifest, numbers = _drainable(table, region_id, generation, store_time(table.store))
         except _NotMissingError:
-            return Made.GONE
+            return FixAttempt.GONE
         return _swap_region(table, manifest, manifest.without_generations(numbers), keep)
 
     return Fix(f"drain:{region_id}", f"take generation {listed} off the list of region {region_id}", make)
@@ -145,22 +147,22 @@ def _order(table: Table, finding: Finding) -> Fix[Table]:
     del table
     region_id = UUID(finding.about)
 
-    def make(table: Table, keep: Keep) -> Made:
+    def make(table: Table, keep: Keep) -> FixAttempt:
         manifest = table.region(region_id).latest(checked=True)
         numbers = listed_as_stored(manifest.source)
         if numbers == sorted(set(numbers)):
-            return Made.GONE
+            return FixAttempt.GONE
         return _swap_region(table, manifest, manifest, keep)
 
     return Fix(f"order:{region_id}", f"write the list of region {region_id} in order", make)
 
 
-def _swap_region(table: Table, seen: RegionManifest, wanted: RegionManifest, keep: Keep) -> Made:
+def _swap_region(table: Table, seen: RegionManifest, wanted: RegionManifest, keep: Keep) -> FixAttempt:
     """Publish the next manifest with the content of ``wanted``, made from ``seen``."""
     place = RegionPlace(table, seen.region_id)
     before, after = without_number(seen.source), without_number(encode_region_manifest(wanted))
     keep(place.name, before, after)
-    return Made.DONE if place.swap(before, after) else Made.OVERTAKEN
+    return FixAttempt.DONE if place.swap(before, after) else FixAttempt.OVERTAKEN
 
 
 # -- the MemWAL index
@@ -170,7 +172,7 @@ def _catchup(table: Table, finding: Finding) -> Fix[Table]:
     del table
     name = finding.about
 
-    def make(table: Table, keep: Keep) -> Made:
+    def make(table: Table, keep: Keep) -> FixAttempt:
         def change(newest: Table) -> IndexChange | None:
             claims = stale_claims(newest, [name])
             if not claims:
@@ -180,7 +182,7 @@ def _catchup(table: Table, finding: Finding) -> Fix[Table]:
             keep(CatchupPlace(newest, name).name, before, after)
             return IndexChange(details)
 
-        return Made.GONE if publish_change(table, change, _note(), CommitRetry()) is table else Made.DONE
+        return FixAttempt.GONE if publish_change(table, change, _note(), CommitRetry()) is table else FixAttempt.DONE
 
     return Fix(f"catchup:{name}", f"set the catch-up entry of index {name} to what its fragments cover", make)
 
@@ -203,10 +205,10 @@ def _snapshot(table: Table, finding: Finding) -> Fix[Table]:
 def _take_snapshot(table: Table) -> Fix[Table]:
     _refuse_unreadable_regions(snapshot.plan(table, _options(table)))
 
-    def make(table: Table, keep: Keep) -> Made:
+    def make(table: Table, keep: Keep) -> FixAttempt:
         try:
             if read_snapshot(table) is not None or not is_external(table):
-                return Made.GONE
+                return FixAttempt.GONE
         except InvalidFormatError:
             pass
         _refuse_unreadable_regions(snapshot.plan(table, _options(table)))
@@ -218,7 +220,7 @@ def _take_snapshot(table: Table) -> Fix[Table]:
         report = snapshot.take(
             table, _options(table), RunContext(guard=table.guard), update_hints=False, before_commit=before_commit
         )
-        return Made.DONE if report.decision == "built" else Made.GONE
+        return FixAttempt.DONE if report.decision == "built" else FixAttempt.GONE
 
     return Fix("snapshot:", "take another region snapshot", make)
 
@@ -246,13 +248,13 @@ def transaction_fix(table: Table, finding: Finding) -> Fix[Table]:
     del finding
     path, _ = _inline_transaction(table)
 
-    def make(table: Table, keep: Keep) -> Made:
+    def make(table: Table, keep: Keep) -> FixAttempt:
         path, data = _inline_transaction(table)
         place = ObjectPlace(table.store, path)
         if table.store.head(path) is not None:
-            return Made.GONE
+            return FixAttempt.GONE
         keep(place.name, None, data)
-        return Made.DONE if place.swap(None, data) else Made.GONE
+        return FixAttempt.DONE if place.swap(None, data) else FixAttempt.GONE
 
     return Fix("transaction:", f"write {path} from the manifest of version {table.version}", make)
 
@@ -268,13 +270,13 @@ def _emptied(table: Table, finding: Finding) -> Fix[Table]:
     del finding
     source = _rows_before(table)
 
-    def make(table: Table, keep: Keep) -> Made:
+    def make(table: Table, keep: Keep) -> FixAttempt:
         if table.manifest.manifest.fragments:
-            return Made.GONE
+            return FixAttempt.GONE
         place = RowsPlace(table)
         before, after = fragments_of(table.manifest.manifest), fragments_of(_rows_before(table).manifest)
         keep(place.name, before, after)
-        return Made.DONE if place.swap(before, after) else Made.OVERTAKEN
+        return FixAttempt.DONE if place.swap(before, after) else FixAttempt.OVERTAKEN
 
     version = source.manifest.version
     return Fix("rows:", f"publish a version with the rows of version {version}, which a change of indexes lost", make)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.repair import Fix, Made, UnsafeError
+from memwal_ops.core.repair import Fix, FixAttempt, UnsafeError
 from memwal_ops.core.repair_report import Choice
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote
@@ -35,17 +35,17 @@ def fix_of_legacy(table: Table, finding: Finding) -> Fix[Table] | None:
         return None
     emptied = _emptied(table)
 
-    def make(table: Table, keep: Keep) -> Made:
+    def make(table: Table, keep: Keep) -> FixAttempt:
         if table.manifest.manifest.fragments:
-            return Made.GONE
+            return FixAttempt.GONE
         again = _emptied(table)
         source = read_version_manifest(table.store, again.source or 0, table.naming)
         keep(RowsPlace.name, fragments_of(table.manifest.manifest), fragments_of(source.manifest))
         try:
             restore_emptied(table, again, CommitNote.new("repair"))
         except CommitLostError:
-            return Made.OVERTAKEN
-        return Made.DONE
+            return FixAttempt.OVERTAKEN
+        return FixAttempt.DONE
 
     text = f"publish a version with the {emptied.rows:,} rows of version {emptied.source}, which a state commit lost"
     return Fix("rows:", text, make)

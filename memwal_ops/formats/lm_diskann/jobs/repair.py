@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.repair import Fix, Made, RepairJob, UnsafeError
+from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.core.verification import Findings
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lm_diskann import deep, healing, publishing, remapping
@@ -70,15 +70,15 @@ def _no_place(table: Table, name: str) -> NoReturn:
     raise InvalidFormatError(f"No repair of {table.location.uri} replaces {name!r}.")
 
 
-def _publish(table: Table, keep: Keep) -> Made:
+def _publish(table: Table, keep: Keep) -> FixAttempt:
     del keep  # the view is made from the store, which has all of it
     with table.open(VerifyOptions().wait.total_seconds()) as index:
         if not index.republished:  # opening it publishes a view that is behind, or cannot be read
             publishing.publish(table.location.uri, table.parameters, index.writable(), table.durable)
-    return Made.DONE
+    return FixAttempt.DONE
 
 
-def _remap(table: Table, keep: Keep) -> Made:
+def _remap(table: Table, keep: Keep) -> FixAttempt:
     del keep  # what is replaced contradicts the blocks, which stay
     with table.open(VerifyOptions().wait.total_seconds()) as index:
         store, folder = index.writable(), table.location.uri
@@ -87,13 +87,13 @@ def _remap(table: Table, keep: Keep) -> Made:
             raise UnsafeError(why)
         changes = remapping.changes(store, blocks)
         if changes is None:
-            return Made.GONE
+            return FixAttempt.GONE
         table.durable("commit to the store", lambda: store.commit(changes))
         publishing.publish(folder, table.parameters, store, table.durable)
-    return Made.DONE
+    return FixAttempt.DONE
 
 
-def _link(table: Table, keep: Keep) -> Made:
+def _link(table: Table, keep: Keep) -> FixAttempt:
     del keep  # links are added, by one commit
     with table.open(VerifyOptions().wait.total_seconds(), changes=True) as index:
         nodes = deep.unreachable(index.view, index.writable())
@@ -101,7 +101,7 @@ def _link(table: Table, keep: Keep) -> Made:
             with index.staged() as staged:
                 healing.relink(staged, nodes)
                 staged.rewired = nodes
-    return Made.DONE
+    return FixAttempt.DONE
 
 
 JOB = RepairJob(_Repairer())

@@ -215,7 +215,7 @@ class Objects(collector.Collector[Candidate]):
             return ((meta.path, meta.size) for meta in self.store.list(candidate.path))
         return super().objects(candidate)
 
-    def left(self, candidate: Candidate) -> None:
+    def not_deleted(self, candidate: Candidate) -> None:
         """Record a candidate that was not deleted: the revision that proves it must be kept for the next run."""
         segment = candidate.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}
         self.standing.add(f"{candidate.path}/" if segment else candidate.path)

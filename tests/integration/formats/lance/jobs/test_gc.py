@@ -226,10 +226,10 @@ def test_what_was_deleted_of_a_generation_counts_with_its_bytes(tmp_path: Path) 
     assert report.deleted_bytes == sum(sizes[path] for path in gone) > 0
     assert report.describe().startswith(f"deleted: {counted(most, 'object')}, {size_text(report.deleted_bytes)}, in ")
     text = " ".join(report.describe().split())
-    assert re.search(rf"_gen_\d+ and {generations - 1} more \([^)]*\): not deleted, or not as a whole", text)
-    (kept,) = re.findall(r"(\d+) WAL entries \([^)]*\): not deleted, or not as a whole", text)
+    assert re.search(rf"_gen_\d+ and {generations - 1} more \([^)]*\): not deleted, or only in part", text)
+    (kept,) = re.findall(r"(\d+) WAL entries \([^)]*\): not deleted, or only in part", text)
     assert 0 < int(kept) <= logs
-    assert re.search(r"\d+ region manifest versions \([^)]*\): not deleted, or not as a whole", text)
+    assert re.search(r"\d+ region manifest versions \([^)]*\): not deleted, or only in part", text)
     sound(made)
 
 
