@@ -204,7 +204,10 @@ class CodebookChangedError(MemwalOpsError):
 
     exit_code = 19
     reason = "codebook_changed"
-    remedy = "To change a codebook on purpose, run memwal-ops catchup URI --migrate-codebook OLD NEW."
+    remedy = (
+        "To change a codebook on purpose, run memwal-ops catchup URI --migrate-codebook OLD NEW; of a plain table, "
+        "memwal-ops catchup URI --retrain --index NAME."
+    )
 
 
 class StorageError(MemwalOpsError):

@@ -85,7 +85,7 @@ class _NotToBePublishedError(Exception):
     """Raised by the commit lock; pylance converts it to text."""
 
 
-def update_index(table: Table, name: str, *, merge: int | None) -> IndexBuild | None:
+def update_index(table: Table, name: str, *, merge: int | None, retrain: bool = False) -> IndexBuild | None:
     """Bring an index up to ``table``'s version with ``optimize_indices``, unpublished.
 
     Args:
@@ -94,6 +94,7 @@ def update_index(table: Table, name: str, *, merge: int | None) -> IndexBuild | 
         merge: merge that many of its segments with the new rows; 0: the new rows get a segment
             of their own; None: pylance's default, which must not be used for vector indexes
             (landmine 22).
+        retrain: build it anew instead, with new centroids, as many as its rows ask for.
 
     Returns:
         The segments; None if pylance had nothing to do.
@@ -102,7 +103,7 @@ def update_index(table: Table, name: str, *, merge: int | None) -> IndexBuild | 
         CommitLostError: another process is building the same index on the same version, or has changed it.
         StorageError: pylance failed, for its own reasons.
     """
-    options = {} if merge is None else {"num_indices_to_merge": merge}
+    options = {"retrain": True} if retrain else {} if merge is None else {"num_indices_to_merge": merge}
     return _unpublished(table, name, lambda dataset: dataset.optimize.optimize_indices(index_names=[name], **options))
 
 

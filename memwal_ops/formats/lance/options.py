@@ -162,11 +162,19 @@ class CatchupOptions(Options):
         minimum=1,
         help="Report an IVF index whose largest partition has this many times the rows of its smallest (S4-038).",
     )
+    retrain: bool = flag(
+        help="Of a plain table: train new centroids of its vector indexes, for the rows of today. --index selects one."
+    )
     migrate_codebook: tuple[str, ...] = texts(
         values=2,
         metavar="OLD NEW",
         help="Do the next step of replacing vector index OLD by NEW, which has new centroids.",
     )
+
+    def validate(self) -> None:
+        """Refuse two ways to new centroids at once."""
+        if self.retrain and self.migrate_codebook:
+            raise OptionError("{retrain} and {migrate_codebook} exclude each other.", "retrain", "migrate_codebook")
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ def plan(table: Table, options: CatchupOptions, context: RunContext | None = Non
 
         return migrate(table, *options.migrate_codebook, dry_run=True)
     started = time.monotonic()
+    _check_options(table, options)
     check_rewritable(table)
     reports = []
     for index in _wanted(table, options):
@@ -85,7 +86,9 @@ def plan(table: Table, options: CatchupOptions, context: RunContext | None = Non
             need = _next_need(table, index, options)
         reports.append(_report(table, table, index.name, options, "would_update" if need == "update" else need))
     decision, seconds = CatchupDecision.DRY_RUN, time.monotonic() - started
-    return CatchupReport(decision, str(uuid.uuid4()), tuple(reports), table.version, 0, seconds, _replaced(table))
+    return CatchupReport(
+        decision, str(uuid.uuid4()), tuple(reports), table.version, 0, seconds, _replaced(table), table.memwal is None
+    )
 
 
 @names_damage
@@ -117,6 +120,7 @@ def apply(table: Table, options: CatchupOptions, context: RunContext | None = No
 def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> CatchupReport:
     """Run :func:`apply` without the migration of a codebook."""
     started = time.monotonic()
+    _check_options(table, options)
     check_rewritable(table)
     run = _Run(table, options, CommitNote.new("catchup"))
     wanted = [index.name for index in _wanted(table, options)]
@@ -145,7 +149,17 @@ def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> Catc
         lost_races=run.retry.conflicts,
         seconds=time.monotonic() - started,
         blocked=_replaced(run.table),
+        plain=run.table.memwal is None,
     )
+
+
+def _check_options(table: Table, options: CatchupOptions) -> None:
+    if options.retrain and table.memwal is not None:
+        raise InvalidUsageError(
+            f"{table.location.uri} has a log: distances from unmerged generations, which have the old centroids, would "
+            "not compare with those from retrained indexes.",
+            remedy="Use --migrate-codebook OLD NEW.",
+        )
 
 
 def _replaced(table: Table) -> tuple[Blocked, ...]:
@@ -178,7 +192,7 @@ def _wanted(table: Table, options: CatchupOptions) -> tuple[BaseIndex, ...]:
 def _need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     """The decision for an index: update, below_threshold or unchanged."""
     behind = coverage(index.covered, table.manifest)
-    if len(index.segments) > options.max_segments:
+    if len(index.segments) > options.max_segments or (options.retrain and index.is_vector):
         return "update"
     if behind.complete:
         return "unchanged"
@@ -287,8 +301,9 @@ def _update(run: _Run, name: str) -> str:
 
 def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> bool:
     """Build once and publish; return False if there was nothing to build."""
-    codebooks = _codebooks(table, index)
-    build = update_index(table, index.name, merge=_segments_to_merge(index, run.options))
+    retrain = run.options.retrain and index.is_vector and table.memwal is None
+    codebooks = None if retrain else _codebooks(table, index)
+    build = update_index(table, index.name, merge=_segments_to_merge(index, run.options), retrain=retrain)
     if build is None:
         _refuse_unbuilt(table, index)
         return False
@@ -340,14 +355,16 @@ def _codebooks(table: Table, index: BaseIndex) -> frozenset[Codebook]:
 
 
 def _check(
-    table: Table, index: BaseIndex, build: IndexBuild, covered: frozenset[int], before: frozenset[Codebook]
+    table: Table, index: BaseIndex, build: IndexBuild, covered: frozenset[int], before: frozenset[Codebook] | None
 ) -> None:
-    """Refuse a build that does not cover its version, or has another codebook."""
+    """Refuse a build that does not cover its version, or has another codebook (``before`` is None: that is allowed)."""
     uncovered = coverage(covered, table.manifest).uncovered
     if uncovered:
         raise InvariantViolatedError(
             f"pylance updated index {index.name}, but it does not cover fragments {sorted(uncovered)}."
         )
+    if before is None:
+        return
     after = frozenset(read_codebook(table, entry) for entry in build.added) if index.is_vector else frozenset()
     if after - before:
         old, new = (sorted(codebook.partitions for codebook in codebooks) for codebooks in (before, after))

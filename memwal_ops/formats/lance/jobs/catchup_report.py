@@ -108,7 +108,8 @@ class IndexReport:
 class CatchupReport:
     """Report of a run. ``decision`` is one of caught_up, unchanged, no_indexes, incomplete, dry_run.
 
-    ``blocked`` are regions that reuse the id of another one: ``index_catchup`` does not apply to them.
+    ``blocked`` are regions that reuse the id of another one: ``index_catchup`` does not apply to them. ``plain``: the
+    table has no log, so that its vector indexes may be retrained in place.
     """
 
     decision: CatchupDecision
@@ -118,6 +119,7 @@ class CatchupReport:
     lost_races: int
     seconds: float
     blocked: tuple[Blocked, ...] = ()
+    plain: bool = False
 
     @property
     def failures(self) -> tuple[MemwalOpsError, ...]:
@@ -153,12 +155,14 @@ class CatchupReport:
             if (error := index.error) is not None:
                 parts.append(paragraph(f"FAILED: {index.name} ({error.reason}). {error} {error.remedy}", hanging="  "))
             if index.partitions is not None and index.partitions.imbalance > index.partitions.threshold:
+                retrain = (
+                    f"--index {index.name} --retrain" if self.plain else f"--migrate-codebook {index.name} NEW_NAME"
+                )
                 parts.append(
                     paragraph(
                         f"UNBALANCED: {index.name} has {counted(index.partitions.largest, 'row')} in its largest "
                         f"partition and {index.partitions.smallest:,} in its smallest. To give it new centroids "
-                        f"without mixing distances, run memwal-ops catchup URI --migrate-codebook {index.name} "
-                        "NEW_NAME.",
+                        f"without mixing distances, run memwal-ops catchup URI {retrain}.",
                         hanging="  ",
                     )
                 )

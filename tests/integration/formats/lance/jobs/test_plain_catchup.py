@@ -9,7 +9,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.errors import CodebookChangedError, NoMemWalIndexError
+from memwal_ops.errors import CodebookChangedError, InvalidUsageError, NoMemWalIndexError
 from memwal_ops.formats.lance import rebased_commit
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.codebook import read_codebook
@@ -262,3 +262,33 @@ def texts(made: PlainTable) -> dict[int, str | None]:
     found = {row["id"]: row.get("text") for row in rows}
     assert len(found) == len(rows)
     return found
+
+
+@pytest.mark.parametrize("vector", VECTOR_KINDS)
+def test_retrain_replaces_the_centroids_of_vector_indexes_alone(tmp_path: Path, vector: str) -> None:
+    """In one segment, by the same parameters; a writer that commits meanwhile loses nothing."""
+    made = PlainTable(str(tmp_path / "t.lance")).create(rows=400).create_indexes(vector)
+    made.append(100)
+    assert run_job(made.uri, "catchup").decision == "caught_up"
+    before, described = open_table(made.uri), made.dataset.describe_indices()
+    report = run_job(made.uri, "catchup", retrain=True)
+    after = open_table(made.uri)
+    assert [one.decision for one in report.indexes].count("updated") == 1
+    old, new = base_indexes(before)["vector_index"], base_indexes(after)["vector_index"]
+    assert (len(old.segments), len(new.segments)) == (2, 1)
+    assert {read_codebook(after, one) for one in new.segments}.isdisjoint(
+        read_codebook(before, one) for one in old.segments
+    )
+    for name in base_indexes(before).keys() - {"vector_index"}:
+        assert base_indexes(before)[name] == base_indexes(after)[name]
+    assert [(one.name, one.index_type) for one in made.dataset.describe_indices()] == [
+        (one.name, one.index_type) for one in described
+    ]
+    check(made)
+
+
+def test_retrain_is_for_tables_without_a_log(made: PlainTable) -> None:
+    made.mark_key()
+    made.dataset.initialize_mem_wal()
+    with pytest.raises(InvalidUsageError, match="has a log"):
+        run_job(made.uri, "catchup", retrain=True)
