@@ -63,7 +63,10 @@ class Job(Protocol[TableT, OptionsT]):
     """The code of a job, as ``JobSpec.load`` refers to it."""
 
     def backlog(self, table: TableT) -> Mapping[str, float]:
-        """The job's backlog metrics, by the names in its spec. Reads only; called at every poll."""
+        """The job's backlog metrics, by the names in its spec. Reads only; called at every poll.
+
+        Never called for a job whose spec has no backlog metrics; such a job needs no such function.
+        """
 
     def plan(self, table: TableT, options: OptionsT, context: RunContext) -> Report:
         """Report what :meth:`apply` would do now. Reads only."""

@@ -20,7 +20,7 @@ from memwal_ops.errors import LeaseLostError, MemwalOpsError
 from memwal_ops.text import paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.job import JobSpec, Report
@@ -151,11 +151,6 @@ class MaintainReport:
 
 class Maintain:
     """The job."""
-
-    def backlog(self, table: Table) -> Mapping[str, float]:
-        """Empty: the job has no metrics of its own."""
-        del table
-        return {}
 
     def plan(self, table: Table, options: MaintainOptions, context: RunContext) -> MaintainReport:
         """Plan every step."""

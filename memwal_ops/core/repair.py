@@ -92,11 +92,6 @@ class RepairJob(Generic[TableT]):
 
     repairer: Repairer[TableT]
 
-    def backlog(self, table: TableT) -> Mapping[str, float]:
-        """Empty: the job has no metrics."""
-        del table
-        return {}
-
     def plan(self, table: TableT, options: RepairOptions, context: RunContext | None = None) -> RepairReport:
         """What :meth:`apply` would do. Reads only.
 

@@ -87,7 +87,7 @@ def _planned(table: Table, spec: JobSpec) -> Mapping[str, Any]:
 
 
 def _backlog(table: Table, spec: JobSpec) -> list[Need]:
-    figures = spec.job.backlog(table)
+    figures = spec.job.backlog(table) if spec.backlog_metrics else {}
     waiting = int(amount(figures, "backlog") or 0)
     what = f"{spec.name} {counted_as(waiting, noun_of(figures, 'backlog'))}"
     return [Need(spec.name, what, rows=int(figures.get("rows", 0)))] if waiting else []

@@ -75,8 +75,6 @@ class Report:
         return {"decision": self.decision}
 
 class Endless:
-    def backlog(self, table):
-        return {}
     def plan(self, table, options, context):
         return Report()
     def apply(self, table, options, context):

@@ -30,7 +30,6 @@ from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, paragraph, span_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from uuid import UUID
 
     from memwal_ops.core.context import RunContext
@@ -190,12 +189,6 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
             break
     decision = AdoptDecision.ADOPTED if adoptions else AdoptDecision.NOTHING_TO_ADOPT
     return AdoptReport(decision, note.run_id, _answer(options), adoptions, table.version, time.monotonic() - started)
-
-
-def backlog(table: Table) -> Mapping[str, float]:
-    """Empty: the job has no backlog."""
-    del table
-    return {}
 
 
 def _answer(options: AdoptOptions) -> Answer:

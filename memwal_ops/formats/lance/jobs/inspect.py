@@ -184,12 +184,6 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
 apply = plan
 
 
-def backlog(table: Table) -> Mapping[str, float]:
-    """Empty: the job has no backlog."""
-    del table
-    return {}
-
-
 def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
     """One version of a table, and the newest state of its regions.
 

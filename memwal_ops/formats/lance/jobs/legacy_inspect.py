@@ -207,12 +207,6 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
 apply = plan
 
 
-def backlog(table: Table) -> Mapping[str, float]:
-    """Empty: the job has no backlog."""
-    del table
-    return {}
-
-
 def _indexes(table: Table) -> list[IndexState]:
     states = []
     for index in base_indexes(table).values():

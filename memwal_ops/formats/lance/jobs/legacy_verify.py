@@ -16,7 +16,7 @@ from memwal_ops.formats.lance.options import MergeOptions
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.options import VerifyOptions
@@ -54,12 +54,6 @@ def plan(table: Table, options: VerifyOptions, context: RunContext | None = None
 
 
 apply = plan
-
-
-def backlog(table: Table) -> Mapping[str, float]:
-    """None."""
-    del table
-    return {}
 
 
 def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:

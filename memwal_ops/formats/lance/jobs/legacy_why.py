@@ -10,8 +10,6 @@ from memwal_ops.formats.lance.jobs import legacy_gc
 from memwal_ops.formats.lance.jobs.why import Explanation, grouped, of_the_base
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.options import WhyOptions
     from memwal_ops.formats.lance.table import Table
@@ -39,9 +37,3 @@ def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -
 
 
 apply = plan
-
-
-def backlog(table: Table) -> Mapping[str, float]:
-    """Empty: the job has no backlog."""
-    del table
-    return {}

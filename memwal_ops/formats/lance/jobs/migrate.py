@@ -53,7 +53,7 @@ from memwal_ops.formats.lance.wire.legacy_index import MemWal, State
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from memwal_ops.formats.lance.jobs.migrate_layout_report import LayoutReport
     from memwal_ops.formats.lance.options import MigrateOptions
@@ -139,12 +139,6 @@ def apply(table: Table, options: MigrateOptions, context: RunContext | None = No
             if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
                 raise
             table = retry.conflict(table, error)
-
-
-def backlog(table: Table) -> Mapping[str, float]:
-    """Empty: the job has no backlog."""
-    del table
-    return {}
 
 
 def _on_migrated(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> MigrateReport:

@@ -28,7 +28,7 @@ from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from uuid import UUID
 
     from memwal_ops.formats.lance.memwal.backlog import RegionBacklog
@@ -46,12 +46,6 @@ _CONTENTS = (
     (re.compile(r""), "other files"),
 )
 """What is not checked where the contents of such a path are not there."""
-
-
-def backlog(table: Table) -> Mapping[str, float]:
-    """None."""
-    del table
-    return {}
 
 
 def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:

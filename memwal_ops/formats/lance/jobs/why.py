@@ -80,12 +80,6 @@ def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -
 apply = plan
 
 
-def backlog(table: Table) -> Mapping[str, float]:
-    """Empty: the job has no backlog."""
-    del table
-    return {}
-
-
 def explain(table: Table, target: str, options: CareOptions) -> Explanation:
     """Why a region, a generation, or a file is still here.
 

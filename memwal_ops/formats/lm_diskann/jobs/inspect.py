@@ -61,12 +61,6 @@ class Report:
         )
 
 
-def backlog(table: Table) -> Mapping[str, float]:
-    """No metrics of its own."""
-    del table
-    return {}
-
-
 def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
     """Inspect the view."""
     del options, context

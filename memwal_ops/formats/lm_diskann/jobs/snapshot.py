@@ -20,8 +20,6 @@ from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.destinations import Destination
     from memwal_ops.formats.lm_diskann.options import SnapshotOptions
@@ -82,12 +80,6 @@ class Report:
                 return f"unchanged: {self.destination} has epoch {self.epoch} already."
             case _:
                 return f"dry_run: would copy {what}; nothing was changed."
-
-
-def backlog(table: Table | Copy) -> Mapping[str, float]:
-    """None."""
-    del table
-    return {}
 
 
 def plan(table: Table | Copy, options: SnapshotOptions, context: RunContext) -> Report:

@@ -14,17 +14,9 @@ from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.verification import Verified, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.options import VerifyOptions
     from memwal_ops.formats.lm_diskann.table import Table
-
-
-def backlog(table: Table) -> Mapping[str, float]:
-    """None."""
-    del table
-    return {}
 
 
 def plan(table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport:

@@ -11,8 +11,6 @@ from memwal_ops.formats.lm_diskann.jobs.gc import opened
 from memwal_ops.text import paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.options import WhyOptions
     from memwal_ops.formats.lm_diskann.table import Table
@@ -49,12 +47,6 @@ class Explanation:
             lines.append(f"{one.path} ({one.kind}) {_VERDICTS[one.verdict]}.")
             lines += [paragraph(f"{'+' if gate.met else '-'} {gate.text}", indent="  ") for gate in one.gates]
         return "\n".join(lines)
-
-
-def backlog(table: Table) -> Mapping[str, float]:
-    """None."""
-    del table
-    return {}
 
 
 def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -> Explanation:

@@ -108,12 +108,6 @@ class Inspection:
         return {"holder": self.lease.holder, "token": self.lease.token, "expires": expires, "state": state}
 
 
-def backlog(table: Namespace) -> Mapping[str, float]:
-    """None of its own."""
-    del table
-    return {}
-
-
 def plan(table: Namespace, options: InspectOptions, context: RunContext | None = None) -> Inspection:
     """Inspect the namespace: its manifest, one listing of its log, and its lease."""
     del context

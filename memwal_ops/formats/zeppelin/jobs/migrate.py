@@ -46,12 +46,6 @@ _ROUNDS = 20
 _HELD = timedelta(hours=12)
 
 
-def backlog(table: Namespace) -> Mapping[str, float]:
-    """None."""
-    del table
-    return {}
-
-
 def plan(table: Namespace, options: MigrateOptions, context: RunContext) -> MigrateReport:
     """What :func:`apply` would do; reads only. Raises as :func:`apply`."""
     run = _Run(table, options, context)

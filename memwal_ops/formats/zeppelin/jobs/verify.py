@@ -9,16 +9,8 @@ from memwal_ops.core.verification import Findings, VerifyReport
 from memwal_ops.formats.zeppelin.verification import Checked, check_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.options import VerifyOptions
-
-
-def backlog(table: Namespace) -> Mapping[str, float]:
-    """None."""
-    del table
-    return {}
 
 
 def plan(table: Namespace, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:

@@ -12,8 +12,6 @@ from memwal_ops.formats.zeppelin.jobs.gc import Judge, Objects, Revisions
 from memwal_ops.text import paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.options import WhyOptions
@@ -50,12 +48,6 @@ class Explanation:
             lines.append(f"{one.path} ({one.kind}) {_VERDICTS[one.verdict]}.")
             lines += [paragraph(f"{'+' if gate.met else '-'} {gate.text}", indent="  ") for gate in one.gates]
         return "\n".join(lines)
-
-
-def backlog(table: Namespace) -> Mapping[str, float]:
-    """None."""
-    del table
-    return {}
 
 
 def plan(table: Namespace, options: WhyOptions, context: RunContext | None = None) -> Explanation:

@@ -16,7 +16,7 @@ from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, unrecognized
 from memwal_ops.core.gc_report import GcReport, KindText
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from memwal_jsonlog.table import Table
     from memwal_ops.core.collector import CollectOptions
@@ -55,10 +55,6 @@ class LogEntries(collector.Collector[Candidate]):
             return unrecognized(path, size, "its name is not that of a log entry")
         text = f"version {self.table.revision} contains the log up to {self.table.merged}"
         return Candidate("entry", path, size, 1, (Gate(number_of(path) <= self.table.merged, text),))
-
-
-def backlog(table: Table) -> Mapping[str, float]:
-    return {}
 
 
 def plan(table: Table, options: CollectOptions, context: RunContext) -> Report:

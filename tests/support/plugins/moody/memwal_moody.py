@@ -36,10 +36,6 @@ class MoodyReport:
         return {"decision": self.decision}
 
 
-def backlog(table: Table) -> dict[str, float]:
-    return {}
-
-
 def plan(table: Table, options: MoodyOptions, context: RunContext) -> MoodyReport:
     return MoodyReport("planned")
 
