@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.core.candidates import Gate, Verdict
+from memwal_ops.core.explanation import candidate_json, covers, described
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.jobs import expire, gc
@@ -17,7 +18,7 @@ from memwal_ops.formats.lance.memwal.regions import is_id_prefix
 from memwal_ops.formats.lance.referenced_files import file_key, list_manifests, read_references, version_of_main
 from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_version_manifest_name, region_folder
-from memwal_ops.text import counted, paragraph, printable, size_text
+from memwal_ops.text import counted, printable, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.options import CareOptions, WhyOptions
     from memwal_ops.formats.lance.table import Table
 
-_VERDICTS = {Verdict.DELETE: "is deletable", Verdict.HELD: "is kept", Verdict.UNKNOWN: "is unknown, and kept"}
 _GENERATION = re.compile(r"[0-9]{1,20}")
 _OF_THE_BASE = "not of MemWAL: deleted with the last version that refers to it"
 _GROUPED = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
@@ -41,14 +41,8 @@ class Reason:
     bytes: int
 
     def to_json(self) -> dict[str, object]:
-        """The entry of ``why --json``; ``gates`` has all conditions."""
-        return {
-            **self.candidate.to_json(),
-            "verdict": self.candidate.verdict.value,
-            "items": self.count,
-            "bytes": self.bytes,
-            "gates": [{"met": gate.met, "text": gate.text} for gate in self.candidate.gates],
-        }
+        """The entry of ``why --json``."""
+        return {**candidate_json(self.candidate), "items": self.count, "bytes": self.bytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +140,13 @@ def _wanted(path: str) -> tuple[UUID | None, Callable[[LanceCandidate], bool]]:
             raise InvalidUsageError(
                 "Name a target: a region id, REGION/GENERATION, or a path below the table."
             ) from None
-        return None, lambda candidate: _covers(candidate, path)
+        return None, lambda candidate: covers(candidate, path)
     if len(parts) == 1:
         return region_id, lambda _: True
     if _GENERATION.fullmatch(parts[1]):
         return region_id, lambda candidate: candidate.generation == int(parts[1])
     full = f"{region_folder(region_id)}/{'/'.join(parts[1:])}"
-    return region_id, lambda candidate: _covers(candidate, full)
-
-
-def _covers(candidate: LanceCandidate, path: str) -> bool:
-    return candidate.path == path or path.startswith(f"{candidate.path}/") or candidate.path.startswith(f"{path}/")
+    return region_id, lambda candidate: covers(candidate, full)
 
 
 def _version(table: Table, path: str, options: CareOptions) -> list[LanceCandidate]:
@@ -219,11 +209,6 @@ def _held_by(candidate: LanceCandidate) -> str:
 
 def _described(reason: Reason) -> str:
     candidate = reason.candidate
-    verdict = _VERDICTS[candidate.verdict]
     more = "" if reason.count == 1 else f" and {counted(reason.count - 1, 'more like it', 'more like it')}"
     name = f"{printable(candidate.path)}{more}"
-    lines = [f"{name} ({size_text(reason.bytes)}) {verdict}:"]
-    lines += [
-        paragraph(f"{'+' if gate.met else '-'} {gate.text}", indent="  ", hanging="  ") for gate in candidate.gates
-    ]
-    return "\n".join(lines)
+    return described(candidate, f"{name} ({size_text(reason.bytes)})", ":")
