@@ -23,9 +23,9 @@ from benchmarks.markdown import row
 from benchmarks.memory import peak_mib
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.formats.lance.jobs import verify
 from memwal_ops.formats.lance.memwal.regions import RegionManifestStore
-from memwal_ops.formats.lance.options import VerifyOptions
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
 from memwal_ops.storage.counting import CountingStore

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeAlias, TypeVar
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.leases import end_expired
@@ -19,14 +19,20 @@ from memwal_ops.core.protocols import Table
 from memwal_ops.core.quarantine import content_of, digest, keep, read_record
 from memwal_ops.core.repair_report import Choice, Fixed, OpenDecision, Outcome, RepairDecision, RepairReport, Undone
 from memwal_ops.core.verification import Finding, Severity
-from memwal_ops.errors import CommitStateUnknownError, InvalidUsageError, LeaseLostError, MemwalOpsError
+from memwal_ops.errors import (
+    CommitStateUnknownError,
+    InvalidFormatError,
+    InvalidUsageError,
+    LeaseLostError,
+    MemwalOpsError,
+)
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from memwal_ops.core.quarantine import Place, RepairRecord
-    from memwal_ops.core.repair_options import RepairOptions
+    from memwal_ops.core.repair_spec import RepairOptions
     from memwal_ops.core.verification import VerifyOptions, VerifyReport
 
 TableT = TypeVar("TableT", bound=Table)
@@ -65,32 +71,30 @@ class UnsafeError(Exception):
     """A finding has no fix that is provably safe; the message is the reason."""
 
 
-class Repairer(Protocol[TableT]):
-    """What a format implements for the job."""
+def _no_fix(table: Table, finding: Finding) -> None:
+    del table, finding
 
-    @property
-    def choices(self) -> Mapping[str, tuple[Choice, ...]]:
-        """Per check what a person can decide."""
 
-    def verify(self, table: TableT, options: VerifyOptions, context: RunContext) -> VerifyReport:
-        """The findings."""
-
-    def fix_of(self, table: TableT, finding: Finding) -> Fix[TableT] | None:
-        """The fix of a finding; None: there is none for such findings. Reads only.
-
-        Raises:
-            UnsafeError: there is one, and it is not safe here.
-        """
-
-    def place(self, table: TableT, name: str) -> Place:
-        """The place of that name. Raises ``InvalidFormatError`` if no repair replaces such a place."""
+def _no_place(table: Table, name: str) -> NoReturn:
+    raise InvalidFormatError(f"No repair of {table.location.uri} replaces {name!r}.")
 
 
 @dataclass(frozen=True)
 class RepairJob(Generic[TableT]):
-    """The job of one format."""
+    """The job of one format.
 
-    repairer: Repairer[TableT]
+    Attributes:
+        verify: reads the findings.
+        fix_of: the fix of a finding; None: there is none for such findings. Reads only. Raises ``UnsafeError`` if there
+            is one, and it is not safe here.
+        place_of: the place of a name. Raises ``InvalidFormatError`` if no repair replaces such a place.
+        choices: per check what a person can decide.
+    """
+
+    verify: Callable[[TableT, VerifyOptions, RunContext], VerifyReport]
+    fix_of: Callable[[TableT, Finding], Fix[TableT] | None] = _no_fix
+    place_of: Callable[[TableT, str], Place] = _no_place
+    choices: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)
 
     def plan(self, table: TableT, options: RepairOptions, context: RunContext | None = None) -> RepairReport:
         """What :meth:`apply` would do. Reads only.
@@ -119,8 +123,8 @@ class RepairJob(Generic[TableT]):
             undone = self._undo(table, read_record(table.store, options.undo), apply=apply)
             report = RepairReport(table.revision, apply=apply, undone=undone)
         else:
-            found = self.repairer.verify(table, options, context)
-            run = _Run(self.repairer, table, context, RepairReport(found.revision, apply=apply))
+            found = self.verify(table, options, context)
+            run = _Run(self, table, context, RepairReport(found.revision, apply=apply))
             run.sort(found)
             if apply and run.fixes:
                 probe_conditional_writes(table.store)
@@ -132,7 +136,7 @@ class RepairJob(Generic[TableT]):
         return report
 
     def _undo(self, table: TableT, kept: RepairRecord, *, apply: bool) -> Undone:
-        place = self.repairer.place(table, kept.place)
+        place = self.place_of(table, kept.place)
         before = content_of(table.store, kept)
         present = place.read()
         if digest(present) == kept.before:
@@ -156,7 +160,7 @@ def _changed(kept: RepairRecord) -> InvalidUsageError:
 
 @dataclass
 class _Run(Generic[TableT]):
-    repairer: Repairer[TableT]
+    job: RepairJob[TableT]
     table: TableT
     context: RunContext
     report: RepairReport
@@ -167,7 +171,7 @@ class _Run(Generic[TableT]):
         seen: dict[str, Fixed] = {}
         for finding in found.listed:
             try:
-                fix = _common_fix(self.table, finding) or self.repairer.fix_of(self.table, finding)
+                fix = _common_fix(self.table, finding) or self.job.fix_of(self.table, finding)
             except UnsafeError as error:
                 self._decide(finding, str(error))
                 continue
@@ -216,7 +220,7 @@ class _Run(Generic[TableT]):
             fixed.kept = None
 
     def _decide(self, finding: Finding, why: str) -> None:
-        choices = _COMMON_CHOICES.get(finding.check) or self.repairer.choices.get(finding.check)
+        choices = _COMMON_CHOICES.get(finding.check) or self.job.choices.get(finding.check)
         self.report.decisions.append(OpenDecision(finding, why, choices or tuple(_of_remedy(finding))))
 
 

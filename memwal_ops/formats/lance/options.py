@@ -22,8 +22,6 @@ from memwal_ops.core.options import (
     text,
     texts,
 )
-from memwal_ops.core.repair_options import RepairOptions as BaseRepairOptions
-from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
 from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
@@ -354,12 +352,3 @@ class InitOptions(Options):
         flag="--maintained-index",
         metavar="NAME",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions(BaseVerifyOptions):
-    """What a user may ask of a verification."""
-
-
-class RepairOptions(BaseRepairOptions):
-    """What a user may ask of a repair."""

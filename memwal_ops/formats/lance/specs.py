@@ -6,6 +6,8 @@ from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job
+from memwal_ops.core.repair_spec import repair_job
+from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.formats.lance.options import (
     AdoptOptions,
     CatchupOptions,
@@ -17,9 +19,7 @@ from memwal_ops.formats.lance.options import (
     MaintainOptions,
     MergeOptions,
     MigrateOptions,
-    RepairOptions,
     SnapshotOptions,
-    VerifyOptions,
     WhyOptions,
 )
 
@@ -290,9 +290,7 @@ Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks
     load=f"{_JOBS}.verify",
     from_export=True,
 )
-REPAIR = JobSpec(
-    name="repair",
-    summary="Fix what has a provably safe fix; without --apply, only say what.",
+REPAIR = repair_job(
     help="""Verify the table at URI, and fix each finding that has a provably safe fix: hints, references to merged
 generations without files, snapshots that cannot be read, catch-up entries that claim too much, expired leases,
 transaction files, versions that a commit of indexes emptied. For the other findings it prints what you can decide, and
@@ -308,12 +306,7 @@ Examples:
 
 Exit codes: 0 nothing_to_repair, planned, repaired or undone; 9 a person has to decide about an error; others:
 runbooks/README.md.""",
-    options=RepairOptions,
     load=f"{_JOBS}.repair:JOB",
-    deletes=True,
-    in_maintain=False,
-    every=timedelta(days=1),
-    metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
 )
 WHY = read_only_job(
     name="why",

@@ -8,7 +8,6 @@ from datetime import timedelta
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
 from memwal_ops.core.options import OptionError, Options, choice, count, duration, flag, group, number, size, text
-from memwal_ops.core.repair_options import RepairOptions as BaseRepairOptions
 from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
 
 
@@ -115,8 +114,3 @@ class InspectOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(BaseVerifyOptions, WaitOptions):
     """Options of verify."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepairOptions(BaseRepairOptions):
-    """Options of repair."""

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job
+from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.lm_diskann.options import (
     CatchupOptions,
     CompactOptions,
@@ -14,7 +15,6 @@ from memwal_ops.formats.lm_diskann.options import (
     InspectOptions,
     MaintainOptions,
     MergeOptions,
-    RepairOptions,
     SnapshotOptions,
     VerifyOptions,
     WhyOptions,
@@ -135,9 +135,7 @@ others: runbooks/README.md.""",
         "objects_collected": MetricSpec("count", "Nodes and files that gc deleted.", "run", "collected_objects"),
     },
 )
-REPAIR = JobSpec(
-    name="repair",
-    summary="Fix what has a provably safe fix; without --apply, only say what.",
+REPAIR = repair_job(
     help="""Verify the index folder at URI, and fix what has a provably safe fix.
 
 The published view is made again from the store, if the store has no findings of its own; rows are mapped to nodes
@@ -154,12 +152,7 @@ Examples:
 
 Exit codes: 0 nothing_to_repair, planned or repaired; 9 a person has to decide about an error; others:
 runbooks/README.md.""",
-    options=RepairOptions,
     load=f"{_JOBS}.repair:JOB",
-    deletes=True,
-    in_maintain=False,
-    every=timedelta(days=1),
-    metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
 )
 SNAPSHOT = JobSpec(
     name="snapshot",

@@ -20,7 +20,6 @@ from memwal_ops.core.options import (
     text,
     texts,
 )
-from memwal_ops.core.repair_options import RepairOptions as BaseRepairOptions
 from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
 
 DEFAULT_MAX_BYTES = 256 << 20
@@ -95,11 +94,6 @@ class VerifyOptions(BaseVerifyOptions):
     retrain_imbalance_threshold: float = number(
         10.0, minimum=1.0, metavar="X", help="Report if largest cluster / smallest cluster is above this."
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepairOptions(BaseRepairOptions):
-    """Options of repair."""
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.job import JobSpec, MetricSpec, maintain_job, read_only_job
+from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.zeppelin.options import (
     GcOptions,
     InspectOptions,
     MaintainOptions,
     MergeOptions,
     MigrateOptions,
-    RepairOptions,
     VerifyOptions,
     WhyOptions,
 )
@@ -129,9 +129,7 @@ INSPECT = read_only_job(
     options=InspectOptions,
     load=f"{_JOBS}.inspect",
 )
-REPAIR = JobSpec(
-    name="repair",
-    summary="Fix what has a provably safe fix; without --apply, only say what.",
+REPAIR = repair_job(
     help="""Verify the Zeppelin namespace at URI, and release leases of supervisors that expired.
 
 Nothing of the namespace itself is written: for each other finding it prints what you can decide, and what that costs.
@@ -145,12 +143,7 @@ Examples:
 
 Exit codes: 0 nothing_to_repair, planned or repaired; 9 a person has to decide about an error; others:
 runbooks/README.md.""",
-    options=RepairOptions,
     load=f"{_JOBS}.repair:JOB",
-    deletes=True,
-    in_maintain=False,
-    every=timedelta(days=1),
-    metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
 )
 MAINTAIN = maintain_job(
     summary="Run merge and gc, in that order.",

@@ -13,6 +13,8 @@ import lance
 from memwal_ops import open_table
 from memwal_ops.core.holds import holds, take_hold
 from memwal_ops.core.leases import Holder, acquire
+from memwal_ops.core.repair_spec import RepairOptions
+from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneError
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.jobs import (
@@ -29,7 +31,7 @@ from memwal_ops.formats.lance.jobs import (
 )
 from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
-from memwal_ops.formats.lance.options import MigrateOptions, RepairOptions, VerifyOptions
+from memwal_ops.formats.lance.options import MigrateOptions
 from memwal_ops.storage import probe
 from tests.support.gc_options import PATIENT
 from tests.support.tables import wire

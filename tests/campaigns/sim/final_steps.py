@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
+from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.errors import RegionReplacedError, SchemaProjectionError, runbook
 from memwal_ops.formats.lance.jobs import adopt, catchup, expire, gc, merge, verify
-from memwal_ops.formats.lance.options import AdoptOptions, VerifyOptions
+from memwal_ops.formats.lance.options import AdoptOptions
 from tests.campaigns.sim.copy_steps import CopySteps
 from tests.campaigns.sim.owner_steps import OwnerSteps
 from tests.campaigns.sim.seen import HINT

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.options import VerifyOptions
+    from memwal_ops.core.verification import VerifyOptions
     from memwal_ops.formats.lance.table import Table
 
 _STOPS = "Merges of the region stop there."

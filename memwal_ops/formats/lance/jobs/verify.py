@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from uuid import UUID
 
+    from memwal_ops.core.verification import VerifyOptions
     from memwal_ops.formats.lance.memwal.backlog import RegionBacklog
     from memwal_ops.formats.lance.memwal.generations import Generation
-    from memwal_ops.formats.lance.options import VerifyOptions
     from memwal_ops.formats.lance.table import Table
 
 _CONCURRENT_REGIONS = 8

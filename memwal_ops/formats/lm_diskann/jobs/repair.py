@@ -7,23 +7,18 @@ kept; but from a store with findings of its own it is not made: the view may be 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.core.verification import Findings
-from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lm_diskann import deep, healing, publishing, remapping
 from memwal_ops.formats.lm_diskann.jobs import verify
 from memwal_ops.formats.lm_diskann.options import VerifyOptions
 from memwal_ops.formats.lm_diskann.verification import OF_VIEW, Check, Verified
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from memwal_ops.core.quarantine import Place
     from memwal_ops.core.repair import Keep
-    from memwal_ops.core.repair_report import Choice
     from memwal_ops.core.verification import Finding, VerifyReport
     from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
     from memwal_ops.formats.lm_diskann.table import Table
@@ -31,43 +26,29 @@ if TYPE_CHECKING:
 _DAMAGED_STORE = "store"
 
 
-class _Repairer:
-    """Index folders."""
-
-    choices: Mapping[str, tuple[Choice, ...]] = {}
-
-    def verify(self, table: Table, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
-        """See the interface; findings about the view say whether the store has any."""
-        own = VerifyOptions(deep=options.deep, max_findings=options.max_findings)
-        found = verify.plan(table, own, context)
-        if found.findings.counts.keys() - OF_VIEW:
-            found.findings.kept = [
-                replace(one, about=_DAMAGED_STORE) if one.check in OF_VIEW else one for one in found.findings.kept
-            ]
-        return found
-
-    def fix_of(self, table: Table, finding: Finding) -> Fix[Table] | None:
-        """See the interface."""
-        del table
-        if finding.check == "unreachable":
-            return Fix("graph:", "link the nodes again to which no path leads", _link)
-        if finding.check in remapping.CHECKS:
-            if finding.about:
-                raise UnsafeError(finding.about)
-            return Fix("rows:", "map the rows again by the row ids in their blocks", _remap)
-        if finding.check not in OF_VIEW:
-            return None
-        if finding.about == _DAMAGED_STORE:
-            raise UnsafeError("The store has findings of its own: another view of it would hide what this one shows.")
-        return Fix("view:", "publish the view again from the store", _publish)
-
-    def place(self, table: Table, name: str) -> Place:
-        """See the interface."""
-        return _no_place(table, name)
+def _verified(table: Table, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
+    """The findings; those about the view say whether the store has any."""
+    found = verify.plan(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
+    if found.findings.counts.keys() - OF_VIEW:
+        found.findings.kept = [
+            replace(one, about=_DAMAGED_STORE) if one.check in OF_VIEW else one for one in found.findings.kept
+        ]
+    return found
 
 
-def _no_place(table: Table, name: str) -> NoReturn:
-    raise InvalidFormatError(f"No repair of {table.location.uri} replaces {name!r}.")
+def _fix_of(table: Table, finding: Finding) -> Fix[Table] | None:
+    del table
+    if finding.check == "unreachable":
+        return Fix("graph:", "link the nodes again to which no path leads", _link)
+    if finding.check in remapping.CHECKS:
+        if finding.about:
+            raise UnsafeError(finding.about)
+        return Fix("rows:", "map the rows again by the row ids in their blocks", _remap)
+    if finding.check not in OF_VIEW:
+        return None
+    if finding.about == _DAMAGED_STORE:
+        raise UnsafeError("The store has findings of its own: another view of it would hide what this one shows.")
+    return Fix("view:", "publish the view again from the store", _publish)
 
 
 def _publish(table: Table, keep: Keep) -> FixAttempt:
@@ -104,4 +85,4 @@ def _link(table: Table, keep: Keep) -> FixAttempt:
     return FixAttempt.DONE
 
 
-JOB = RepairJob(_Repairer())
+JOB = RepairJob(_verified, _fix_of)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.repair import RepairJob
 from memwal_ops.core.repair_report import Choice
-from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.zeppelin.jobs import verify
 from memwal_ops.formats.zeppelin.options import VerifyOptions
 
@@ -17,44 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.quarantine import Place
-    from memwal_ops.core.repair import Fix
-    from memwal_ops.core.verification import Finding, VerifyReport
     from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
+    from memwal_ops.core.verification import VerifyReport
     from memwal_ops.formats.zeppelin.namespace import Namespace
 
-
-class _Repairer:
-    """Namespaces of both dialects."""
-
-    choices: Mapping[str, tuple[Choice, ...]] = {
-        "pending_deletes": (
-            Choice("Stop the server, and take the key out of pending_deletes.", "The manifest is written by hand."),
-            Choice(
-                "Leave it as it is.", "memwal-ops keeps the object; another program's gc deletes it, and rows with it."
-            ),
+_CHOICES: Mapping[str, tuple[Choice, ...]] = {
+    "pending_deletes": (
+        Choice("Stop the server, and take the key out of pending_deletes.", "The manifest is written by hand."),
+        Choice("Leave it as it is.", "memwal-ops keeps the object; another program's gc deletes it, and rows with it."),
+    ),
+    "compactor_lease": (
+        Choice("Correct the clock that is wrong, and wait until the lease ends.", "No compaction until then."),
+        Choice(
+            "Make sure that its holder is gone, and write the lease with the same token and a time in the past.",
+            "A holder that is not gone loses its run; the fencing token keeps it from publishing.",
         ),
-        "compactor_lease": (
-            Choice("Correct the clock that is wrong, and wait until the lease ends.", "No compaction until then."),
-            Choice(
-                "Make sure that its holder is gone, and write the lease with the same token and a time in the past.",
-                "A holder that is not gone loses its run; the fencing token keeps it from publishing.",
-            ),
-        ),
-    }
-
-    def verify(self, table: Namespace, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
-        """See the interface."""
-        return verify.plan(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
-
-    def fix_of(self, table: Namespace, finding: Finding) -> Fix[Namespace] | None:
-        """See the interface: none but those that all formats have."""
-        del table, finding
-        return None
-
-    def place(self, table: Namespace, name: str) -> Place:
-        """See the interface."""
-        raise InvalidFormatError(f"No repair of {table.location.uri} replaces {name!r}.")
+    ),
+}
 
 
-JOB = RepairJob(_Repairer())
+def _verified(table: Namespace, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
+    return verify.plan(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
+
+
+JOB = RepairJob(_verified, choices=_CHOICES)

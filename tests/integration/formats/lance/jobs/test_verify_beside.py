@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memwal_ops import open_table, run_job
+from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.formats.lance.jobs import verify
-from memwal_ops.formats.lance.options import VerifyOptions
 from tests.support.stores import Beside, LyingStore
 from tests.support.tables.layouts import LAYOUTS
 

@@ -1,0 +1,32 @@
+"""What ``repair`` has in common for tables of every format, without its code: the options and the spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from memwal_ops.core.job import JobSpec, MetricSpec
+from memwal_ops.core.options import count, text
+from memwal_ops.core.verification import VerifyOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairOptions(VerifyOptions):
+    """Options of every repair."""
+
+    max_findings: int = count(1000, minimum=1, metavar="N", help="Repair at most N findings of a check in one run.")
+    undo: str = text("", metavar="ID", help="Restore what the repair with that id replaced; do nothing else.")
+
+
+repair_job = partial(
+    JobSpec,
+    name="repair",
+    summary="Fix what has a provably safe fix; without --apply, only say what.",
+    options=RepairOptions,
+    deletes=True,
+    in_maintain=False,
+    every=timedelta(days=1),
+    metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
+)
+"""The spec of the job that verifies a table, and fixes what it finds."""
