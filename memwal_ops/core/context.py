@@ -96,7 +96,7 @@ class RunContext:
         """Send a heartbeat: a run without one for ``hung_after`` is killed."""
         self.listener.alive()
 
-    def advance(self, activity: str, unit: str, count: int = 1, *, total: int | None = None, detail: str = "") -> None:
+    def advance(self, activity: str, unit: str, count: int = 1, *, total: int | None = None) -> None:
         """Add to the progress of an activity.
 
         Args:
@@ -104,10 +104,9 @@ class RunContext:
             unit: what is counted.
             count: how many more are done.
             total: how many there will be.
-            detail: additional text.
         """
         self._done[activity] = self._done.get(activity, 0) + count
-        self.listener.progress(Progress(activity, unit, self._done[activity], total, detail))
+        self.listener.progress(Progress(activity, unit, self._done[activity], total))
 
     def report(self, progress: Progress) -> None:
         """Report the progress of an activity that keeps its own count."""

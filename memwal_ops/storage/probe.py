@@ -28,7 +28,7 @@ _proven: set[str] = set()
 _lock = threading.Lock()
 
 
-def probe_conditional_writes(store: Store, *, folder: str = PROBE_FOLDER, again: bool = False) -> None:
+def probe_conditional_writes(store: Store, *, again: bool = False) -> None:
     """Verify put-if-absent by trying it (S3-044, S3-045): ten writes, two reads, one delete.
 
     An object is created, then created again with other content (which must be refused and change
@@ -50,7 +50,7 @@ def probe_conditional_writes(store: Store, *, folder: str = PROBE_FOLDER, again:
                 return
         if service is not None and proven_stores.is_proven(service):
             return
-    name = f"{folder}/{uuid.uuid4().hex}"
+    name = f"{PROBE_FOLDER}/{uuid.uuid4().hex}"
     raced = f"{name}-raced"
     written = [name]
     try:
@@ -74,7 +74,7 @@ def probe_conditional_writes(store: Store, *, folder: str = PROBE_FOLDER, again:
         proven_stores.remember(service)
 
 
-def probe_compare_and_swap(store: Store, *, folder: str = PROBE_FOLDER) -> None:
+def probe_compare_and_swap(store: Store) -> None:
     """Verify compare-and-swap by trying it (S4-021): of 8 concurrent replacements of one object, one must succeed.
 
     This also determines how the store expects the entity tag, see
@@ -84,7 +84,7 @@ def probe_compare_and_swap(store: Store, *, folder: str = PROBE_FOLDER) -> None:
         ConditionalWriteUnsupportedError: the store does not enforce it, or has none (local files).
         ReadOnlyStoreError: the store cannot be written.
     """
-    name = f"{folder}/{uuid.uuid4().hex}-swapped"
+    name = f"{PROBE_FOLDER}/{uuid.uuid4().hex}-swapped"
     written = [name]
     try:
         create_object(store, name, b"old " + os.urandom(16), written)

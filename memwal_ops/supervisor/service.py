@@ -62,7 +62,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Service:
     """One supervisor in this process."""
 
-    def __init__(self, settings: Settings, *, once: bool = False, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: Settings, *, once: bool = False) -> None:
         """Lock the state folder and open the history; run nothing yet.
 
         Raises:
@@ -70,7 +70,6 @@ class Service:
             HistoryError: the state folder or the history cannot be written.
             InvalidUsageError: the HTTP address cannot be bound.
         """
-        self._environ = os.environ if environ is None else environ
         self._log = get_logger(__name__)
         self._once = once
         # Settings that take effect at a restart only keep their values of the start across reloads.
@@ -87,10 +86,10 @@ class Service:
         self._faults: tuple[Fault, ...] = ()
         self._discovering = False
         self._formats: dict[str, str] = {}
-        self._notifier = Notifier(self._environ)
-        self._state = StateDir(state_dir(settings.config, self._environ))
+        self._notifier = Notifier(os.environ)
+        self._state = StateDir(state_dir(settings.config, os.environ))
         try:
-            self._history = History.open(history_path(settings.config, self._environ))
+            self._history = History.open(history_path(settings.config, os.environ))
             killed = self._history.mark_killed(self._started)
         except MemwalOpsError:
             self._state.close()
@@ -278,7 +277,7 @@ class Service:
         self._notifier.reloading()
         path = self.scheduler.settings.path
         try:
-            settings = load_settings(path, self._environ)
+            settings = load_settings(path, os.environ)
             fixed = [
                 name for name in _RESTART_ONLY if (get := attrgetter(name))(self._at_start) != get(settings.config)
             ]

@@ -94,14 +94,14 @@ def sound(made: LsmTable) -> None:
 
 def planned(made: LsmTable, options: GcOptions = IMMEDIATE) -> list[LanceCandidate]:
     """Every item of a plan, which changes nothing."""
-    items: list[LanceCandidate] = []
-    gc.plan(table_of(made), options, on_candidate=items.append)
-    return items
+    return [*gc.candidates(table_of(made), options)]
 
 
 def collect(made: LsmTable, options: GcOptions = IMMEDIATE, store: Any = None) -> gc.GcReport:
     table = table_of(made)
-    return gc.apply(table if store is None else replace(table, store=store(table.store)), options, limit=10_000)
+    return gc.apply(
+        table if store is None else replace(table, store=store(table.store)), replace(options, limit=10_000)
+    )
 
 
 def paths(items: Iterable[LanceCandidate], kind: Kind, verdict: Verdict) -> set[str]:

@@ -67,7 +67,7 @@ def merge_and_collect(uri: str) -> None:
     job.apply(open_table(uri), job.MergeOptions())
     lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
     for _ in range(2):  # off the list first, then off the disk
-        gc.apply(open_table(uri), IMMEDIATE, limit=10_000)
+        gc.apply(open_table(uri), IMMEDIATE)
     assert not list(Path(uri).glob("_mem_wal/*/*_gen_*/_versions/*"))
 
 

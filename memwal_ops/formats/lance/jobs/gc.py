@@ -6,7 +6,7 @@ Lance table and their gates are in the modules ``gc_*``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from uuid import UUID
 
     from memwal_ops.core.collector import Collector
@@ -88,48 +88,30 @@ class GcReport(BaseReport[LanceCandidate]):
 
 
 @names_damage
-def plan(
-    table: Table,
-    options: GcOptions,
-    context: RunContext | None = None,
-    *,
-    limit: int | None = None,
-    on_candidate: Callable[[LanceCandidate], None] = lambda _: None,
-) -> GcReport:
+def plan(table: Table, options: GcOptions, context: RunContext | None = None) -> GcReport:
     """What is deletable, what is held and by what, what is not recognized. Reads only, in constant memory.
 
     Args:
         table: the newest version of it.
         options: see :class:`GcOptions`.
         context: reports progress per candidate, and can stop the run after each.
-        limit: most candidates of each verdict in the report; None: as in the options.
-        on_candidate: called with every candidate when it is found.
 
     Raises:
         StorageError: the store failed.
     """
     report = _report(options, applied=False)
     collectors = _collectors(Basis(read_rules(table, options, datetime.now(UTC))), report)
-    return collector.plan(collectors, report, _limited(options, limit), context or RunContext(), on_candidate)
+    return collector.plan(collectors, report, options, context or RunContext())
 
 
 @names_damage
-def apply(
-    table: Table,
-    options: GcOptions,
-    context: RunContext | None = None,
-    *,
-    limit: int | None = None,
-    on_candidate: Callable[[LanceCandidate], None] = lambda _: None,
-) -> GcReport:
+def apply(table: Table, options: GcOptions, context: RunContext | None = None) -> GcReport:
     """Drain and delete. Safe to kill, to repeat, and to run concurrently with itself, writers, readers and all jobs.
 
     Args:
         table: any version of it; the newest is read before each batch.
         options: see :class:`GcOptions`.
         context: reports progress per candidate, and can stop the run after each.
-        limit: most candidates of each verdict in the report; None: as in the options.
-        on_candidate: called with every candidate when it is settled.
 
     Raises:
         StorageError: the store failed before anything could be proven.
@@ -139,7 +121,7 @@ def apply(
     report = _report(options, applied=True)
     table, anchor = anchored(table)
     collectors = _collectors(Basis(read_rules(table, options, store_time(table.store)), (anchor,)), report)
-    collector.collect(collectors, report, _limited(options, limit), context, on_candidate)
+    collector.collect(collectors, report, options, context)
     context.figures["generations_drained"] += report.drained
     return report
 
@@ -176,7 +158,3 @@ def _collectors(
 
 def _report(options: GcOptions, *, applied: bool) -> GcReport:
     return GcReport(applied=applied, warnings=options.dangers(), reader_grace=options.reader_grace)
-
-
-def _limited(options: GcOptions, limit: int | None) -> GcOptions:
-    return options if limit is None else replace(options, limit=limit)

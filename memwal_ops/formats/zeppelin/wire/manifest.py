@@ -229,9 +229,9 @@ class Manifest:
         return dict(zip(SEGMENT_FIELDS, values, strict=True))
 
 
-def new_manifest(namespace: str, dialect: str, now: datetime | None = None) -> Manifest:
+def new_manifest(namespace: str, dialect: str) -> Manifest:
     """The manifest of an empty namespace."""
-    moment = timestamp(now or datetime.now(UTC))
+    moment = timestamp(datetime.now(UTC))
     if dialect == WIKI:
         names = ("fragments", "segments", "pending_deletes", "fencing_token", "updated_at")
         return Manifest(WIKI, namespace, (), (), (), 0, dict(zip(names, ([], [], [], 0, moment), strict=True)))

@@ -27,7 +27,6 @@ from tests.support.tables.workload import Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memwal_ops.formats.lance.jobs.gc_candidates import LanceCandidate
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 
@@ -139,8 +138,7 @@ def test_a_detached_version_that_is_named_stays(made: Workload, keeper: str) -> 
         dataset.tags.create("audit", named)
     else:
         dataset.create_branch("what-if", named)
-    found: list[LanceCandidate] = []
-    gc.plan(table, gc.GcOptions(NOW, NOW, allow_unsafe=True), on_candidate=found.append)
+    found = gc.candidates(table, gc.GcOptions(NOW, NOW, allow_unsafe=True))
     held = {item.path: item.why for item in found if item.kind is Kind.LEFTOVER and item.verdict is Verdict.HELD}
     assert held.keys() == {f"_versions/d{named}.manifest"}
     assert keeper in held.popitem()[1]

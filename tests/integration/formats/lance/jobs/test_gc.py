@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 def test_unneeded_objects_are_deleted(tmp_path: Path, kind: type[LsmTable]) -> None:
     made = free(make(tmp_path, kind))
     before = contents(made.uri)
-    plan = gc.plan(table_of(made), IMMEDIATE, limit=1000)
+    plan = gc.plan(table_of(made), replace(IMMEDIATE, limit=1000))
     assert contents(made.uri) == before, "a plan reads only"
     assert (plan.decision, plan.applied, plan.deleted_objects, plan.regions) == ("planned", False, 0, 2)
     assert paths(plan.items[Verdict.DELETE], Kind.GENERATION, Verdict.DELETE) == generation_folders(made)
@@ -235,8 +235,8 @@ def test_what_was_deleted_of_a_generation_counts_with_its_bytes(tmp_path: Path) 
 
 def test_lists_are_cut_and_counts_are_not(tmp_path: Path) -> None:
     made = free(make(tmp_path))
-    every = gc.plan(table_of(made), IMMEDIATE, limit=10_000)
-    cut = gc.plan(table_of(made), IMMEDIATE, limit=1)
+    every = gc.plan(table_of(made), replace(IMMEDIATE, limit=10_000))
+    cut = gc.plan(table_of(made), replace(IMMEDIATE, limit=1))
     assert (every.truncated, cut.truncated) == (False, True)
     assert {verdict: len(items) for verdict, items in cut.items.items()} == {
         Verdict.DELETE: 1,
