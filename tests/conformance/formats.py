@@ -437,7 +437,7 @@ INDEX = FormatUnderTest(
     trims=True,
     foreign=("--max-entries", "3"),
 )
-_EXTRA = all(find_spec(name) is not None for name in ("duckdb", "numba", "xxhash"))
+_EXTRA = all(find_spec(name) is not None for name in ("duckdb", "numba"))
 FORMATS = (SHARD, REGION, LEGACY, ZEPPELIN, TOY, *([INDEX] if _EXTRA else []))
 
 

@@ -19,7 +19,7 @@ def need_extra() -> None:
     """
     from importlib.util import find_spec  # noqa: PLC0415 - only used here
 
-    missing = [name for name in ("duckdb", "numba", "xxhash") if find_spec(name) is None]
+    missing = [name for name in ("duckdb", "numba") if find_spec(name) is None]
     if missing:
         raise ExtraMissingError(
             f"LM-DiskANN index folders need packages that are not installed: {', '.join(missing)}.",

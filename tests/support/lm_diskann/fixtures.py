@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-EXTRA = all(find_spec(name) is not None for name in ("duckdb", "numba", "xxhash"))
+EXTRA = all(find_spec(name) is not None for name in ("duckdb", "numba"))
 NOT_COLLECTED = [] if EXTRA else ["test_*.py"]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.system.drills.drill import Drill
 
-EXTRA = all(importlib.util.find_spec(name) is not None for name in ("duckdb", "numba", "xxhash"))
+EXTRA = all(importlib.util.find_spec(name) is not None for name in ("duckdb", "numba"))
 pytestmark = pytest.mark.skipif(not EXTRA, reason="the extra memwal-ops[lm-diskann] is not installed")
 
 
