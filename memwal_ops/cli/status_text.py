@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.cli.printing import page_path
-from memwal_ops.core.figures import amount, shared_noun
+from memwal_ops.core.figures import amount, metrics_of, shared_noun
 from memwal_ops.supervisor.observe.findings import (
     WAITS,
     WORDS,
@@ -15,10 +15,12 @@ from memwal_ops.supervisor.observe.findings import (
     seconds_until,
     works_off,
 )
-from memwal_ops.text import counted, counted_as, grid, paragraph, time_text
+from memwal_ops.text import counted, counted_as, grid, paragraph, size_text, time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memwal_ops.core.job import MetricSpec
 
 
 def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
@@ -30,8 +32,11 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
     parts = [_head(document)]
     if in_full:
         parts.append("\n".join(paragraph(_place(table)) for table in tables))
-    if tables:
-        parts.append(grid(_HEADINGS, [_cells(table) for table in tables], words=_LEFT))
+    logged = [table for table in tables if _has_log(table)]
+    if logged:
+        parts.append(grid(_HEADINGS, [_cells(table) for table in logged], words=_LEFT))
+    if len(logged) < len(tables):
+        parts.append(_without_log([table for table in tables if not _has_log(table)]))
     rows = [row for table in tables for row in _job_rows(table, in_full=in_full)]
     if rows:
         parts.append(grid(_JOB_HEADINGS, rows, words=_JOB_LEFT))
@@ -76,9 +81,30 @@ def _cells(table: Mapping[str, Any]) -> list[str]:
         known += [age_text(backlog), f"{int(amount(backlog, 'blocked') or 0):,}"]
     else:
         known = ["?" if table["error"] else ""] * 4
-    has_log = waiting is not None or table["error"]
-    ran = ["", ""] if job is None or not has_log else [_last(job), _next(job)]
+    ran = ["", ""] if job is None else [_last(job), _next(job)]
     return [table["name"], table["level"], *known, *ran]
+
+
+def _has_log(table: Mapping[str, Any]) -> bool:
+    """Whether something can wait to be merged; also of a table that cannot be read."""
+    return bool(table["error"]) or not table["backlog"] or amount(table["backlog"], "backlog") is not None
+
+
+def _without_log(tables: Sequence[Mapping[str, Any]]) -> str:
+    """The metrics of tables without a log, as triggers name them, but for those that are 0 everywhere."""
+    backlogs = [table["backlog"] for table in tables]
+    shown = dict.fromkeys(name for backlog in backlogs for name, value in backlog.items() if value)
+    rows = [
+        [table["name"], table["level"], *(_figure(metrics_of(backlog).get(name), backlog.get(name)) for name in shown)]
+        for table, backlog in zip(tables, backlogs, strict=True)
+    ]
+    return grid(("table", "state", *shown), rows, words=("table", "state"))
+
+
+def _figure(spec: MetricSpec | None, value: float | None) -> str:
+    if value is None:
+        return ""
+    return size_text(value) if spec is not None and spec.unit == "bytes" else f"{int(value):,}"
 
 
 def _place(table: Mapping[str, Any]) -> str:
@@ -121,11 +147,13 @@ def _closing(document: Mapping[str, Any]) -> str:
     summary = document["summary"]
     noun = shared_noun((table["backlog"] for table in document["tables"]), "backlog")
     words = [f"{summary[word]} {word}" for word in WORDS.values() if summary[word]]
-    behind = f"{counted_as(summary['generations'], noun)} and {counted(summary['rows'], 'row')} wait"
+    behind = f"; {counted_as(summary['generations'], noun)} and {counted(summary['rows'], 'row')} wait"
+    if document["tables"] and not any(map(_has_log, document["tables"])):
+        behind = ""
     oldest = summary["oldest_table"]
     since = "" if oldest is None else f", the oldest for {time_text(summary['oldest_age'])} ({oldest})"
     known = ", as far as can be read" if summary["unreadable"] else ""
-    return paragraph(f"{counted(summary['tables'], 'table')}: {', '.join(words) or 'none'}; {behind}{since}{known}.")
+    return paragraph(f"{counted(summary['tables'], 'table')}: {', '.join(words) or 'none'}{behind}{since}{known}.")
 
 
 def _last(job: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -30,6 +31,12 @@ def test_scan_and_run(tmp_path: Path) -> None:
         for path in (tmp_path / f"db/{name}.lance/_versions").iterdir():
             os.utime(path, (month_ago, month_ago))
         tables.append((made, made.dataset.version))
+    seen = tmp_path / "seen.yaml"
+    seen.write_text(f"state_dir: {tmp_path}/none\nhttp: {{enabled: false}}\ntables: [{{database: {tmp_path}/db}}]\n")
+    shown = run_process("status", "--config", str(seen)).out
+    assert re.search(r"^table +state +uncovered_rows +uncovered_fragments +fragments +small_frag", shown, re.MULTILINE)
+    assert re.search(r"^orders +ok +30 ", shown, re.MULTILINE)
+    assert "rows wait" not in shown
     scanned = run_process("scan", "--database", str(tmp_path / "db"))
     assert scanned.code == 0
     assert "3 tables, 3 need something" in scanned.out
