@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.formats import SHARD
-from tests.conformance.formats import TOY as TOY_FORMAT
 from tests.support.run_cli import run_process
 
 ROOT = Path(__file__).parents[2]
@@ -80,10 +81,15 @@ def test_a_job_as_a_reader_types_it(tmp_path: Path) -> None:
 
 
 def test_the_toy_format_as_a_reader_installs_it(tmp_path: Path) -> None:
-    environ = install_as_typed(PAGE, tmp_path, TOY)
-    made = TOY_FORMAT.make(str(tmp_path / "events"))
-    assert run_process("merge", made.uri, **environ).out.startswith("merged: ")
-    assert made.read_revision(2) == made.expected()
+    environ = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **install_as_typed(PAGE, tmp_path, TOY)}
+    typed = re.search(r"^pip install \.\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert typed is not None
+    done = subprocess.run(
+        ["sh", "-ec", typed[1]], cwd=tmp_path, env={**os.environ, **environ}, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("merged: 2 log entries"), done
+    assert "log entries          2" in done.stdout, done
+    assert json.loads((tmp_path / "events/base/0000000002.json").read_text())["rows"] == {"a": 2}
 
 
 def test_its_links_lead_somewhere() -> None:
