@@ -287,8 +287,9 @@ def _update(run: _Run, name: str) -> str:
             need = _need(table, index, run.options)
             if need != "update":
                 return need
-            if not _build_and_publish(run, table, index):
-                return "unchanged"
+            built = _build_and_publish(run, table, index)
+            if built != "updated":
+                return built
             if table.memwal is not None:
                 return "updated"
             published = True  # pylance may have rebased it over the removal of its column
@@ -299,14 +300,17 @@ def _update(run: _Run, name: str) -> str:
             run.table = run.retry.conflict(newest, error)
 
 
-def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> bool:
-    """Build once and publish; return False if there was nothing to build."""
+def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> str:
+    """Build once and publish; return the decision: updated, or why there was nothing to publish."""
     retrain = run.options.retrain and index.is_vector and table.memwal is None
-    codebooks = None if retrain else _codebooks(table, index)
+    codebooks = None if retrain or _is_emptied(table, index) else _codebooks(table, index)
     build = update_index(table, index.name, merge=_segments_to_merge(index, run.options), retrain=retrain)
     if build is None:
         _refuse_unbuilt(table, index)
-        return False
+        return "unchanged"
+    if codebooks is None and not build.covered:  # there are too few rows to train with, and the segment is empty
+        discard(table, build)
+        return "below_threshold"
     kept = [entry for entry in index.segments if UUID(bytes=entry.uuid.uuid) not in build.removed]
     covered = build.covered | covered_by(kept)
     try:
@@ -317,7 +321,7 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> bool:
 
     if table.memwal is None:
         run.table = publish_rebased(table, index.name, build, run.note, run.retry)
-        return True
+        return "updated"
 
     def change(newest: Table) -> IndexChange:
         generations = claim(newest, covered, progress_when_built=table.index.merged_generations)
@@ -325,7 +329,7 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> bool:
         return IndexChange(details, added=build.added, removed=build.removed)
 
     run.table = publish_build(table, index.name, build, change, run.note, run.retry)
-    return True
+    return "updated"
 
 
 def _refuse_unbuilt(table: Table, index: BaseIndex) -> None:
@@ -348,6 +352,11 @@ def _segments_to_merge(index: BaseIndex, options: CatchupOptions) -> int | None:
     if len(index.segments) >= options.max_segments:
         return len(index.segments)
     return 0 if index.is_vector else None
+
+
+def _is_emptied(table: Table, index: BaseIndex) -> bool:
+    """Whether a plain table's index has no row any more: all were deleted or moved. pylance trains it anew then."""
+    return table.memwal is None and index.covered.isdisjoint(one.id for one in table.manifest.manifest.fragments)
 
 
 def _codebooks(table: Table, index: BaseIndex) -> frozenset[Codebook]:

@@ -292,3 +292,26 @@ def test_retrain_is_for_tables_without_a_log(made: PlainTable) -> None:
     made.dataset.initialize_mem_wal()
     with pytest.raises(InvalidUsageError, match="has a log"):
         run_job(made.uri, "catchup", retrain=True)
+
+
+@pytest.mark.parametrize("vector", VECTOR_KINDS)
+def test_an_index_without_a_row_is_trained_anew(tmp_path: Path, vector: str) -> None:
+    """All rows under it were deleted: pylance trains it by the new ones, and there is no codebook to keep."""
+    made = PlainTable(str(tmp_path / "t.lance")).create(rows=300).create_indexes(vector)
+    made.append(300)
+    made.delete(*range(300))
+    assert run_job(made.uri, "catchup").decision == "caught_up"
+    check(made)
+
+
+def test_too_few_rows_to_train_with_are_left_to_scans(tmp_path: Path) -> None:
+    made = PlainTable(str(tmp_path / "t.lance")).create(rows=300).create_indexes()
+    made.dataset.delete("true")
+    made.model.clear()
+    lance.write_dataset(made.batch(range(50)), made.uri, mode="append")
+    made.model = {number: made.text(number) for number in range(50)}
+    files = made.files("_indices")
+    report = run_job(made.uri, "catchup", indexes=["vector_index"])
+    assert (report.decision, report.indexes[0].decision) == ("unchanged", "below_threshold")
+    assert made.files("_indices") == files
+    assert made.read() == made.model
