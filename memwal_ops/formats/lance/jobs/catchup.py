@@ -31,13 +31,14 @@ from memwal_ops.errors import (
     MemwalOpsError,
     ObjectNotFoundError,
     RegionReplacedError,
+    UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.base_indexes import BaseIndex, base_indexes, coverage, covered_by
 from memwal_ops.formats.lance.catchup_claims import claim, stale_claims
 from memwal_ops.formats.lance.codebook import Codebook, read_codebook
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
 from memwal_ops.formats.lance.damage import name_damage, names_damage
-from memwal_ops.formats.lance.index_build import IndexBuild, discard, update_index
+from memwal_ops.formats.lance.index_build import IndexBuild, create_index, discard, update_index
 from memwal_ops.formats.lance.jobs.catchup_report import CatchupDecision, CatchupReport, IndexReport, Partitions
 from memwal_ops.formats.lance.jobs.index_publishing import publish_build, publish_change, publish_rebased
 from memwal_ops.formats.lance.leftovers import sweep_leftovers
@@ -303,8 +304,13 @@ def _update(run: _Run, name: str) -> str:
 def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> str:
     """Build once and publish; return the decision: updated, or why there was nothing to publish."""
     retrain = run.options.retrain and index.is_vector and table.memwal is None
-    codebooks = None if retrain or _is_emptied(table, index) else _codebooks(table, index)
-    build = update_index(table, index.name, merge=_segments_to_merge(index, run.options), retrain=retrain)
+    emptied = index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
+    codebooks = None if retrain or (emptied and table.memwal is None) else _codebooks(table, index)
+    build = None
+    if emptied and codebooks:
+        build = _build_with_codebook(table, index)
+    if build is None:
+        build = update_index(table, index.name, merge=_segments_to_merge(index, run.options), retrain=retrain)
     if build is None:
         _refuse_unbuilt(table, index)
         return "unchanged"
@@ -354,9 +360,20 @@ def _segments_to_merge(index: BaseIndex, options: CatchupOptions) -> int | None:
     return 0 if index.is_vector else None
 
 
-def _is_emptied(table: Table, index: BaseIndex) -> bool:
-    """Whether a plain table's index has no row any more: all were deleted or moved. pylance trains it anew then."""
-    return table.memwal is None and index.covered.isdisjoint(one.id for one in table.manifest.manifest.fragments)
+def _build_with_codebook(table: Table, index: BaseIndex) -> IndexBuild | None:
+    """Build a vector index anew with the codebook that it has; None where pylance takes none of that kind.
+
+    Where all rows under an index were deleted or moved, pylance's update of it trains another one.
+    """
+    from memwal_ops.formats.lance.memwal.generation_indexes import planned_index  # noqa: PLC0415 - rarely needed
+
+    try:
+        like = planned_index(table, index)
+    except UnsupportedFeatureError:
+        return None
+    (column,) = like.columns
+    arguments = {"name": index.name, "replace": True, **like.arguments}
+    return create_index(table, index.name, lambda dataset: dataset.create_index(column, **arguments))
 
 
 def _codebooks(table: Table, index: BaseIndex) -> frozenset[Codebook]:

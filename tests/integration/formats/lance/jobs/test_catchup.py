@@ -12,7 +12,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.errors import CodebookChangedError, InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.codebook import read_codebook
@@ -183,6 +183,27 @@ def test_no_index_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("S0-112")
+@pytest.mark.parametrize("vector", VECTOR_KINDS)
+def test_an_index_without_a_row_keeps_its_codebook(tmp_path: Path, vector: str) -> None:
+    """All rows under it were updated: pylance would train another, and unmerged generations have the old one."""
+    uri = create(str(tmp_path / "t.lance"), vector=vector)
+    before = open_table(uri)
+    codebooks = {read_codebook(before, one) for one in base_indexes(before)["vector_idx"].segments}
+    for at in range(10):
+        write(uri, at)
+    report = run_job(uri, "catchup")
+    if vector in {"IVF_SQ", "IVF_HNSW_SQ", "IVF_RQ"}:  # pylance takes no parameters of these quantizers
+        assert report.exit_code == CodebookChangedError.exit_code
+        return
+    assert report.decision == "caught_up"
+    after = open_table(uri)
+    segments = base_indexes(after)["vector_idx"].segments
+    assert len(segments) == 1
+    assert {read_codebook(after, one) for one in segments} == codebooks
+    check_queries(uri, expected(10))
+    check_claims(after)
+
+
 def test_a_codebook_that_would_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pylance does change it if it is let (landmine 22); then nothing is published, and the others go on."""
     uri = str(tmp_path / "t.lance")
@@ -383,11 +404,11 @@ def test_a_build_that_pylance_gives_up_for_a_compaction_is_a_conflict(
     real = catchup.update_index
     builds: list[int] = []
 
-    def late(table: Table, name: str, *, merge: int | None) -> Any:
+    def late(table: Table, name: str, **options: Any) -> Any:
         if not builds:
             assert lance.dataset(uri).optimize.compact_files().fragments_removed
         builds.append(table.version)
-        return real(table, name, merge=merge)
+        return real(table, name, **options)
 
     monkeypatch.setattr(catchup, "update_index", late)
     report = catchup.apply(open_table(uri), CatchupOptions(indexes=("kind_idx",)))
