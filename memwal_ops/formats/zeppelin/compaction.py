@@ -13,6 +13,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -68,7 +69,7 @@ _SLICE = 8192
 
 @dataclass
 class Inputs:
-    """The log of a pass: the newest write of every id in it.
+    """The log of a pass or a query: the newest write of every id in it.
 
     Attributes:
         table: the manifest at which it was read, with our token in it.
@@ -88,7 +89,7 @@ class Inputs:
     upserts: int
     blocked: BlockedFragment | None
 
-    @property
+    @cached_property
     def superseded(self) -> frozenset[str]:
         """Ids whose rows in segments are replaced or deleted."""
         return frozenset(self.rows.ids) | self.deleted | self.hidden

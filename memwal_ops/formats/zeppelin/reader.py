@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwal_ops.core.context import RunContext
 from memwal_ops.errors import (
-    FragmentCorruptError,
     FragmentMissingError,
     InvalidFormatError,
     InvalidUsageError,
     ObjectNotFoundError,
     SegmentCorruptError,
 )
-from memwal_ops.formats.zeppelin.backlog import read_fragments
-from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
+from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of, read_inputs
 from memwal_ops.formats.zeppelin.filters import compile_filter
 from memwal_ops.formats.zeppelin.namespace import METRICS, load, swappable
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
-from memwal_ops.formats.zeppelin.wire.fragment import WIKI, Fragment
 from memwal_ops.formats.zeppelin.wire.indexes import decode_text_index, text_name, words
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from memwal_ops.formats.zeppelin.compaction import Inputs
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.wire.fragment import Attributes
 
@@ -71,14 +70,6 @@ class Query:
             raise InvalidUsageError(f"The metric is one of {', '.join(METRICS)}, not {self.metric!r}.")
 
 
-@dataclass(frozen=True)
-class Log:
-    """The uncompacted log: the newest write of each id in it, and ids to be hidden in segments."""
-
-    rows: Rows
-    superseded: frozenset[str]
-
-
 def run_query(
     uri: str | os.PathLike[str], query: Query, storage_options: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
@@ -102,32 +93,23 @@ def query_namespace(table: Namespace, query: Query) -> list[dict[str, Any]]:
     raise AssertionError  # pragma: no cover - the loop returns or raises
 
 
-def read_log(table: Namespace, *, strong: bool = True) -> Log:
-    """Read the log as it applies to segments: in order, deletes of a fragment before its upserts.
+def read_log(table: Namespace, *, strong: bool = True) -> Inputs:
+    """Read the log as it applies to segments; if not ``strong``, none of its fragments.
 
     Raises:
         FragmentMissingError, FragmentCorruptError: of the first fragment that cannot be used.
     """
-    hidden = table.manifest.pending if table.manifest.dialect == WIKI else ()
-    newest: dict[str, tuple[NDArray[np.float32], Attributes | None] | None] = {}
-    for _, found in read_fragments(table, table.manifest.fragments if strong else (), dimensions_of(table)):
-        if not isinstance(found, Fragment):
-            raise found
-        newest.update(dict.fromkeys(found.deletes))
-        newest.update(zip(found.ids, zip(found.values, found.attributes, strict=True), strict=True))
-    standing = {name: row for name, row in newest.items() if row is not None}
-    widths = {len(row[0]) for row in standing.values()}
-    if len(widths) > 1:
-        raise FragmentCorruptError(f"Fragments have vectors of {sorted(widths)} dimensions.")
-    vectors = np.stack([row[0] for row in standing.values()]) if standing else np.zeros((0, 0), np.float32)
-    return Log(Rows([*standing], vectors, [row[1] for row in standing.values()]), frozenset({*newest, *hidden}))
+    log = read_inputs(table, table.manifest.fragments if strong else (), RunContext())
+    if log.blocked is not None:
+        raise log.blocked.error
+    return log
 
 
 def live_rows(table: Namespace) -> Iterator[Rows]:
     """Every row that a strong query may return, once each: those of the log, then by segment and cluster."""
     log = read_log(table)
     yield log.rows
-    yield from (rows for _, _, rows in _segment_rows(table, log, None, ""))
+    yield from _segment_rows(table, log, None, "")
 
 
 def _answer(table: Namespace, query: Query) -> list[dict[str, Any]]:
@@ -138,7 +120,9 @@ def _answer(table: Namespace, query: Query) -> list[dict[str, Any]]:
     return [{"id": name, "distance": float(far), "attributes": more or {}} for far, name, more in best]
 
 
-def _by_vector(table: Namespace, query: Query, log: Log, passes: Callable[[Attributes | None], bool]) -> Iterator[Hit]:
+def _by_vector(
+    table: Namespace, query: Query, log: Inputs, passes: Callable[[Attributes | None], bool]
+) -> Iterator[Hit]:
     metric, _ = metric_of(table, query.metric)
     try:
         wanted = np.asarray(query.vector, dtype=np.float32)
@@ -159,7 +143,7 @@ def _by_vector(table: Namespace, query: Query, log: Log, passes: Callable[[Attri
 
     yield from nearest(log.rows)
     probed = (wanted, query.nprobe)
-    for _, _, rows in _segment_rows(table, log, probed, metric):
+    for rows in _segment_rows(table, log, probed, metric):
         yield from nearest(rows)
 
 
@@ -181,11 +165,11 @@ def distances(vectors: Matrix, wanted: NDArray[np.float32], metric: str) -> NDAr
 
 def _segment_rows(
     table: Namespace,
-    log: Log,
+    log: Inputs,
     probed: tuple[NDArray[np.float32], int] | None,
     metric: str,
     reads: Callable[[SegmentReader, int], bool] = lambda *_: True,
-) -> Iterator[tuple[SegmentReader, int, Rows]]:
+) -> Iterator[Rows]:
     """Current rows of segments: a later segment overrides; of each, the clusters nearest to ``probed``, or all."""
     later: set[str] = set()
     segments = table.manifest.segments
@@ -196,12 +180,12 @@ def _segment_rows(
             far = distances(reader.centroids(), probed[0], metric)
             chosen = [int(one) for one in np.argsort(far, kind="stable")[: probed[1]]]
         for number in (one for one in chosen if reads(reader, one)):
-            yield reader, number, reader.cluster(number).without(log.superseded).without(later)
+            yield reader.cluster(number).without(log.superseded).without(later)
         if place < len(segments) - 1:  # an older one may have the same ids, in any cluster
             later.update(name for number in range(segment.clusters) for name in reader.vectors(number)[0])
 
 
-def _by_text(table: Namespace, query: Query, log: Log, passes: Callable[[Attributes | None], bool]) -> Iterator[Hit]:
+def _by_text(table: Namespace, query: Query, log: Inputs, passes: Callable[[Attributes | None], bool]) -> Iterator[Hit]:
     """BM25 over all live texts of the field; a segment's inverted lists determine which clusters must be read."""
     field, terms = query.field or "", [*dict.fromkeys(words(query.text))]
     found: list[tuple[str, Attributes | None, Counter[str], int]] = []
@@ -230,7 +214,7 @@ def _by_text(table: Namespace, query: Query, log: Log, passes: Callable[[Attribu
 
 
 def _candidates(
-    table: Namespace, log: Log, field: str, terms: Sequence[str], skipped: list[tuple[int, float]]
+    table: Namespace, log: Inputs, field: str, terms: Sequence[str], skipped: list[tuple[int, float]]
 ) -> Iterator[Rows]:
     """Rows that may have one of the terms. Of clusters without any in their inverted lists, only counts and lengths."""
 
@@ -246,7 +230,7 @@ def _candidates(
         return False
 
     yield log.rows
-    yield from (rows for _, _, rows in _segment_rows(table, log, None, "", mentions))
+    yield from _segment_rows(table, log, None, "", mentions)
 
 
 def _text_index(table: Namespace, reader: SegmentReader, number: int) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from memwal_ops.errors import (
     StorageError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.zeppelin import backlog as log
+from memwal_ops.formats.zeppelin.backlog import figures
 from memwal_ops.formats.zeppelin.compaction import Built, Compaction, Inputs, metric_of, read_inputs, staging_path
 from memwal_ops.formats.zeppelin.lease import claim, held_lease
 from memwal_ops.formats.zeppelin.publish import FencedError, probe, retried
@@ -25,7 +25,7 @@ from memwal_ops.log import get_logger
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from memwal_ops.formats.zeppelin.backlog import BlockedFragment
     from memwal_ops.formats.zeppelin.lease import HeldLease
@@ -120,9 +120,7 @@ class _ReplacedError(Exception):
     """The manifest does not list the inputs of a pass any more: the pass is computed again."""
 
 
-def backlog(table: Namespace) -> Mapping[str, float]:
-    """Fragments, rows, bytes and age of the backlog, and the number of missing fragments."""
-    return log.figures(table)
+backlog = figures
 
 
 def plan(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> MergeReport:
