@@ -127,7 +127,6 @@ class JobSpec:
         from_export: it also reads a table from an export: its command has ``--from FILE``.
         help: the help of its command: what it does, what it is safe to run concurrently with, exit codes, two
             examples; paragraphs.
-        command: its command, if that is not ``name``; an empty text: it has no command made from the spec.
     """
 
     name: str
@@ -149,7 +148,6 @@ class JobSpec:
     metrics: Mapping[str, MetricSpec] = field(default_factory=dict)
     from_export: bool = False
     help: str = ""
-    command: str | None = None
 
     @cached_property
     def job(self) -> Job[Any, Any]:

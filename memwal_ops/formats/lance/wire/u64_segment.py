@@ -18,7 +18,7 @@ from memwal_ops.formats.lance.wire._pb import memwal_pb2 as pb
 from memwal_ops.formats.lance.wire.names import U64_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 _TYPECODES = {"u16_array": "H", "u32_array": "I", "u64_array": "Q"}
 
@@ -82,12 +82,6 @@ class U64Segment:
 
 
 EMPTY = U64Segment("range", ())
-
-
-def segment_of(numbers: Iterable[int]) -> U64Segment:
-    """The numbers as a range, with holes where some are missing."""
-    spans = _joined([(number, number) for number in sorted({*numbers})])
-    return U64Segment("range" if len(spans) < 2 else "range_with_holes", spans)  # noqa: PLR2004 - two have a hole
 
 
 def decode_segment(data: bytes) -> U64Segment:
