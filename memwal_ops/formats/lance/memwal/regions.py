@@ -209,7 +209,7 @@ class RegionManifestStore:
         the file still exists before anything is written or deleted for it.
         """
         first = version
-        while self._store.head(self._path(version + 1)) is not None:
+        while self._store.head(self.path(version + 1)) is not None:
             version += 1
         if known is not None and version == first:
             return known
@@ -224,15 +224,18 @@ class RegionManifestStore:
 
     def hint(self) -> int | None:
         """The version in ``version_hint.json``; None if the file is missing or unreadable."""
-        return self._hint()
+        try:
+            return decode_version_hint(self._store.get(f"{self.folder}/{HINT}"))
+        except ObjectNotFoundError:
+            return None
 
     def path(self, version: int) -> str:
         """The path of a version's manifest."""
-        return self._path(version)
+        return f"{self.folder}/{region_manifest_name(version)}"
 
     def read(self, version: int) -> RegionManifest:
         """Read one manifest version. Raises ``RegionManifestCorruptError`` if it does not decode or exist."""
-        path = self._path(version)
+        path = self.path(version)
         try:
             data = self._store.get(path)
         except ObjectNotFoundError as error:
@@ -284,10 +287,10 @@ class RegionManifestStore:
         previous = version - 1
         if previous > 0 and not self._is_next_to(previous, source):
             return False
-        path = self._path(version)
+        path = self.path(version)
         if not self._store.put_if_absent(path, data) and not (ours_if_equal and self._store.get(path) == data):
             return False
-        self._store.put(f"{self.folder}/{HINT}", encode_version_hint(version))
+        self.write_hint(version)
         return True
 
     def _is_next_to(self, previous: int, source: bytes) -> bool:
@@ -297,7 +300,7 @@ class RegionManifestStore:
         A version 8 made from what was read would list generations that are gone, and none of the new ones.
         """
         try:
-            stored = self._store.get(self._path(previous))
+            stored = self._store.get(self.path(previous))
         except ObjectNotFoundError as error:
             raise InvariantViolatedError(
                 f"Region {self.region_id}: manifest version {previous + 1} must not be written, because it would leave "
@@ -306,11 +309,11 @@ class RegionManifestStore:
         return not source or stored == source
 
     def _newest_by_walk(self) -> int:
-        version = self._hint()
-        if version is None or self._store.head(self._path(version)) is None:
+        version = self.hint()
+        if version is None or self._store.head(self.path(version)) is None:
             # The hint's version is gone, and version 1 may be collected: list the folder.
             return self._newest_listed()
-        while self._store.head(self._path(version + 1)) is not None:
+        while self._store.head(self.path(version + 1)) is not None:
             version += 1
         return version
 
@@ -318,7 +321,7 @@ class RegionManifestStore:
         for attempt in range(_LISTINGS):
             # The hint is read before the listing: a version that is published between the two
             # is then newer than the hint; the hint never refers to a version that the listing lacks.
-            hint = self._hint() or 0
+            hint = self.hint() or 0
             versions = self.versions()
             if not versions:
                 raise NoRegionManifestError(f"Region {self.region_id}: {self.folder} has no manifest version.")
@@ -335,15 +338,6 @@ class RegionManifestStore:
                     f"{newest} {'exists' if newest == versions[-1] else 'is in ' + HINT}."
                 )
         raise AssertionError  # pragma: no cover - the loop returns or raises
-
-    def _hint(self) -> int | None:
-        try:
-            return decode_version_hint(self._store.get(f"{self.folder}/{HINT}"))
-        except ObjectNotFoundError:
-            return None
-
-    def _path(self, version: int) -> str:
-        return f"{self.folder}/{region_manifest_name(version)}"
 
 
 def _versions(listed: Iterable[ObjectMeta]) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ def test_collected_manifest_versions_are_no_trap(tmp_path: Path) -> None:
     region = table.region(table.regions.region_ids[0])
     for _ in range(5):
         assert region.commit(replace(region.latest().next(), writer_epoch=region.latest().writer_epoch + 1))
-    table.store.delete_many([region._path(version) for version in range(1, 8)])
+    table.store.delete_many([region.path(version) for version in range(1, 8)])
     assert snapshot.apply(open_table(uri), SnapshotOptions()).decision == "built"
     found = read_snapshot(open_table(uri))
     assert found is not None
