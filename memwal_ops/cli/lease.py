@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -11,6 +9,7 @@ import click
 
 from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.core.holds import user_at_host
 from memwal_ops.core.leases import break_lease, list_leases
 from memwal_ops.core.registry import locate
 from memwal_ops.errors import InvalidUsageError
@@ -77,8 +76,7 @@ def break_(uri: str, job: str | None, storage_options: dict[str, str], as_json: 
     names = [job] if job is not None else [one.job for one in list_leases(store) if one.ended is None]
     if not names:
         raise InvalidUsageError("No lease of this table is held.", remedy="memwal-ops lease list URI shows all.")
-    by = f"{getpass.getuser()}@{socket.gethostname()}"
-    broken = [break_lease(store, name, by) for name in names]
+    broken = [break_lease(store, name, user_at_host()) for name in names]
     if as_json:
         echo_json({"leases": [{**one.to_json(), "state": "broken"} for one in broken]})
     else:

@@ -152,7 +152,7 @@ def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, n
     document = {
         "versions": list(versions),
         "ttl_seconds": ttl.total_seconds(),
-        "by": f"{_user()}@{socket.gethostname()}",
+        "by": user_at_host(),
         "note": note,
     }
     entries = _entries(store, folder)
@@ -228,8 +228,10 @@ def _path(folder: str, number: int, *, released: bool = False) -> str:
     return f"{folder}/{number:0{_DIGITS}d}{'.released' if released else '.json'}"
 
 
-def _user() -> str:
+def user_at_host() -> str:
+    """The user of this process and its host, for display; a user without a name is ``unknown``."""
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (KeyError, OSError):
-        return "unknown"
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"

@@ -7,11 +7,9 @@ released in both cases. SIGHUP reads the configuration again; an invalid file ch
 
 from __future__ import annotations
 
-import getpass
 import os
 import queue
 import signal
-import socket
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -19,6 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.figures import amount
+from memwal_ops.core.holds import user_at_host
 from memwal_ops.core.leases import Holder
 from memwal_ops.errors import HistoryError, MemwalOpsError
 from memwal_ops.log import get_logger
@@ -96,7 +95,7 @@ class Service:
             raise
         if killed:
             self._log.warning("runs_were_killed", runs=killed)
-        self._holder = Holder(self._state.instance, f"{_user()}@{socket.gethostname()} pid {os.getpid()}")
+        self._holder = Holder(self._state.instance, f"{user_at_host()} pid {os.getpid()}")
         self._metrics = Metrics(self.status)
         self._heartbeat = Heartbeat(lambda outcome: self._metrics.heartbeats.labels(outcome).inc())
         pools = Pools(self._on_message)
@@ -458,10 +457,3 @@ class Service:
 
 def _wake_up() -> None:
     """Do nothing: an event that makes the loop check for signals."""
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"

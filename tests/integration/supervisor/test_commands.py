@@ -76,6 +76,20 @@ def test_lease_list_and_break(table: Workload, capfd: pytest.CaptureFixture[str]
     assert run_here(capfd, "lease", "break", table.uri).code == 2
 
 
+def test_a_user_without_a_name_breaks_a_lease(
+    table: Workload, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may run with a user id that has no name."""
+
+    def getuser() -> str:
+        raise KeyError("no such user")
+
+    acquire(open_table(table.uri).store, "merge", US)
+    monkeypatch.setattr("getpass.getuser", getuser)
+    (broken,) = run_here(capfd, "lease", "break", table.uri, "--json").document["leases"]
+    assert broken["ended"].startswith("broken by unknown@")
+
+
 def test_check_of_a_table(table: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     def line(*arguments: str) -> tuple[int, str]:
         outcome = run_here(capfd, "check", "--nagios", *arguments)
