@@ -30,7 +30,7 @@ def create(
         folder: a local path that does not exist, or is an empty folder.
         dimension: floats per vector.
         metric: ``l2`` or ``cosine``.
-        R: most forward links of a node.
+        R: maximum number of forward links of a node.
         alpha: pruning parameter: above 1 keeps longer links, too.
         L: length of the candidate list of inserts, and the default for searches.
         quantizer: ``pq`` or ``ternary``.
@@ -40,7 +40,7 @@ def create(
         InvalidUsageError: a parameter is out of bounds, or the folder is not empty.
         UnsupportedFeatureError: the folder is remote.
     """
-    from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is asked for first
+    from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is checked first
 
     need_extra()
     from memwal_ops.formats.lm_diskann import library  # noqa: PLC0415
@@ -55,7 +55,7 @@ def snapshot(
     *,
     storage_options: Mapping[str, str] | None = None,
 ) -> int:
-    """Copy an index folder while readers, writers and jobs go on, and return the epoch of the copy.
+    """Copy an index folder while readers, writers and jobs use it, and return the epoch of the copy.
 
     Args:
         folder: of the index.
@@ -79,7 +79,7 @@ def snapshot(
 
 def open(  # noqa: A001 - lm_diskann.open, as gzip.open
     folder: str | os.PathLike[str],
-    read_only: bool = False,  # noqa: FBT001, FBT002 - given by place, as the folder is
+    read_only: bool = False,  # noqa: FBT001, FBT002 - positional, as the folder
     *,
     cache_bytes: int | None = None,
     wait: float | None = None,

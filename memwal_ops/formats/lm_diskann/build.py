@@ -74,7 +74,7 @@ def build(
     ]
     staged.reset_overflow(nodes[:old], np.concatenate(pairs) if pairs else np.zeros((0, 2), np.int64))
     staged.entries = nodes[entries]
-    # No path of this graph leads to a deleted node; and what these link to does not know it any more.
+    # No path of this graph leads to a deleted node, and no node has a backlink of one.
     staged.healed = np.union1d(staged.healed, staged.unhealed())
 
 

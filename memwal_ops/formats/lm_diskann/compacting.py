@@ -134,7 +134,7 @@ def compact(index: Index, max_bytes: int | None, step: Step) -> Iterator[Batch]:
         publishing.settle(index.view, step)
         merging.write_blocks(index.folder, size, to, data, step)
         epoch = store.state.epoch + 1
-        # No epoch reads the old slot as a version: those below this commit find it in the new slot, too.
+        # The old slot is no version of any epoch: readers of epochs below this commit use the new slot, too.
         over = np.full(len(which), epoch, U8)
         changes = Changes(
             replace(store.state, epoch=epoch), moved_nodes=nodes, moved_epochs=epochs, moved_slots=to.astype(U8),

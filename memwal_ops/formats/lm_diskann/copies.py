@@ -104,7 +104,7 @@ def read_manifest(store: Store) -> Manifest | None:
     files = tuple(File(one["path"], one["size"], tuple(one["digests"])) for one in document.pop("files"))
     for file in files:
         if _FILE.fullmatch(file.path) is None:
-            raise TableCorruptError(f"{COPY} in {store.root} names {file.path!r}, which is no file of an index.")
+            raise TableCorruptError(f"{COPY} in {store.root} names {file.path!r}, which is not a file of an index.")
     return Manifest(**document, files=files)
 
 
@@ -131,7 +131,7 @@ def read_parts(store: Store, manifest: Manifest, file: File) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Copy(GuardedTable):
-    """A copy on a store, opened as a table: ``snapshot`` brings it back to a local folder."""
+    """A copy on a store, opened as a table: ``snapshot`` restores it to a local folder."""
 
     location: Location
     store: Store
@@ -149,8 +149,8 @@ class Copy(GuardedTable):
         """A copy is not an index folder."""
         del job
         return UnsupportedFeatureError(
-            f"{self.location.uri} is a copy of an index folder, which is not used where it is.",
-            remedy=f"Bring it back: memwal-ops snapshot {self.location.uri} FOLDER.",
+            f"{self.location.uri} is a copy of an index folder, which cannot be used in place.",
+            remedy=f"Restore it: memwal-ops snapshot {self.location.uri} FOLDER.",
         )
 
     @property

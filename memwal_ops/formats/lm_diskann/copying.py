@@ -1,4 +1,4 @@
-"""Copy an index folder consistently while readers, writers and jobs go on, and bring a copy back from a store.
+"""Copy an index folder consistently while readers, writers and jobs use it, and restore a copy from a store.
 
 The store is copied under the writer lock; the graph, which is most of the folder, after its release. Until it
 is copied, a registered reader keeps every slot of that epoch from being used again. Older epochs are given up in the
@@ -71,12 +71,13 @@ def snapshot(
 
 
 def refuse_overlap(path: str, to: Destination) -> None:
-    """Check that source and destination are not in each other. Raises ``InvalidUsageError``."""
+    """Check that neither of source and destination contains the other. Raises ``InvalidUsageError``."""
     if isinstance(to, LocalFolder):
         one, other = os.path.realpath(path), os.path.realpath(to.uri)
         if os.path.commonpath([one, other]) in {one, other}:
             raise InvalidUsageError(
-                f"{path} and the destination {to.uri} are in each other.", remedy="Choose a folder beside the index."
+                f"One of {path} and the destination {to.uri} contains the other.",
+                remedy="Choose a folder next to the index.",
             )
 
 
@@ -93,7 +94,7 @@ def copy(
         if len(places) and places[-1] >= slots:
             raise TableCorruptError(f"Slot {places[-1]} is in the map of {slots} slots of {path}.", remedy=_DAMAGED)
         _check_deltas(store, parameters, path)
-        # No other process uses the copy, which is not visible: nothing of this is a step.
+        # No other process uses the copy, which is not visible yet: none of these writes is a durable step.
         store.commit(Changes(store.raise_retained(store.state.epoch)))
         publishing.publish(to.staging, parameters, store, plainly)
         store.close()

@@ -132,7 +132,7 @@ class LocalFolder:
 
     def publish(self, identity: Identity, rows: int) -> int:
         """See the interface."""
-        del identity, rows  # the folder tells
+        del identity, rows  # derived from the folder
         try:
             os.makedirs(os.path.join(self.staging, READERS), exist_ok=True)
             with open(os.path.join(self.staging, WRITER), "wb"):

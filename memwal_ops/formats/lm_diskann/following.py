@@ -2,7 +2,7 @@
 
 The rows of a batch and the index's version of the table are in one commit; the version is that of the last batch. A
 run that was killed begins again from the version that is recorded: rows that the index has already, with the same
-vector, are left as they are, and rows that the table does not have are deleted, whoever inserted them.
+vector, are left as they are, and rows that the table does not have are deleted.
 """
 
 from __future__ import annotations

@@ -40,14 +40,14 @@ class LmDiskAnnFormat:
         return any(meta.path in {MARKER, COPY} for meta in root.objects)
 
     def open(self, location: Location, store: Store) -> Table | Copy:
-        """The newest published epoch; or a copy, which ``snapshot`` brings back.
+        """The newest published epoch; or a copy, which ``snapshot`` restores.
 
         Raises:
             UnsupportedFeatureError: the folder is not on a file system.
             ExtraMissingError: the extra is not installed.
             MemwalOpsError: see :func:`memwal_ops.formats.lm_diskann.table.load`.
         """
-        from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is asked for first
+        from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is checked first
 
         if store.head(COPY) is not None and store.head(MARKER) is None:
             need_extra()

@@ -1,8 +1,8 @@
 """Heal the graph around deleted nodes, batch by batch, and rewire the nodes of the heal list.
 
 A deletion only sets a flag: searches still pass through the node, since its neighbours need it. Healing takes it out
-of the graph: the nodes that link to it get links to its neighbours instead, and its neighbours forget its backlink.
-After that commit no search finds it, and the sweep list has it as ``healed``; gc gives its slot back once no reader
+of the graph: the nodes that link to it get links to its neighbours instead, and its neighbours drop its backlink.
+After that commit no search finds it, and the sweep list has it as ``healed``; gc frees its slot once no reader
 and no hold needs an older epoch. Killed before the commit, nothing has happened.
 
 Deleted nodes that are near each other are in one batch, since they share neighbours: a neighbour is rewritten, and

@@ -150,7 +150,7 @@ class Index:
         overlay = budget // self.parameters.layout.block_size
         view = View(self.folder, self.parameters, cache_bytes, overlay)
         if read_only:
-            # Registered first, then read again: epochs that are given up in between are noticed.
+            # Registered first, then read again: so epochs that are no longer retained are noticed.
             self._reader = Reader(self.folder, view.epoch)
             view.refresh()
             self._reader.move(view.epoch)
@@ -188,7 +188,7 @@ class Index:
         self._reader = self._store = self._writer = None
 
     def __del__(self) -> None:
-        """Close it: otherwise one that nobody closed keeps its lock, and old epochs, until the process ends."""
+        """Close it: a handle that was never closed would keep its lock, and old epochs, until the process ends."""
         # Not in a forked process: the lock and the announced epoch are those of the process that opened it.
         if getattr(self, "_process", None) == os.getpid():
             self.close()
@@ -201,7 +201,7 @@ class Index:
         """Close it."""
         self.close()
 
-    # -- what it is
+    # -- properties
 
     @property
     def epoch(self) -> int:
@@ -462,7 +462,7 @@ class Index:
             self._room = (key, room)
         return self._room[1]
 
-    # -- what is given
+    # -- arguments
 
     def _row_ids(self, given: ArrayLike) -> NDArray[np.int64]:
         rows = np.asarray(given)

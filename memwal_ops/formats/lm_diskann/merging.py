@@ -108,7 +108,7 @@ def finish_large(index: Index, moved: int, step: Step) -> None:
     """:func:`finish` after a commit that moved a large share of the nodes.
 
     In a base, a node takes 16 bytes of every reader's memory, in the log 100. The commit is published already: if there
-    is no space for a base, it is written another time.
+    is no space for a base, a later commit writes it.
     """
     if moved > max(index.view.state.next_node_id // _LARGE_SHARE, index.view.delta_blocks):
         with suppress(MemwalOpsError):
@@ -118,11 +118,11 @@ def finish_large(index: Index, moved: int, step: Step) -> None:
 def give_up(index: Index, step: Step) -> int:
     """The epoch up to which freed slots may be reused, and superseded versions dropped.
 
-    Raised first if there are freed slots or healed nodes, or if superseded versions would take much room in the graph.
+    Raised first if there are freed slots or healed nodes, or if superseded versions would take much space in the graph.
 
     Timeline of what this prevents: a merge finds no reader; one announces epoch 5 and reads the view; the merge reuses
     a slot that was freed at 7; the reader at 5 finds another node there. So the merge first publishes that epochs below
-    9 are given up, and checks for readers again: a reader that came before is found, a later one reads the new epoch.
+    9 are not retained, and checks for readers again: earlier readers are found, later ones read the new epoch.
     """
     store = index.writable()
     needed = needed_from(index.folder, store.state.epoch)

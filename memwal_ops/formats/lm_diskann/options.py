@@ -86,7 +86,7 @@ class InitOptions(Options):
 
     dimension: int = count(128, minimum=1, help="Floats per vector.")
     index_metric: str = choice("l2", "l2", "cosine", help="The distance metric.")
-    links: int = count(70, minimum=4, help="R: most links of a node.")
+    links: int = count(70, minimum=4, help="R: maximum number of links of a node.")
     alpha: float = number(1.2, minimum=1.0, metavar="X", help="Pruning parameter: above 1 keeps longer links, too.")
     search_list: int = count(
         100, minimum=1, help="L: length of the candidate list of inserts, and the default for searches."

@@ -1,8 +1,8 @@
 """Reclaim deleted nodes: prove that nothing leads to them, free their slots, and trim the end of the graph.
 
-A node may go if its neighbours were healed at an epoch from which on everything is read, and no block of a node that
-searches can reach links to it. Then no readable epoch has a path to it. Its slot goes to the free list, where it waits
-until no reader is below that commit.
+A node is deletable if no epoch from before its neighbours were healed is retained, and no block of a node that searches
+can reach links to it. Then no readable epoch has a path to it. Its slot goes to the free list, where it waits until no
+reader is below that commit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tombstone:
-    """A deleted node, and what decides whether it may go.
+    """A deleted node, and what decides whether it is deletable.
 
     Attributes:
         node: its id.

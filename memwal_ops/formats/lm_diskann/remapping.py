@@ -26,7 +26,7 @@ CHECKS = frozenset({
 
 @dataclass(frozen=True)
 class Blocks:
-    """What the blocks say, by node id.
+    """What the blocks contain, by node id.
 
     Attributes:
         seen: which nodes have a block.

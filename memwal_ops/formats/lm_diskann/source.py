@@ -86,7 +86,7 @@ class Source:
         """Check that the table can be followed, and return the length of its vectors.
 
         Raises:
-            InvalidUsageError: a column does not exist, or is of another type; or there are no row ids to go by.
+            InvalidUsageError: a column does not exist, or is of another type; or it has no stable row ids.
         """
         fields = {field.name: field.type for field in table.schema}
         kind = fields.get(self.column)
@@ -173,7 +173,7 @@ def at_version(table: Any, version: int) -> Any:
 
 
 def renamed(before: Any, table: Any, source: Source) -> bool:
-    """Whether other columns had the followed names in another version: no file of a fragment tells."""
+    """Whether other columns had the followed names in another version: data files have field ids, not names."""
     return _fields(before, source) != _fields(table, source)
 
 

@@ -82,8 +82,8 @@ runbooks/README.md.""",
 )
 COMPACT = JobSpec(
     name="compact",
-    summary="Move blocks into free slots of the graph, so that gc can cut its end off.",
-    help="""Move blocks from the end of the graph of the index folder at URI into free slots. gc then cuts the end off.
+    summary="Move blocks into free slots of the graph, so that gc can truncate it.",
+    help="""Move blocks from the end of the graph of the index folder at URI into free slots. gc then truncates it.
 
 In batches: each is written to slots that no reader uses, synced, and then committed. Nothing is moved if less than a
 twentieth of the slots can be spared. Safe to kill and to run again; readers are not affected. Waits for another writer
@@ -109,7 +109,7 @@ Exit codes: 0 compacted, unchanged or dry_run; 9 a block is damaged; 57 busy; ot
 )
 GC = JobSpec(
     name="gc",
-    summary="Plan what can go: healed nodes, the end of the graph, old views; with --apply, delete it.",
+    summary="Plan what can be deleted: healed nodes, the end of the graph, old views; with --apply, delete it.",
     help="""Collect the garbage of the index folder at URI.
 
 That is: deleted nodes that catchup has healed and no reader or hold needs, whose slots become free; free slots, and
@@ -139,7 +139,7 @@ REPAIR = repair_job(
     help="""Verify the index folder at URI, and fix what has a provably safe fix.
 
 The published view is made again from the store, if the store has no findings of its own; rows are mapped to nodes
-again, if the nodes' blocks prove which is whose; with --deep, nodes to which no path leads are linked again; expired
+again, if the blocks prove which node has which row; with --deep, nodes to which no path leads are linked again; expired
 leases are released.
 For the other findings it prints what you can decide, and what that costs. Waits for another writer or job.
 
@@ -156,12 +156,12 @@ runbooks/README.md.""",
 )
 SNAPSHOT = JobSpec(
     name="snapshot",
-    summary="Copy an index folder to another folder or to a store, while everything runs; and back.",
-    help="""Copy the index folder at URI to DEST: a local folder, or the URI of a store. A copy on a store is brought
-back by giving its URI as URI, and a folder as DEST.
+    summary="Copy an index folder in use to another folder or a store, or restore it from a store.",
+    help="""Copy the index folder at URI to DEST: a local folder, or the URI of a store. A copy on a store is
+restored by giving its URI as URI, and a folder as DEST.
 
 The copy is that of one epoch, and is there when it is complete. Writers wait only while the store is copied. Every
-block is checked. Safe to kill and to run again, and to run beside writers, readers and all jobs.
+block is checked. Safe to kill and to run again, concurrently with writers, readers and all jobs.
 
 \b
 Examples:

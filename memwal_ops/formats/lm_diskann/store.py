@@ -128,7 +128,7 @@ class Store:
             )
         return State(*values)
 
-    # -- questions
+    # -- queries
 
     def columns(self, sql: str, **tables: NDArray[Any]) -> list[NDArray[Any]]:
         """The columns of a query's result; each array in ``tables`` is a table of its name with a column ``id``."""
@@ -316,7 +316,7 @@ class Store:
             self._db.unregister("given")
 
     def raise_retained(self, epoch: int) -> State:
-        """The state for a commit that gives up the epochs below ``epoch``."""
+        """The state for a commit that stops retaining the epochs below ``epoch``."""
         return replace(self.state, epoch=self.state.epoch + 1, retained_from=max(self.state.retained_from, epoch))
 
 

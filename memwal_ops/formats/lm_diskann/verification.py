@@ -268,7 +268,7 @@ class Check:
         state = self.store.state
         if state.live:
             self.found.add(
-                "entry_point_dead", (f"node {one} is an entry point, and not there" for one in entries[~alive])
+                "entry_point_dead", (f"node {one} is an entry point, but does not exist" for one in entries[~alive])
             )
         if state.live and state.codebook_id and not alive.any():
             self.found.add("entry_point_missing", ["no search finds anything: there is no live entry point"])
@@ -302,7 +302,7 @@ class Check:
         self.found.add("backlinks_differ", (f"backlinks of node {node} differ from links to it" for node in differ))
 
     def read_blocks(self) -> remapping.Blocks:
-        """Read and check all blocks; what they say about rows."""
+        """Read and check all blocks, and collect their rows."""
         for blocks in self._blocks():
             self.found.blocks += len(blocks)
             self.context.advance("verifying", "blocks", len(blocks))

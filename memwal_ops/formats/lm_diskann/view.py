@@ -288,7 +288,7 @@ class View:
             self.dead_epochs = np.concatenate([self.dead_epochs, np.full(len(dead), frame.epoch)])[order]
         gone = frame.array("gone", U4).astype(np.int64)
         if len(gone):
-            # Their slots will have other nodes: whoever compares all nodes must not read these there.
+            # Their slots will have other nodes: a scan of all nodes must not read these there.
             self._add(gone, np.full(len(gone), frame.epoch), np.full(len(gone), -1))
             stays = ~np.isin(self.dead, gone)
             self.dead, self.dead_epochs = self.dead[stays], self.dead_epochs[stays]

@@ -117,7 +117,7 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
 
     Raises:
         IndexBusyError: another writer or job has the index.
-        InvalidUsageError: the table has not what the index follows any more; earlier commits are kept.
+        InvalidUsageError: the table no longer has the columns that the index follows; earlier commits are kept.
         LeaseLostError: the guard denies; earlier commits are kept.
         StorageError: the disk is full, or failed, or the table cannot be read; earlier commits are kept.
     """

@@ -36,8 +36,8 @@ class Report:
     """The result of a compaction, or its plan.
 
     Attributes:
-        blocks: moved blocks, of a plan about; ``bytes``: their size.
-        bytes_reclaimable: at the end of the graph, that gc can cut off afterwards; None in a plan.
+        blocks: moved blocks (approximate in a plan); ``bytes``: their size.
+        bytes_reclaimable: by how much gc can truncate the graph afterwards; None in a plan.
         epoch: of the index afterwards.
         why: why nothing was moved, or no more; else None.
     """
@@ -99,7 +99,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext) -> Report:
     try:
         store = Store(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
         try:
-            # A run first gives up the epochs that nobody needs.
+            # A run first stops retaining the epochs that no reader and no hold needs.
             found = compacting.blocks(store, needed_from(folder, store.state.epoch))
             why = _why(store, found)
             count = 0 if why is not None else found.misplaced

@@ -1,4 +1,4 @@
-"""The story of ``memwal-ops demo --format lm_diskann``: change a graph index, merge it, prove that it finds the same."""
+"""The demo ``memwal-ops demo --format lm_diskann``: change a graph index, merge it, prove that it finds the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _K = 10
 def demo(run: DemoRun) -> Iterator[str]:
     """Build an index folder, change it, and merge it unless the run says otherwise.
 
-    Yields: the story, chapter by chapter.
+    Yields: the output, step by step.
 
     Raises:
         ExtraMissingError: the extra is not installed.
@@ -34,7 +34,7 @@ def demo(run: DemoRun) -> Iterator[str]:
         InvariantViolatedError: a row was lost.
     """
     need_extra()
-    import numpy as np  # noqa: PLC0415 - the extra is asked for first
+    import numpy as np  # noqa: PLC0415 - the extra is checked first
 
     folder = run.new_table("vectors.lmd")
     random = np.random.default_rng(7)

@@ -2,8 +2,8 @@
 
 | what | proof |
 |---|---|
-| deleted node | its neighbours were healed at an epoch from which on everything is read; no reachable node links to it; it is no entry point and has no unmerged version. Removed by one commit: its slot goes to the free list |
-| end of the graph | its slots are free at an epoch that nobody needs, or were never committed: a killed run wrote there |
+| deleted node | no epoch below that of its healing is retained; no reachable node links to it; it is no entry point and has no unmerged version. Removed by one commit: its slot goes to the free list |
+| end of the graph | its slots were freed at an epoch that is not retained any more, or a killed run wrote there without a commit |
 | file of a view | `CURRENT` names another view, and only rises; a reader with the file open keeps it, and one that does not find it reads `CURRENT` again; nothing is published meanwhile: the run has the writer lock |
 | file of a reader | its kernel lock is released, which happens when its process ends |
 | anything else | kept, reported as unrecognized |
@@ -172,7 +172,7 @@ class Tail(collector.Collector[Candidate]):
         return self._anchors
 
     def drain(self) -> int:
-        """Give up the epochs before the nodes were reclaimed: their slots may be at the end."""
+        """Stop retaining the epochs before the nodes were reclaimed: their slots may be at the end."""
         if self._index is not None:
             merging.give_up(self._index, self.table.durable)
         return 0
@@ -295,7 +295,7 @@ def opened(table: Table, options: GcOptions) -> Iterator[list[collector.Collecto
 
 
 def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcReport:
-    """Delete the candidates. Safe to kill, to run twice, and beside readers.
+    """Delete the candidates. Safe to kill, to run twice, and concurrently with readers.
 
     Raises:
         IndexBusyError: another writer or job has the index.

@@ -1,4 +1,4 @@
-"""The repair job of index folders: publish the view, map rows, and link nodes again; for all else, name the choices.
+"""The repair job of index folders: publish the view, map rows, and link nodes again; for all else, list the choices.
 
 The view is made from the store alone, and replaced atomically under the next number. So nothing that it replaces is
 kept; but from a store with findings of its own it is not made: the view may be the better copy.
@@ -27,7 +27,7 @@ _DAMAGED_STORE = "store"
 
 
 def _verified(table: Table, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
-    """The findings; those about the view say whether the store has any."""
+    """The findings; those about the view record whether the store has any."""
     found = verify.plan(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
     if found.findings.counts.keys() - OF_VIEW:
         found.findings.kept = [

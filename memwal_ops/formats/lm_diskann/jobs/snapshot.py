@@ -89,7 +89,7 @@ def plan(table: Table | Copy, options: SnapshotOptions, context: RunContext) -> 
 
 
 def apply(table: Table | Copy, options: SnapshotOptions, context: RunContext) -> Report:
-    """Copy. Safe to kill and to run again, and beside writers, readers and jobs.
+    """Copy. Safe to kill and to run again, and concurrently with writers, readers and jobs.
 
     Raises:
         IndexBusyError: another writer or job has the index, or another snapshot has the destination.
@@ -136,7 +136,7 @@ def _destination(table: Table | Copy, options: SnapshotOptions) -> Destination:
         copying.refuse_overlap(table.location.uri, to)
     elif not isinstance(to, LocalFolder):
         raise InvalidUsageError(
-            f"{table.location.uri} is a copy already; it is brought back to a local folder, not to {to.uri}.",
+            f"{table.location.uri} is a copy already; it can be restored to a local folder, not to {to.uri}.",
             remedy="Copy the objects with the tools of the store.",
         )
     return to
@@ -152,7 +152,7 @@ def _report(table: Table | Copy, to: Destination, decision: Decision) -> Report:
         found = table.manifest
         wanted, rows, size = Identity(found.uuid, found.epoch), found.rows, found.size
     else:
-        # The copy gives up older epochs, by a commit of its own.
+        # The copy does not retain older epochs, by a commit of its own.
         wanted, rows = Identity(str(table.parameters.uuid), table.revision + 1), table.state.live
         size = _size(table)
     existing = to.existing()

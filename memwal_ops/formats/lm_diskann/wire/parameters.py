@@ -46,7 +46,7 @@ class Parameters:
     Attributes:
         dimension: floats per vector.
         metric: ``l2`` or ``cosine``; vectors of a cosine index are stored with length 1.
-        links: R_f, the most forward links of a node; R_b, the most inline backlinks, is twice that.
+        links: R_f, the maximum of forward links of a node; R_b, that of inline backlinks, is twice as high.
         alpha: pruning parameter; 1 or more.
         search_list: L, the length of the candidate list of inserts, and the default for searches.
         quantizer: ``pq`` or ``ternary``.
