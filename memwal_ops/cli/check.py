@@ -19,7 +19,7 @@ from memwal_ops.core.figures import amount, noun_of, shared_noun
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.observe.findings import CRITICAL, OK, UNKNOWN, WARNING, Limits, job_trouble, level_of
+from memwal_ops.supervisor.observe.findings import CRITICAL, OK, UNKNOWN, WARNING, Limits, job_findings, level_of
 from memwal_ops.supervisor.workers.isolated_polling import poll_isolated
 from memwal_ops.text import counted, counted_as, printable
 
@@ -201,4 +201,4 @@ def trouble(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     if table["look_error"]:
         yield WARNING, f"{table['name']} cannot be read: {table['look_error']}"
     for job, state in table["jobs"].items():
-        yield from job_trouble(f"{table['name']}/{job}", state)
+        yield from job_findings(f"{table['name']}/{job}", state)

@@ -10,10 +10,10 @@ from memwal_ops.supervisor.observe.findings import (
     WAITS,
     WORDS,
     age_text,
+    backlog_job,
     due_text,
     level_of_finding,
     seconds_until,
-    works_off,
 )
 from memwal_ops.text import counted, counted_as, grid, paragraph, size_text, time_text
 
@@ -74,7 +74,7 @@ def _head(document: Mapping[str, Any]) -> str:
 
 
 def _cells(table: Mapping[str, Any]) -> list[str]:
-    backlog, (_, job) = table["backlog"], works_off(table)
+    backlog, (_, job) = table["backlog"], backlog_job(table)
     waiting = amount(backlog, "backlog")
     if waiting is not None:
         known = [f"{int(waiting):,}", f"{int(backlog['rows']):,}" if "rows" in backlog else ""]

@@ -71,7 +71,7 @@ class Service:
         """
         self._log = get_logger(__name__)
         self._once = once
-        # Settings that take effect at a restart only keep their values of the start across reloads.
+        # Reloads are compared with this: keys in _RESTART_ONLY keep their values until a restart.
         self._at_start = settings.config
         self._signals: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
         self._started = datetime.now(UTC)

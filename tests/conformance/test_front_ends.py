@@ -74,7 +74,7 @@ def test_the_supervisors_worker(kind: FormatUnderTest, made: TableUnderTest, toy
         RunRequest(4, made.uri, {}, "compost", {}, apply=True),
         PollRequest(5, made.uri, {}, jobs),
     ]
-    answers = {answer["id"]: answer for answer in _work(requests, toy_environment) if answer["say"] == "done"}
+    answers = {answer["id"]: answer for answer in _work(requests, toy_environment) if answer["type"] == "done"}
     assert [answers[number]["outcome"] for number in (1, 2, 3, 4, 5)] == [
         "succeeded", "succeeded", "succeeded", "failed", "succeeded",
     ]  # fmt: skip

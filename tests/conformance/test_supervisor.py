@@ -144,7 +144,7 @@ def test_a_job_that_no_entry_names_is_not_applicable(both: Both, toy_environment
         RunRequest(1, uri, {}, "catchup", {}, apply=True, named=False),
         RunRequest(2, uri, {}, "catchup", {}, apply=True),
     ]
-    default, named = [one for one in work(requests, toy_environment) if one["say"] == "done"]
+    default, named = [one for one in work(requests, toy_environment) if one["type"] == "done"]
     assert (default["outcome"], default["decision"], default["exit_code"]) == ("succeeded", "not_applicable", 0)
     assert json.loads(json.dumps(default["report"])) == {"decision": "not_applicable"}
     assert (named["outcome"], named["exit_code"]) == ("failed", 2)

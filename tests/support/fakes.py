@@ -192,7 +192,7 @@ class Stage:
             for worker, request in self.pools.given:
                 if request.id not in self._began:
                     self._began.add(request.id)
-                    self.scheduler.on_message(worker, {"say": "began", "id": request.id})  # type: ignore[arg-type]
+                    self.scheduler.on_message(worker, {"type": "began", "id": request.id})  # type: ignore[arg-type]
 
     def due(self, table: str, job: str = "merge", why: str = "schedule") -> None:
         self.scheduler.enqueue(table, job, why)

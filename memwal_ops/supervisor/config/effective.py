@@ -100,7 +100,7 @@ class TableSettings:
 
     Attributes:
         format: the table's format; None if it must be detected from the table (:func:`discover`).
-        poll: how often its backlog is read; idle_poll: at least so often while nothing happens to it.
+        poll: how often its backlog is read; idle_poll: the longest time between two polls while it is idle.
         by_format: the jobs of each format.
     """
 

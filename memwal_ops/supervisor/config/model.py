@@ -15,7 +15,7 @@ from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
 from memwal_ops.storage.locations import DATABASE_TABLES
 from memwal_ops.units import parse_duration, parse_size
 
-# A date that far in the future still exists.
+# A longer one, added to the current time, would exceed the range of datetime.
 _LONGEST = timedelta(days=100 * 365)
 
 

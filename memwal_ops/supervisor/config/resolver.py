@@ -124,7 +124,7 @@ class Resolver:
             self._problem(
                 (*where, "idle_poll"),
                 f"idle_poll ({duration_text(given)}) is shorter than poll ({duration_text(poll)}).",
-                "It is the longest time between two polls of a table at which nothing happens: make it at least poll.",
+                "It is the longest time between two polls of an idle table: make it at least poll.",
             )
         return given
 

@@ -1,8 +1,8 @@
 """Write counters and gauges in Prometheus' text format.
 
-A service has some 140 series for each table, and its page is made anew for each scrape. ``generate_latest`` of the
-client library makes an object of each series, and checks the names of its labels again: at a thousand tables that
-takes a second of processor time, and this less than a third of it. The text is the same.
+A service has some 140 series for each table, and the text is generated at each scrape. ``generate_latest`` of the
+client library makes an object of each series, and validates its label names again: with a thousand tables that takes
+a second of processor time, and this less than a third of it. The text is the same.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def exposition(parts: Iterable[Iterable[Family] | str]) -> str:
     Unprintable characters (a label may be a folder's name) are escaped.
     """
     values, numbers = _Values(), _Numbers()
-    sets: dict[tuple[str, ...], _Sets] = {}
+    sets: dict[tuple[str, ...], _LabelSets] = {}
     lines: list[str] = []
     for part in parts:
         if isinstance(part, str):
@@ -51,16 +51,16 @@ def exposition(parts: Iterable[Iterable[Family] | str]) -> str:
             continue
         for family in part:
             if family.labels not in sets:
-                sets[family.labels] = _Sets(family.labels, values)
-            name, of = family.name, sets[family.labels]
+                sets[family.labels] = _LabelSets(family.labels, values)
+            name, label_text = family.name, sets[family.labels]
             text = _safe(family.help.replace("\\", r"\\").replace("\n", r"\n"))
             lines.append(f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n")
-            lines += [f"{name}{of[labels]} {numbers[value]}\n" for labels, value in family.rows]
+            lines += [f"{name}{label_text[labels]} {numbers[value]}\n" for labels, value in family.rows]
     return "".join(lines)
 
 
-class _Sets(dict[tuple[str, ...], str]):
-    """The labels of series with the same names of labels, as they are written: sorted by name."""
+class _LabelSets(dict[tuple[str, ...], str]):
+    """The text of label sets with the same label names, which are sorted."""
 
     def __init__(self, names: tuple[str, ...], values: _Values) -> None:
         self._order = sorted(range(len(names)), key=names.__getitem__)
@@ -73,7 +73,7 @@ class _Sets(dict[tuple[str, ...], str]):
 
 
 class _Values(dict[str, str]):
-    """The values of labels, as they are written; few, in many series."""
+    """The escaped text of label values; the same few are in many series."""
 
     def __missing__(self, value: str) -> str:
         text = _safe(value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\""))
@@ -82,7 +82,7 @@ class _Values(dict[str, str]):
 
 
 class _Numbers(dict[float, str]):
-    """Numbers, as they are written: most are 0."""
+    """The text of numbers: most are 0."""
 
     def __missing__(self, value: float) -> str:
         text: str = floatToGoString(value + 0.0)  # type: ignore[no-untyped-call]  # -0.0 is the same key as 0.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS = {OK: "ok", WARNING: "warning", CRITICAL: "critical"}
 _LATE_WARNING, _LATE_CRITICAL = 3, 10
-# A shorter interval is judged as this one: to start a run, or this command, takes some intervals of a second.
+# Shorter intervals count as this one: starting a run, or this command, takes seconds.
 _SHORTEST_INTERVAL = 60.0
 _FAILURES_CRITICAL = 3
 _DEFERRED = frozenset({"window", "budget", "lease", "earlier"})
@@ -73,7 +73,7 @@ def level_of(value: float, limits: tuple[float, float]) -> int:
     return CRITICAL if value >= critical else WARNING if value >= warning else OK
 
 
-def job_trouble(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+def job_findings(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     """Yield the faults of a job in a status document: level and text."""
     failures = state["consecutive_failures"]
     if failures:
@@ -135,7 +135,7 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         yield finding(CRITICAL, what, todo, _MERGE_BLOCKED)
     parts = int(amount(backlog, "blocked") or 0)
     if parts and len(blocked) != min(parts, _MOST_BLOCKED):
-        what = f"{counted_as(parts, noun_of(backlog, 'blocked'))} in all cannot be merged to the end."
+        what = f"{counted_as(parts, noun_of(backlog, 'blocked'))} in all cannot be merged completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
     for name, job in table["jobs"].items():
         yield from _of_job(table, name, job, errors, file)
@@ -154,7 +154,7 @@ def _inspect(table: Mapping[str, Any]) -> str:
 def _of_job(
     table: Mapping[str, Any], name: str, job: Mapping[str, Any], errors: RunErrors, file: str
 ) -> Iterator[Finding]:
-    for level, what in job_trouble(name, job):
+    for level, what in job_findings(name, job):
         error = errors.last_error(table["name"], name) if job["consecutive_failures"] else None
         if not job["consecutive_failures"]:
             yield finding(level, f"{what}.", _ask_history(file, table, name, ""), _JOB_LATE)
@@ -175,7 +175,7 @@ def _ask_history(file: str, table: Mapping[str, Any], job: str, more: str = "") 
 
 def _why_behind(table: Mapping[str, Any], file: str) -> tuple[str, str]:
     """Return why a table is behind, and what to do."""
-    name, job = works_off(table)
+    name, job = backlog_job(table)
     if job is None and not file:
         by_hand = f"memwal-ops {name} {shlex.quote(table['uri'])}"
         return "", f"Let a supervisor run {name}, or run it by hand: {by_hand}"
@@ -204,7 +204,7 @@ def level_of_finding(finding: Mapping[str, Any]) -> int:
     return next(level for level, word in WORDS.items() if word == finding["level"])
 
 
-def works_off(table: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+def backlog_job(table: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
     """Return the name of the job that processes the backlog, and its status; None if it is not configured."""
     known = jobs_of("backlog")
     name = next((one for one in known if one in table["jobs"]), known[0])
@@ -244,7 +244,7 @@ def holder_text(job: Mapping[str, Any]) -> str:
 
 
 def age_text(backlog: Mapping[str, float]) -> str:
-    """Return the age of the oldest that waits; empty if nothing does."""
+    """Return the age of the oldest pending part; empty if there is none."""
     age = amount(backlog, "age")
     return time_text(age) if age else ""
 

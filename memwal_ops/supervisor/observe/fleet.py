@@ -154,7 +154,7 @@ class FleetStatus:
     def _with_history(self, entry: Entry, now: datetime) -> Entry:
         if self._history is not None:
             try:
-                return Entry.after(self._history.last(*entry.key, now).by(now), entry.table, entry.settings)
+                return Entry.after(self._history.last(*entry.key, now).clamped(now), entry.table, entry.settings)
             except HistoryError as error:
                 self._close_damaged(error)
         return entry

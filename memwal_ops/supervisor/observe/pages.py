@@ -40,7 +40,7 @@ _MOST_RUNS = 20
 _BLOCKED = 10
 _TABLES, _CHART, _RUNBOOKS = "/tables/", "/backlog.svg", "/runbooks/"
 _NO_HISTORY = (
-    "Not read yet, or not reported by tables of this format. It is read when somebody looks: see the next reload."
+    "Not read yet, or not reported by tables of this format. Opening this page requests it: see the next reload."
 )
 _SVG_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 

@@ -26,10 +26,10 @@ _UNPRODUCTIVE = timedelta(minutes=10)
 # A store that does not answer must not occupy the only polling worker, which all other tables need too.
 _HISTORY_SECONDS = 60.0
 _FAILED_POLL_FACTOR, _LONGEST_PAUSE = 10.0, 300.0
-# After so many polls that found nothing new, the time between two of them doubles with each. A timer fires again within
-# 1.2 times `poll`, its jitter included; the rest is for a scheduler that is busy.
+# After so many polls without a change, the time between two polls doubles with each. A timer fires again within
+# 1.2 times `poll`, its jitter included; the rest is a margin for a busy scheduler.
 _STEADY, _NEXT_TIMER = 10, 1.5
-# For so long the figures of a table with the same fingerprint are taken as read; then everything is read again.
+# For at most this long, the figures of a table with an unchanged fingerprint are reused; then all are read again.
 _READ_AGAIN_SECONDS = 3600.0
 
 
@@ -41,7 +41,7 @@ class BacklogPolling:
         number: returns the number of the next request.
         assign: sends a request to a worker of a pool.
         enqueue: queues a job of a table, with the reason.
-        once: repeat no poll.
+        once: a poll is not repeated.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class BacklogPolling:
         elif state.poll_due is None:
             state.poll_due = self._clock.now()
 
-    def may_wait(self, table: str) -> bool:
-        """Whether a table is idle for so long that this timer may pass: the next one is still within ``idle_poll``."""
+    def may_skip(self, table: str) -> bool:
+        """Whether a table has been idle long enough to skip this poll: the next timer is still within ``idle_poll``."""
         state = self._tables.get(table)
         if state is None:
             return False
@@ -105,7 +105,7 @@ class BacklogPolling:
         return (reading.fingerprint, entry.settings) if wanted and reading is not None and reading.fingerprint else None
 
     def defer(self, entry: Entry) -> bool:
-        """Let the next poll decide whether a scheduled run is necessary; False: as far as is known, it is."""
+        """Let the next poll decide whether a scheduled run is necessary; False: it is, by what is known now."""
         if entry.state != IDLE or entry.clean is None or entry.clean != self.known_of(entry):
             return False
         self._tables[entry.table.name].scheduled[entry.settings.name] = self._clock.monotonic()
@@ -155,7 +155,7 @@ class BacklogPolling:
     def _fingerprint(self, state: TableState, jobs: tuple[str, ...]) -> str | None:
         """The fingerprint to poll a table with, see :class:`PollRequest`.
 
-        Nothing is taken as read that a run of ours may have changed: not all that it changes shows in a fingerprint.
+        No figures are reused after a run of this supervisor: not everything that it changes is in the fingerprint.
         """
         reading = state.reading
         if reading is None or state.blocked or amount(state.figures, "blocked"):
@@ -170,7 +170,7 @@ class BacklogPolling:
         if self._tables.get(state.table.name) is not state:
             return
         if answer.get("unchanged"):
-            answer = {**answer, "figures": self._grown(state), "version": state.version}
+            answer = {**answer, "figures": self._aged(state), "version": state.version}
         else:
             reading = replace(reading, fingerprint=answer.get("fingerprint") or "")
         state.answered = self._clock.monotonic()
@@ -208,15 +208,15 @@ class BacklogPolling:
                     self._enqueue(*entry.key, f"when: {when.text}")
         else:
             state.reading = None
-        self._settle(state, began)
+        self._decide_scheduled(state, began)
         state.unchanged = state.unchanged + 1 if idle else 0
         if not good and state.error != before:
             self._log.warning("poll_failed", table=state.table.name, error=state.error)
         if state.poll_again and not self._once:
             self.request(state.table.name)
 
-    def _settle(self, state: TableState, began: float) -> None:
-        """Skip the scheduled runs that would find the table as their last run left it, and queue the others."""
+    def _decide_scheduled(self, state: TableState, began: float) -> None:
+        """Skip scheduled runs whose table and settings are unchanged since their last run, and queue the others."""
         now = self._clock.now()
         for name, due in [*state.scheduled.items()]:
             entry = state.entries.get(name)
@@ -230,7 +230,7 @@ class BacklogPolling:
             elif entry is not None:
                 self._enqueue(*entry.key, "schedule")
 
-    def _grown(self, state: TableState) -> dict[str, float]:
+    def _aged(self, state: TableState) -> dict[str, float]:
         """The figures of a table that has not changed since the last poll: only ages grow."""
         passed, ages = self._clock.monotonic() - state.answered, _ages(state)
         return {name: value + passed if value and name in ages else value for name, value in state.figures.items()}

@@ -190,7 +190,7 @@ class Scheduler:
 
     def poll(self, table: str, *, timed: bool = False) -> None:
         """Request a poll of a table's backlog; by its timer (``timed``), an idle table skips some."""
-        if not self.stopping and not (timed and self._polling.may_wait(table)):
+        if not self.stopping and not (timed and self._polling.may_skip(table)):
             self._polling.request(table)
 
     def read_history(self, table: str) -> None:
@@ -373,14 +373,14 @@ class Scheduler:
             self.pools.forget(worker)
             if worker.request is not None:
                 self._on_worker_exit(worker)
-        elif message["say"] in {"began", "progress"}:
+        elif message["type"] in {"began", "progress"}:
             entry = self._runs.get(message["id"])
             if entry is not None and entry.run is not None:
                 entry.run.progress = self.clock.monotonic()
-                if message["say"] == "began":
+                if message["type"] == "began":
                     # The time that the process took to start does not count as the job's.
                     entry.run.began, entry.run.working = entry.run.progress, True
-        elif message["say"] == "done":
+        elif message["type"] == "done":
             self.pools.release(worker)
             if not self._polling.on_answer(message["id"], message) and message["id"] in self._runs:
                 entry = self._runs[message["id"]]

@@ -63,7 +63,7 @@ class LastRuns:
     outcome: str | None
     failures: int
 
-    def by(self, now: datetime) -> LastRuns:
+    def clamped(self, now: datetime) -> LastRuns:
         """Return the same with no time later than ``now``: times written with a wrong clock must not delay a job."""
         return replace(
             self,

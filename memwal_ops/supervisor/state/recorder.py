@@ -71,7 +71,7 @@ class RunRecorder:
         except HistoryError as error:
             self._log.error("history_not_written", error=str(error))
         try:
-            return self._history.last(table, job, now).by(now)
+            return self._history.last(table, job, now).clamped(now)
         except HistoryError as error:
             self._log.error("history_not_read", error=str(error))
             return LastRuns(now, None, None, None, None, 0)

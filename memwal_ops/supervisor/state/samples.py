@@ -22,7 +22,7 @@ class Samples:
         """
         kept = dropwhile(lambda one: one[0] < when - _KEPT_SECONDS, self._taken)
         taken = (*(one for one in kept if one[0] < when), (when, amount))
-        # Of the older half, every second one goes: the recent hours stay exact.
+        # Of the older half, every second sample is dropped: the recent hours stay exact.
         half = _MOST // 2
         self._taken = taken if len(taken) <= _MOST else (*taken[:half:2], *taken[half:])
 

@@ -33,7 +33,7 @@ class RunState:
         cpu: processor seconds of the worker at that time.
         ended_by: why the supervisor ends it: hung, timeout, memory, lost or stop.
         signalled: when the worker was asked to end it.
-        before: what the table and the job were like before it, see :attr:`Entry.clean`.
+        before: the table's fingerprint and the job's settings before it, see :attr:`Entry.clean`.
     """
 
     number: int | None
@@ -153,8 +153,8 @@ class TableState:
     ``blocked``: how many parts of the table blocked the last run; a poll finds only some of the causes.
     ``poll_began``: when its last poll was sent to a worker, monotonic; ``answered``: when its answer came.
     ``unchanged``: how many polls in a row found it idle. ``reading``: the last poll that read everything, if the one
-    before it found the same; else None. ``scheduled``: the jobs due by their schedules since when (monotonic), of which
-    the next poll finds out whether there is anything to do.
+    before it found the same; else None. ``scheduled``: jobs due by their schedules, and since when (monotonic);
+    the next poll decides whether they run.
     ``history``: its recent history; ``history_read``: when that was requested, monotonic; ``history_wanted``: the next
     poll reads it.
     """

@@ -48,7 +48,7 @@ def _poll_in_worker(
     worker = WorkerProcess("watch", lambda _, message: messages.put(message), "ERROR")
     try:
         worker.send(request)
-        while (message := messages.get()) is not None and message["say"] != "done":
+        while (message := messages.get()) is not None and message["type"] != "done":
             pass
     finally:
         worker.quit()

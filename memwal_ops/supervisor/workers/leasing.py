@@ -35,7 +35,7 @@ class LeaseClient:
     Args:
         holder: this supervisor.
         ttl: time to live of every lease.
-        post: has a function called on the scheduler's thread.
+        post: calls a function on the scheduler's thread.
     """
 
     def __init__(self, holder: Holder, ttl: timedelta, post: Callable[[Callable[[], None]], None]) -> None:
@@ -58,7 +58,7 @@ class LeaseClient:
         def take() -> tuple[Lease | None, Lease | None]:
             store = self._store(table)
             if is_empty(store, leases.LEASES_FOLDER) and is_empty(store):
-                # A lease would create a folder of that name, which others would take for a table.
+                # A lease would create a folder, which other programs would list as a table.
                 raise TableNotFoundError(f"No table found at {table.uri}: the prefix is empty.")
             return leases.acquire(store, job, self.holder, self.ttl)
 
@@ -106,7 +106,7 @@ class LeaseClient:
             store = open_store(location, retry=_RETRY)
             if location.catalog is None or location.expires:
                 with self._lock:
-                    self._stores[key] = store  # what another store's catalog vends is not renewed in it
+                    self._stores[key] = store  # not cached otherwise: it would never renew what the catalog vends
         return store
 
     def _submit(self, work: Callable[[], Any], then: Callable[[Any, MemwalOpsError | None], None]) -> None:

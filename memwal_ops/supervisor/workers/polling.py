@@ -44,7 +44,7 @@ def poll_table(table: Table, jobs: Iterable[JobSpec]) -> tuple[Mapping[str, floa
 def fingerprint_of(table: Table, jobs: Iterable[JobSpec]) -> str | None:
     """Return the fingerprint for :func:`is_unchanged`, taken before the figures of ``jobs`` are read.
 
-    None if there is none: the format has no such thing, or a job of another package reads who knows what.
+    None if there is none: the format has no fingerprints, or a job of another package may read anything else.
     """
     kind: object = table.format
     foreign = any(job.backlog_metrics and not job.load.startswith(_OURS) for job in jobs)
@@ -53,12 +53,12 @@ def fingerprint_of(table: Table, jobs: Iterable[JobSpec]) -> str | None:
     try:
         found = kind.fingerprint(table)
     except MemwalOpsError:
-        return None  # the poll itself tells what is wrong
+        return None  # the poll itself reports the error
     return None if found is None else f"{table.format.name} {found}"
 
 
 def is_unchanged(uri: str, storage_options: Mapping[str, str], fingerprint: str) -> bool:
-    """Return whether a table surely has a fingerprint of :func:`fingerprint_of`; it is not opened."""
+    """Return whether a table still has a fingerprint of :func:`fingerprint_of`; it is not opened. False if unknown."""
     name, _, known = fingerprint.partition(" ")
     kind: object = formats().get(name)
     if not isinstance(kind, DetectsChanges):

@@ -47,8 +47,8 @@ class PollRequest:
 
     Attributes:
         history: also read the table's recent history, as the answer's report.
-        fingerprint: of an idle table, the fingerprint that an earlier answer told: if it is the same now, nothing else
-            is read. Empty: none was told yet. None: the table is not idle, and its fingerprint not worth a request.
+        fingerprint: of an idle table, the fingerprint in an earlier answer: if it is the same now, nothing else is
+            read. Empty: there is none yet. None: the table is not idle, and no fingerprint is needed.
     """
 
     id: int
@@ -87,7 +87,7 @@ class Answer:
     version: int | None = None
     fingerprint: str | None = None
     unchanged: bool = False
-    say: str = "done"
+    type: str = "done"
 
 
 def encode(message: Any) -> bytes:

@@ -74,13 +74,13 @@ class Worker:
         signal.signal(signal.SIGTERM, lambda *_: self._terminate())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides
         threading.Thread(target=self._listen, name="requests", daemon=True).start()
-        self._send({"say": "ready", "pid": os.getpid()})
+        self._send({"type": "ready", "pid": os.getpid()})
         while not self._terminated.is_set():
             request = self._queue.get()
             if request["do"] == "quit":
                 return
             self._current = request["id"]
-            self._send({"say": "began", "id": request["id"]})
+            self._send({"type": "began", "id": request["id"]})
             structlog.contextvars.bind_contextvars(job=request.get("job", "poll"), table=request["uri"])
             try:
                 answer = _poll(request) if request["do"] == "poll" else self._run(request)
@@ -162,7 +162,7 @@ class Worker:
         now = time.monotonic()
         if now - self._progress_sent > _PROGRESS_SECONDS:
             self._progress_sent = now
-            self._send({"say": "progress", "id": self._current})
+            self._send({"type": "progress", "id": self._current})
 
     def _send(self, message: Answer | dict[str, Any]) -> None:
         with self._lock:
@@ -206,7 +206,7 @@ def _poll(request: Mapping[str, Any]) -> Answer:
         return Answer(request["id"], "succeeded", fingerprint=known, unchanged=True)
     table = open_table(uri, options)
     jobs = [table.jobs[name] for name in request["jobs"] if name in table.jobs]
-    fingerprint = None if known is None else fingerprint_of(table, jobs)  # before what it stands for is read
+    fingerprint = None if known is None else fingerprint_of(table, jobs)  # before the figures are read
     figures, faults = poll_table(table, jobs)
     report = _history(table) if request["history"] else None
     if faults:
@@ -217,7 +217,7 @@ def _poll(request: Mapping[str, Any]) -> Answer:
 
 
 def _history(table: Table) -> Mapping[str, Any] | None:
-    """The recent history; without it the poll is as good, so a fault is only logged."""
+    """The recent history; the poll succeeds without it, so an error is only logged."""
     try:
         document = history_document(table, _REVISIONS)
     except MemwalOpsError as error:

@@ -30,7 +30,7 @@ def poll(made: Workload) -> Iterator[Callable[[str | None], dict[str, Any]]]:
 
     def ask(fingerprint: str | None) -> dict[str, Any]:
         worker.send(PollRequest(1, made.uri, {}, ("merge", "gc"), fingerprint=fingerprint))
-        while (answer := answers.get(timeout=600)) is not None and answer["say"] != "done":
+        while (answer := answers.get(timeout=600)) is not None and answer["type"] != "done":
             pass
         assert answer is not None
         return answer

@@ -17,7 +17,7 @@ def test_a_hung_job_is_ended_and_then_killed(stage: Stage) -> None:
     worker, request = stage.request("a")
     for _ in range(5):
         stage.turn(1700)
-        stage.scheduler.on_message(worker, {"say": "progress", "id": request.id})  # type: ignore[arg-type]
+        stage.scheduler.on_message(worker, {"type": "progress", "id": request.id})  # type: ignore[arg-type]
         stage.turn()
     assert worker.signals == [], "it says that it lives"
     worker.cpu = 50.0
@@ -43,7 +43,7 @@ def test_a_timeout_ends_what_is_alive(tmp_path: Path) -> None:
     worker, request = stage.request("a")
     for _ in range(7):
         stage.turn(600)
-        stage.scheduler.on_message(worker, {"say": "progress", "id": request.id})  # type: ignore[arg-type]
+        stage.scheduler.on_message(worker, {"type": "progress", "id": request.id})  # type: ignore[arg-type]
     assert worker.signals == [signal.SIGTERM]
     stage.answer("a", outcome="stopped", decision="stopped")
     (run,) = stage.history.runs()
