@@ -134,7 +134,7 @@ def _described(adoption: Adoption, report: AdoptReport) -> str:
         return f"{region}; all {'wait' if done else 'would wait'} to be merged."
     to = "sealed" if adoption.new_id is None else f"moved to region {adoption.new_id}"
     if done:
-        return f"{region}; {to}. Its writers go on under the new id."
+        return f"{region}; {to}. Its writers continue under the new id."
     log = counted(adoption.unflushed_wal_entries, "entry", "entries")
     warning = (
         f" Its log has {log} that no generation holds: stop its writer first." if adoption.unflushed_wal_entries else ""

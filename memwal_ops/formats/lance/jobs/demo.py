@@ -1,4 +1,4 @@
-"""The story of ``memwal-ops demo`` for a Lance table: make it, merge it, and prove that no row was lost."""
+"""The demo ``memwal-ops demo`` of a Lance table: make it, merge it, and prove that no row was lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def demo(run: DemoRun) -> Iterator[str]:
     """Make a table with pylance's own MemWAL writer, and merge it unless the run says otherwise.
 
-    Yields: the story, chapter by chapter.
+    Yields: the output, step by step.
 
     Raises:
         InvalidUsageError: the folder has such a table already, or cannot be created.
@@ -87,7 +87,7 @@ def _collect(made: job.DemoTable) -> Iterator[str]:
 def _story(made: job.DemoTable) -> str:
     return f"""1. A TABLE   {made.uri}
 
-   {job.BASE_ORDERS:,} orders stand in the base table. Since then {job.REGIONS} writers, one per region, wrote {made.writes:,} rows:
+   {job.BASE_ORDERS:,} orders are in the base table. Since then {job.REGIONS} writers, one per region, wrote {made.writes:,} rows:
    {made.updates:,} updates, {made.inserts:,} new orders and {made.deletes:,} deletions. All of that is durable, but nothing of it is in
    the base table yet: every writer left "flushed generations" beside it, small tables of what
    changed. Until they are merged, each reader has to put base and generations together again.
@@ -104,7 +104,7 @@ def _ledger(made: job.DemoTable, result: PassResult) -> str:
         (-hidden, "were replaced within their own generation; Lance hides those itself"),
         (-older, "were replaced by a later generation, or delete an order that never reached the base"),
         (-result.rows_deleted, "deleted an order from the base table"),
-        (result.rows_upserted, "rows stand in the base table now, the newest of their key"),
+        (result.rows_upserted, "rows are in the base table now, the newest of their key"),
     )
     lines = "\n".join(f"   {number:>8,}  {words}" for number, words in rows)
     return f"\n   Where the {made.writes:,} rows went:\n\n{lines}"
@@ -141,5 +141,5 @@ def _next_steps(made: job.DemoTable, version: int, run: DemoRun) -> str:
    {command} inspect {made.uri}
    {command} merge URI --dry-run      what a merge of your own table would do
    {command} catchup URI --dry-run    which of its indexes are behind
-   {command} maintain URI --dry-run   all that is due, in one account
+   {command} maintain URI --dry-run   all that is due, in one report
    lance.dataset("{made.uri}", version={version - 1})      in Python: the table as it was"""

@@ -1,4 +1,4 @@
-"""The story of ``memwal-ops demo --layout region``: a writer is killed and replaced, and the reader loses no row.
+"""The demo ``memwal-ops demo --layout region``: a writer is killed and replaced, and the reader loses no row.
 
 The first writer is a process of its own (``python -m memwal_ops.formats.lance.jobs.demo_region URI``), which prints the
 number of each write that was acknowledged, until it is killed with SIGKILL in the middle of its work.
@@ -39,7 +39,7 @@ _ROWS = 5
 def demo(run: DemoRun) -> Iterator[str]:
     """Make a table, have a writer killed and replaced, and merge what both wrote, unless the run says otherwise.
 
-    Yields: the story, chapter by chapter.
+    Yields: the output, step by step.
 
     Raises:
         InvalidUsageError: the folder has such a table already, or cannot be created.
@@ -57,11 +57,11 @@ def demo(run: DemoRun) -> Iterator[str]:
     for number in range(acknowledged):
         expected |= write(number)
     seen = _read(uri)
-    # A put whose answer the process did not live to see may be in the log, or not.
+    # A put whose answer the process did not receive before it was killed may be in the log, or not.
     late = seen != expected
     if late:
         expected |= write(acknowledged)
-    prove(seen == expected, "The reader does not see what the killed writer was told is durable.")
+    prove(seen == expected, "The reader does not see what was acknowledged to the killed writer as durable.")
     changed = sum(before.get(key) != row for key, row in expected.items())
     yield _after_the_kill(uri, acknowledged, changed, late=late)
 
@@ -78,7 +78,7 @@ def demo(run: DemoRun) -> Iterator[str]:
     expected |= write(2 * _ENOUGH)
     refused = _refused(second)
     third.close()
-    prove(_read(uri) == expected, "What was refused is to be seen, or what was acknowledged is not.")
+    prove(_read(uri) == expected, "What was refused is visible, or what was acknowledged is not.")
     yield _replaced(replayed, second.epoch, third.epoch, refused)
 
     table = open_lance_table(uri)
@@ -105,7 +105,7 @@ def write(number: int) -> dict[int, job.Order]:
 
 
 def _killed(uri: str) -> int:
-    """Run the first writer, kill it, and return how many writes it was told are durable."""
+    """Run the first writer, kill it, and return how many writes were acknowledged to it as durable."""
     command = [sys.executable, "-m", "memwal_ops.formats.lance.jobs.demo_region", uri]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - ourselves
         prove(process.stdout is not None, "The writer has no output.")
@@ -131,13 +131,13 @@ def _refused(writer: RegionWriter) -> str:
 def _story(uri: str) -> str:
     return f"""1. A TABLE   {uri}
 
-   {job.BASE_ORDERS:,} orders stand in the base table. It has one region, in the layout of the MemWAL specification.
+   {job.BASE_ORDERS:,} orders are in the base table. It has one region, in the layout of the MemWAL specification.
    A process writes into it: each durable write is one object of the log, acknowledged when the store has it.
 """
 
 
 def _after_the_kill(uri: str, acknowledged: int, changed: int, *, late: bool) -> str:
-    more = "; one more is in the log, whose answer it did not live to see" if late else ""
+    more = "; one more is in the log, whose acknowledgement it did not receive" if late else ""
     return f"""2. THE WRITER IS KILLED   kill -9
 
    {acknowledged} writes were acknowledged{more}. No generation was made of them. The reader:

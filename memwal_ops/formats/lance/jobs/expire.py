@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta
 
 _SAFE_AGE = timedelta(hours=1)
-# Half of an announcement's life.
+# Half of an announcement's lifetime.
 _PROVEN_FOR = timedelta(hours=12).total_seconds()
 _BATCH = 1000
 _BATCH_BYTES = 16 << 20

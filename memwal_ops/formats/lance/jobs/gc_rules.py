@@ -32,8 +32,8 @@ class Rules:
         table: the newest version when this was read.
         retention: which versions may be opened, and by what.
         covered: per base index and region the last generation that the index covers in the base.
-        now: when the run began, by the slower of our clock and the store's.
-        options: how careful to be.
+        now: when the run began, by the slower of the local clock and the store's.
+        options: grace periods and minimum ages.
     """
 
     table: Table

@@ -113,5 +113,5 @@ def quarantine_candidates(rules: Rules) -> Iterator[LanceCandidate]:
     """What repairs replaced: always held, since a person may want it back."""
     for meta in rules.table.store.list(QUARANTINE_FOLDER):
         name = meta.path.removeprefix(f"{QUARANTINE_FOLDER}/").partition("/")[0]
-        why = f"memwal-ops repair URI --undo {name} needs it; delete the folder yourself when nobody does"
+        why = f"memwal-ops repair URI --undo {name} needs it; delete the folder yourself when it is not needed"
         yield LanceCandidate(Kind.QUARANTINE, meta.path, meta.size, 1, (Gate(met=False, text=why),))

@@ -1,8 +1,8 @@
 """The gc job of tables with the legacy MemWAL index: trim what is merged, then collect its logs.
 
 A trim takes MERGED MemWALs off the index that every user index has caught up with, by Lance's own rule. What is
-trimmed is recorded beside the table before the commit: the index no longer tells where the logs are. A log goes when no
-version that may be opened lists its MemWAL as unmerged: whoever reads such a version replays it.
+trimmed is recorded beside the table before the commit, since the index does not have the paths of its log afterwards.
+A log is deleted when no version that may be opened lists its MemWAL as unmerged: a reader of such a version replays it.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class _View:
         return cls(table, now, options, _unmerged_logs(table), _records(table), emptied)
 
     def trimmable(self) -> tuple[MemWal, ...]:
-        """What a trim takes off the index: all that Lance's rule lets go, but the last MemWAL of the table.
+        """What a trim takes off the index: all that Lance's rule removes, except the last MemWAL of the table.
 
-        Details without a MemWAL cannot be told from today's: the table would be taken for one that has regions.
+        Details without a MemWAL are those of the current layouts: the table would be taken for one that has regions.
         """
         if self.table.memwal is not None or self.emptied:
             return ()
@@ -125,12 +125,12 @@ def _records(table: Table) -> dict[str, MemWal]:
             document = json.loads(table.store.get(meta.path))
             (found[meta.path],) = decode_mem_wals(base64.b64decode(document["mem_wal"], validate=True))
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidFormatError(f"{meta.path} does not tell what was trimmed: {error}") from error
+            raise InvalidFormatError(f"{meta.path} is not a readable record of trimmed MemWALs: {error}") from error
     return found
 
 
 def _place(table: Table, location: str) -> str:
-    """A log's place relative to the table's root where it is below it; else as it stands."""
+    """A log's path relative to the table's root if it is below it; else unchanged."""
     relative = location.removeprefix(f"{table.location.uri}/").removeprefix(f"file://{table.location.uri}/")
     return posixpath.normpath(relative) if "://" not in relative else relative.rstrip("/")
 
@@ -242,7 +242,7 @@ class _Logs(Collector[LanceCandidate]):
         if one in self.view.trimmable():
             return "the index lists it, and --apply trims it first"
         if is_trimmable(one, covered):
-            return "the index lists it: its last MemWAL stays, without which it could not be told from today's"
+            return "the index lists it: its last MemWAL stays, which marks the index as a legacy one"
         merged = one.last_updated_dataset_version
         return (
             f"the index lists it: an index of the table has seen version {covered} only, and it was merged in {merged}"
@@ -285,7 +285,7 @@ def plan(table: Table, options: GcOptions, context: RunContext | None = None) ->
 
 @names_damage
 def apply(table: Table, options: GcOptions, context: RunContext | None = None) -> LegacyGcReport:
-    """Trim and delete. Safe to kill, to repeat, and to run beside all other jobs."""
+    """Trim and delete. Safe to kill, to repeat, and to run concurrently with all other jobs."""
     probe_conditional_writes(table.store)
     report = LegacyGcReport(applied=True, warnings=options.dangers())
     table = table.newest()

@@ -119,7 +119,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
 
     Raises:
         TableCorruptError: the newest version was emptied, and ``options.restore`` is not given.
-        NoPrimaryKeyError: nothing tells the key.
+        NoPrimaryKeyError: the key is not known.
         CommitConflictError: too many commit conflicts in a row.
         CommitStateUnknownError: the store lost the answer to a commit; run it again.
         MemwalOpsError: any other refusal; what earlier passes published stays merged.
@@ -297,7 +297,7 @@ def _next(
     """The next MemWALs in order, up to the budget and always at least one, and those that have rows, opened.
 
     Raises:
-        BlockedRegionsError: the first of a region that cannot be opened; others are not looked at.
+        BlockedRegionsError: the first of a region that cannot be opened; others are not opened.
     """
     chosen: list[MemWal] = []
     generations: list[Generation] = []

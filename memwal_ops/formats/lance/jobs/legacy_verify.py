@@ -77,7 +77,7 @@ def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
             yield Finding(
                 Severity.WARNING, "mem_wal_version", str(one.id),
                 f"Version {one.last_updated_dataset_version} changed it last, and the newest is {table.version}.",
-                "What FLUSHED means cannot be told.", "Give --flushed-means to merge and migrate.",
+                "It is not known what FLUSHED means.", "Give --flushed-means to merge and migrate.",
                 "runbooks/errors/36-flushed_meaning_unknown.md",
             )  # fmt: skip
         if not one.owner_id and one.state is not State.MERGED:
@@ -89,7 +89,7 @@ def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
         if other is not one:
             yield Finding(
                 Severity.ERROR, "wal_shared", str(one.id), f"It has the log of {other.id}: {one.wal_location}.",
-                "A replay gives the rows of both; gc keeps the log.", "Find out whose entries stand there.",
+                "A replay gives the rows of both; gc keeps the log.", "Find out which of the two wrote the entries.",
                 "docs/legacy-memwal.md",
             )  # fmt: skip
 

@@ -90,7 +90,7 @@ def apply(table: Table, options: MigrateOptions, context: RunContext | None = No
 
     Raises:
         TableCorruptError: the newest version was emptied, and ``options.restore`` is not given.
-        NoPrimaryKeyError: nothing tells the key.
+        NoPrimaryKeyError: the key is not known.
         DuplicateKeysError: the key that was given is not one.
         CommitConflictError: too many commit conflicts in a row.
         MemwalOpsError: any other refusal; the table is as it was, or has other owners of MemWALs.
@@ -169,8 +169,8 @@ def _checked(table: Table, options: MigrateOptions) -> Table:
     keyed = with_key(table, options)
     if table.regions.region_ids and not _are_ours(table):
         raise InvalidUsageError(
-            f"{table.location.uri} has the legacy index, and regions of another table stand beside it in _mem_wal/.",
-            remedy="Find out whose they are, and move _mem_wal to a place outside the table.",
+            f"{table.location.uri} has the legacy index, and _mem_wal/ has regions of another table.",
+            remedy="Find out to which table they belong, and move _mem_wal to a place outside this one.",
         )
     if not table.primary_key:
         _refuse_no_key(keyed)
@@ -179,7 +179,7 @@ def _checked(table: Table, options: MigrateOptions) -> Table:
 
 
 def _are_ours(table: Table) -> bool:
-    """Whether every region that stands was made for a name of this table, by an earlier run."""
+    """Whether every existing region was made for a name of this table, by an earlier run."""
     ids = {region_id_of(table.store, region, record=False) for region in {one.id.region for one in mem_wals_of(table)}}
     return {*table.regions.region_ids} <= ids
 
@@ -198,14 +198,14 @@ def _refuse_no_key(table: Table) -> None:
     for name in columns:
         if keys.column(name).null_count:
             raise InvalidUsageError(
-                f"{name} is NULL in {keys.column(name).null_count:,} rows of {table.location.uri}: it is no key.",
+                f"{name} is NULL in {keys.column(name).null_count:,} rows of {table.location.uri}: it is not a key.",
                 remedy="Give another --primary-key, or delete these rows first.",
             )
     counts = keys.group_by(columns, use_threads=False).aggregate([([], "count_all")])
     if counts.num_rows < keys.num_rows:
         raise DuplicateKeysError(
             f"{', '.join(columns)} has {keys.num_rows - counts.num_rows:,} values twice or more in "
-            f"{table.location.uri}: it is no key.",
+            f"{table.location.uri}: it is not a key.",
             remedy="Give the columns that identify a row as --primary-key; or remove the rows that are too many first.",
         )
 
@@ -246,7 +246,7 @@ def _region(
             return RegionMigration(region, region_id, 0, 0, (), BlockedMemWal(region, one.id.generation, error))
         rows = 0 if generation is None else generation.physical_rows
         adopted.append(Adopted(one, one.id.generation + 1, rows))
-    # An OPEN one without rows is where the next writer goes on; any other keeps its number, with or without rows.
+    # The next writer continues with an OPEN one without rows; any other keeps its number, with or without rows.
     if adopted and adopted[-1].mem_wal.state is State.OPEN and not adopted[-1].rows:
         adopted.pop()
     highest = max([found.done, *(one.mem_wal.id.generation for one in adopted)]) + 1

@@ -3,11 +3,11 @@
 Nothing is converted. What the regions of the other layout hold goes into the base table, as it would anyway, and new
 writers make new regions. The order, each step of which may be the last one before a crash:
 
-1. Merge what these regions list, while their writers go on. A generation that cannot be merged is found here, before
+1. Merge what these regions list, while their writers continue. A generation that cannot be merged is found here, before
    any writer is fenced.
 2. Seal each (:mod:`memwal_ops.formats.lance.memwal.region_seal`), and merge what that flushed.
-3. Publish version V + 1, which records the layout, if at V each such region is sealed and merged. Whoever published
-   another V + 1 meanwhile wins, and everything is decided again.
+3. Publish version V + 1, which records the layout, if at V each such region is sealed and merged. If another
+   writer published V + 1 first, everything is decided again.
 4. List the regions again: one that a writer made since step 2 is sealed and merged as well. It loses nothing before:
    each region is read, merged and collected by its own layout.
 

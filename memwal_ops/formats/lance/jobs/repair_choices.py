@@ -18,7 +18,7 @@ _NEW_REGION = Choice(
     "Stop the region's writer, let it write to a new region, and leave the old folder for a later decision.",
     "The rows that wait in the old region are not merged, and older rows of their keys stay visible.",
 )
-# An unreadable generation is not moved away: its position has to go on blocking merges, which its entry in the
+# An unreadable generation is not moved away: its position has to keep blocking merges, which its entry in the
 # manifest does; files that still read would be out of a reader's reach; and a restore needs the folder at its place.
 _GENERATION = (
     Choice(
@@ -87,7 +87,7 @@ _LOG = (
     ),
     Choice(
         "Stop the region's writers, copy the log away, and open a new region.",
-        "Rows in entries that no generation holds are lost, but for what your producers can send again.",
+        "Rows in entries that no generation holds are lost, except for what your producers can send again.",
     ),
     Choice("Leave it as it is.", "A replay stops at the entry: rows that were acknowledged above it are lost to it."),
 )
@@ -115,7 +115,7 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
     ),
     "version_unreadable": (
         Choice("Restore the file from a backup or the bucket's versions.", "None: Lance never rewrites a file."),
-        Choice("memwal-ops expire URI --apply", "The version goes; nobody could read it."),
+        Choice("memwal-ops expire URI --apply", "The version is deleted; it could not be read."),
     ),
     "transaction_file": (
         Choice("Nothing: the next commit names its own.", "A commit that began before this version fails once."),
@@ -139,7 +139,7 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
         ),
         Choice(
             "memwal-ops catchup URI, and expire the versions that need it; then repair takes it off the list.",
-            "The older versions go.",
+            "The older versions are deleted.",
         ),
         Choice("Leave it as it is.", "Readers of those versions, or by an index that lacks its rows, fail."),
     ),
@@ -157,7 +157,7 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
         _REGION_BACKUP,
         Choice(
             "If the region's manifests are right: memwal-ops snapshot URI takes another.",
-            "Generations that only the old snapshot names are not seen by anybody any more.",
+            "Generations that only the old snapshot names are no longer visible to any reader.",
         ),
     ),
     "region_replaced": _REPLACED,

@@ -3,7 +3,7 @@
 * ``version_hint``: write that of the newest manifest. No version is missing, and the hint names none above it.
 * ``merged_generation_missing``: take it off the region's list. By gc's own conditions, nothing needs it.
 * ``generation_order``: write the list in order. It decodes to the same generations.
-* ``index_catchup``, ``index_behind``: lower the entry to what the fragments cover. Who uses the entry reads more.
+* ``index_catchup``, ``index_behind``: lower the entry to what the fragments cover. Users of the entry read more.
 * ``snapshot`` (or its ``base_file``) that cannot be read: take another. The manifests are authoritative, and all read.
 * ``transaction_file``: write it again. The version's manifest has the transaction, under the same id.
 * ``version_emptied``: publish the rows of the version before. The commit that lost them changed indexes alone.

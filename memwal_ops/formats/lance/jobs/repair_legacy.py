@@ -78,7 +78,7 @@ LEGACY_CHOICES: Mapping[str, tuple[Choice, ...]] = {
     ),
     "mem_wal_version": (
         Choice(
-            "Say what FLUSHED means: --flushed-means of merge and migrate.",
+            "State what FLUSHED means: --flushed-means of merge and migrate.",
             "If you are wrong, rows are merged twice, or not at all.",
         ),
     ),
@@ -87,7 +87,10 @@ LEGACY_CHOICES: Mapping[str, tuple[Choice, ...]] = {
         Choice("Leave it as it is.", "Two writers may write to it at once."),
     ),
     "wal_shared": (
-        Choice("Find out whose entries the log has, and stop the other writer.", "Rows of the other one are gone."),
+        Choice(
+            "Find out which writer wrote the log's entries, and stop the other one.",
+            "Rows of the other writer are lost.",
+        ),
         Choice("Leave it as it is.", "A replay gives the rows of both; gc keeps the log."),
     ),
 }

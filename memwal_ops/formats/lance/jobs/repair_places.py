@@ -1,4 +1,4 @@
-"""The parts of a Lance table that ``repair`` replaces, as it reads them, writes them and brings them back.
+"""The parts of a Lance table that ``repair`` replaces, as it reads, writes and restores them.
 
 A version, and a region's manifest, are never rewritten: their part is replaced by the next version or manifest, which
 has the other content. So their content here has no number in it.
@@ -52,7 +52,7 @@ def place_of(table: Table, name: str) -> Place:
         return SnapshotPlace(table)
     if name == RowsPlace.name:
         return RowsPlace(table)
-    raise InvalidFormatError(f"{name!r:.80} is no place that repair replaces in a Lance table.")
+    raise InvalidFormatError(f"{name!r:.80} is not a place that repair replaces in a Lance table.")
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class RowsPlace:
             manifest.writer_feature_flags |= _DELETION_FILES
         transaction = table_pb2.Transaction(read_version=newest.version, uuid=str(uuid.uuid4()))
         transaction.transaction_properties.update(CommitNote.new("repair").properties())
-        # By which the history of columns knows whose they are: those of the version with these rows.
+        # The history of columns finds by it to which version these fragments belong: the one with these rows.
         transaction.restore.version = _version_with(newest, data)
         try:
             commit_built(newest, replace(newest.manifest, manifest=manifest), transaction)

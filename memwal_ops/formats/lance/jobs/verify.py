@@ -49,7 +49,7 @@ _CONTENTS = (
 
 
 def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
-    """Check the newest version, the regions, and what memwal-ops keeps beside them.
+    """Check the newest version, the regions, and the objects of memwal-ops itself.
 
     Requests: one listing of each region and of the versions, one or two for each file of the newest version, each
     unmerged generation, and each of the newest manifests and unflushed log entries.
@@ -117,8 +117,8 @@ class _Verification:
         self._add("leases and holds", lambda: check_own_files(table))
         for path in table.regions.strays:
             self.findings.add(Finding(
-                Severity.INFO, "unrecognized", path, "It is no region.", "No job reads or deletes it.",
-                "Remove it yourself if it is yours.",
+                Severity.INFO, "unrecognized", path, "It is not a region.", "No job reads or deletes it.",
+                "Remove it yourself if you put it there.",
             ))  # fmt: skip
         if deep and self.export is None:
             if table.primary_key:
@@ -148,7 +148,7 @@ class _Verification:
             try:
                 newest = manifests.latest()
             except MemwalOpsError:
-                break  # a finding says so
+                break  # a finding reports it
             if newest.version == state.manifest.version:
                 break
             state = replace(state, manifest=newest)
