@@ -1,6 +1,6 @@
 """Write into Lance tables in the region layout of the MemWAL specification.
 
-``create_mem_wal(uri, region_specs=[...])`` once; then ``RegionRouter(uri)`` where specs tell where a row belongs, or
+``create_mem_wal(uri, region_specs=[...])`` once; then ``RegionRouter(uri)`` if specs determine the region of a row, or
 ``RegionWriter(uri)`` for a region of one's own. The jobs of :mod:`memwal_ops` merge what they wrote.
 """
 
@@ -42,7 +42,7 @@ def create_mem_wal(
 
     Args:
         uri: the table, as :func:`memwal_ops.open_table` takes it.
-        region_specs: how its rows are told into regions; none: writers choose their regions. One that is added gets the
+        region_specs: how its rows are routed to regions; none: writers choose their regions. One that is added gets the
             next id; before rows are written by it, the regions of earlier ones are sealed and merged.
         maintained_indexes: names of base indexes that writers mirror; the key's own is not listed.
         storage_options: as :func:`memwal_ops.open_table` takes them.

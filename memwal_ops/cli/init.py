@@ -75,7 +75,7 @@ def _command() -> click.Command:
             click.Option(
                 ["--format", "format_name"],
                 type=click.Choice(sorted(specs)),
-                help="The table's format; needed where nothing is at URI yet and no option tells it.",
+                help="The table's format; needed if nothing is at URI yet and no option implies it.",
             ),
             *option_parameters(specs),
             click.Option(["--dry-run"], is_flag=True, help="Show what it would do and change nothing."),

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @click.group(short_help="Show or break the leases of supervisors on a table.")
 def lease() -> None:
-    """Leases keep two supervisors from doing the same job on the same table at once. They save work; no
-    correctness rests on them.
+    """Leases keep two supervisors from doing the same job on the same table at once. They save work;
+    correctness does not depend on them.
     """  # noqa: D205 - click makes one paragraph of it
 
 
-@lease.command("list", short_help="Show who holds which lease of a table.")
+@lease.command("list", short_help="Show the leases of a table and their holders.")
 @click.argument("uri")
 @click.option("--job", help="Only this job's.")
 @storage_options

@@ -60,6 +60,6 @@ def bucket_settings(access: AwsAccess, bucket: str) -> BucketSettings:
 
 
 def _prefix(rule: Any) -> str:
-    """Below which objects a rule acts; empty: all (also where only tags tell, which our objects do not have)."""
+    """Below which objects a rule acts; empty: all (also if it filters by tags alone, which our objects do not have)."""
     where = rule.get("Filter", {})
     return str(where.get("Prefix") or where.get("And", {}).get("Prefix") or rule.get("Prefix") or "")

@@ -88,7 +88,7 @@ class ExportedStore:
     """The store of a table as an export has it. Contents that were left out raise ``NotExportedError``.
 
     Attributes:
-        about: the document that says what the export is.
+        about: the document that describes the export.
         taken: when it was written.
         folder: a local folder with the files that a library opens by itself, until :meth:`close`.
         left_out: the paths whose contents were asked for and are not in the export.

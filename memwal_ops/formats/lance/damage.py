@@ -155,7 +155,7 @@ def _damage(table: Table, path: str, size: int, footer: bool) -> str | None:  # 
     except InvalidFormatError as error:
         return str(error).rstrip(".")
     except NotExportedError:
-        return None  # its size is right; verify says that no more was checked
+        return None  # its size is right; verify reports that no more was checked
     return None
 
 

@@ -1,4 +1,4 @@
-"""Tell from a few listings whether anything was written to a table since its backlog figures were read.
+"""Determine from a few listings whether anything was written to a table since its backlog figures were read.
 
 The figures depend on the versions of the table, and on the manifests of its regions: every commit adds a version
 manifest, and every flush, claim and collection of a region adds a region manifest. A listing shows these files with
@@ -98,7 +98,7 @@ def _log_objects(store: Store) -> Sequence[ObjectMeta]:
 
 
 def _next_start(last: str) -> str:
-    """Where a listing goes on behind a full page: a region's other files are passed over, its manifests are not.
+    """Where a listing continues after a full page: a region's other files are passed over, its manifests are not.
 
     In a region's folder, directories of generations sort before ``manifest/``, and ``wal/`` after it.
     """

@@ -131,7 +131,7 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
         failure = None
         try:
             found.extend(_operations(table, name, sorted(set(_names(table, prefix)) - before)))
-        except BaseException as error:  # noqa: BLE001 - pylance would turn Ctrl-C into text, and the run go on
+        except BaseException as error:  # noqa: BLE001 - pylance would turn Ctrl-C into text, and the run would continue
             failure = error
         asked.append(failure)
         raise _NotToBePublishedError

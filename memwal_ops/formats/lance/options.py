@@ -44,7 +44,7 @@ _SAFE_MANIFESTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class LegacyOptions(Options):
-    """What has to be said of a table with the MemWAL index of Lance 0.31 to 1.x; no other table has these options."""
+    """What the user has to state about a table with the MemWAL index of Lance 0.31 to 1.x; only for such tables."""
 
     primary_key: tuple[str, ...] = texts(
         help="A key column of a table that marks none (repeatable).", flag="--primary-key", metavar="COLUMN"

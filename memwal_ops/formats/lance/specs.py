@@ -277,7 +277,7 @@ VERIFY = read_only_job(
     name="verify",
     summary="Check everything of a table against everything else; changes nothing.",
     help="""Check the table at URI: files of the newest version, older versions, region manifests, generations, logs,
-the MemWAL index, leases and holds; with --deep also rows and keys. Changes nothing. Each finding says where, what
+the MemWAL index, leases and holds; with --deep also rows and keys. Changes nothing. Each finding has where, what
 follows, and what to do.
 
 \b
@@ -334,7 +334,7 @@ primary key is marked, and the index is replaced, in one version. MemWALs that a
 logs, or refused: their writers lose them.
 
 A table of today's layouts, with --to: its regions of the other layout are fenced, flushed, sealed and merged, and one
-version records the layout. Stop their writers before: they cannot go on. No row that was acknowledged as durable is
+version records the layout. Stop their writers before: they cannot continue. No row that was acknowledged as durable is
 lost. New writers make regions of their own. See docs/formats/lance.md.
 
 \b

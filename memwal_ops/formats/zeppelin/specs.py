@@ -108,8 +108,8 @@ MIGRATE = JobSpec(
     summary="Migrate a namespace into a Lance table with MemWAL.",
     help="""Migrate the Zeppelin namespace at URI into a Lance table with MemWAL at TARGET: ids become the primary key,
 vectors and attributes become columns. Run it again for what was written since; the namespace is not changed. It ends
-when nothing waits, and compares all rows. Nobody else may write to TARGET before it says migrated, and it is not run
-again behind others' writes: they would be undone, so it refuses.
+when nothing waits, and compares all rows. No other writer may write to TARGET before the decision is
+migrated. After writes of others it refuses to run again, since it would undo them.
 
 \b
 Examples:

@@ -69,7 +69,7 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
             continue
         if found.manifest.version != version:
             yield Finding(
-                Severity.ERROR, "version_manifest", path, f"It says that it is version {found.manifest.version}.",
+                Severity.ERROR, "version_manifest", path, f"Its content is that of version {found.manifest.version}.",
                 "Readers of that version get another one.", "Restore the manifest from a backup.", _PAGE,
             )  # fmt: skip
         rows = sum(fragment.physical_rows for fragment in found.manifest.fragments)

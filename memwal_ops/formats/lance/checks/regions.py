@@ -157,7 +157,7 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents, *, d
             yield Finding(
                 Severity.ERROR, "wal_epoch", path,
                 f"It was written under epoch {found}, behind {'an entry ' if found < epoch else 'a claim '}{above}.",
-                "A writer that was fenced went on, or the manifests are older than the log.",
+                "A writer that was fenced continued to write, or the manifests are older than the log.",
                 "Stop the region's writers; look which of them wrote it before any of its rows is trusted.",
                 runbook(WalCorruptError.exit_code) or "",
             )  # fmt: skip

@@ -114,7 +114,7 @@ def newest_of(parts: Sequence[KeysOf], primary_key: Sequence[str]) -> Winners:
     region_ids = [one.region_id for one in parts]
     _refuse_shared_keys(region_ids, bounds, everything.select(list(primary_key)), newest, oldest)
 
-    # A row is deleted only if it says so: the column may be nullable.
+    # NULL means that the row is not deleted: the column may be nullable.
     tombstones = pc.fill_null(everything.column(TOMBSTONE), fill_value=False).to_numpy()
     is_winner = np.zeros(total, dtype=np.bool_)
     is_winner[newest] = True

@@ -1,4 +1,4 @@
-"""Tell which regions may have rows that a filter, or a look-up, asks for (S0-200, S0-204).
+"""Determine which regions may have rows that a filter, or a look-up, asks for (S0-200, S0-204).
 
 A region is left out only where that is certain. Its rows have the values of its spec's fields, and these follow from
 key columns: so a filter that no key with these values can meet has no row there, neither a newer one of a base row.

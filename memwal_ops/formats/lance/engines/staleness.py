@@ -1,4 +1,4 @@
-"""Tell which candidates of a search were written again or deleted since (S0-205, S0-217)."""
+"""Determine which candidates of a search were written again or deleted since (S0-205, S0-217)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def last_keys(generation: Generation, keys: pa.Table) -> pa.Table:
     """Of each of the keys that the generation has, its newest row: the key, ``_tombstone`` and ``_rowaddr``.
 
     Through the generation's key index where it has one. Otherwise its key columns are read from the end, in parts that
-    double, until all keys are found: the newest row of a key stands last, but with old releases, where it stands first.
+    double, until all keys are found: the newest row of a key is the last one; with old releases, the first.
     """
     names = keys.column_names
     if not keys.num_rows:
@@ -96,7 +96,7 @@ def _from_the_end(generation: Generation) -> Iterator[list[lance.LanceFragment] 
 def _newest(generation: Generation, rows: pa.Table, names: list[str]) -> pa.Table:
     order = "descending" if generation.newest_row_first else "ascending"
     last = newest_rows(rows.take(pc.sort_indices(rows, [(ROW_ADDRESS, order)])), names)
-    dead = pc.fill_null(last.column(TOMBSTONE), fill_value=False)  # a row is deleted only if it says so
+    dead = pc.fill_null(last.column(TOMBSTONE), fill_value=False)  # NULL means not deleted
     return last.set_column(len(names), pa.field(TOMBSTONE, pa.bool_()), dead)
 
 

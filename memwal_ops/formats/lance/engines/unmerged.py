@@ -60,7 +60,7 @@ class RegionRead:
 
     Attributes:
         region_id: the region.
-        values: by which rows are told into it; None: they are not, or not known.
+        values: by which rows are routed to it; None: they are not, or not known.
         flushed: its unmerged generations, ascending.
         merged: those that are merged and still listed, ascending.
         current: the number of the generation that will have the rows in memory; 0: not known.
@@ -271,7 +271,7 @@ def _in_order(table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] 
         whole = rows
         if TOMBSTONE not in rows.column_names:
             whole = rows.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), rows.num_rows))
-        elif rows.column(TOMBSTONE).null_count:  # a row is deleted only if it says so
+        elif rows.column(TOMBSTONE).null_count:  # NULL means not deleted
             dead = pc.fill_null(rows.column(TOMBSTONE), fill_value=False)
             whole = rows.set_column(rows.column_names.index(TOMBSTONE), TOMBSTONE, dead)
         found.append(whole.select(columns.schema.names).cast(columns.schema))

@@ -51,7 +51,7 @@ _READ_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class RegionPlan:
-    """The region of a legacy region's name, as it is to stand.
+    """The region of a legacy region's name, as it is to be written.
 
     Attributes:
         region_id: its id.
@@ -87,7 +87,7 @@ def region_id_of(store: Store, region: str, *, record: bool) -> UUID | None:
     except ObjectNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise InvalidFormatError(f"{path} does not tell the id of a region: {error}") from error
+        raise InvalidFormatError(f"{path} has no readable id of a region: {error}") from error
 
 
 class Adopter:
@@ -111,7 +111,7 @@ class Adopter:
 
         Raises:
             StorageError: the store failed; what was written is an orphan.
-            InvariantViolatedError: it does not read back as it was written; nobody knows of it.
+            InvariantViolatedError: it does not read back as it was written; nothing refers to it.
         """
         winners = collapse([generation], self._table.primary_key)
         mask = np.zeros(winners.rows_read, dtype=np.bool_)

@@ -32,7 +32,7 @@ class Emptied:
 
     Attributes:
         version: the newest one.
-        source: the newest version before it that has rows; None: it is gone, so that it cannot be told whether
+        source: the newest version before it that has rows; None: it is gone, so that it is not known whether
             there were any.
         rows: of the source.
     """

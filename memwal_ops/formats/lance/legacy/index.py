@@ -46,7 +46,7 @@ def legacy_entry(table: Table) -> table_pb2.IndexMetadata:
 
 
 def mem_wals_of(table: Table) -> tuple[MemWal, ...]:
-    """The MemWALs of a table version, in the order in which they stand. Raises ``TableCorruptError``."""
+    """The MemWALs of a table version, in their stored order. Raises ``TableCorruptError``."""
     return decode_mem_wals(legacy_entry(table).index_details.value)
 
 
@@ -56,7 +56,7 @@ class FlushedMeaning:
 
     Attributes:
         meaning: merged: the rows are in the table already (Lance 0.31 to 0.35, S1-021). unmerged: they are on disk
-            only (from 0.36, S1-019). None: it cannot be told.
+            only (from 0.36, S1-019). None: it is not known.
         release: of Lance that wrote the state; None: not known.
     """
 
@@ -90,8 +90,8 @@ class Meanings:
         """The error of a MemWAL whose meaning is None."""
         return FlushedMeaningUnknownError(
             f"Generation {mem_wal.id.generation} of region {mem_wal.id.region!r} is FLUSHED since version "
-            f"{mem_wal.last_updated_dataset_version}, which is gone or does not tell by which release of Lance it was "
-            "written: before 0.36 that means merged, and since 0.36 not."
+            f"{mem_wal.last_updated_dataset_version}, which is gone or does not record the release of Lance that "
+            "wrote it: before 0.36 that means merged, and since 0.36 not."
         )
 
     def _read_release(self, version: int) -> str | None:
@@ -186,7 +186,7 @@ class Unmerged:
     Attributes:
         mem_wals: ascending; empty where there is a fault.
         done: the highest generation whose rows are in the base table; -1: none.
-        fault: why it cannot be told which rows are newer.
+        fault: why it is not known which rows are newer.
     """
 
     mem_wals: tuple[MemWal, ...]

@@ -1,7 +1,7 @@
 """Find and open the rows of legacy MemWALs as Lance datasets.
 
 Where a flushed MemTable lies is not recorded. It is looked for in this order: at ``mem_table_location``, if a dataset
-opens there; where a template says; and else its log is replayed into a temporary dataset.
+opens there; where a template points to; and else its log is replayed into a temporary dataset.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class MemTables:
             looked = f"no dataset opens at {' or '.join(tried)}, and " if tried else ""
             raise GenerationMissingError(
                 f"The rows of {mem_wal.id} are not there: {looked}its log cannot be replayed: {error}",
-                remedy="Give --mem-table URI, with {region} and {generation} where they stand in it; or --wal-reader "
+                remedy="Give --mem-table URI, with {region} and {generation} where they are in it; or --wal-reader "
                 "for a log that is not of Lance or Arrow files; or restore the files from a backup. Merging past it "
                 "would lose its rows.",
             ) from error
@@ -280,7 +280,7 @@ def with_key(table: Table, options: LegacyOptions) -> Table:
         raise InvalidUsageError(f"{table.location.uri} has no column {', '.join(unknown)}; it has {', '.join(names)}.")
     if table.primary_key and given and given != table.primary_key:
         raise InvalidUsageError(
-            f"{table.location.uri} marks {', '.join(table.primary_key)} as its primary key, and --primary-key says "
+            f"{table.location.uri} marks {', '.join(table.primary_key)} as its primary key, and --primary-key is "
             f"{', '.join(given)}.",
             remedy="Leave --primary-key out.",
         )

@@ -115,7 +115,7 @@ def publish_migrated(table: Table, plans: Mapping[str, RegionPlan], kept: Kept, 
 
     Args:
         table: the legacy version; its primary key is set.
-        plans: the regions, whose manifests stand.
+        plans: the regions, whose manifests are written.
         kept: what a rollback needs.
         note: of the run.
 
@@ -163,14 +163,14 @@ def seal_regions(table: Table, kept: Kept) -> None:
     if changed:
         raise InvalidUsageError(
             f"{table.location.uri} cannot be rolled back: since its migration, {', and '.join(changed)}.",
-            remedy="The legacy index knows nothing of that. Go on in the present layout.",
+            remedy="The legacy index does not have that. Continue in the present layout.",
         )
     for region_id, (name, _, _) in made.items():
         newest = newest_manifest(table, region_id)
         if newest is not None and not newest.sealed and not table.region(region_id).commit(sealed_after(newest)):
             raise InvalidUsageError(
                 f"{table.location.uri} cannot be rolled back: a writer claimed region {name!r} at this moment.",
-                remedy="Go on in the present layout.",
+                remedy="Continue in the present layout.",
             )
 
 
@@ -192,7 +192,7 @@ def mark_key(fields: Sequence[table_pb2.Field], key: Sequence[str]) -> None:
 
 
 def _records(plans: Mapping[str, RegionPlan], version: int) -> dict[UUID, RegionRecord]:
-    """Whose progress it is, and that the rows are for the table's present columns: nobody has to decide that later."""
+    """To which regions the progress belongs, and that the rows fit the present columns: no decision is needed later."""
     return {
         plan.region_id: RegionRecord(plan.merged, mark_of(f"{plan.region_id}:{plan.merged}"), version)
         if plan.merged

@@ -4,7 +4,7 @@ The document leaves the storage of entries to the implementer (S1-014). A hook i
 
 * ``store`` is the log's root as an object store (:class:`memwal_ops.storage.api.Store`);
 * ``entries`` are the ids that belong to the log (:class:`~memwal_ops.formats.lance.wire.u64_segment.U64Segment`).
-  What else stands there is not part of it: a writer that lost a race put it, and was told so (S1-016);
+  Anything else there is not part of it: a writer that lost a conflict put it, and got an error (S1-016);
 * it yields the rows of each entry as a ``pyarrow.Table``, in the order of the ids;
 * it raises :class:`memwal_ops.errors.ObjectNotFoundError` for an entry that is missing, and
   :class:`memwal_ops.errors.InvalidFormatError` for one that cannot be read. It never leaves one out.

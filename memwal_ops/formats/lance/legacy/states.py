@@ -1,7 +1,7 @@
 """The state machine of legacy MemWALs: every transition, its owner check, and what conflicts with what.
 
 Pure values: each function takes the MemWALs of a version and returns a :class:`Change`. It follows Lance's
-``rust/lance/src/index/mem_wal.rs``; where the document is stricter (S1-009, S1-023), so is this module, and says so.
+``rust/lance/src/index/mem_wal.rs``; where the document is stricter (S1-009, S1-023), this module is, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Change:
     """A change of the index: MemWALs that are added, replaced and removed.
 
     ``removed`` has each replaced one as it was: only ids are matched when the change is applied, and the image before
-    is what tells others what was changed.
+    is how other writers know what was changed.
     """
 
     added: tuple[MemWal, ...] = ()
@@ -117,7 +117,7 @@ def advance(
 def create(
     mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, mem_table_location: str, wal_location: str, owner_id: str
 ) -> Change:
-    """Add a generation, OPEN and without entries, whatever stands beside it; :func:`advance` is what a writer does.
+    """Add a generation, OPEN and without entries, whatever others there are; :func:`advance` is what a writer does.
 
     Raises:
         InvalidUsageError: there is one of that id.
@@ -167,7 +167,7 @@ def set_owner(
         mem_wals: those of the version.
         mem_wal_id: the MemWAL.
         owner_id: the new owner, another one than before.
-        expected_owner_id: the owner before; None: whoever it is, which is all that Lance itself offers.
+        expected_owner_id: the owner before; None: any, which is all that Lance itself offers.
         mem_table_location: the new owner's MemTable, another one than before; None: it stays.
 
     Raises:

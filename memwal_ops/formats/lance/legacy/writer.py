@@ -156,7 +156,7 @@ class MemWalWriter:
         Raises:
             WriterFencedError: another writer claimed one.
             InvalidUsageError: the table's newest version was written before Lance 0.36, by whose meaning FLUSHED
-                says that the rows are in the base table.
+                states that the rows are in the base table.
         """
         flushed = []
         for one in self._mine(State.SEALED):
@@ -188,7 +188,7 @@ class MemWalWriter:
         self._commit(lambda found: states.flush(found, mem_wal_id, self.owner_id))
 
     def _claim(self, mem_wals: Sequence[MemWal]) -> Change:
-        """Take what is not flushed from whoever owns it."""
+        """Take over what is not flushed, whichever writer owns it."""
         change = Change()
         for one in mem_wals:
             if one.id.region == self.region and one.state < State.FLUSHED and one.owner_id != self.owner_id:

@@ -101,7 +101,7 @@ def refuse_existing(table: Table) -> None:
         raise InvalidUsageError(
             f"{location.uri} has no MemWAL index, but it has region folders: they belong to another table, or to this "
             "one before it was overwritten.",
-            remedy="memwal-ops inspect URI names them, and says what to do.",
+            remedy="memwal-ops inspect URI names them, and what to do.",
         )
 
 

@@ -76,7 +76,7 @@ class GenerationCopies:
 
         Returns:
             Whether it was copied. It is not if it is large, if not all of its files are in its folder, if it has
-            several versions, or if the folder is full; whoever reads the original finds out what it lacks.
+            several versions, or if the folder is full; a reader of the original finds out what it lacks.
 
         Raises:
             StorageError: the store failed.

@@ -1,4 +1,4 @@
-"""The bloom filter of the keys in a MemTable (S0-025, S0-136): for whoever asks whether a row is stale.
+"""The bloom filter of the keys in a MemTable (S0-025, S0-136): it answers whether a row may be stale.
 
 Other indexes are not kept in memory: the rows of a MemTable are in memory anyway, and a scan of them is exact.
 """

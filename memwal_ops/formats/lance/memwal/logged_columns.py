@@ -72,7 +72,7 @@ class LoggedColumns:
         ids = [field.id for field in self._table.manifest.manifest.fields]
         try:
             return all(self._history.is_same_field(one, Flush(put, put), renamed=False) for one in ids)
-        except SchemaProjectionError:  # a version that would tell is damaged: the merge decides
+        except SchemaProjectionError:  # a version that has them is damaged: the merge decides
             return False
 
 

@@ -48,7 +48,7 @@ def seal_region(table: Table, region_id: UUID) -> RegionManifest:
                 raise
         else:
             flushed = region.latest(checked=True)
-            # Nobody claimed it since. Timeline without this check: another writer claims after the flush and writes;
+            # Not claimed since. Timeline without this check: another writer claims after the flush and writes;
             # the region is sealed; the row that it puts next is acknowledged, and in no generation ever.
             if flushed.writer_epoch == claimed and _publish_sealed(table, region, flushed):
                 return region.latest(checked=True)

@@ -3,7 +3,7 @@
 A spec computes one value per field for each row; rows with equal values belong to one region. The source columns must
 be key columns. Timeline otherwise: a spec is ``year(day)``, and ``day`` is no key
 column; key 7 is put with a day of 2025 into region A, then with one of 2026 into region B; B is merged, then A:
-the older row stands in the base table (S0-009).
+the older row is in the base table (S0-009).
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         byte = data[position]
         position += 1
         number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the bit that says that more follows
+        if byte < 0x80:  # noqa: PLR2004 - the bit that means that more follows
             return number, position
         shift += 7
     raise InvalidFormatError("A number is cut short.")

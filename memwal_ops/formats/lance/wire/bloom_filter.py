@@ -1,6 +1,6 @@
 """The primary key bloom filter of a generation, ``bloom_filter.bin`` (S0-136, S0-140), as Lance writes and reads it.
 
-The specification names the file and says no more. Lance stores a split-block bloom filter of Parquet's form without a
+The specification names the file only. Lance stores a split-block bloom filter of Parquet's form without a
 header: blocks of eight 32-bit words, least significant byte first. A key is hashed by SipHash-1-3 with a zero key, of
 each key column one byte 0 (not NULL) and the value: whole numbers as stored, text with a byte 255 behind it, bytes with
 their length, as eight bytes, in front.
@@ -39,7 +39,7 @@ _STATE = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x74656462
 
 
 class BloomFilter:
-    """Tells of a key that it was certainly never added, or that it may have been."""
+    """Whether a key was certainly never added, or may have been."""
 
     def __init__(self, blocks: NDArray[np.uint32]) -> None:
         """Take blocks of eight words each, which are changed in place."""

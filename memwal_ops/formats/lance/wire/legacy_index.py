@@ -1,6 +1,6 @@
 """The details of the MemWAL index of Lance 0.31 to 1.x: a list of MemWALs, each with a state and an owner (S1-006).
 
-Current releases use the same type URL for other details, and give field 1 another meaning; the first byte tells.
+Current releases use the same type URL for other details, and give field 1 another meaning; the first byte differs.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class MemWal:
 
 
 def decode_mem_wals(details: bytes) -> tuple[MemWal, ...]:
-    """Decode legacy details, in the order in which they stand.
+    """Decode legacy details, in their stored order.
 
     Raises:
-        TableCorruptError: no protobuf, a MemWAL without an id or with one that stands twice, an unknown state,
+        TableCorruptError: no protobuf, a MemWAL without an id or with a duplicate one, an unknown state,
             entries that do not decode.
     """
     message = pb.LegacyMemWalIndexDetails()

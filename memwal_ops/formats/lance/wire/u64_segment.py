@@ -30,7 +30,7 @@ class U64Segment:
     Attributes:
         encoding: range, range_with_holes, range_with_bitmap, sorted_array or array.
         spans: the numbers as ascending spans ``(first, last)``, both inclusive, with a gap between any two.
-        order: of an array: its numbers in the order in which they stand; else empty.
+        order: of an array: its numbers in their stored order; else empty.
     """
 
     encoding: str

@@ -208,7 +208,7 @@ class _Loaded:
     count: int
 
     def create(self, sink: RowSink, schema: pa.Schema, record: Mapping[str, Any]) -> int:
-        """An empty table first: a run that is killed before the rows finds it empty, and goes on."""
+        """An empty table first: a run after one that was killed before the rows finds it empty, and continues."""
         sink.create(pa.RecordBatchReader.from_batches(schema, []), ID, record)
         sink.set_record(record)
         return self.upsert(sink, schema)

@@ -85,7 +85,7 @@ def between_stages() -> Iterator[None]:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether an error of Py4J says that the JVM of the driver is not there any more."""
+    """Whether an error of Py4J means that the JVM of the driver has ended."""
     # A call under way is answered by Py4J itself then, with this text and no reason.
     return isinstance(error, (ConnectionError, EOFError)) or _UNANSWERED.fullmatch(str(error).strip()) is not None
 

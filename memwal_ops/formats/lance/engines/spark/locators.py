@@ -1,7 +1,7 @@
 """Pack the position and the age of a row of a pass into one int64: all that is shuffled besides the key.
 
 The order of the numbers is the order of the writes within a region: ordinal of the generation in the
-pass, then row within the generation, then one bit that says whether the row is a tombstone. So
+pass, then row within the generation, then one bit for a tombstone. So
 ``max`` over a key finds its newest row, and no second column has to be shuffled.
 """
 
