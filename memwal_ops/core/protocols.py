@@ -167,3 +167,11 @@ class DetectsChanges(Protocol):
 
     def is_unchanged(self, store: Store, fingerprint: str) -> bool:
         """Whether the table still has a fingerprint; it is not opened."""
+
+
+@runtime_checkable
+class KnowsItsCommit(Protocol):
+    """A table that can tell what a commit made of it, without reading it again."""
+
+    def committed(self) -> Self | None:
+        """The revision that was published on this one; None: it has to be read."""

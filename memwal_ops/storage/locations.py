@@ -37,6 +37,8 @@ _SCHEMES = {
 }
 SCHEMES = frozenset(_SCHEMES)
 """The valid URI schemes."""
+LOCAL = frozenset({"file", "memory"})
+"""The schemes of tables that are not in an object store."""
 DATABASE_TABLES = "*.lance"
 """The pattern of the tables' folders in a LanceDB folder."""
 # abfss://CONTAINER@ACCOUNT.dfs.core.windows.net, the Azure URI of Hadoop, Spark and Databricks.

@@ -8,8 +8,11 @@ when an update moves rows out of an index.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
+
+from google.protobuf import empty_pb2
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.errors import InvalidFormatError, TableCorruptError
 from memwal_ops.formats.lance.lance_errors import lance_errors
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 _SYSTEM = "__lance_"
+_SCALAR = frozenset({"BTree", "Bitmap", "LabelList", "Inverted", "NGram", "ZoneMap", "BloomFilter"})
+# Field numbers of VectorIndexDetails (protos/index.proto of Lance).
+_HNSW = 3
+_COMPRESSIONS = {4: "PQ", 5: "SQ", 6: "RQ", 8: "FLAT"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +86,24 @@ def base_indexes(table: Table) -> Mapping[str, BaseIndex]:
             entries.setdefault(entry.name, []).append(entry)
     if not entries:
         return {}
-    with lance_errors("read the indexes of", table.location.uri):
-        types = {index.name: index.index_type for index in table.dataset.describe_indices()}
+    types = {name: _type_of(same[0].index_details) for name, same in entries.items()}
+    if None in types.values():
+        with lance_errors("read the indexes of", table.location.uri):
+            types = {index.name: index.index_type for index in table.dataset.describe_indices()}
     return {
-        name: BaseIndex(name, types.get(name, "unknown"), tuple(entries[name]), covered_by(entries[name]))
+        name: BaseIndex(name, types.get(name) or "unknown", tuple(entries[name]), covered_by(entries[name]))
         for name in sorted(entries)
     }
+
+
+def _type_of(details: Any) -> str | None:
+    """The type of an index as its details show it; None for those that pylance derives from the index's files."""
+    kind = details.type_url.rpartition(".")[2].removesuffix("IndexDetails")
+    if kind != "Vector":
+        return kind if kind in _SCALAR else None
+    present = {one.field_number for one in UnknownFieldSet(empty_pb2.Empty.FromString(details.value))}  # type: ignore[attr-defined]  # iterable, missing in the stub
+    compressed = [name for number, name in _COMPRESSIONS.items() if number in present]
+    return f"IVF_{'HNSW_' if _HNSW in present else ''}{compressed[0]}" if len(compressed) == 1 else None
 
 
 def covered_by(entries: Iterable[table_pb2.IndexMetadata]) -> frozenset[int]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import lance
 
+from memwal_ops.formats.lance.lance_errors import lance_errors
+
 if TYPE_CHECKING:
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.locations import Location
 
 ROW_ADDRESS = "_rowaddr"
@@ -29,6 +33,42 @@ def open_dataset(location: Location, folder: str = "", *, version: int | None = 
         index_cache_size_bytes=CACHE_BYTES,
         metadata_cache_size_bytes=CACHE_BYTES,
     )
+
+
+class PinnedDataset:
+    """pylance's handle on one version, opened from its manifest at the first use. Safe in threads.
+
+    pylance sees that manifest, whatever is at its place by then. Opening is one request, and none of a job that only
+    compares manifests and listings.
+    """
+
+    def __init__(self, location: Location, version: VersionManifest, opened: lance.LanceDataset | None = None) -> None:
+        """``opened``: the handle, if there is one."""
+        self._location, self._version, self._opened = location, version, opened
+        self._lock = threading.Lock()
+
+    def at(self, location: Location) -> PinnedDataset:
+        """The same with other credentials."""
+        return self if location is self._location else PinnedDataset(location, self._version)
+
+    def get(self) -> lance.LanceDataset:
+        """The handle.
+
+        Raises:
+            StorageError: pylance cannot open the version, by kind.
+        """
+        with self._lock:
+            if self._opened is None:
+                with lance_errors("open the table", self._location.uri):
+                    self._opened = lance.LanceDataset(
+                        self._location.files or self._location.uri,
+                        int(self._version.manifest.version),
+                        storage_options=lance_options(self._location),
+                        serialized_manifest=self._version.manifest.SerializeToString(),
+                        index_cache_size_bytes=CACHE_BYTES,
+                        metadata_cache_size_bytes=CACHE_BYTES,
+                    )
+            return self._opened
 
 
 def lance_options(location: Location) -> dict[str, str] | None:

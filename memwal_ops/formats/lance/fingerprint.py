@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.formats.lance.memwal.regions import list_regions
-from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.versions import PAGE, VERSIONS_FOLDER, is_ascending
 from memwal_ops.formats.lance.wire.names import (
     MEM_WAL_FOLDER,
     NamingScheme,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta, Store
 
 _PLAIN, _WITH_LOG = "plain", "log"
-_PAGE = 1000
 # Where the start of a listing saves no request: local files, and Azure, whose listings always start at the beginning.
 _WITHOUT_START = ("/", "az://")
 # Sorts directly after the slash that ends a folder's name in a path.
@@ -74,9 +73,9 @@ def _digest(kind: str, store: Store, versions: Iterable[ObjectMeta]) -> str:
 def _newest_versions(store: Store) -> Sequence[ObjectMeta]:
     """The first page of the versions if it begins with the newest one, else all versions."""
     listing = store.list(VERSIONS_FOLDER)
-    page = list(islice(listing, _PAGE))
+    page = list(islice(listing, PAGE))
     schemes = {name.scheme for meta in page if (name := _version_name(meta)) is not None}
-    if len(page) == _PAGE and schemes == {NamingScheme.V2} and _is_ascending(page):
+    if len(page) == PAGE and schemes == {NamingScheme.V2} and is_ascending(page):
         return page
     return _by_path([*page, *listing])
 
@@ -88,11 +87,11 @@ def _log_objects(store: Store) -> Sequence[ObjectMeta]:
     found: list[ObjectMeta] = []
     after: str | None = None
     while True:
-        page = list(islice(store.list(MEM_WAL_FOLDER, after=after), _PAGE))
-        if not _is_ascending(page):  # S3 Express
+        page = list(islice(store.list(MEM_WAL_FOLDER, after=after), PAGE))
+        if not is_ascending(page):  # S3 Express
             return _region_manifests(store)
         found += page
-        if len(page) < _PAGE:
+        if len(page) < PAGE:
             return found
         after = _next_start(page[-1].path)
 
@@ -116,11 +115,6 @@ def _region_manifests(store: Store) -> Sequence[ObjectMeta]:
 
 def _by_path(objects: Iterable[ObjectMeta]) -> list[ObjectMeta]:
     return sorted(objects, key=lambda meta: meta.path)
-
-
-def _is_ascending(page: Sequence[ObjectMeta]) -> bool:
-    paths = [os.fsencode(meta.path) for meta in page]
-    return paths == sorted(paths)
 
 
 def _version_name(meta: ObjectMeta) -> VersionName | None:

@@ -25,7 +25,15 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.referenced_files import missing_files, references
 from memwal_ops.formats.lance.retention import named_versions
-from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, read_version_manifest, version_path
+from memwal_ops.formats.lance.versions import (
+    VERSION_HINT,
+    VERSIONS_FOLDER,
+    VersionPage,
+    is_same_file,
+    list_page,
+    read_version_manifest,
+    version_path,
+)
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from memwal_ops.log import get_logger
@@ -37,8 +45,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
-
-_HINT = f"{VERSIONS_FOLDER}/latest_version_hint.json"
 
 
 class CommitLostError(MemwalOpsError):
@@ -79,19 +85,30 @@ def refuse_overtaken(table: Table, version: int) -> None:
     Timeline: a merger stalls at V; others commit V+1 and V+2, a clean-up removes V+1 and the files
     to which only V referred. The name V+1 is free, but a version under it would refer to deleted files.
     """
-    with lance_errors("find the newest version of", table.location.uri):
-        newest = table.dataset.latest_version
-    if newest != table.version:
+    listed = list_page(table.store)
+    if newest_version(table, listed) != table.version:
         raise lost(table, version)
-    refuse_replaced(table, version)
+    refuse_replaced(table, version, listed)
 
 
-def refuse_replaced(table: Table, version: int) -> None:
+def newest_version(table: Table, listed: VersionPage) -> int:
+    """The newest version by a new listing; one more request if that does not determine it."""
+    if listed.newest is not None:
+        return listed.newest
+    with lance_errors("find the newest version of", table.location.uri):
+        return int(table.dataset.latest_version)
+
+
+def refuse_replaced(table: Table, version: int, listed: VersionPage) -> None:
     """Refuse to publish if the table was replaced by another one at the same version.
 
     Timeline: a merger reads version 3; the table is removed and created again by the same steps, so that it
     is at version 3, too. A version 4 made from what was read would refer to files of the removed table.
+
+    The manifest is read again, unless the listings before it was read and now show the same object, by its entity tag.
     """
+    if is_same_file(table.file, listed.versions.get(table.version)):
+        return
     try:
         current = read_version_manifest(table.store, table.version, table.naming)
     except (ObjectNotFoundError, InvalidFormatError) as error:
@@ -105,11 +122,12 @@ def refuse_gaps(table: Table) -> None:
 
     A rebase ignores versions that are missing (landmine 24): it would not see their changes.
     """
-    with lance_errors("find the newest version of", table.location.uri):
-        newest = table.dataset.latest_version
-    if not all(is_taken(table, version) for version in range(table.version + 1, newest + 1)):
+    listed = list_page(table.store)
+    newest = newest_version(table, listed)
+    since = range(table.version + 1, newest + 1)
+    if not all(version in listed.versions or is_taken(table, version) for version in since):
         raise lost(table, newest)
-    refuse_replaced(table, table.version + 1)
+    refuse_replaced(table, table.version + 1, listed)
 
 
 def is_taken(table: Table, version: int) -> bool:
@@ -198,9 +216,10 @@ def verify_in_history(table: Table, published: VersionManifest, progress: Mappin
 
 def _verify_in_history(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
     version = int(published.manifest.version)
-    with lance_errors("find the newest version of", table.location.uri):
-        if table.dataset.latest_version <= version:
-            return
+    listed = list_page(table.store)
+    if newest_version(table, listed) <= version:
+        table.remember(published, listed)
+        return
     newest = table.newest()
     added = _names(published) - _names(table.manifest)
     if newest.version <= version or added & _names(newest.manifest):
@@ -282,12 +301,15 @@ def _names(version: VersionManifest) -> set[tuple[object, ...]]:
 def advance_hint(table: Table, version: int) -> None:
     """Advance pylance's hint of the newest version, best effort: readers probe onward from an older one.
 
+    On object stores there is none, as the listing shows that the table was opened by.
+
     Errors are ignored, because the version is published. Timeline of the loss that this prevents: a merger publishes
     V+1, its lease is lost, the write of the hint is denied, and the caller takes that for a failed commit and deletes
     the files of V+1.
     """
     try:
-        if table.store.head(_HINT) is not None:
-            table.store.put(_HINT, b'{"version":%d}' % version)
+        hinted = table.listed.has_hint()
+        if hinted or (hinted is None and table.store.head(VERSION_HINT) is not None):
+            table.store.put(VERSION_HINT, b'{"version":%d}' % version)
     except (StorageError, LeaseLostError):
         return

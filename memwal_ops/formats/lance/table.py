@@ -6,10 +6,10 @@ After a commit conflict, a job takes a new one with :meth:`Table.newest` and dec
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.core import registry
@@ -23,7 +23,7 @@ from memwal_ops.errors import (
     TableCorruptError,
     TableNotFoundError,
 )
-from memwal_ops.formats.lance.datasets import open_dataset
+from memwal_ops.formats.lance.datasets import PinnedDataset, open_dataset
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.layouts.detection import (
     layout_named,
@@ -33,12 +33,24 @@ from memwal_ops.formats.lance.layouts.detection import (
 )
 from memwal_ops.formats.lance.memwal.region_identity import MergeHistory
 from memwal_ops.formats.lance.memwal.regions import RegionListing, RegionManifestStore, list_regions
-from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, read_version_manifest, version_path
+from memwal_ops.formats.lance.versions import (
+    VERSIONS_FOLDER,
+    VersionPage,
+    is_same_file,
+    list_page,
+    read_version_manifest,
+    version_path,
+)
 from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, layout_record
 from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import NamingScheme, naming_scheme, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.region_records import region_records
-from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, check_readable
+from memwal_ops.formats.lance.wire.version_manifest import (
+    VersionManifest,
+    check_readable,
+    decode_version_manifest,
+    encode_version_manifest,
+)
 from memwal_ops.storage.objects import is_empty
 
 if TYPE_CHECKING:
@@ -53,12 +65,15 @@ if TYPE_CHECKING:
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.layouts.api import Layout
     from memwal_ops.formats.lance.wire.region_records import RegionRecord
-    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location
 
-# Names that are checked for a mixture of naming schemes: one page of a listing, not 50,000 versions.
-_NAMES_CHECKED = 1000
 _OPENINGS = 4
+_KEY_FLAG = "lance-schema:unenforced-primary-key"
+_KEY_POSITION = "lance-schema:unenforced-primary-key:position"
+_TRUE = frozenset({b"true", b"1", b"yes"})
+# Columns without a position come after those with one.
+_LAST = 10_000
 
 
 @dataclass(frozen=True)
@@ -68,20 +83,22 @@ class Table(GuardedTable):
     Attributes:
         location: its URI and storage options; its ``repr`` contains no secret.
         store: the table's folder as an object store.
-        dataset: pylance's handle, pinned to ``version``.
+        handle: pylance's handle, pinned to ``version``.
         manifest: the version manifest of exactly that version, including unknown fields.
         naming: the naming scheme of ``_versions/``.
         memwal: the MemWAL index of that version: configuration, merge progress, catch-up; None if it has none.
         primary_key: names of the key columns in key order.
+        listed: the listing of versions before the manifest was read.
     """
 
     location: Location
     store: Store
-    dataset: lance.LanceDataset
+    handle: PinnedDataset
     manifest: VersionManifest
     naming: NamingScheme
     memwal: MemWalIndex | None
     primary_key: tuple[str, ...]
+    listed: VersionPage
     guard: CommitGuard = field(default_factory=Unguarded, compare=False)
 
     @property
@@ -134,6 +151,16 @@ class Table(GuardedTable):
     def version(self) -> int:
         """The base version that this table is pinned to."""
         return int(self.manifest.manifest.version)
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        """The handle of pylance, pinned to ``version``; opened at the first use."""
+        return self.handle.get()
+
+    @property
+    def file(self) -> ObjectMeta | None:
+        """The manifest's file as it was listed before it was read; None if the listing does not have it."""
+        return self.listed.versions.get(self.version)
 
     @cached_property
     def regions(self) -> RegionListing:
@@ -200,20 +227,35 @@ class Table(GuardedTable):
     @cached_property
     def history(self) -> MergeHistory:
         """The history of merges in the existing versions, read lazily."""
-        return MergeHistory(self.store)
+        return MergeHistory(self.store, self.listed, self.manifest)
 
     def region(self, region_id: UUID) -> RegionManifestStore:
         """The manifest store of one region; the region need not exist."""
         return RegionManifestStore(self.store, region_id)
 
     def newest(self) -> Table:
-        """The newest version of the same table, everything read again; the naming scheme only if it has changed."""
-        location = self.location.refreshed()
-        try:
-            newest = load(location, self.store, self.naming)
-        except (ObjectNotFoundError, TableNotFoundError, NotALanceTableError, TableCorruptError):
-            newest = load(location, self.store)
-        return replace(newest, guard=self.guard)
+        """The newest version of the same table. One request if it is this one, else two."""
+        return replace(load(self.location.refreshed(), self.store, self), guard=self.guard)
+
+    def remember(self, published: VersionManifest, listed: VersionPage) -> None:
+        """Remember the version that a commit published on this one, if a listing proves that it is stored as encoded.
+
+        The proof is the entity tag, where that is the MD5 sum of the content: on S3, without encryption by customer
+        keys. So no other object can be taken for it, not even if the table was replaced since.
+        """
+        data = encode_version_manifest(published)
+        file = listed.versions.get(int(published.manifest.version))
+        if file is not None and file.e_tag == hashlib.md5(data, usedforsecurity=False).hexdigest():
+            table = _table_of(self.location, self.store, decode_version_manifest(data), self.naming, listed)
+            self._committed.append(replace(table, guard=self.guard))
+
+    def committed(self) -> Table | None:
+        """See :class:`memwal_ops.core.protocols.KnowsItsCommit`."""
+        return self._committed[-1] if self._committed else None
+
+    @cached_property
+    def _committed(self) -> list[Table]:
+        return []
 
 
 def open_lance_table(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Table:
@@ -234,13 +276,13 @@ def open_lance_table(uri: str | os.PathLike[str], storage_options: Mapping[str, 
     return table
 
 
-def load(location: Location, store: Store, naming: NamingScheme | None = None) -> Table:
+def load(location: Location, store: Store, known: Table | None = None) -> Table:
     """Open the newest version of a Lance table: with MemWAL, of today's or of the legacy layout, or without.
 
     Args:
         location: of the table.
         store: its folder.
-        naming: the naming scheme, if it is known; else one listing finds it, and that schemes are not mixed.
+        known: a version that was read before: it is not read again if it is still the newest, and the same file.
 
     Raises:
         TableNotFoundError: the prefix is empty.
@@ -251,7 +293,7 @@ def load(location: Location, store: Store, naming: NamingScheme | None = None) -
         TableCorruptError: its newest manifest does not decode, or naming schemes are mixed (S3-047).
         StorageError: the store refused or failed, by kind.
     """
-    table = read_table(location, store, naming)
+    table = read_table(location, store, known)
     refused = table.layout.refusal(location, store) if table.memwal is None else None
     if refused is not None:
         raise refused
@@ -260,22 +302,55 @@ def load(location: Location, store: Store, naming: NamingScheme | None = None) -
     return table
 
 
-def read_table(location: Location, store: Store, naming: NamingScheme | None = None) -> Table:
+def read_table(location: Location, store: Store, known: Table | None = None) -> Table:
     """Open the newest version of a Lance table of any layout, including those to which no job applies.
+
+    Requests: a listing, and the manifest. pylance finds the newest version if the listing does not show it: of tables
+    with 1,000 versions that are not listed in order, or with an external manifest store.
 
     Raises: see :func:`load`, but NoMemWalIndexError and NoPrimaryKeyError.
     """
-    scheme = naming or _naming_scheme(location, store)
-    dataset, manifest = _open_newest(location, store, scheme)
+    for attempt in range(_OPENINGS):
+        listed = list_page(store)
+        naming = _naming_scheme(location, store, listed)
+        try:
+            if listed.newest is None or "+" in location.scheme:
+                manifest, handle = _newest_by_lance(location, store, naming)
+            elif (
+                known is not None
+                and listed.newest == known.version
+                and is_same_file(known.file, listed.versions[known.version])
+            ):
+                manifest, handle = known.manifest, known.handle.at(location)
+            else:
+                manifest, handle = _read_manifest(store, listed.newest, naming), None
+        except (ObjectNotFoundError, TableNotFoundError) as error:
+            # If others commit meanwhile, a clean-up may remove the version after it was found to be the newest and
+            # before it is read: then there is a newer one.
+            if attempt == _OPENINGS - 1:
+                raise NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error
+            continue
+        return _table_of(location, store, manifest, naming, listed, handle)
+    raise AssertionError  # pragma: no cover - the loop returns or raises
+
+
+def _table_of(
+    location: Location,
+    store: Store,
+    manifest: VersionManifest,
+    naming: NamingScheme,
+    listed: VersionPage,
+    handle: PinnedDataset | None = None,
+) -> Table:
     check_readable(manifest.manifest)
     entry = None if manifest.indexes is None else find_memwal_entry(manifest.indexes)
     memwal = None if entry is None or is_legacy(entry) else decode_memwal_index(entry)
-    return Table(location, store, dataset, manifest, scheme, memwal, _primary_key(dataset))
+    handle = handle or PinnedDataset(location, manifest)
+    return Table(location, store, handle, manifest, naming, memwal, _primary_key(manifest), listed)
 
 
-def _naming_scheme(location: Location, store: Store) -> NamingScheme:
-    entries = list(islice(store.list(VERSIONS_FOLDER), _NAMES_CHECKED))
-    names = [meta.path.rsplit("/", 1)[-1] for meta in entries]
+def _naming_scheme(location: Location, store: Store, listed: VersionPage) -> NamingScheme:
+    names = [meta.path.rsplit("/", 1)[-1] for meta in listed.files]
     scheme = naming_scheme(name for name in names if parse_version_manifest_name(name) is not None)
     if scheme is not None:
         return scheme
@@ -284,32 +359,22 @@ def _naming_scheme(location: Location, store: Store) -> NamingScheme:
     raise NotALanceTableError(f"{location.uri} has no {VERSIONS_FOLDER}/*.manifest, so it is not a Lance table.")
 
 
-def _open_newest(location: Location, store: Store, scheme: NamingScheme) -> tuple[lance.LanceDataset, VersionManifest]:
-    """The newest version and its manifest.
-
-    If others commit meanwhile, a clean-up may remove the version after it was found to be the newest and
-    before it is read: then there is a newer one, and opening is repeated.
-    """
-    for attempt in range(_OPENINGS):
-        try:
-            with lance_errors("open the table", location.uri):
-                dataset = open_dataset(location)
-            return dataset, _read_manifest(store, dataset.version, scheme)
-        except (ObjectNotFoundError, TableNotFoundError) as error:
-            if attempt == _OPENINGS - 1:
-                _diagnose(store, scheme)
-                raise NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error
-        except StorageError:
-            _diagnose(store, scheme)
-            raise
-    raise AssertionError  # pragma: no cover - the loop returns or raises
-
-
-def _diagnose(store: Store, scheme: NamingScheme) -> None:
-    """Raise a specific error if the newest manifest is the reason why pylance cannot open the table."""
-    names = (parse_version_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in store.list(VERSIONS_FOLDER))
-    newest = max((name.version for name in names if name is not None and name.scheme is scheme), default=0)
-    check_readable(_read_manifest(store, newest, scheme).manifest)
+def _newest_by_lance(
+    location: Location, store: Store, naming: NamingScheme
+) -> tuple[VersionManifest, PinnedDataset | None]:
+    try:
+        with lance_errors("open the table", location.uri):
+            dataset = open_dataset(location)
+        manifest = _read_manifest(store, dataset.version, naming)
+    except (ObjectNotFoundError, TableNotFoundError):
+        raise
+    except StorageError:
+        # Raise a specific error if the newest manifest is the reason why pylance cannot open the table.
+        names = (parse_version_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in store.list(VERSIONS_FOLDER))
+        newest = max((name.version for name in names if name is not None and name.scheme is naming), default=0)
+        check_readable(_read_manifest(store, newest, naming).manifest)
+        raise
+    return manifest, PinnedDataset(location, manifest, dataset)
 
 
 def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionManifest:
@@ -324,15 +389,15 @@ def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionM
     return manifest
 
 
-def _primary_key(dataset: lance.LanceDataset) -> tuple[str, ...]:
-    """Names of the key columns, by their position if the metadata has one (S0-002)."""
+def _primary_key(version: VersionManifest) -> tuple[str, ...]:
+    """Names of the key columns, by their position if the manifest has one (S0-002)."""
     marked: list[tuple[int, str]] = []
-    for order, column in enumerate(dataset.schema):
-        metadata = column.metadata or {}
-        position = metadata.get(b"lance-schema:unenforced-primary-key:position")
-        flag = metadata.get(b"lance-schema:unenforced-primary-key", b"").lower()
-        if position is not None and position.isdigit() and int(position) > 0:
-            marked.append((int(position), column.name))
-        elif flag in {b"true", b"1", b"yes"}:
-            marked.append((10_000 + order, column.name))
+    columns = [one for one in version.manifest.fields if one.parent_id < 0]
+    for order, column in enumerate(columns):
+        said = column.metadata.get(_KEY_POSITION, b"")
+        position = column.unenforced_primary_key_position or (int(said) if said.isdigit() else 0)
+        if position > 0:
+            marked.append((position, column.name))
+        elif column.unenforced_primary_key or column.metadata.get(_KEY_FLAG, b"").lower() in _TRUE:
+            marked.append((_LAST + order, column.name))
     return tuple(name for _, name in sorted(marked))

@@ -11,18 +11,19 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import TableCorruptError
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.referenced_files import (
     missing_files,
     read_references,
     references,
 )
 from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.wire.version_manifest import check_writable
 from memwal_ops.storage.concurrently import concurrently
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.storage.api import ObjectMeta, Store
+    from memwal_ops.storage.api import ObjectMeta
 
 _CONCURRENT_READS = 16
 _MANIFEST_BYTES = 32 << 20
@@ -77,7 +78,7 @@ def check_versions(table: Table) -> VersionsCheck:
     oldest = sorted(manifests.items())[:_VERSIONS]
     sizes = accumulate(meta.size for _, meta in oldest)
     bounded = [one for one, size in zip(oldest, sizes, strict=True) if size <= _MANIFEST_BYTES]
-    read = partial(_own_files, table.store)
+    read = partial(_own_files, table)
     for (version, meta), found in concurrently(read, bounded, threads=_CONCURRENT_READS):
         if found is None:
             look.unreadable[version] = meta.path
@@ -99,9 +100,13 @@ def check_versions(table: Table) -> VersionsCheck:
     return look
 
 
-def _own_files(store: Store, listed: tuple[int, ObjectMeta]) -> frozenset[str] | None:
+def _own_files(table: Table, listed: tuple[int, ObjectMeta]) -> frozenset[str] | None:
     """The files of a listed version, none if it was expired meanwhile; None if its manifest does not decode."""
     try:
-        return next((found.own for _, found in read_references(store, [listed[1].path])), frozenset())
-    except TableCorruptError:
+        version = table.history.manifest(listed[1])
+        check_writable(version.manifest)
+        return references(version).own
+    except ObjectNotFoundError:
+        return frozenset()
+    except (InvalidFormatError, TableCorruptError):
         return None

@@ -1,19 +1,75 @@
-"""Read version manifests by number, of the table or of a dataset below it."""
+"""List and read version manifests, of the table or of a dataset below it."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
-from memwal_ops.formats.lance.wire.names import NamingScheme, version_manifest_name
+from memwal_ops.formats.lance.wire.names import NamingScheme, parse_version_manifest_name, version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, decode_version_manifest
 
 if TYPE_CHECKING:
-    from memwal_ops.storage.api import Store
+    from collections.abc import Sequence
+
+    from memwal_ops.storage.api import ObjectMeta, Store
 
 VERSIONS_FOLDER = "_versions"
 BRANCHES_FOLDER = "tree"
 TRANSACTIONS_FOLDER = "_transactions"
+VERSION_HINT = f"{VERSIONS_FOLDER}/latest_version_hint.json"
+PAGE = 1000
+"""The page size of a listing on every store."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPage:
+    """One page of the listing of ``_versions/``.
+
+    Attributes:
+        files: what it lists.
+        complete: whether these are all files there.
+        versions: the manifests of main among them, by version.
+        has_detached: whether there are detached ones, or may be.
+        newest: the newest version; None if the page does not determine it.
+    """
+
+    files: tuple[ObjectMeta, ...]
+    complete: bool
+    versions: dict[int, ObjectMeta]
+    newest: int | None
+    has_detached: bool = True
+
+    def has_hint(self) -> bool | None:
+        """Whether there is a hint of the newest version, as on local files; None: this page does not tell."""
+        return any(meta.path == VERSION_HINT for meta in self.files) or (False if self.complete else None)
+
+
+def list_page(store: Store) -> VersionPage:
+    """List the versions, the newest of which V2 names put first. One request."""
+    files = tuple(islice(store.list(VERSIONS_FOLDER), PAGE))
+    names = [(parse_version_manifest_name(meta.path.rsplit("/", 1)[-1]), meta) for meta in files]
+    versions = {name.version: meta for name, meta in names if name is not None and not name.detached}
+    complete = len(files) < PAGE
+    schemes = {name.scheme for name, _ in names if name is not None and not name.detached}
+    first = complete or (schemes == {NamingScheme.V2} and is_ascending(files))
+    detached = not complete or any(name is not None and name.detached for name, _ in names)
+    return VersionPage(files, complete, versions, max(versions, default=None) if first else None, detached)
+
+
+def is_ascending(page: Sequence[ObjectMeta]) -> bool:
+    """Whether a page is in order of its names, so that what follows sorts after it (S3 Express lists in none)."""
+    paths = [os.fsencode(meta.path) for meta in page]
+    return paths == sorted(paths)
+
+
+def is_same_file(one: ObjectMeta | None, other: ObjectMeta | None) -> bool:
+    """Whether two listings show the same object, by its entity tag; False if that cannot be told."""
+    if one is None or other is None or one.e_tag is None:
+        return False
+    return (one.path, one.size, one.e_tag) == (other.path, other.size, other.e_tag)
 
 
 def version_path(version: int, naming: NamingScheme, *, folder: str = "") -> str:

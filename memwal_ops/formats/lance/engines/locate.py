@@ -111,8 +111,18 @@ def _index_is_cheaper(table: Table, winners: Winners) -> bool:
     key = table.primary_key[0]
     return (
         has_sql_literals(winners.keys.column(key))
-        and has_key_index(table.dataset, key)
+        and is_indexed(table, key)
         and winners.keys.num_rows * SCANNED_KEYS_PER_LOOKUP < table.dataset.count_rows()
+    )
+
+
+def is_indexed(table: Table, key: str) -> bool:
+    """Whether there is a B-tree index over exactly this column, by the table's manifest."""
+    field = next((one.id for one in table.manifest.manifest.fields if one.parent_id < 0 and one.name == key), None)
+    entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
+    return "`" not in key and any(
+        [*entry.fields] == [field] and entry.index_details.type_url.lower().endswith("btreeindexdetails")
+        for entry in entries
     )
 
 

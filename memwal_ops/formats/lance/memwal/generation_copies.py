@@ -18,7 +18,7 @@ from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
 from memwal_ops.formats.lance.referenced_files import DATA_FOLDER, file_key, references, version_of_main
 from memwal_ops.formats.lance.schema_history import nanoseconds
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
-from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.locations import LOCAL, resolve
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 8 << 20
 """Generations of more are read where they are: their bytes need most of pylance's requests anyway."""
-LOCAL = frozenset({"file", "memory"})
-"""The schemes of tables that are not in an object store."""
 _SHARE_OF_BUDGET = 4
 
 

@@ -38,6 +38,7 @@ from memwal_ops.errors import (
     RegionReplacedError,
     TableCorruptError,
 )
+from memwal_ops.formats.lance.memwal.listed_log import unlisted
 from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name, region_folder
@@ -51,10 +52,14 @@ if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.versions import VersionPage
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta, Store
 
 _CONCURRENT_READS = 16
+# Bytes of a manifest that is kept decoded, and how many are.
+_SMALL, _MOST_KEPT = 64 << 10, 64
 # Coarser than any store's times: S3 has whole seconds.
 _TICK = timedelta(seconds=1)
 # A file whose stored time is this much later than the timestamp inside was copied.
@@ -104,12 +109,20 @@ _KNOWN: WeakKeyDictionary[Store, dict[ObjectMeta, tuple[Moment, bool]]] = WeakKe
 class MergeHistory:
     """The merge progress in the existing versions; read only if there is no record, each version at most once."""
 
-    def __init__(self, store: Store) -> None:
-        """Nothing is read before the first call."""
+    def __init__(self, store: Store, listed: VersionPage, newest: VersionManifest) -> None:
+        """Nothing is read before the first call.
+
+        Args:
+            store: the table's folder.
+            listed: the versions, as listed before the newest was read.
+            newest: its manifest.
+        """
         self._store = store
         self._lock = RLock()
-        self._listed: Mapping[int, ObjectMeta] | None = None
+        self._listed: Mapping[int, ObjectMeta] | None = listed.versions if listed.complete else None
         self._read: dict[str, _Version | None] = {}
+        meta = listed.versions.get(int(newest.manifest.version))
+        self._manifests: dict[str, VersionManifest] = {} if meta is None else {meta.path: newest}
 
     def merged_at(self, region_id: UUID, generation: int) -> tuple[Moment, bool] | None:
         """The time of the first version in which a generation is merged, and whether it was merged in that version.
@@ -157,9 +170,9 @@ class MergeHistory:
 
     def _indexed(self, meta: ObjectMeta) -> tuple[Moment, bool] | None:
         """When a version was written, and whether it has a MemWAL index; None if it cannot be read."""
-        known = _KNOWN.setdefault(self._store, {})
+        known = _KNOWN.setdefault(unlisted(self._store), {})
         if meta not in known:
-            found = _read_version(self._store, meta)
+            found = self._version(meta)
             if found is None:
                 return None
             known[meta] = found.moment, found.merged is not None
@@ -168,22 +181,35 @@ class MergeHistory:
     def _version(self, meta: ObjectMeta) -> _Version | None:
         """Read a version; None if that is not possible: expired meanwhile, or damaged."""
         if meta.path not in self._read:
-            self._read[meta.path] = _read_version(self._store, meta)
+            self._read[meta.path] = self._read_version(meta)
         return self._read[meta.path]
+
+    def _read_version(self, meta: ObjectMeta) -> _Version | None:
+        try:
+            version = self.manifest(meta)
+            entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+            merged = None if entry is None else decode_memwal_index(entry).merged_generations
+        except (ObjectNotFoundError, InvalidFormatError, TableCorruptError, LegacyLayoutError):
+            return None
+        return _Version(Moment(meta.last_modified, _datetime(version.manifest.timestamp)), merged)
+
+    def manifest(self, meta: ObjectMeta) -> VersionManifest:
+        """The manifest of a listed version; small ones are read once.
+
+        Raises:
+            ObjectNotFoundError: the version was expired meanwhile.
+            InvalidFormatError: the file does not decode.
+        """
+        if meta.path in self._manifests:
+            return self._manifests[meta.path]
+        version = decode_version_manifest(self._store.get(meta.path))
+        if meta.size <= _SMALL and len(self._manifests) < _MOST_KEPT:
+            self._manifests[meta.path] = version
+        return version
 
 
 def _may_be_younger(moment: Moment, than: datetime) -> bool:
     return moment.stored >= than - _TICK or moment.stored - moment.inside > _COPIED
-
-
-def _read_version(store: Store, meta: ObjectMeta) -> _Version | None:
-    try:
-        version = decode_version_manifest(store.get(meta.path))
-        entry = None if version.indexes is None else find_memwal_entry(version.indexes)
-        merged = None if entry is None else decode_memwal_index(entry).merged_generations
-    except (ObjectNotFoundError, InvalidFormatError, TableCorruptError, LegacyLayoutError):
-        return None
-    return _Version(Moment(meta.last_modified, _datetime(version.manifest.timestamp)), merged)
 
 
 def _datetime(timestamp: Timestamp) -> datetime:

@@ -30,7 +30,7 @@ from memwal_ops.formats.lance.publication import (
     refuse_replaced,
     verify_in_history,
 )
-from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.versions import VersionPage, version_path
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 from memwal_ops.formats.lance.wire.names import NamingScheme, detached_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -97,8 +97,14 @@ class MemoryStore:
 
 
 def table(store: MemoryStore | None = None, version: int = 4, **fields: Any) -> Any:
+    known: dict[str, Any] = {
+        "remember": lambda *_: None,
+        "file": None,
+        "listed": VersionPage((), complete=False, versions={}, newest=None),
+    }
+    location = SimpleNamespace(uri="memory://t")
     return SimpleNamespace(
-        store=store or MemoryStore(), version=version, naming=V2, location=SimpleNamespace(uri="memory://t"), **fields
+        store=store or MemoryStore(), version=version, naming=V2, location=location, **known | fields
     )
 
 
@@ -194,8 +200,38 @@ def test_nothing_is_published_on_a_version_that_is_not_the_newest(
         assert raised.value.files_unreferenced
     else:
         refuse_overtaken(one, 5)
-        refuse_replaced(one, 5)
+        refuse_replaced(one, 5, one.listed)
     assert read.call_args_list == [call(one.store, 4, V2)] * (0 if newest == 5 else 2 if not refused else 1)
+
+
+def listed(tag: str | None) -> ObjectMeta:
+    return ObjectMeta(path_of(4), 10, TIME, tag)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "read_again"),
+    [
+        (listed("a"), listed("a"), False),
+        (listed("a"), listed("b"), True),
+        (listed(None), listed(None), True),
+        (listed("a"), None, True),
+        (None, listed("a"), True),
+    ],
+)
+def test_a_version_that_is_listed_as_it_was_is_not_read_again(
+    before: ObjectMeta | None, now: ObjectMeta | None, read_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its entity tag; what a listing cannot tell, the manifest itself does."""
+    read = Mock(return_value="another")
+    monkeypatch.setattr(module, "read_version_manifest", read)
+    page = VersionPage((), complete=True, versions={} if now is None else {4: now}, newest=4)
+    one = table(file=before, manifest="read")
+    if read_again:
+        with pytest.raises(CommitLostError):
+            refuse_replaced(one, 5, page)
+    else:
+        refuse_replaced(one, 5, page)
+    assert read.called == read_again
 
 
 # -- after the put
@@ -324,7 +360,7 @@ def test_a_late_version_that_is_kept(why: str, unreadable: SimpleNamespace, monk
             head = store.head
             heads = iter(range(99))
             monkeypatch.setattr(
-                store, "head", lambda path: None if path == path_of(5) and next(heads) > 0 else head(path)
+                store, "head", lambda path: None if path == path_of(5) and next(heads) > 1 else head(path)
             )
         case "replaced":
             get = store.get
@@ -388,15 +424,17 @@ def test_the_hint_is_advanced_where_there_is_one() -> None:
     store = MemoryStore()
     advance_hint(table(store), 5)
     assert store.data == {}
-    store.data[module._HINT] = b""
+    store.data[module.VERSION_HINT] = b""
     advance_hint(table(store), 5)
     assert store.data == {hint: b'{"version":5}'}
+    advance_hint(table(store, listed=VersionPage((), complete=True, versions={}, newest=4)), 6)
+    assert store.data == {hint: b'{"version":5}'}, "there was none when the table was opened: on object stores"
 
 
 @pytest.mark.parametrize("fault", [UNANSWERED, LeaseLostError("lost")])
 @pytest.mark.parametrize("method", ["head", "put"])
 def test_a_hint_that_cannot_be_advanced_is_no_failure(method: str, fault: Exception) -> None:
-    advance_hint(table(MemoryStore({module._HINT: b""}, faults={method: fault})), 5)
+    advance_hint(table(MemoryStore({module.VERSION_HINT: b""}, faults={method: fault})), 5)
 
 
 def test_the_note_of_a_commit() -> None:

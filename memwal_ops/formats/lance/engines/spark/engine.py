@@ -24,7 +24,7 @@ from lance.fragment import FragmentMetadata
 from memwal_ops.errors import InvariantViolatedError, UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.api import BlockedRegionsError, MergePass, PassResult
 from memwal_ops.formats.lance.engines.collapse import shared_keys_error
-from memwal_ops.formats.lance.engines.locate import SCANNED_KEYS_PER_LOOKUP, has_key_index
+from memwal_ops.formats.lance.engines.locate import SCANNED_KEYS_PER_LOOKUP, is_indexed
 from memwal_ops.formats.lance.engines.passes import commit_pass, open_generations
 from memwal_ops.formats.lance.engines.rewrite import Rewrite, all_field_ids, remove_files
 from memwal_ops.formats.lance.engines.spark import tasks
@@ -329,7 +329,7 @@ class _Run:
             writable = not work.code.framed and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
         return (
             writable
-            and has_key_index(self.table.dataset, work.primary_key[0])
+            and is_indexed(self.table, work.primary_key[0])
             and won.winners * SCANNED_KEYS_PER_LOOKUP < int(self.table.dataset.count_rows())
         )
 

@@ -184,7 +184,7 @@ def test_tags_and_branches_are_read_again_only_if_they_changed(made: LsmTable) -
     refs: Any = SimpleNamespace(
         tags=SimpleNamespace(list=lambda: counted("tags")), branches=SimpleNamespace(list=lambda: counted("branches"))
     )
-    watched = replace(table, dataset=refs)
+    watched = replace(table, handle=SimpleNamespace(get=lambda: refs))
     changes: list[tuple[Callable[[], object], dict[str, int]]] = [
         (lambda: dataset.tags.update("kept", last), {"kept": last}),
         (lambda: dataset.tags.update("kept", first), {"kept": first}),

@@ -1,0 +1,105 @@
+"""What is read of a table's manifest without pylance is what pylance reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from memwal_ops.core.registry import open_table
+from memwal_ops.formats.lance.base_indexes import base_indexes
+from memwal_ops.formats.lance.commit import CommitNote, IndexChange, commit_indexes
+from memwal_ops.formats.lance.engines.locate import has_key_index, is_indexed
+from memwal_ops.storage.counting import CountingStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from memwal_ops.formats.lance.table import Table
+
+KEY = "lance-schema:unenforced-primary-key"
+SCALAR = ["BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER", "INVERTED", "NGRAM", "LABEL_LIST"]
+VECTOR = ["IVF_FLAT", "IVF_PQ", "IVF_SQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ"]
+
+
+def opened(uri: str) -> Table:
+    table: Any = open_table(uri)
+    return table
+
+
+def test_types_of_indexes(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    vectors = pa.FixedSizeListArray.from_arrays(np.random.default_rng(1).random(8 * 300).astype(np.float32), 8)
+    columns: dict[str, Any] = {kind: range(300) for kind in ("BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER")}
+    columns |= {kind: [f"some words {at}" for at in range(300)] for kind in ("INVERTED", "NGRAM")}
+    columns |= {"LABEL_LIST": [["a"]] * 300} | dict.fromkeys(VECTOR, vectors)
+    dataset = lance.write_dataset(pa.table(columns), uri)
+    for kind in SCALAR:
+        dataset.create_scalar_index(kind, kind)
+    for kind in VECTOR:
+        options = {"num_sub_vectors": 2} if "PQ" in kind else {}
+        dataset.create_index(kind, kind, num_partitions=1, **options)
+    table = opened(uri)
+    known = {index.name: index.type for index in base_indexes(table).values()}
+    assert known == {one.name: one.index_type for one in lance.dataset(uri).describe_indices()}
+    assert len(known) == len(SCALAR) + len(VECTOR)
+    for name in columns:
+        assert is_indexed(table, name) == has_key_index(table.dataset, name), name
+    assert is_indexed(table, "BTREE")
+
+
+@pytest.mark.parametrize(
+    ("marks", "key"),
+    [
+        ({"a": {KEY: "true"}}, ("a",)),
+        ({"b": {KEY: "TRUE"}, "a": {KEY: "1"}, "c": {KEY: "false"}}, ("a", "b")),
+        ({"a": {f"{KEY}:position": "2"}, "c": {f"{KEY}:position": "1"}}, ("c", "a")),
+        ({"a": {KEY: "yes"}, "c": {KEY: "true", f"{KEY}:position": "1"}}, ("c", "a")),
+        ({}, ()),
+    ],
+)
+def test_the_primary_key(tmp_path: Path, marks: dict[str, dict[str, str]], key: tuple[str, ...]) -> None:
+    nested = pa.struct([pa.field("x", pa.int64())])
+    fields = [pa.field(name, pa.int64(), nullable=False, metadata=marks.get(name)) for name in "abc"]
+    schema = pa.schema([*fields, pa.field("s", nested)])
+    lance.write_dataset(pa.table({"a": [1], "b": [1], "c": [1], "s": [{"x": 1}]}, schema=schema), str(tmp_path))
+    assert opened(str(tmp_path)).primary_key == key
+
+
+def test_the_newest_version_again(tmp_path: Path) -> None:
+    """Only a listing, as long as it is the same file; a newer version, and another table, are read."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"a": [1]}), uri)
+    store = CountingStore(opened(uri).store)
+    table = replace(opened(uri), store=store)
+    assert table.newest().manifest is table.manifest
+    assert (store.calls["list"], store.calls["get"]) == (1, 0)
+    lance.write_dataset(pa.table({"a": [2]}), uri, mode="append")
+    newer = table.newest()
+    assert newer.version == 2
+    assert newer.dataset.to_table()["a"].to_pylist() == [1, 2]
+    assert table.dataset.to_table()["a"].to_pylist() == [1], "pinned, though it was opened later"
+    lance.write_dataset(pa.table({"b": [3]}), str(tmp_path / "other.lance"))
+    for version in (1, 2):
+        (tmp_path / "t.lance" / "_versions" / f"{2**64 - 1 - version}.manifest").unlink()
+    other = next((tmp_path / "other.lance" / "_versions").glob("*.manifest"))
+    (tmp_path / "t.lance" / "_versions" / other.name).write_bytes(other.read_bytes())
+    assert [field.name for field in table.newest().manifest.manifest.fields] == ["b"]
+
+
+@pytest.mark.s3
+def test_what_a_commit_made_is_known(bucket: tuple[str, dict[str, str]]) -> None:
+    """Without a request, where the entity tag proves it; it is what would be read."""
+    uri, options = f"{bucket[0]}/t.lance", bucket[1]
+    rows = pa.table({"id": [1]}, schema=pa.schema([pa.field("id", pa.int64(), nullable=False, metadata={KEY: "true"})]))
+    lance.write_dataset(rows, uri, storage_options=options).initialize_mem_wal()
+    table: Any = open_table(uri, options)
+    commit_indexes(table, IndexChange(table.index.details), CommitNote("snapshot", "a run", "0.0"))
+    made, read = table.committed(), table.newest()
+    assert made.version == table.version + 1
+    assert (made.manifest, made.file, made.primary_key) == (read.manifest, read.file, read.primary_key)
+    assert made.dataset.to_table() == rows
