@@ -42,7 +42,8 @@ from memwal_ops.formats.lance.index_build import IndexBuild, create_index, disca
 from memwal_ops.formats.lance.jobs.catchup_report import CatchupDecision, CatchupReport, IndexReport, Partitions
 from memwal_ops.formats.lance.jobs.index_publishing import publish_build, publish_change, publish_rebased
 from memwal_ops.formats.lance.leftovers import sweep_leftovers
-from memwal_ops.formats.lance.memwal.backlog import Blocked, read_backlog
+from memwal_ops.formats.lance.memwal.backlog import Blocked, backlog_of
+from memwal_ops.formats.lance.memwal.listed_log import with_listed_log
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.rebased_commit import drop_index, lacks_columns
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
@@ -127,7 +128,8 @@ def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> Catc
     wanted = [index.name for index in _wanted(table, options)]
     if any(_next_need(table, index, options) == "update" for index in _wanted(table, options)):
         probe_conditional_writes(table.store)
-        sweep_leftovers(table)
+        if table.listed.has_detached:
+            sweep_leftovers(table)
     outcomes = []
     if wanted:
         run.table = table.newest()
@@ -165,8 +167,11 @@ def _check_options(table: Table, options: CatchupOptions) -> None:
 
 def _replaced(table: Table) -> tuple[Blocked, ...]:
     """Regions that reuse the id of a merged region: ``index_catchup`` entries under this id belong to the old one."""
+    if not table.index.merged_generations:
+        return ()
+    table = with_listed_log(table)
     regions = table.index.merged_generations.keys() & set(table.regions.region_ids)
-    blocked = read_backlog(table, regions).blocked if regions else ()
+    blocked = backlog_of(table, regions).blocked if regions else ()
     return tuple(fault for fault in blocked if isinstance(fault.error, RegionReplacedError))
 
 

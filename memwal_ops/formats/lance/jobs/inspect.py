@@ -11,8 +11,9 @@ from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.jobs.inspect_text import describe
 from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.memwal.backlog import Backlog, Blocked, RegionBacklog, read_backlog
+from memwal_ops.formats.lance.memwal.backlog import Backlog, Blocked, RegionBacklog, backlog_of
 from memwal_ops.formats.lance.memwal.generations import generation_ref, missing_generation
+from memwal_ops.formats.lance.memwal.listed_log import with_listed_log
 from memwal_ops.formats.lance.memwal.snapshots import is_external
 from memwal_ops.formats.lance.memwal.wal import unflushed_entries
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, InspectOptions
@@ -193,7 +194,8 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
     Requests: those of the backlog; a listing for each region with unmerged generations; and for every region those
     to find the end of its log.
     """
-    backlog = read_backlog(table)
+    table = with_listed_log(table)
+    backlog = backlog_of(table)
     faults = {fault.region_id: fault for fault in backlog.blocked}
     region_ids = sorted({*backlog.regions, *faults})
     with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
@@ -202,12 +204,18 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
             _region(table, region_id, backlog.regions.get(region_id), entries, faults.get(region_id), limit)
             for region_id, entries in zip(region_ids, unflushed, strict=True)
         )
-    with lance_errors("read the fragments of", table.location.uri):
-        fragments = {fragment.fragment_id: fragment.count_rows() for fragment in table.dataset.get_fragments()}
     regions = _bounded(regions, limit)
     versions = check_versions(table)
-    rows = sum(fragments.values())
-    return Inspection(table, rows, len(fragments), regions, _indexes(table), backlog, versions, limit)
+    fragments = len(table.manifest.manifest.fragments)
+    return Inspection(table, _rows(table), fragments, regions, _indexes(table), backlog, versions, limit)
+
+
+def _rows(table: Table) -> int:
+    fragments = table.manifest.manifest.fragments
+    if all(one.physical_rows for one in fragments):
+        return sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)
+    with lance_errors("read the fragments of", table.location.uri):  # older releases did not record their rows
+        return int(table.dataset.count_rows())
 
 
 def _bounded(regions: tuple[RegionState, ...], limit: int) -> tuple[RegionState, ...]:

@@ -24,8 +24,9 @@ from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.engines.api import BlockedRegionsError, Engine, MergePass, PassResult, StageProgress
 from memwal_ops.formats.lance.engines.local import LocalEngine
 from memwal_ops.formats.lance.jobs.merge_report import MergeDecision, MergeReport, PassReport
-from memwal_ops.formats.lance.memwal.backlog import Backlog, Blocked, RegionBacklog, read_backlog
+from memwal_ops.formats.lance.memwal.backlog import Backlog, Blocked, RegionBacklog, backlog_of, read_backlog
 from memwal_ops.formats.lance.memwal.generations import generation_ref
+from memwal_ops.formats.lance.memwal.listed_log import with_listed_log
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
 from memwal_ops.log import get_logger
 from memwal_ops.storage.api import LinkError
@@ -148,8 +149,9 @@ def apply(
     options.refuse_legacy()
     started = time.monotonic()
     context = context or RunContext()
+    table = with_listed_log(table)
     wanted = _wanted(table, options)
-    backlog = read_backlog(table, wanted)
+    backlog = backlog_of(table, wanted)
     choice = EngineChoice(engine.name, "given by the caller") if engine else choose_engine(options, backlog)
     if backlog.pending:
         check_committable(table)
@@ -210,7 +212,8 @@ def _merge_all(
             log.info("pass_merged", table=table.location.uri, version=result.version, rows=result.rows_upserted)
             table = retry.landed(table)
             context.checkpoint()
-        backlog = read_backlog(table, wanted)
+        table = with_listed_log(table)
+        backlog = backlog_of(table, wanted)
     table = _record_regions(table, backlog, note)
     blocked = tuple(limits.blocked[region_id] for region_id in sorted(limits.blocked))
     context.figures["conflicts"] += retry.conflicts

@@ -26,6 +26,7 @@ from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexCh
 from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.jobs.snapshot_report import Skipped, SnapshotDecision, SnapshotReport
 from memwal_ops.formats.lance.leftovers import sweep_leftovers
+from memwal_ops.formats.lance.memwal.listed_log import with_listed_log
 from memwal_ops.formats.lance.memwal.region_identity import check_identity
 from memwal_ops.formats.lance.memwal.regions import REGION_FAULTS, NoRegionManifestError, list_region_strays
 from memwal_ops.formats.lance.memwal.snapshots import (
@@ -112,7 +113,7 @@ def plan(table: Table, options: SnapshotOptions, context: RunContext | None = No
         version=table.version,
         lost_races=0,
         seconds=time.monotonic() - started,
-        is_current=_is_stored(table, _rows(table, observed), _storage(observed, options))
+        is_current=_is_stored(table, _rows(observed), _storage(observed, options))
         and not any(region.lags for region in observed.regions),
     )
 
@@ -155,9 +156,8 @@ def take(
             the change, and the rows as a Lance file.
     """
     started = time.monotonic()
-    total = len(table.regions.region_ids)
 
-    def on_region() -> None:
+    def on_region(total: int) -> None:
         context.advance("reading", "regions", total=total)
 
     check_rewritable(table)
@@ -166,10 +166,11 @@ def take(
     hints_updated = observed.hints_updated
     retry = CommitRetry()
     decision = SnapshotDecision.UNCHANGED
-    while not _is_stored(table, rows := _rows(table, observed), _storage(observed, options)):
+    while not _is_stored(table, rows := _rows(observed), _storage(observed, options)):
         if retry.conflicts == 0:
             probe_conditional_writes(table.store)
-            sweep_leftovers(table)
+            if table.listed.has_detached:
+                sweep_leftovers(table)
         try:
             _publish(table, observed, rows, _storage(observed, options), note, before_commit)
         except CommitLostError as error:
@@ -207,9 +208,9 @@ def _storage(observed: _Observation, options: SnapshotOptions) -> str:
     return "inline" if len(observed.regions) <= options.inline_threshold else "external"
 
 
-def _rows(table: Table, observed: _Observation) -> pa.Table:
+def _rows(observed: _Observation) -> pa.Table:
     sources = {region.region_id: region.source for region in observed.regions}
-    return table.layout.snapshot_rows(
+    return observed.layout.snapshot_rows(
         sources, {region.region_id: region.state for region in observed.regions}, observed.specs
     )
 
@@ -251,27 +252,28 @@ def _publish(
         raise
 
 
-def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] = lambda: None) -> _Observation:
-    """Read every region, at most :data:`CONCURRENT_REGIONS` at a time.
+def _observe(table: Table, *, update_hints: bool, on_region: Callable[[int], None] = lambda _: None) -> _Observation:
+    """Read every region, at most :data:`CONCURRENT_REGIONS` at a time. ``on_region`` gets their number.
 
-    Requests: one listing for all regions; for a region that is unchanged since the last snapshot a
-    listing and one HEAD after the known end of its log; for any other its manifest as well.
+    Requests: one listing for all regions; for a region that is unchanged since the last snapshot one HEAD after the
+    known end of its log, and a listing if the log has 1,000 objects or more; for any other its manifest as well.
     """
     taken = time.time_ns() // 1_000_000
     # All before any thread starts: the first thread to read one would block the others.
-    listing, layout, known = table.regions, table.layout, _known(table)
+    looked = with_listed_log(table)
+    listing, layout, known = looked.regions, looked.layout, _known(table, looked.layout)
 
     def read(region_id: UUID) -> _Region | Skipped:
         try:
-            return _read(table, region_id, known.get(region_id))
+            return _read(looked, region_id, known.get(region_id))
         except NoRegionManifestError as error:
-            if table.region(region_id).is_claimed():
+            if looked.region(region_id).is_claimed():
                 return _fault(region_id, error)
             return Skipped(region_folder(region_id), "unclaimed", _UNCLAIMED, is_fault=False)
         except REGION_FAULTS as error:
             return _fault(region_id, error)
         finally:
-            on_region()
+            on_region(len(listing.region_ids))
 
     skipped = [
         *(Skipped(path, "stray", _STRAY, is_fault=False) for path in listing.strays),
@@ -290,13 +292,13 @@ def _observe(table: Table, *, update_hints: bool, on_region: Callable[[], None] 
     return _Observation(taken, tuple(regions), tuple(skipped), table.index.region_specs, layout)
 
 
-def _known(table: Table) -> Mapping[UUID, Known]:
+def _known(table: Table, layout: Layout) -> Mapping[UUID, Known]:
     """The regions of the stored snapshot, if its rows have the columns of a new one."""
     try:
         snapshot = read_snapshot(table)
         if snapshot is None:
             return {}
-        if not table.layout.snapshot_rows({}, {}, table.index.region_specs).schema.equals(snapshot.rows.schema):
+        if not layout.snapshot_rows({}, {}, table.index.region_specs).schema.equals(snapshot.rows.schema):
             return {}
         return known_regions(snapshot)
     except (InvalidFormatError, ValueError):

@@ -17,6 +17,7 @@ from memwal_ops.errors import (
     RegionReplacedError,
 )
 from memwal_ops.formats.lance.memwal.generations import GenerationRef, generation_ref, read_flush
+from memwal_ops.formats.lance.memwal.listed_log import with_listed_log
 from memwal_ops.formats.lance.memwal.region_identity import UNDECIDED_RECORD, check_identity
 from memwal_ops.formats.lance.memwal.regions import REGION_FAULTS, NoRegionManifestError
 
@@ -108,8 +109,14 @@ class Backlog:
 def read_backlog(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlog:
     """Read the newest manifest of every region (or of ``region_ids``) and subtract the progress.
 
-    Requests: one listing, one hint and one manifest per region, at most 8 at a time.
+    Requests: a listing; one hint and one manifest per region, at most 8 at a time; and per region a listing, if the log
+    has 1,000 objects or more.
     """
+    return backlog_of(with_listed_log(table), region_ids)
+
+
+def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlog:
+    """:func:`read_backlog` for a caller that listed the log (:func:`with_listed_log`)."""
     ids = sorted(table.regions.region_ids if region_ids is None else region_ids)
     regions: dict[UUID, RegionBacklog] = {}
     blocked: list[Blocked] = []

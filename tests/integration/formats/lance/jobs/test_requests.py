@@ -46,12 +46,12 @@ def test_requests_of_commands(counted: tuple[dict[str, str], Counter[str]]) -> N
         job = command.partition(" ")[0]
         run_job(uri, job, storage_options=options, apply=job == "maintain" or None)
         made[command] = requests.total()
-    most = {"inspect": 20, "merge": 45, "catchup": 39, "maintain": 165, "maintain again": 116}
+    most = {"inspect": 9, "merge": 22, "catchup": 29, "maintain": 132, "maintain again": 92}
     assert all(made[command] <= most[command] + TICKS for command in most), made
 
 
 def test_requests_of_further_generations(counted: tuple[dict[str, str], Counter[str]]) -> None:
-    """Each costs a listing, its manifest, its data file and its deletion file."""
+    """Each costs its manifest, its data file and its deletion file."""
     options, requests = counted
     made: dict[int, int] = {}
     for generations in (1, 11):
@@ -61,7 +61,7 @@ def test_requests_of_further_generations(counted: tuple[dict[str, str], Counter[
         requests.clear()
         assert run_job(uri, "merge", storage_options=options).decision == "merged"
         made[generations] = requests.total()
-    assert made[11] - made[1] <= 10 * 4 + TICKS, made
+    assert made[11] - made[1] <= 10 * 3 + TICKS, made
 
 
 def test_requests_of_a_second_index(counted: tuple[dict[str, str], Counter[str]]) -> None:
@@ -73,7 +73,7 @@ def test_requests_of_a_second_index(counted: tuple[dict[str, str], Counter[str]]
     run_job(uri, "merge", storage_options=options)
     requests.clear()
     assert run_job(uri, "catchup", storage_options=options).decision == "caught_up"
-    assert requests.total() <= 65, requests
+    assert requests.total() <= 51, requests
     requests.clear()
     run_job(uri, "catchup", storage_options=options)
-    assert requests.total() <= 12, "as for one index"
+    assert requests.total() <= 6, "as for one index"
