@@ -12,11 +12,11 @@ timelines, each measured and kept as a contract test, that lose or duplicate a r
 3. A marker carried by ``execute_uncommitted`` is dropped by ``LanceDataset.commit``: data is
    committed, progress is not.
 
-Therefore pylance builds the new version under a detached name, which no reader opens; the version number and
-the progress are stamped into it; pylance opens the stamped manifest once to verify that it is readable; and one
-put-if-not-exists publishes it as V+1. The second of two writers finds the name taken, reads everything again
-and decides again. Progress, data and deletions of all regions of a pass are one version: none of them is ever
-visible without the others.
+Therefore pylance builds the new version beside the table (:mod:`memwal_ops.formats.lance.beside`), or under a
+detached name, which no reader opens; the version number and the progress are stamped into it; pylance opens the
+stamped manifest once to verify that it is readable; and one put-if-not-exists publishes it as V+1. The second of two
+writers finds the name taken, reads everything again and decides again. Progress, data and deletions of all regions of
+a pass are one version: none of them is ever visible without the others.
 
 A change of indexes alone (region snapshots, catch-up, an index that was brought up to date) needs
 no detached version: :func:`commit_indexes` copies the newest manifest, including unknown fields,
@@ -41,7 +41,8 @@ from memwal_ops.errors import (
     StorageError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.datasets import lance_options, open_dataset
+from memwal_ops.formats.lance.beside import build_beside, described, open_beside
+from memwal_ops.formats.lance.datasets import open_dataset
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.publication import (
     CommitLostError,
@@ -168,15 +169,20 @@ def commit_strict(
     """
     check_committable(table)
     version = table.version + 1
-    detached = _build_detached(table, operation, note)
+    beside = build_beside(table, _transaction(table, operation, note))
+    detached = _detached_number() if beside else _build_detached(table, operation, note)
     detached_path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
-    temporary = [detached_path]
+    temporary = [] if beside else [detached_path]
     try:
-        built = decode_version_manifest(table.store.get(detached_path))
+        built = beside[0] if beside else decode_version_manifest(table.store.get(detached_path))
         temporary.append(f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}")
         _refuse_rebased(table, built, version)
         stamped = stamp_progress(built, table.manifest, progress, version=version, records=records)
-        _verify_readable(table, stamped, detached, detached_path)
+        if beside is not None:
+            table.store.put(temporary[0], beside[1])
+        if not _is_readable_beside(table, stamped):
+            temporary[:0] = [detached_path] if beside else []
+            _verify_readable(table, stamped, detached, detached_path)
         refuse_overtaken(table, version)
         temporary.pop()  # from here on a version may refer to its transaction file
         publish(table, encode_version_manifest(stamped), version)
@@ -231,12 +237,13 @@ def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.
     """
     check_rewritable(table)
     built = _next_version(replace(content, manifest=_numbered(content.manifest, table.version)), transaction)
-    detached = uuid.uuid4().int >> 65 | DETACHED
-    path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
-    try:
-        _verify_readable(table, built, detached, path)
-    finally:
-        table.discard([path])
+    if not _is_readable_beside(table, built):
+        detached = _detached_number()
+        path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
+        try:
+            _verify_readable(table, built, detached, path)
+        finally:
+            table.discard([path])
     return _publish_built(table, built, transaction)
 
 
@@ -363,22 +370,22 @@ def _check_only_indexes_changed(
         raise InvariantViolatedError(f"The new version of {table.location.uri} differs in more than its indexes.")
 
 
+def _transaction(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> lance.Transaction:
+    return lance.Transaction(read_version=table.version, operation=operation, transaction_properties=note.properties())
+
+
+def _detached_number() -> int:
+    return uuid.uuid4().int >> 65 | DETACHED
+
+
 def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> int:
     """Let pylance build the version under a detached name, which no reader opens.
 
     pylance refuses if another writer's commit conflicts; that is handled like any other commit conflict.
     """
-    transaction = lance.Transaction(
-        read_version=table.version, operation=operation, transaction_properties=note.properties()
-    )
     try:
         with lance_errors("build the new version of", table.location.uri):
-            dataset = lance.LanceDataset.commit(
-                table.location.uri,
-                transaction,
-                detached=True,
-                storage_options=lance_options(table.location),
-            )
+            dataset = lance.LanceDataset.commit(table.dataset, _transaction(table, operation, note), detached=True)
             return int(dataset.version)
     except StorageError as error:
         if is_taken(table, table.version + 1):
@@ -389,8 +396,9 @@ def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation,
 def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
     """Refuse the version if pylance built it on another merger's version.
 
-    A detached commit, too, is rebased over every version published since ``read_version``, by the
-    same conflict check that does not consider merge progress. The result is then not what was decided.
+    By a URI, a detached commit, too, is rebased over every version published since ``read_version``, by the same
+    conflict check that does not consider merge progress. The result is then not what was decided. By a handle that is
+    pinned, as here, release 14.0 does not; whatever another one does is refused.
     """
     entry = None if built.indexes is None else find_memwal_entry(built.indexes)
     if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
@@ -408,9 +416,19 @@ def _verify_readable(table: Table, stamped: VersionManifest, detached: int, path
     trial.version = detached
     table.store.put(path, encode_version_manifest(replace(stamped, manifest=trial)))
     with lance_errors("open the stamped version of", table.location.uri):
-        dataset = open_dataset(table.location, version=detached)
-        fragments = sorted(fragment.fragment_id for fragment in dataset.get_fragments())
-        indexes = {index.name for index in dataset.describe_indices()}
+        fragments, indexes = described(open_dataset(table.location, version=detached))
+    _compare(table, stamped, fragments, indexes)
+
+
+def _is_readable_beside(table: Table, stamped: VersionManifest) -> bool:
+    """Verify the same without a request; False if that is not possible."""
+    read = open_beside(table, stamped)
+    if read is not None:
+        _compare(table, stamped, *read)
+    return read is not None
+
+
+def _compare(table: Table, stamped: VersionManifest, fragments: list[int], indexes: set[str]) -> None:
     built_fragments = sorted(fragment.id for fragment in stamped.manifest.fragments)
     built_indexes = {entry.name for entry in stamped.indexes.indices} if stamped.indexes is not None else set()
     if fragments != built_fragments or indexes != built_indexes:

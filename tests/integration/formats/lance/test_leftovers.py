@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import lance
 import pytest
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.core.candidates import Verdict
+from memwal_ops.formats.lance import beside
 from memwal_ops.formats.lance.commit import CommitNote, commit_strict
 from memwal_ops.formats.lance.jobs import gc
 from memwal_ops.formats.lance.jobs.gc_candidates import Kind
@@ -34,9 +35,11 @@ NOW = timedelta(0)
 
 
 @pytest.fixture(params=["local", "s3"])
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> Workload:
+def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
+    """A table whose versions pylance builds in its own folder: on S3, if there is no temporary folder for it."""
     uri, options = str(tmp_path / "t.lance"), None
     if request.param == "s3":
+        monkeypatch.setattr(beside, "LOCAL", frozenset({"s3"}))
         bucket, options = request.getfixturevalue("bucket")
         uri = f"{bucket}/t.lance"
     table = Workload(1, regions=1, base_rows=30).create(uri, options)
@@ -83,6 +86,21 @@ def test_a_commit_that_died_before_it_was_published(made: Workload, at: str) -> 
     assert detached == []
     assert after & transactions == before
     lance.dataset(made.uri, storage_options=made.storage_options).optimize.optimize_indices()
+
+
+@pytest.mark.s3
+def test_a_commit_that_died_beside_the_table(bucket: tuple[str, dict[str, str]]) -> None:
+    """What pylance built in a temporary folder leaves only its transaction file, which expiries delete after a week."""
+    made = Workload(1, regions=1, base_rows=30).create(f"{bucket[0]}/t.lance", bucket[1])
+    made.step(4)
+    made.flush()
+    table = open_table(made.uri, made.storage_options)
+    _, before = leftovers(made)
+    killed_commit(table, "put_if_absent", after=False)
+    detached, transactions = leftovers(made)
+    assert (detached, len(transactions - before)) == ([], 2), "it was killed at two calls"
+    assert sweep_leftovers(table.newest(), abandoned_after=NOW) == 0
+    assert run_job(made.uri, "merge", storage_options=made.storage_options).decision == "merged"
 
 
 def test_a_commit_that_died_after_it_was_published(made: Workload) -> None:

@@ -79,6 +79,7 @@ def table_on(manifest: VersionManifest | None = None, log: list[Any] | None = No
     log = [] if log is None else log
     values = {
         "version": 4,
+        "dataset": "version 4",
         "manifest": manifest or version_4(),
         "naming": NamingScheme.V2,
         "location": SimpleNamespace(uri="memory://t", scheme="memory"),
@@ -390,12 +391,11 @@ def test_pylance_builds_a_version_that_no_reader_opens(monkeypatch: pytest.Monke
 
     table = table_on()
     monkeypatch.setattr(lance.LanceDataset, "commit", commit)
-    monkeypatch.setattr(module, "lance_options", lambda location: {"of": location})
     operation = lance.LanceOperation.Append([])
     assert module._build_detached(table, operation, NOTE) == DETACHED
-    [((uri, transaction), named)] = calls
-    assert uri == "memory://t"
-    assert named == {"detached": True, "storage_options": {"of": table.location}}
+    [((pinned, transaction), named)] = calls
+    assert pinned is table.dataset, "a version that was published since is not built upon"
+    assert named == {"detached": True}
     assert (transaction.read_version, transaction.operation) == (4, operation)
     assert transaction.transaction_properties == NOTE.properties()
 
@@ -412,7 +412,6 @@ def test_a_conflict_of_pylance_is_a_commit_that_was_lost(taken: bool, monkeypatc
         return taken
 
     monkeypatch.setattr(lance.LanceDataset, "commit", refused)
-    monkeypatch.setattr(module, "lance_options", lambda _: None)
     monkeypatch.setattr(module, "is_taken", is_taken)
     with pytest.raises(CommitLostError if taken else StorageError) as raised:
         module._build_detached(table_on(), lance.LanceOperation.Append([]), NOTE)

@@ -1,0 +1,74 @@
+"""Let pylance build and open a version in a local folder that has nothing of the table but a manifest.
+
+A version is made of manifests alone: pylance reads no data file to build one, nor to open one. So for a table in an
+object store, neither is a request. Whatever fails here is done at the store, which decides.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lance
+
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, version_path
+from memwal_ops.formats.lance.wire.names import detached_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+from memwal_ops.storage.locations import LOCAL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+
+def build_beside(table: Table, transaction: lance.Transaction) -> tuple[VersionManifest, bytes] | None:
+    """The version that pylance builds on exactly ``table``'s, and the content of its transaction file.
+
+    Returns:
+        None: the table is on local files, or pylance needs other files of it.
+    """
+    try:
+        with _folder_with(table, table.manifest) as folder, lance_errors("build the new version of", str(folder)):
+            dataset = lance.LanceDataset.commit(lance.dataset(folder), transaction, detached=True)
+            name = detached_manifest_name(int(dataset.version))
+            built = decode_version_manifest((folder / VERSIONS_FOLDER / name).read_bytes())
+            return built, (folder / TRANSACTIONS_FOLDER / built.manifest.transaction_file).read_bytes()
+    except (MemwalOpsError, OSError):
+        return None
+
+
+def open_beside(table: Table, version: VersionManifest) -> tuple[list[int], set[str]] | None:
+    """Fragment ids and names of indexes of a version, as pylance reads them from its manifest.
+
+    Returns:
+        None: the table is on local files, or pylance needs other files of it.
+    """
+    try:
+        with _folder_with(table, version) as folder, lance_errors("open the new version of", str(folder)):
+            return described(lance.dataset(folder, version=int(version.manifest.version)))
+    except (MemwalOpsError, OSError):
+        return None
+
+
+def described(dataset: lance.LanceDataset) -> tuple[list[int], set[str]]:
+    """Fragment ids, and names of indexes."""
+    fragments = sorted(fragment.fragment_id for fragment in dataset.get_fragments())
+    return fragments, {index.name for index in dataset.describe_indices()}
+
+
+@contextmanager
+def _folder_with(table: Table, version: VersionManifest) -> Iterator[Path]:
+    """A temporary folder with that manifest, byte by byte as it is published."""
+    if table.location.scheme in LOCAL:
+        raise OSError("a local table is its own folder")
+    with tempfile.TemporaryDirectory(prefix="memwal-ops-commit-", ignore_cleanup_errors=True) as name:
+        path = Path(name, version_path(int(version.manifest.version), table.naming))
+        path.parent.mkdir()
+        path.write_bytes(encode_version_manifest(version))
+        yield Path(name)
