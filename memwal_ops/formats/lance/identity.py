@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.anchors import Anchor, anchor_at
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, RegionManifestCorruptError, TableReplacedError
-from memwal_ops.formats.lance.versions import read_version_manifest, version_path
+from memwal_ops.formats.lance.versions import is_same_file, read_version_manifest, version_path
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 
 
 def table_anchor(table: Table) -> Anchor:
-    """The anchor of everything that is decided on ``table``. Two requests.
+    """The anchor of everything that is decided on ``table``. One request, two without entity tags.
+
+    The manifest is read again, unless it is the same object that was listed before it was read.
 
     Raises:
         TableReplacedError: the manifest that ``table`` was read from does not exist any more.
     """
     path = version_path(table.version, table.naming)
     anchor = anchor_at(table.store, path, f"Version {table.version} of {table.location.uri}")
+    if is_same_file(table.file, anchor.meta):
+        return anchor
     try:
         same = read_version_manifest(table.store, table.version, table.naming) == table.manifest
     except (ObjectNotFoundError, InvalidFormatError):

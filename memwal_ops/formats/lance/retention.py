@@ -104,6 +104,9 @@ class Retention:
             files = {meta.path: meta for meta in table.store.list(_REFS_FOLDER)}
             if files == self._refs and all(meta.e_tag is not None for meta in files.values()):
                 return
+            if not files:
+                self.tags, self._branches, self._refs = {}, {}, files
+                return
         if self._refs is not None and table.location.expires:
             table = table.newest()  # pylance keeps the credentials with which it opened
         with lance_errors("list the tags and branches of", table.location.uri):
