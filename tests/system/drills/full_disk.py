@@ -128,7 +128,7 @@ def main() -> None:
         age(Path(table.uri, "_mem_wal"), 0.5)
         (deleted,) = page.run("Then let old versions and generations go")
         assert deleted.startswith("deleted"), deleted
-        said, _, inspected = page.run("Go on")
+        said, _, inspected = page.run("Continue")
         assert said.startswith("merged")
         assert "Up to date" in inspected
     assert_same(read_base(table.uri), table.expected())

@@ -216,7 +216,7 @@ def test_move_a_table(tmp_path: Path) -> None:
             page.follow(compare, OLD=str(late))
         assert "put-if-absent is enforced" in probed
         assert said.startswith("nothing_to_merge")
-        tags, *_ = page.run("Tell them apart")
+        tags, *_ = page.run("Distinguish the copies")
         assert tags.strip() == "moved-away"
         table.uri = str(new)
         write(table, 5, 50)
