@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import json_output
-from memwal_ops.cli.printing import echo, echo_json, error_document
+from memwal_ops.cli.printing import echo_result, error_document
 from memwal_ops.errors import InvalidConfigError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.document import Problem, place_text
@@ -46,15 +46,9 @@ def check(file: str, as_json: bool) -> int:
     try:
         settings = load_settings(file)
     except ConfigProblemsError as error:
-        if as_json:
-            echo_json(_invalid(file, error))
-        else:
-            echo(describe_problems(file, error.problems))
+        echo_result(_invalid(file, error), describe_problems(file, error.problems), as_json=as_json)
         return InvalidConfigError.exit_code
-    if as_json:
-        echo_json(_valid(settings))
-    else:
-        echo(describe(settings))
+    echo_result(_valid(settings), describe(settings), as_json=as_json)
     return 0
 
 

@@ -10,7 +10,7 @@ import click
 from memwal_ops.cli.doctor import machine
 from memwal_ops.cli.options import IntRange, json_output, storage_options
 from memwal_ops.cli.output_file import check_replaceable, written_file
-from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.export import ExportsMetadata, export_table
 from memwal_ops.core.registry import locate, short_name
 from memwal_ops.core.table_history import history_document
@@ -61,11 +61,9 @@ def export_support(
     with written_file(file) as handle:
         objects, contents = export_table(handle, found, location, store, versions, **more)
     size = os.path.getsize(file)
-    if as_json:
-        echo_json({"decision": "exported", "file": file, "bytes": size, "objects": objects, "contents": contents})
-    else:
-        echo(f"exported: {file} ({size:,} bytes): {objects:,} objects listed, {contents:,} of them with contents.")
-        echo(f"Read it: memwal-ops verify --from {file}")
+    document = {"decision": "exported", "file": file, "bytes": size, "objects": objects, "contents": contents}
+    text = f"exported: {file} ({size:,} bytes): {objects:,} objects listed, {contents:,} of them with contents."
+    echo_result(document, f"{text}\nRead it: memwal-ops verify --from {file}", as_json=as_json)
     return 0
 
 

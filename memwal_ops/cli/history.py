@@ -10,7 +10,7 @@ import click
 
 from memwal_ops.cli.config_option import config_option
 from memwal_ops.cli.options import IntRange, json_output
-from memwal_ops.cli.printing import echo, echo_json, page_path
+from memwal_ops.cli.printing import echo_result, page_path
 from memwal_ops.errors import InvalidUsageError, runbook
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.state.directory import history_path
@@ -56,10 +56,7 @@ def history(
             _check_known("job", job, recorded.jobs().union(*(entry.jobs for entry in configured)))
     finally:
         recorded.close()
-    if as_json:
-        echo_json({"runs": runs})
-    else:
-        echo(describe(runs))
+    echo_result({"runs": runs}, describe(runs), as_json=as_json)
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import Duration, IntRange, json_output, storage_options
-from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.holds import holds, release_hold, take_hold
 from memwal_ops.errors import InvalidUsageError
@@ -62,25 +62,16 @@ def hold(
     table = open_table(uri, storage_options)
     if show:
         found = holds(table)
-        if as_json:
-            echo_json({"holds": [_entry(one) for one in found]})
-        else:
-            echo(describe(found))
+        echo_result({"holds": [_entry(one) for one in found]}, describe(found), as_json=as_json)
         return 0
     if release is not None:
         done = release_hold(table, release)
-        if as_json:
-            echo_json(_entry(done))
-        else:
-            echo(f"released: hold {done.number}.")
+        echo_result(_entry(done), f"released: hold {done.number}.", as_json=as_json)
         return 0
     probe_conditional_writes(table.store)
     taken = take_hold(table, version or table.revision, ttl, note=note)
     message = f"held: version {taken.versions[0]} until {taken.until:%Y-%m-%d %H:%M:%S} UTC, as hold {taken.number}."
-    if as_json:
-        echo_json(_entry(taken))
-    else:
-        echo(message)
+    echo_result(_entry(taken), message, as_json=as_json)
     return 0
 
 

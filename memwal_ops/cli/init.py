@@ -8,7 +8,7 @@ import click
 
 from memwal_ops.cli.job_command import chosen_options, option_parameters, read_options
 from memwal_ops.cli.options import json_parameter, storage_parameters
-from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.options import describe
 from memwal_ops.core.registry import formats, locate
 from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
@@ -59,10 +59,7 @@ def _command() -> click.Command:
                 remedy=f"It prepares those of {', '.join(specs)}.",
             )
         report = spec.function(location, store, read_options(spec, chosen), dry_run=dry_run)
-        if as_json:
-            echo_json(report.to_json())
-        else:
-            echo(report.describe())
+        echo_result(report.to_json(), report.describe(), as_json=as_json)
         return report.exit_code
 
     return click.Command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import json_output, storage_options
-from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.holds import user_at_host
 from memwal_ops.core.leases import break_lease, list_leases
 from memwal_ops.core.registry import locate
@@ -47,10 +47,8 @@ def show(uri: str, job: str | None, storage_options: dict[str, str], as_json: bo
     store = locate(uri, storage_options)[2]
     found = [one for one in list_leases(store) if job is None or one.job == job]
     now = store_clock(store) if found else datetime.now(UTC)
-    if as_json:
-        echo_json({"leases": [{**one.to_json(), "state": state(one, now)} for one in found]})
-    else:
-        echo(describe(found, now))
+    document = {"leases": [{**one.to_json(), "state": state(one, now)} for one in found]}
+    echo_result(document, describe(found, now), as_json=as_json)
     return 0
 
 
@@ -77,10 +75,9 @@ def break_(uri: str, job: str | None, storage_options: dict[str, str], as_json: 
     if not names:
         raise InvalidUsageError("No lease of this table is held.", remedy="memwal-ops lease list URI shows all.")
     broken = [break_lease(store, name, user_at_host()) for name in names]
-    if as_json:
-        echo_json({"leases": [{**one.to_json(), "state": "broken"} for one in broken]})
-    else:
-        echo("\n".join(f"broken: the lease of {one.job}, which {printable(one.holder.name)} held." for one in broken))
+    document = {"leases": [{**one.to_json(), "state": "broken"} for one in broken]}
+    lines = (f"broken: the lease of {one.job}, which {printable(one.holder.name)} held." for one in broken)
+    echo_result(document, "\n".join(lines), as_json=as_json)
     return 0
 
 

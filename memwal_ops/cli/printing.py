@@ -32,6 +32,14 @@ def echo_json(document: object, *, default: Callable[[object], object] | None = 
     click.echo(json.dumps(document, indent=2, default=default))
 
 
+def echo_result(document: object, text: str, *, as_json: bool) -> None:
+    """Print the result of a command: its document, or the text for people."""
+    if as_json:
+        echo_json(document)
+    else:
+        echo(text)
+
+
 def page_path(page: str) -> str:
     """Return the path of a page of ``runbooks/``: relative in the project's folder, else in the installed package."""
     shipped = os.path.join(os.path.dirname(memwal_ops.__file__), page)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import json_output, storage_options
-from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.printing import echo_result
 from memwal_ops.errors import ConditionalWriteUnsupportedError, TableNotFoundError
 from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.locations import resolve
@@ -57,16 +57,14 @@ def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
     except ConditionalWriteUnsupportedError:
         swap = "unsupported"
     skew = clock_skew(store)
-    if as_json:
-        found = {
-            "uri": location.uri,
-            "conditional_writes": "enforced",
-            "compare_and_swap": swap,
-            "clock_skew_seconds": round(skew, 3),
-        }
-        echo_json(found)
-    else:
-        echo(f"{location.uri}: put-if-absent is enforced. {_SWAP[swap]} {_clocks(skew)}")
+    found = {
+        "uri": location.uri,
+        "conditional_writes": "enforced",
+        "compare_and_swap": swap,
+        "clock_skew_seconds": round(skew, 3),
+    }
+    text = f"{location.uri}: put-if-absent is enforced. {_SWAP[swap]} {_clocks(skew)}"
+    echo_result(found, text, as_json=as_json)
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import json_output, storage_options
-from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.registry import short_name
 from memwal_ops.core.scan import Scanned, scan_table, tables_of_database
@@ -64,10 +64,8 @@ def scan(
     opened = [one for one in scanned if one.revision is not None]
     entries = entries or [f"uri: {_quoted(_absolute(one.uri))}" for one in opened]
     configuration = _configuration(entries) if entries else ""
-    if as_json:
-        echo_json({"tables": [one.to_json() for one in scanned], "configuration": configuration})
-    else:
-        echo(_describe(scanned, configuration))
+    document = {"tables": [one.to_json() for one in scanned], "configuration": configuration}
+    echo_result(document, _describe(scanned, configuration), as_json=as_json)
     return next((error.exit_code for one in scanned for _, error in one.errors), 0)
 
 
