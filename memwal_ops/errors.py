@@ -69,8 +69,8 @@ class NoPrimaryKeyError(MemwalOpsError):
     exit_code = 6
     reason = "no_primary_key"
     remedy = (
-        "Mark the key column, which must not be nullable, with the field metadata "
-        "lance-schema:unenforced-primary-key = true."
+        "Run memwal-ops init URI --primary-key COLUMN, or mark the key column, which must not be nullable, with the "
+        "field metadata lance-schema:unenforced-primary-key = true."
     )
 
 

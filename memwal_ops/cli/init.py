@@ -30,6 +30,7 @@ what it lacks: another region spec, more maintained indexes. Safe to kill, and t
 
 \b
 Examples:
+  memwal-ops init s3://bucket/orders.lance --primary-key id --dry-run
   memwal-ops init s3://bucket/orders.lance --region-field "bucket(id, 16)"
   memwal-ops init vectors.lmd --table s3://bucket/orders.lance --column vec
 

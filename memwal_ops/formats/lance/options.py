@@ -339,8 +339,14 @@ class MaintainOptions(BaseMaintainOptions):
 
 @dataclass(frozen=True)
 class InitOptions(Options):
-    """Options of init: how rows are routed to regions, and which indexes writers maintain."""
+    """Options of init: the key, how rows are routed to regions, and which indexes writers maintain."""
 
+    primary_key: tuple[str, ...] = texts(
+        help="First mark this column as the primary key (repeatable, in order). It is set once and for all; each value "
+        "must be there once, and none NULL.",
+        flag="--primary-key",
+        metavar="COLUMN",
+    )
     region_fields: tuple[str, ...] = texts(
         help="How rows are routed to regions, for example 'bucket(id, 16)'; several make one spec. Without it, "
         "writers choose their regions. An expression is given as JSON: field_id, sources, expression, result_type.",

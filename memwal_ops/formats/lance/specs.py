@@ -374,7 +374,8 @@ PLAIN_CODE = {
 }
 """Per job that applies to plain tables, which have no MemWAL index, the code that it has for them."""
 INIT = InitSpec(
-    summary="adds a MemWAL index to a Lance table with a primary key, so that region-layout writers can use it.",
+    summary="adds a MemWAL index to a Lance table, so that region-layout writers can use it; docs/jobs.md "
+    "(Turning MemWAL on) has what to think of first.",
     options=InitOptions,
     load=f"{_JOBS}.init:init",
 )

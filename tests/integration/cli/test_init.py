@@ -181,3 +181,49 @@ def test_two_at_once(uri: str) -> None:
             happened += bool(others)
         assert open_table(copy).index.merged_generations == {}, "one index"
     assert happened
+
+
+@pytest.mark.parametrize("key", [["id"], ["n", "id"]])
+def test_a_primary_key_is_marked(tmp_path: Path, capfd: pytest.CaptureFixture[str], key: list[str]) -> None:
+    """As LanceDB writes tables: every column is nullable, and none is marked."""
+    uri = str(tmp_path / "plain.lance")
+    lance.write_dataset(pa.table({"id": [1, 2], "n": ["a", "a"]}), uri)
+    given = (
+        "init",
+        uri,
+        *(part for name in key for part in ("--primary-key", name)),
+        "--region-field",
+        "bucket(id, 4)",
+    )
+    before = contents(uri)
+    assert run_here(capfd, *given, "--dry-run").code == 0
+    assert contents(uri) == before
+    assert run_here(capfd, *given, "--json").document["decision"] == "created"
+    assert [*open_table(uri).primary_key] == key
+    assert not any(lance.dataset(uri).schema.field(name).nullable for name in key)
+    before = contents(uri)
+    assert run_here(capfd, *given, "--json").document["decision"] == "unchanged"
+    assert run_here(capfd, "init", uri, "--primary-key", "other").code == InvalidUsageError.exit_code
+    assert contents(uri) == before
+    rows = lance.dataset(uri).to_table()
+    with RegionRouter(uri) as router:
+        router.put(rows)
+    assert run_job(uri, "merge").decision == "merged"
+    assert lance.dataset(uri).to_table().sort_by("id").to_pydict() == {"id": [1, 2], "n": ["a", "a"]}
+
+
+@pytest.mark.parametrize(("column", "code"), [("twice", 16), ("null", 16), ("absent", InvalidUsageError.exit_code)])
+def test_what_is_no_primary_key(tmp_path: Path, capfd: pytest.CaptureFixture[str], column: str, code: int) -> None:
+    uri = str(tmp_path / "plain.lance")
+    lance.write_dataset(pa.table({"twice": [1, 1], "null": [1, None]}), uri)
+    before = contents(uri)
+    assert run_here(capfd, "init", uri, "--primary-key", column).code == code
+    assert contents(uri) == before
+
+
+def test_nothing_is_marked_where_the_index_cannot_be_made(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    uri = str(tmp_path / "plain.lance")
+    lance.write_dataset(pa.table({"id": [1, 2]}), uri)
+    before = contents(uri)
+    assert run_here(capfd, "init", uri, "--primary-key", "id", "--maintained-index", "absent").code != 0
+    assert contents(uri) == before

@@ -29,15 +29,20 @@ _REGION = "_region"
 
 def check_base_keys(table: Table) -> Iterator[Finding]:
     """Check that no key is NULL or a duplicate. Memory: the key columns of the base table."""
+    yield from check_keys(table, table.primary_key)
+
+
+def check_keys(table: Table, columns: Sequence[str]) -> Iterator[Finding]:
+    """:func:`check_base_keys` with other columns as the key."""
     with lance_errors("read the keys of", table.location.uri):
-        keys = table.dataset.to_table(columns=list(table.primary_key))
+        keys = table.dataset.to_table(columns=list(columns))
     nulls = sum(column.null_count for column in keys.columns)
     if nulls:
         yield Finding(
             Severity.ERROR, "null_keys", "the base table", f"{nulls:,} key values are NULL.",
             "No merge can update or delete these rows.", "Give them keys, or delete them.", _PAGE,
         )  # fmt: skip
-    counts = keys.group_by(list(table.primary_key)).aggregate([([], "count_all")])
+    counts = keys.group_by(list(columns)).aggregate([([], "count_all")])
     twice = counts.filter(pa.compute.greater(counts["count_all"], 1))
     if twice.num_rows:
         rows = pa.compute.sum(twice["count_all"]).as_py()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.formats.lance.memwal.create import create_mem_wal, plan_additions, plan_mem_wal, refuse_existing
+from memwal_ops.formats.lance.memwal.primary_key import check_primary_key, mark_primary_key
 from memwal_ops.formats.lance.memwal.region_specs import RegionField, RegionSpec
 from memwal_ops.formats.lance.table import Table, read_table
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
@@ -107,10 +108,19 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     }
     table = read_table(location, store)
     if table.memwal is not None:
+        if options.primary_key:
+            check_primary_key(table, options.primary_key)
         return _add(table, wanted, dry_run=dry_run)
     if table.manifest.indexes is not None and find_memwal_entry(table.manifest.indexes) is not None:
         _ = table.index  # legacy: raises, with the way out
     refuse_existing(table)
+    if options.primary_key and check_primary_key(table, options.primary_key):
+        if dry_run:
+            table = replace(table, primary_key=options.primary_key)
+        else:
+            plan_mem_wal(replace(table, primary_key=options.primary_key), **wanted)
+            mark_primary_key(table, options.primary_key)
+            table = read_table(location, store)
     details = plan_mem_wal(table, **wanted)
     if not dry_run:
         table = create_mem_wal(location, store, **wanted)

@@ -1,0 +1,64 @@
+"""Mark columns of a plain Lance table as its primary key, after their values were looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
+from memwal_ops.formats.lance.checks.rows import check_keys
+from memwal_ops.formats.lance.datasets import open_dataset
+from memwal_ops.formats.lance.lance_errors import lance_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwal_ops.formats.lance.table import Table
+
+_FLAG = "lance-schema:unenforced-primary-key"
+_POSITION = "lance-schema:unenforced-primary-key:position"
+
+
+def check_primary_key(table: Table, columns: Sequence[str]) -> bool:
+    """Whether ``columns`` may be marked, and are not yet. Memory: these columns.
+
+    Raises:
+        InvalidUsageError: a column is not there, or the table has another primary key, which Lance never changes.
+        DuplicateKeysError: a value is NULL, or there twice: all but one of these rows would be lost in a merge.
+    """
+    uri = table.location.uri
+    if table.primary_key:
+        if table.primary_key != (*columns,):
+            raise InvalidUsageError(
+                f"{uri} has the primary key {', '.join(table.primary_key)}, which Lance never changes.",
+                remedy="Leave --primary-key out; or copy the rows to a new table.",
+            )
+        return False
+    missing = sorted({*columns} - {*table.dataset.schema.names})
+    if missing or len({*columns}) < len(columns):
+        raise InvalidUsageError(f"{uri} has no column {', '.join(missing)}." if missing else "A column is named twice.")
+    for fault in check_keys(table, columns):
+        raise DuplicateKeysError(
+            f"{', '.join(columns)} cannot be the primary key of {uri}: {fault.evidence}",
+            remedy="Take these rows out, or choose other columns; nothing was changed.",
+        )
+    return True
+
+
+def mark_primary_key(table: Table, columns: Sequence[str]) -> None:
+    """Mark columns as the primary key, in this order, and as never NULL: two commits of pylance.
+
+    Raises:
+        StorageError: the store failed, or a concurrent commit was in the way: run it again.
+    """
+    table.guard.check()
+    with lance_errors("mark the primary key of", table.location.uri):
+        dataset = open_dataset(table.location)
+        nullable = [name for name in columns if dataset.schema.field(name).nullable]
+        if nullable:
+            changes: list[Any] = [{"path": name, "nullable": False} for name in nullable]
+            dataset.alter_columns(*changes)
+        marks: dict[str, dict[str, str | None]] = {
+            name: {_FLAG: "true"} if len(columns) == 1 else {_FLAG: "true", _POSITION: str(position)}
+            for position, name in enumerate(columns, 1)
+        }
+        dataset.update_field_metadata(marks)
