@@ -16,7 +16,7 @@ EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
   docs-check   requirements clean
 
 help:  ## Show the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 demo: $(VENV)/.runtime  ## Make a table with Lance's own writer, merge it, prove that nothing was lost
 	@$(BIN)/memwal-ops demo
@@ -38,15 +38,15 @@ campaigns: $(VENV)/.dev  ## Run what make test leaves out: random and exhaustive
 test-all: test campaigns test-airflow  ## Run every test there is (35 minutes)
 
 # Airflow pins more than a hundred packages of its own, so it gets an environment of its own.
-test-airflow: $(AIRFLOW_VENV)/.ready  ## Run operators, sensor and example DAG in a real Airflow (SHORT=1: without its services)
+test-airflow: $(AIRFLOW_VENV)/.ready  ## Run operators, sensor and example DAG in a real Airflow (some minutes; SHORT=1: without its services)
 	@$(if $(SHORT),,AIRFLOW_SERVICES=1) $(AIRFLOW_VENV)/bin/python -m pytest --confcutdir tests/system/airflow -m "not s3" \
 	  -W default --disable-warnings tests/system/airflow
 
 # MUTANTS=N: at most N mutants of each module. AGAIN=1: those that no test killed the last time. Reports: build/mutation.
-mutate: $(VENV)/.mutate  ## Change the code that decides, report the changes that no test notices (ONLY=retention; all: hours)
+mutate: $(VENV)/.mutate  ## Mutation testing of the code that decides: report mutants that no test kills (ONLY=retention; all: hours)
 	@RUST_LOG=off nice $(BIN)/python -m tools.mutate $(if $(MUTANTS),--sample $(MUTANTS)) $(if $(AGAIN),--again) $(ONLY)
 
-lint: $(VENV)/.dev protos-check docs-check  ## Check style, types, layers and generated code
+lint: $(VENV)/.dev protos-check docs-check  ## Check style, types, layers and generated code (a minute)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -68,13 +68,13 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs Java; half an hour, some GB)
 	@$(BIN)/python -m benchmarks.spark
 
-bench-supervisor: $(VENV)/.dev  ## Let the supervisor keep 50 tables for MINUTES (10), and kill it every 30 s
+bench-supervisor: $(VENV)/.dev  ## Let the supervisor maintain 50 tables for MINUTES (10), and kill it every 30 s
 	@RUST_LOG=off $(BIN)/python -m benchmarks.supervisor --minutes $${MINUTES:-10}
 
 soak: $(VENV)/.dev  ## Run writers, jobs and readers concurrently, killing them, for MINUTES (30), on SOAK_ON (local,s3)
 	@MINUTES="$(MINUTES)" SOAK_ON="$(SOAK_ON)" SOAK_SEED="$(SOAK_SEED)" $(BIN)/python -m tests.campaigns.soak
 
-fuzz: $(VENV)/.dev  ## Throw FUZZ_INPUTS (1,000,000) hostile inputs at every decoder; FUZZ_SEED repeats a run
+fuzz: $(VENV)/.dev  ## Decode FUZZ_INPUTS (1,000,000) malformed inputs with every decoder; FUZZ_SEED repeats a run
 	@$(BIN)/python -m tests.campaigns.fuzz
 
 replay: $(VENV)/.dev  ## Run one simulated history again, step by step (SEED=7)
