@@ -58,10 +58,11 @@ def page() -> str:
     for name, specs in sorted(jobs.items()):
         parts.append("\n".join(_section(name, specs)))
     parts.append(_OTHERS)
+    of_jobs = {spec.command or spec.name for specs in jobs.values() for spec in specs.values()}
     with click.Context(cli, info_name="memwal-ops") as context:
         for name in cli.list_commands(context):
             command = cli.get_command(context, name)
-            if name not in jobs and command is not None:
+            if name not in of_jobs and command is not None:
                 parts += ["\n".join(_command(one, path)) for path, one in _leaves(name, command, context)]
     return "\n".join(parts)
 

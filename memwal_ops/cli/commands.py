@@ -96,13 +96,14 @@ class Commands(click.Group):
         return entries
 
 
-def _of_job(name: str, entries: Mapping[str, EntryPoint]) -> click.Command:
+def _of_job(name: str, entries: Mapping[str, EntryPoint]) -> click.Command | None:
     """Return a job's command. One that cannot be imported fails only when it is called."""
     try:
         specs = {scope: load_spec(entry) for scope, entry in entries.items()}
     except JobPluginError as error:
         return _broken(name, error)
-    return job_command(name, specs)
+    shown = {scope: spec for scope, spec in specs.items() if spec.command is None}
+    return job_command(name, shown) if shown else None
 
 
 def _broken(name: str, error: JobPluginError) -> click.Command:

@@ -127,6 +127,8 @@ class JobSpec:
         from_export: it also reads a table from an export: its command has ``--from FILE``.
         help: the help of its command: what it does, what it is safe to run concurrently with, exit codes, two
             examples; paragraphs.
+        command: None: its command is ``name``, made from this spec. Else none is made: its package has its own, or
+            none (an empty text).
     """
 
     name: str
@@ -148,6 +150,7 @@ class JobSpec:
     metrics: Mapping[str, MetricSpec] = field(default_factory=dict)
     from_export: bool = False
     help: str = ""
+    command: str | None = None
 
     @cached_property
     def job(self) -> Job[Any, Any]:
