@@ -159,7 +159,7 @@ def _service(file: str, limits: Limits) -> tuple[Finding, str]:
         found.add(WARNING, f"{fault['pattern']}: {fault['error']}")
     tables = status["tables"]
     if not tables:
-        found.add(WARNING, "no table is maintained: no pattern finds any")
+        found.add(WARNING, "no table is maintained: no pattern matches any")
     for table in tables:
         for level, text in trouble(table):
             found.add(level, text)

@@ -19,8 +19,8 @@ _SPECS = {name: one.demo for name, one in formats().items() if one.demo is not N
 
 _HELP = """Make a table with a writer of its format, merge it, and prove that nothing was lost.
 
-The table stays there afterwards, to play with; one that is there already is never touched. With --no-merge its
-log still waits, for commands of your own.
+The table is kept afterwards, for experiments; an existing one is never changed. With --no-merge its log is not merged,
+so that you can try the commands on it.
 
 \b
 Examples:
@@ -51,7 +51,7 @@ Examples:
 )
 @click.option("--no-merge", is_flag=True, help="Stop before the merge: a table with something waiting.")
 def demo(format_name: str, layout: str | None, folder: Path | None, no_merge: bool) -> int:
-    """Run the story of a format."""
+    """Run the demo of a format."""
     place = folder or Path(tempfile.mkdtemp(prefix="memwal-ops-demo-"))
     for chapter in _SPECS[format_name].steps(DemoRun(place, folder is None, not no_merge, _command()), layout):
         echo(chapter)

@@ -42,7 +42,7 @@ _OF_USERS = ("spark", "lm-diskann", "expressions", "airflow")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """One thing that was checked.
 
     Attributes:
         name: what.

@@ -1,4 +1,4 @@
-"""``memwal-ops export-support``: write a table's metadata, without values, into a file for those who help."""
+"""``memwal-ops export-support``: write a table's metadata, without values, into a file for support."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def export_support(
 
 
 def _history(table_format: TableFormat, location: Location, store: Store) -> Any:
-    """The history of the table; the reason if it cannot be read, as with the very damage that is to be looked at."""
+    """The history of the table; the reason if it cannot be read, perhaps for the problem that is reported."""
     try:
         return history_document(table_format.open(location, store), _HISTORY)
     except MemwalOpsError as error:

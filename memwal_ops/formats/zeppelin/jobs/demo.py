@@ -1,4 +1,4 @@
-"""The story of ``memwal-ops demo --format zeppelin``: append to a log, compact it, prove that queries answer the same."""
+"""The demo ``memwal-ops demo --format zeppelin``: append to a log, compact it, prove that queries answer the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 def demo(run: DemoRun) -> Iterator[str]:
     """Write a namespace, and compact it unless the run says otherwise.
 
-    Yields: the story, chapter by chapter.
+    Yields: the output, step by step.
 
     Raises:
         InvalidUsageError: the folder has such a namespace already, or cannot be created.

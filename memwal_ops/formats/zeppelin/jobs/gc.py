@@ -295,7 +295,7 @@ def plan(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinG
 
 
 def apply(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinGcReport:
-    """Delete. Safe to kill, to run twice and at once, and beside writers, readers and compactions.
+    """Delete. Safe to kill, to run twice, and concurrently with writers, readers and compactions.
 
     Raises:
         UnsupportedFeatureError: only a server can determine what this namespace needs.
