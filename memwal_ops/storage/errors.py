@@ -142,7 +142,7 @@ def is_transient(exc: BaseException) -> bool:
     """
     if isinstance(exc, (MemwalOpsError, FileNotFoundError, obstore.exceptions.PreconditionError)):
         return False
-    text = _full_text(exc)
+    text = str(exc)
     if _code(exc, text) in _TRANSIENT_CODES:
         return True
     status = _status(exc, text)
@@ -156,7 +156,7 @@ def is_transient(exc: BaseException) -> bool:
 
 def is_absent(exc: BaseException) -> bool:
     """Whether the error means that one object does not exist (rather than its bucket or store)."""
-    text = _full_text(exc)
+    text = str(exc)
     if _code(exc, text) in _NO_TABLE_CODES:
         return False
     # A folder, or a path below a file: neither is an object.
@@ -167,20 +167,20 @@ def is_absent(exc: BaseException) -> bool:
 
 def is_no_table(exc: BaseException) -> bool:
     """Whether the error means that the bucket or container itself does not exist."""
-    text = _full_text(exc)
+    text = str(exc)
     return _code(exc, text) in _NO_TABLE_CODES or _NO_TABLE_TEXT.search(text) is not None
 
 
 def starts_beyond_end(exc: BaseException) -> bool:
     """Whether a range was refused because it starts at or beyond the object's end."""
-    text = _full_text(exc)
+    text = str(exc)
     # Azurite answers 206 with "bytes 0--1/0" for the first byte of an empty blob.
     return _status(exc, text) == 416 or "StartTooLarge" in text or _BEGINS_BEYOND_EMPTY.search(text) is not None
 
 
 def has_no_swap(exc: BaseException) -> bool:
     """Whether the client has no compare-and-swap by entity tag for this store (GCS requires a generation)."""
-    return "MissingVersion" in _full_text(exc)
+    return "MissingVersion" in str(exc)
 
 
 def refuses_batches(exc: BaseException) -> bool:
@@ -188,13 +188,13 @@ def refuses_batches(exc: BaseException) -> bool:
 
     Azurite answers 500 to a batch that is signed by an account SAS; Azure refuses one with a SAS for objects only.
     """
-    text = _full_text(exc)
+    text = str(exc)
     return is_whole_request(exc) and (_code(exc, text) in _NO_BATCH_CODES or _status(exc, text) in _NO_BATCH_STATUS)
 
 
 def is_whole_request(exc: BaseException) -> bool:
     """Whether a failed batch delete failed as a whole, so that trying its parts is pointless."""
-    text = _full_text(exc)
+    text = str(exc)
     return _STATUS_IN_BATCH.search(text) is None and _status(exc, text) is not None
 
 
@@ -217,21 +217,21 @@ def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
     kind = _kind(exc, action)
     if kind in _AZURE_REMEDIES and _is_azure(exc):
         return kind(message, remedy=_AZURE_REMEDIES[kind])
-    if kind is StorageCredentialsError and not _changes(action) and _status(exc, _full_text(exc)) == 403:
+    if kind is StorageCredentialsError and not _changes(action) and _status(exc, str(exc)) == 403:
         return StorageCredentialsError(
             message,
             remedy="Check the profile, role or keys (AWS_PROFILE, --storage-option). S3 also answers 403 for an "
             "absent object if the permission s3:ListBucket is missing.",
         )
-    if kind is StoreUnavailableError and _WRONG_ADDRESS.search(_full_text(exc)):
+    if kind is StoreUnavailableError and _WRONG_ADDRESS.search(str(exc)):
         return StoreUnavailableError(message, remedy="Check the endpoint's name, its certificate and allow_http.")
-    if kind is StorageError and _ODD_NAME.search(_full_text(exc)):
+    if kind is StorageError and _ODD_NAME.search(str(exc)):
         return StorageError(message, remedy="Rename or remove the named object: its name cannot be listed.")
     return kind(message)
 
 
 def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR0911 (one return per reason)
-    text = _full_text(exc)
+    text = str(exc)
     code, status = _code(exc, text), _status(exc, text)
     if is_no_table(exc):
         return TableNotFoundError
@@ -263,7 +263,7 @@ def _denied(exc: BaseException, code: str | None, status: int | None, text: str)
 
 
 def _is_azure(exc: BaseException) -> bool:
-    return not _is_boto(exc, _BOTO) and _AZURE.search(_full_text(exc)) is not None
+    return not _is_boto(exc, _BOTO) and _AZURE.search(str(exc)) is not None
 
 
 def _is_boto(exc: BaseException, names: tuple[str, ...]) -> bool:
@@ -278,13 +278,9 @@ def _answer(exc: BaseException, part: str) -> dict[str, Any]:
     return response.get(part, {})
 
 
-def _full_text(exc: BaseException) -> str:
-    return f"{exc}"
-
-
 def _short_text(exc: BaseException) -> str:
     """The first paragraph of the error; if the store answered in XML, its status, code and message."""
-    text = _full_text(exc)
+    text = str(exc)
     head = _RUST_PLACE.sub("", text.partition("\n\nDebug source:")[0]).strip()
     code, status, message = _CODE.search(text), _STATUS.search(text), _MESSAGE.search(text)
     if code is not None:
