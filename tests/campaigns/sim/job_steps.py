@@ -82,7 +82,7 @@ class JobSteps(Driver):
                 return self._collect(table, self._gc_options()).decision in {"deleted", "drained"}
 
     def _collect(self, table: Table, options: gc.GcOptions) -> gc.GcReport:
-        report = gc.apply(table, options, limit=1 << 20)
+        report = gc.apply(table, replace(options, limit=1 << 20))
         assert not report.failed, report.failed
         assert not report.faults, report.faults
         return report
@@ -132,7 +132,7 @@ class JobSteps(Driver):
         if self.beside or self.rng.random() < 0.6:
             return self._collect(open_table(self.uri), options).decision in {"deleted", "drained"}
         before = self.witness.scan()
-        planned = gc.plan(open_table(self.uri), options, limit=1 << 20)
+        planned = gc.plan(open_table(self.uri), replace(options, limit=1 << 20))
         assert self.witness.scan() == before, "a plan changed something"
         report = self._collect(open_table(self.uri), options)
         if options.max_deletes is None:

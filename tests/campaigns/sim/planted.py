@@ -376,7 +376,7 @@ def manifest_gap() -> Iterable[Patch]:
 
     def commit(self: Any, manifest: Any) -> bool:
         skipped = manifest.next()
-        self._store.put_if_absent(self._path(skipped.version), encode_region_manifest(skipped))
+        self._store.put_if_absent(self.path(skipped.version), encode_region_manifest(skipped))
         self._store.put(f"{self.folder}/{regions.HINT}", encode_version_hint(skipped.version))
         return True
 
