@@ -39,12 +39,12 @@ REGIONS = 40
 # ticks: up to two requests a region. What the table and the region are is read once for a run and a region, and
 # again right before each deletion.
 LIFE = {
-    "plan, a generation to drain": ((8, 4), (16, 4)),
-    "apply, drains it": ((13, 20), (21, 21)),
-    "plan, a generation to delete": ((9, 9), (15, 9)),
-    "apply, deletes it": ((14, 25), (20, 27)),
-    "plan, nothing to do": ((9, 7), (15, 7)),
-    "apply, nothing to do": ((14, 7), (20, 7)),
+    "plan, a generation to drain": ((8, 4), (12, 4)),
+    "apply, drains it": ((12, 20), (16, 21)),
+    "plan, a generation to delete": ((9, 9), (13, 9)),
+    "apply, deletes it": ((13, 25), (17, 27)),
+    "plan, nothing to do": ((9, 7), (13, 7)),
+    "apply, nothing to do": ((13, 7), (17, 7)),
 }
 DECISIONS = ["planned", "drained", "planned", "deleted", "nothing_to_delete", "nothing_to_delete"]
 
