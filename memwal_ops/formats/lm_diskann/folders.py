@@ -39,7 +39,7 @@ def read_parameters(path: str) -> Parameters:
     try:
         with open(os.path.join(path, METADATA), "rb") as file:
             return wire.decode(file.read())
-    except FileNotFoundError as error:
-        if os.path.isdir(path) and os.listdir(path):
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if os.path.isfile(path) or (os.path.isdir(path) and os.listdir(path)):
             raise NotALanceTableError(f"{path} is not an index folder: it has no {METADATA}.") from error
         raise TableNotFoundError(f"No index found at {path}.") from error

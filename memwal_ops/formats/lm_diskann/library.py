@@ -29,12 +29,12 @@ from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.source import read_source, usable
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.transaction import Transaction
-from memwal_ops.formats.lm_diskann.vectors import stored
+from memwal_ops.formats.lm_diskann.vectors import integers, row_ids_of, stored, whole
 from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.formats.lm_diskann.wire import parameters as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -66,7 +66,7 @@ def create(
     quantizer: str = "pq",
     follows: Source | None = None,
 ) -> None:
-    """Create an empty index folder; its parent must exist. With ``follows``, ``catchup`` inserts the rows of a table.
+    """Create an empty index folder, and its parents. With ``follows``, ``catchup`` inserts the rows of a table.
 
     Raises:
         InvalidUsageError: a parameter is out of bounds; or the folder is not empty.
@@ -124,7 +124,7 @@ class Index:
         step: Step = plainly,
         overlay_bytes: int = OVERLAY,
     ) -> None:
-        self._process = os.getpid()
+        self._process, self._closed = os.getpid(), False
         self._lock = threading.RLock()
         self._transaction: Transaction | None = None
         self._writer: WriterLock | None = None
@@ -166,11 +166,12 @@ class Index:
 
     def _worst(self) -> int:
         links = self.parameters.links
-        return (links * (links + 2) + 2) * self.parameters.layout.block_size
+        return (links * (links + 4) + 2) * self.parameters.layout.block_size
 
     def close(self) -> None:
         """Close it; an open transaction is rolled back."""
         with self._lock:
+            self._closed = True
             if self._transaction is not None:
                 self._transaction.close()
                 self._transaction = None
@@ -179,18 +180,19 @@ class Index:
             self._release()
 
     def _release(self) -> None:
-        if self._reader is not None:
+        # Not in a forked process: the lock and the announced epoch are those of the process that opened it.
+        own = self._process == os.getpid()
+        if self._reader is not None and own:
             self._reader.close()
         if self._store is not None:
             self._store.close()
-        if self._writer is not None:
+        if self._writer is not None and own:
             self._writer.release()
         self._reader = self._store = self._writer = None
 
     def __del__(self) -> None:
         """Close it: a handle that was never closed would keep its lock, and old epochs, until the process ends."""
-        # Not in a forked process: the lock and the announced epoch are those of the process that opened it.
-        if getattr(self, "_process", None) == os.getpid():
+        if hasattr(self, "_lock"):
             self.close()
 
     def __enter__(self) -> Self:
@@ -244,14 +246,16 @@ class Index:
             staged = self._transaction = Transaction(self.view, store, horizon, self._step)
             try:
                 yield staged
+                self._check_open()
                 staged.commit()
             finally:
                 staged.close()
                 self._transaction = None
-                publishing.catch_up(self.view, store, self._step)
+                if not self._closed:
+                    publishing.catch_up(self.view, store, self._step)
             merging.finish_large(self, staged.moved, self._step)
 
-    def insert(self, row_ids: ArrayLike, vectors: ArrayLike) -> None:
+    def insert(self, row_ids: ArrayLike | Iterable[int], vectors: ArrayLike) -> None:
         """Insert rows. An existing row is replaced.
 
         Args:
@@ -262,7 +266,7 @@ class Index:
             InvalidUsageError: invalid shapes, types or values; nothing was changed.
             StorageError: the disk is full, or failed; nothing was changed, or the message says that it was committed.
         """
-        rows = self._row_ids(row_ids)
+        rows = row_ids_of(row_ids)
         given = stored(self.parameters, vectors)
         if len(rows) != len(given):
             raise InvalidUsageError(f"There are {len(rows)} row ids for {len(given)} vectors.")
@@ -273,21 +277,23 @@ class Index:
                 with self.transaction():
                     self.insert(rows, given)
             elif len(rows):
-                self._transaction.insert(rows, given)
+                with self._transaction.undivided():
+                    self._transaction.insert(rows, given)
 
-    def delete(self, row_ids: ArrayLike) -> int:
+    def delete(self, row_ids: ArrayLike | Iterable[int]) -> int:
         """Delete rows, and return how many of them existed.
 
         Raises:
             InvalidUsageError: the index is read-only.
             StorageError: the disk is full, or failed; nothing was changed, or the message says that it was committed.
         """
-        rows = np.unique(self._row_ids(row_ids))
+        rows = np.unique(row_ids_of(row_ids))
         with self._lock:
             if self._transaction is None:
                 with self.transaction():
                     return self.delete(rows)
-            return self._transaction.delete(rows)
+            with self._transaction.undivided():
+                return self._transaction.delete(rows)
 
     def _own(self) -> None:
         """Check that the rows are this index's own. Raises ``InvalidUsageError`` if it follows a table."""
@@ -299,10 +305,21 @@ class Index:
             )
 
     def writable(self) -> Store:
-        """The store. Raises ``InvalidUsageError`` if the index is read-only."""
+        """The store.
+
+        Raises:
+            InvalidUsageError: the index is closed, read-only, or was opened by the process that this was forked from.
+            TableReplacedError: the folder was moved or removed.
+        """
+        self._check_open()
         if self._store is None:
             raise InvalidUsageError(f"{self.folder} is open read-only.", remedy="Open it without read_only.")
+        self._store.check_own()
         return self._store
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidUsageError(f"The index {self.folder} is closed.", remedy="Open it again.")
 
     def merge(self, max_bytes: int = merging.BATCH) -> int:
         """Merge the delta blocks into the graph, like the job: for a writer that never closes its index.
@@ -334,17 +351,17 @@ class Index:
         queries: ArrayLike,
         k: int = 10,
         L: int | None = None,  # noqa: N803 - see create
-        allow: ArrayLike | None = None,
+        allow: ArrayLike | Iterable[int] | None = None,
         as_of: int | None = None,
         beam_width: int = 1,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Search the nearest committed rows of each query.
 
         Args:
-            queries: float32 [m, d].
+            queries: float32 [m, d], or one query [d].
             k: number of rows per query.
             L: length of the candidate list, at least k; None: that of the index. Longer ones find more and read more.
-            allow: int64 [a]: only these rows.
+            allow: int64 [a], or a set: only these rows.
             as_of: a retained epoch; None: the newest.
             beam_width: number of nodes whose blocks are read at once.
 
@@ -357,13 +374,17 @@ class Index:
             VersionGoneError: ``as_of`` is not retained, or never existed.
             TableCorruptError: a block is damaged.
         """
-        given = stored(self.parameters, queries)
+        given = stored(self.parameters, queries, one=True)
         limit = self.parameters.search_list if L is None else L
         for name, value in (("k", k), ("L", limit), ("beam_width", beam_width)):
-            if not 1 <= value <= 1 << 20:
+            if not 1 <= whole(name, value) <= 1 << 20:
                 raise InvalidUsageError(f"{name} must be from 1 to 1048576, not {value}.")
-        wanted = None if allow is None else np.unique(np.ascontiguousarray(allow, np.int64).reshape(-1))
+        as_of = None if as_of is None else whole("as_of", as_of)
+        wanted = None if allow is None else np.unique(integers(allow))
         with self._lock:
+            self._check_open()
+            if self._reader is not None and self._process != os.getpid():  # forked: this process reads on its own
+                self._reader, self._process = Reader(self.folder, self.view.epoch), os.getpid()
             for attempt in range(_ATTEMPTS):
                 found = self._search(given, k, max(limit, k), wanted, as_of, min(beam_width, 64))
                 if found is not None:
@@ -419,22 +440,26 @@ class Index:
     ) -> int:  # fmt: skip
         view, layout = self.view, self.parameters.layout
         entries = view.entries(epoch)
-        nodes = None
-        if allow is not None and len(allow) <= _EXACT_BELOW:
-            nodes = np.sort(view.nodes_of(allow))
-        elif not len(entries):
-            nodes = np.arange(view.state.next_node_id, dtype=np.int64)
         restricted = np.zeros(0, np.int64) if allow is None else allow
-        if nodes is not None:
-            return int(
-                scan(view.source, layout, nodes, queries, epoch, view.dead, view.dead_epochs, restricted,
-                     allow is not None, ids, distances)
+
+        def compare(nodes: NDArray[np.int64], which: NDArray[np.int64]) -> int:
+            part, far = np.empty((len(which), ids.shape[1]), np.int64), np.empty((len(which), ids.shape[1]), np.float32)
+            found = scan(
+                view.source, layout, nodes, queries[which], epoch, view.dead, view.dead_epochs, restricted,
+                allow is not None, part, far,
             )  # fmt: skip
-        reach = min(view.state.live, view.state.live if allow is None else len(allow), ids.shape[1])
+            ids[which], distances[which] = part, far
+            return int(found)
+
+        left = np.arange(len(queries))
+        if allow is not None and len(allow) <= _EXACT_BELOW:
+            return compare(np.sort(view.nodes_of(allow)), left)
+        if not len(entries):
+            return compare(np.arange(view.state.next_node_id, dtype=np.int64), left)
         # Tombstones and rows that are not allowed take up entries of the list.
         wanted = view.state.live if allow is None else min(len(allow), view.state.live)
+        reach = min(wanted, ids.shape[1])
         limit = int(limit * min(_WIDEST, (view.state.live + len(view.dead)) / max(1, wanted)))
-        left = np.arange(len(queries))
         starts = view.starts(epoch)
         if starts is None:
             return STALE
@@ -450,8 +475,10 @@ class Index:
             ids[left], distances[left] = part, far
             # Search again with a longer list, from all entry points, for queries that found too few.
             left = left[(part[:, :reach] < 0).any(axis=1)]
-            if not len(left) or limit >= view.state.next_node_id:
+            if not len(left):
                 return 0
+            if limit >= view.state.next_node_id:  # and to some rows no path may lead
+                return compare(np.arange(view.state.next_node_id, dtype=np.int64), left)
             limit *= 2
             starts = starts._replace(most=len(entries))
 
@@ -461,18 +488,6 @@ class Index:
             room = scratch(limit, p.links, p.code_bytes, p.dimension, 1 << key[1], collect=False)
             self._room = (key, room)
         return self._room[1]
-
-    # -- arguments
-
-    def _row_ids(self, given: ArrayLike) -> NDArray[np.int64]:
-        rows = np.asarray(given)
-        if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
-            raise InvalidUsageError(f"Row ids must be integers, [n]; these are {rows.dtype} {list(rows.shape)}.")
-        if rows.dtype.kind == "u" and len(rows) and int(rows.max()) > np.iinfo(np.int64).max:
-            raise InvalidUsageError("Row ids must be below 2**63.")
-        if len(rows) and int(rows.min()) < 0:
-            raise InvalidUsageError("Row ids must not be negative: -1 means none.")
-        return np.ascontiguousarray(rows, np.int64)
 
 
 __all__ = ["CACHE", "WAIT", "IdsExhaustedError", "Index", "MemwalOpsError", "create", "local_path", "read_parameters"]

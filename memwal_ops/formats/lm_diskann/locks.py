@@ -48,6 +48,7 @@ class WriterLock:
 
     def release(self) -> None:
         """Release it; the file is kept, since another process may be waiting for it."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked process has the file open, too
         os.close(self._file)
 
 

@@ -122,6 +122,7 @@ def settle(view: View, step: Step) -> None:
 
 def publish(folder: str, parameters: Parameters, store: Store, step: Step) -> int:
     """Publish the whole content of the store as a new base with an empty log, and return its number."""
+    store.check_own()
     os.makedirs(os.path.join(folder, VIEW), exist_ok=True)
     number = 1 + max([*_numbers(folder), _current(folder, parameters)])
     data = frames.encode(frames.BASE, number, store.state.epoch, parameters.uuid, _base_sections(store, parameters))

@@ -6,17 +6,19 @@ any: it queries many rows at once, by joins. docs/formats/lm-diskann.md document
 
 from __future__ import annotations
 
+import ctypes
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.errors import StorageError, TableCorruptError
+from memwal_ops.errors import InvalidUsageError, StorageError, TableCorruptError, TableReplacedError
 from memwal_ops.formats.lm_diskann.changes import U8, State
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError
 from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED, headers
@@ -59,26 +61,45 @@ _LOCKED = ("Could not set lock", "Conflicting lock", "already attached", "unique
 
 
 class Store:
-    """An open store. Close it: DuckDB then folds its log into the file.
+    """An open store. Close it: its log is then folded into the file.
+
+    DuckDB itself would do that wherever it goes, and delete the log by its name: that of a folder that took the place
+    of this one, or, in a forked process, with what the parent has committed since.
 
     Raises:
-        IndexBusyError: another process has it open.
+        IndexBusyError: another process has it open; or this one has: from before it was forked, or of a folder that was
+            moved or removed since.
         TableCorruptError: DuckDB cannot read it; or it is the store of another index.
         StorageError: DuckDB failed for another reason: a full disk, for example.
     """
 
     def __init__(self, path: str, uuid: UUID, kind: str, *, read_only: bool = False) -> None:
-        self._uuid, self._kind, self._path = uuid, kind, path
+        self._uuid, self._kind, self.path, self._read_only = uuid, kind, path, read_only
+        self._process = os.getpid()
         with self._errors():
             # DuckDB would create a missing file, and all rows of the graph would be lost.
             if not os.path.isfile(path):
                 raise TableCorruptError(f"{path} is missing.", remedy="Restore the folder from a copy.")
+            self._check_alone()
             self._db = duckdb.connect(path, read_only=read_only, config=_CONFIG)
+            self._file = os.stat(path)
         try:
+            if not read_only:
+                self._db.execute("PRAGMA disable_checkpoint_on_shutdown")
             self.state = self._read_state()
         except BaseException:
             self._db.close()
             raise
+        _OPEN.add(self)
+
+    def _check_alone(self) -> None:
+        """Check that DuckDB does not connect to what this process has open under that name: it has one per name."""
+        if any(other.path == self.path for other in _OPEN):
+            raise IndexBusyError(
+                f"This process has {self.path} open already: from before it was forked, or of a folder that was moved "
+                "or removed.",
+                remedy="Close that index first, and fork before opening one for writing.",
+            )
 
     @classmethod
     def create(cls, path: str, uuid: UUID) -> None:
@@ -92,8 +113,39 @@ class Store:
             db.close()
 
     def close(self) -> None:
-        """Close it."""
+        """Close it; in a forked process, nothing is done."""
+        if self._process != os.getpid():
+            return
+        _OPEN.discard(self)
+        if not self._read_only and self._is_own and os.path.exists(f"{self.path}.wal"):
+            with suppress(duckdb.Error):  # without space for it, the log stays, and is read at the next opening
+                self._db.execute("CHECKPOINT")
         self._db.close()
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether this process opened it, and the file that was opened is still the one of that name."""
+        with suppress(FileNotFoundError):
+            return self._process == os.getpid() and os.path.samestat(os.stat(self.path), self._file)
+        return False
+
+    def check_own(self) -> None:
+        """Check that it may be changed by this process.
+
+        Raises:
+            InvalidUsageError: this process was forked from the one that opened it.
+            TableReplacedError: the folder was moved or removed.
+        """
+        if self._process != os.getpid():
+            raise InvalidUsageError(
+                f"{self.path} was opened by another process, from which this one was forked.",
+                remedy="Open the index in the process that changes it; nothing was changed.",
+            )
+        if not self._is_own:
+            raise TableReplacedError(
+                f"{self.path} is not the file that was opened: the folder was moved or removed.",
+                remedy="Close the index, and open the folder again; nothing was changed.",
+            )
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -102,16 +154,16 @@ class Store:
         except duckdb.Error as error:
             text = str(error)
             if any(words in text for words in _LOCKED):
-                raise IndexBusyError(f"{self._path} is open in another process: {text.splitlines()[0]}") from error
+                raise IndexBusyError(f"{self.path} is open in another process: {text.splitlines()[0]}") from error
             # A COMMIT that the disk has no space for is a TransactionException.
             if isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException | duckdb.TransactionException):
                 raise StorageError(
-                    f"DuckDB cannot use {self._path}: {text}",
+                    f"DuckDB cannot use {self.path}: {text}",
                     remedy="Free space on the disk or repair what the message names, and run it again: a commit "
                     "that failed has changed nothing.",
                 ) from error
             raise TableCorruptError(
-                f"DuckDB cannot read {self._path}: {text}",
+                f"DuckDB cannot read {self.path}: {text}",
                 remedy="Restore the folder from a copy, or build the index again from its rows.",
             ) from error
 
@@ -119,11 +171,11 @@ class Store:
         with self._errors():
             rows = self._db.execute(f"SELECT index_uuid, {_STATE} FROM lmd_metadata").fetchall()
         if len(rows) != 1:
-            raise TableCorruptError(f"lmd_metadata in {self._path} has {len(rows)} rows, not one.")
+            raise TableCorruptError(f"lmd_metadata in {self.path} has {len(rows)} rows, not one.")
         uuid, *values = rows[0]
         if uuid != str(self._uuid):
             raise TableCorruptError(
-                f"{self._path} is the store of index {uuid}; metadata.lmd in the folder is of {self._uuid}.",
+                f"{self.path} is the store of index {uuid}; metadata.lmd in the folder is of {self._uuid}.",
                 remedy="Restore the store that belongs to the folder; nothing was changed.",
             )
         return State(*values)
@@ -186,6 +238,7 @@ class Store:
 
     def commit(self, changes: Changes) -> None:
         """Commit everything in one transaction; durable when this returns, not visible at all if it raises."""
+        self.check_own()
         with self._errors():
             self._db.execute("BEGIN TRANSACTION")
             try:
@@ -319,6 +372,17 @@ class Store:
         """The state for a commit that stops retaining the epochs below ``epoch``."""
         return replace(self.state, epoch=self.state.epoch + 1, retained_from=max(self.state.retained_from, epoch))
 
+
+_OPEN: WeakSet[Store] = WeakSet()
+
+
+def _keep_inherited() -> None:
+    """Prevent the end of what the parent process has open: DuckDB would write, or crash without its threads."""
+    for store in _OPEN:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store._db))  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_keep_inherited)
 
 # pa.array and to_numpy import pandas where it is installed: 40 MiB and 0.2 s. These use the same memory.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.errors import InvariantViolatedError, StorageError
+from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, StorageError
 from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.changes import I8, U8, Changes
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync, write_all
@@ -29,6 +29,8 @@ from memwal_ops.formats.lm_diskann.view import read_starts
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED, headers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lm_diskann.kernels.memory import Starts
@@ -82,8 +84,16 @@ class Transaction:
         self.rewired: NDArray[np.int64] = np.zeros(0, np.int64)
         self.followed: tuple[int, str] | None = None
         self.unusable = store.state.unusable
+        self._failed = False
 
     # -- changes
+
+    @contextmanager
+    def undivided(self) -> Iterator[None]:
+        """A change of which no part is committed if it fails: the whole transaction is not, then."""
+        self._failed, failed = True, self._failed
+        yield
+        self._failed = failed
 
     def insert(self, row_ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
         """Add rows; an existing one is replaced: its node becomes a tombstone, and the row gets a new one."""
@@ -131,7 +141,7 @@ class Transaction:
     def _link(self, nodes: NDArray[np.int64], row_ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
         p = self.parameters
         layout = p.layout
-        worst = p.links * (p.links + 2) + 2
+        worst = p.links * (p.links + 4) + 2
         events = np.empty((worst + (p.backlinks + 1) * 2 * p.links + 65536, 3), np.int64)
         room = scratch(p.search_list, p.links, p.code_bytes, p.dimension, self.next_node, collect=True)
         at = 0
@@ -196,6 +206,7 @@ class Transaction:
     def write(self, slots: NDArray[np.int64], blocks: NDArray[np.uint8]) -> None:
         """Write blocks into slots that no reader uses, ascending, adjacent ones in one write."""
         if self._graph is None:
+            self.store.check_own()
             publishing.settle(self.view, self.step)
             self._graph = os.open(os.path.join(self.view.folder, GRAPH), os.O_WRONLY | os.O_CLOEXEC)
         graph, size = self._graph, self.parameters.layout.block_size
@@ -250,7 +261,13 @@ class Transaction:
     # -- the end
 
     def commit(self) -> bool:
-        """Make it durable, then visible; False if nothing was changed."""
+        """Make it durable, then visible; False if nothing was changed.
+
+        Raises:
+            InvalidUsageError: a change failed halfway, and the caller went on.
+        """
+        if self._failed:
+            raise InvalidUsageError("A change of this transaction failed; nothing of it was committed.")
         other = self.followed is not None or self.unusable != self.store.state.unusable
         if not (self._added or self._removed or len(self.healed) or len(self.rewired) or other):
             return False

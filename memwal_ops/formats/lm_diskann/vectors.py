@@ -1,8 +1,11 @@
-"""Which vectors an index can have, and how it stores them: those of a cosine index with length 1."""
+"""Which row ids and vectors an index can have, and how it stores them: those of a cosine index with length 1."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import operator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,13 +31,19 @@ def storable(found: NDArray[np.float64], metric: str) -> NDArray[np.bool_]:
     return np.isfinite(found) & (found > 0) if metric == "cosine" else found <= LONGEST
 
 
-def stored(parameters: Parameters, given: ArrayLike) -> NDArray[np.float32]:
-    """Vectors as the index stores them, [n, d].
+def stored(parameters: Parameters, given: ArrayLike, *, one: bool = False) -> NDArray[np.float32]:
+    """Vectors as the index stores them, [n, d]; with ``one``, a single one may be given as [d].
 
     Raises:
         InvalidUsageError: another shape, or a vector that the index cannot have.
     """
-    vectors = np.array(given, np.float32, order="C", copy=None)
+    try:
+        with np.errstate(over="ignore"):  # what does not fit is infinite, and refused below
+            vectors = np.array(given, np.float32, order="C", copy=None)
+    except (TypeError, ValueError) as error:
+        raise InvalidUsageError(f"Vectors must be numbers: {error}.") from error
+    if one and vectors.ndim == 1:
+        vectors = vectors[None]
     if vectors.ndim != 2 or vectors.shape[1] != parameters.dimension:  # noqa: PLR2004 - rows and columns
         wanted = f"float32 [n, {parameters.dimension}]"
         raise InvalidUsageError(f"Vectors must be {wanted}; these are {list(vectors.shape)}.")
@@ -47,3 +56,29 @@ def stored(parameters: Parameters, given: ArrayLike) -> NDArray[np.float32]:
             "Leave it out, or scale all vectors. Nothing was changed."
         )
     return (vectors / found[:, None]).astype(np.float32) if parameters.metric == "cosine" else vectors
+
+
+def whole(name: str, given: Any) -> int:
+    """A whole number. Raises ``InvalidUsageError``."""
+    try:
+        return operator.index(given)
+    except TypeError as error:
+        raise InvalidUsageError(f"{name} must be a whole number, not {given!r}.") from error
+
+
+def integers(given: ArrayLike | Iterable[int]) -> NDArray[np.int64]:
+    """Row ids as int64 [n]. Raises ``InvalidUsageError``."""
+    rows = np.asarray([*given] if isinstance(given, AbstractSet | Iterator) else given)
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise InvalidUsageError(f"Row ids must be integers, [n]; these are {rows.dtype} {list(rows.shape)}.")
+    if rows.dtype.kind == "u" and len(rows) and int(rows.max()) > np.iinfo(np.int64).max:
+        raise InvalidUsageError("Row ids must be below 2**63.")
+    return np.ascontiguousarray(rows, np.int64)
+
+
+def row_ids_of(given: ArrayLike | Iterable[int]) -> NDArray[np.int64]:
+    """Row ids that an index can have, int64 [n]. Raises ``InvalidUsageError``."""
+    rows = integers(given)
+    if len(rows) and int(rows.min()) < 0:
+        raise InvalidUsageError("Row ids must not be negative: -1 means none.")
+    return rows

@@ -52,6 +52,9 @@ def test_rows_that_no_search_reaches_are_found_and_linked_again(
     assert run_job(made, "verify").decision == "healthy", "each link has its backlink"
     found = run_job(made, "verify", deep=True).to_json()
     assert found["counts"] == {"unreachable": 10}
+    with lm_diskann.open(made) as index:
+        hits, _ = index.search(vectors[:1], k=1500)
+        assert {*hits[0].tolist()} == {-1, *range(1200), *range(5000, 5010)}, "who asks for all of them gets them"
     assert run_job(made, "repair", deep=True, apply=True).decision == "repaired"
     assert run_job(made, "verify", deep=True).decision == "healthy"
     with lm_diskann.open(made) as index:

@@ -1,0 +1,202 @@
+"""Handles: in forked processes, of folders that were replaced, closed; and what a call may be given."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from memwal_ops.errors import BusyError, InvalidUsageError, NotALanceTableError, StorageError, TableReplacedError
+from memwal_ops.formats import lm_diskann
+from memwal_ops.formats.lm_diskann import transaction
+from memwal_ops.formats.lm_diskann.library import Index
+from tests.support.lm_diskann.decoder import View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STORE_LOG = "diskann_store.duckdb.wal"
+
+
+def in_a_fork(act: Callable[[], bool]) -> bool:
+    """Whether ``act`` returns True in a forked process."""
+    with warnings.catch_warnings(action="ignore"):  # of forks in processes with threads
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if act() else 2
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.fixture
+def index(folder: str, vectors: np.ndarray) -> Index:
+    made = lm_diskann.create(folder, dimension=16)
+    made.insert(range(100), vectors[:100])
+    return made
+
+
+def test_a_forked_process_takes_nothing_of_what_its_parent_commits(
+    index: Index, folder: str, vectors: np.ndarray, tmp_path: object
+) -> None:
+    reading, writing = os.pipe()
+    with warnings.catch_warnings(action="ignore"):
+        child = os.fork()
+    if not child:
+        os.read(reading, 1)
+        index.close()
+        os._exit(0)
+    index.insert(range(100, 150), vectors[100:150])
+    os.write(writing, b"1")
+    assert os.waitpid(child, 0)[1] == 0
+    left = shutil.copytree(folder, f"{tmp_path}/killed")  # what there is if the parent is killed now
+    with lm_diskann.open(left) as found:
+        assert len(found) == 150
+        assert not found.republished
+    index.insert([150], vectors[150:151])
+    index.close()
+    assert len(View(folder).live_rows()) == 151
+
+
+def test_a_forked_process_may_read_and_not_write(index: Index, folder: str, vectors: np.ndarray) -> None:
+    reader = lm_diskann.open(folder, read_only=True)
+
+    def refused() -> bool:
+        assert index.search(vectors[:1], k=1)[0] == [[0]]
+        with pytest.raises(InvalidUsageError, match="forked"):
+            index.insert([200], vectors[:1])
+        with pytest.raises(BusyError):
+            lm_diskann.open(folder, wait=0)
+        return True
+
+    def registered() -> bool:
+        found = reader.search(vectors[:1], k=1, as_of=2)[0] == [[0]]
+        both = len(os.listdir(f"{folder}/readers")) == 2
+        reader.close()
+        return bool(found and both and len(os.listdir(f"{folder}/readers")) == 1)
+
+    assert in_a_fork(refused)
+    assert in_a_fork(registered)
+    index.insert([100], vectors[100:101])
+    index.close()
+    assert reader.search(vectors[100:101], k=1)[0] == [[100]]
+    reader.close()
+    assert os.listdir(f"{folder}/readers") == []
+
+
+def test_a_forked_process_opens_no_store_that_it_inherited(index: Index, folder: str, vectors: np.ndarray) -> None:
+    def refused() -> bool:
+        os.read(reading, 1)
+        with pytest.raises(BusyError, match="forked"):  # the lock is free, and DuckDB would go on with what it had read
+            lm_diskann.open(folder, wait=0)
+        return True
+
+    reading, writing = os.pipe()
+    with warnings.catch_warnings(action="ignore"):
+        child = os.fork()
+    if not child:
+        os._exit(0 if refused() else 1)
+    index.insert([101], vectors[101:102])
+    index.close()
+    with lm_diskann.open(folder, wait=0) as found:
+        os.write(writing, b"1")
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(found) == 101
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_writer_changes_nothing_in_a_folder_that_took_the_place_of_its_own(
+    index: Index, folder: str, vectors: np.ndarray, tmp_path: object, moved: bool
+) -> None:
+    other = shutil.copytree(folder, f"{tmp_path}/other")
+    assert os.path.getsize(f"{other}/{STORE_LOG}")  # not folded in: its rows are in this log only
+    index.insert([100], vectors[100:101])
+    os.rename(folder, f"{tmp_path}/away") if moved else shutil.rmtree(folder)
+    os.rename(other, folder)
+    with pytest.raises(TableReplacedError):
+        index.insert([101], vectors[101:102])
+    with pytest.raises(BusyError, match="moved or removed"):
+        lm_diskann.open(folder)
+    index.close()
+    assert os.path.exists(f"{folder}/{STORE_LOG}")
+    with lm_diskann.open(folder) as found:
+        assert len(found) == 100
+        assert not found.republished
+
+
+def test_a_folder_that_is_replaced_during_a_transaction(
+    index: Index, folder: str, vectors: np.ndarray, tmp_path: object
+) -> None:
+    other = shutil.copytree(folder, f"{tmp_path}/other")
+    with pytest.raises(TableReplacedError), index.transaction():
+        index.insert([100], vectors[100:101])
+        os.rename(folder, f"{tmp_path}/away")
+        os.rename(other, folder)
+    index.close()
+    with lm_diskann.open(folder) as found:
+        assert len(found) == 100
+        assert not found.republished
+
+
+def test_a_closed_index(index: Index, folder: str, vectors: np.ndarray) -> None:
+    index.insert([100], vectors[100:101])
+    with pytest.raises(InvalidUsageError, match="closed"), index.transaction():
+        index.delete([5])
+        index.close()
+    index.close()
+    for call in (
+        lambda: index.search(vectors[:1]), lambda: index.insert([1], vectors[:1]), lambda: index.delete([1]),
+        index.merge, lambda: index.transaction().__enter__(),
+    ):  # fmt: skip
+        with pytest.raises(InvalidUsageError, match="closed"):
+            call()
+    assert set(View(folder).live_rows()) == {*range(101)}
+
+
+def test_a_change_that_failed_takes_its_transaction_along(
+    index: Index, folder: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("The disk is full.")
+
+    with index, pytest.raises(InvalidUsageError, match="failed"), index.transaction():
+        index.insert([100], vectors[100:101])
+        with monkeypatch.context() as patch, pytest.raises(StorageError):
+            patch.setattr(transaction, "write_nodes", full)
+            index.insert([0, 101], vectors[:2])
+    assert set(View(folder).live_rows()) == {*range(100)}
+
+
+def test_what_searches_may_be_given(index: Index, vectors: np.ndarray) -> None:
+    with index:
+        assert index.search(vectors[0], 2)[0].shape == (1, 2)
+        keys = {1: 0, 3: 0}.keys()
+        for few in ([3, 1, 1, 9999], (1, 3), {1, 3}, range(1, 4, 2), np.array([3, 1], np.uint64), iter([1, 3]), keys):
+            found, _ = index.search(vectors[:1], 3, 50, few, index.epoch)
+            assert {*found[0].tolist()} == {1, 3, -1}
+        for none in ([], set(), np.zeros(0, np.int64), [-7, 9999]):
+            assert (index.search(vectors[:1], k=2, allow=none)[0] == -1).all()
+        for wrong in (
+            {"allow": np.ones(100, bool)}, {"allow": [1.5]}, {"allow": 1}, {"k": 0}, {"k": 2.0}, {"k": "2"}, {"L": 0},
+            {"L": 1.5}, {"as_of": 1.0}, {"as_of": "2"},
+        ):  # fmt: skip
+            with pytest.raises(InvalidUsageError):
+                index.search(vectors[:1], **wrong)  # type: ignore[arg-type] - that is what is tested
+        assert index.delete({1, 2, 9999}) == 2
+
+
+@pytest.mark.parametrize("given", [None, [["a"] * 16], [[1], [2, 3]], np.full((1, 16), 1e300)])
+def test_vectors_that_are_none(index: Index, given: object) -> None:
+    with index, pytest.raises(InvalidUsageError):
+        index.insert([1], given)  # type: ignore[arg-type] - that is what is tested
+
+
+def test_a_file_is_no_index(tmp_path: object) -> None:
+    with open(f"{tmp_path}/file", "wb"), pytest.raises(NotALanceTableError):
+        lm_diskann.open(f"{tmp_path}/file")
