@@ -301,7 +301,7 @@ def _linked_from(src, lay, book, room, order, visited, row, node, own, alpha, ep
         if _links_to(src, lay, other, node):
             continue
         other = touch(src, lay.block_size, room.v_node[one], epoch, origin)
-        done = link_back(src, lay, book, other, node, own, alpha, one == must, epoch, origin, events, counts)
+        done = link_back(src, lay, book, other, row, own, alpha, one == must, epoch, origin, events, counts)
         if done < 0:
             return done
         if done:
@@ -320,7 +320,7 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, fir
     ids, codes = np.empty(most, np.int64), np.empty((most, lay.code_bytes), np.uint8)
     vectors, distances = np.empty((most, lay.dimension), np.float32), np.empty(most, np.float32)
     mine = np.empty(lay.dimension, np.float32)
-    worst = lay.links * (lay.links + 2) + 2 * lay.links + 2
+    worst = lay.links * (lay.links + 4) + 2
     for one in range(first, nodes.shape[0]):
         counts[1] = one
         if src.tags.shape[0] + src.counts[1] + worst > src.pool.u64.shape[0]:

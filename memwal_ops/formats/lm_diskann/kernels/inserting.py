@@ -2,7 +2,7 @@
 
 Three rules keep it searchable. A new node links to live nodes if the search found any. The nearest neighbour of a
 new node always links back to it. And pruning never removes the last link to a node, or the last one from
-an older node: otherwise it would never be found again.
+an older node, unless the new node takes it over: otherwise it would never be found again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED
 
 _FEW = 8
 _GIVEN_UP = 2
+_MUST, _MAY = True, False
 
 
 @numba.njit(cache=True, nogil=True)
@@ -157,8 +158,41 @@ def _make_place(src, lay, ids, chosen, kept, stays, new, me, epoch, origin, even
 
 
 @numba.njit(cache=True, nogil=True)
-def link_back(src, lay, book, row, node, code, alpha, must, epoch, origin, events, counts):
-    """Link the block ``row`` to a new node, and prune it if full. Returns 1, 0 if the link was pruned, or as ``load``."""
+def _adopt(src, lay, row, orphan, code, must, epoch, origin, events, counts):
+    """Link a block to one that just lost its last link. With ``must``, another link of a full list may be removed.
+
+    Returns 1; 0: there is no place; or as ``load``.
+    """
+    at, held = lay.at_ids // 4, np.int64(src.pool.u16[row, LINKS])
+    me, target = src.pool.i64[row, NODE], src.pool.i64[orphan, NODE]
+    if me == target:
+        return 0
+    if (src.pool.u32[row, at : at + held] == target).any():
+        return 1
+    place = held
+    while must and place == lay.links and held > 0:
+        held -= 1
+        other = touch(src, lay.block_size, np.int64(src.pool.u32[row, at + held]), epoch, origin)
+        if other < 0:
+            return other
+        if drop_backlink(src, lay, other, me, events, counts):
+            place = held
+    if place == lay.links:
+        return 0
+    set_link(src, lay, row, place, target, code)
+    src.pool.u16[row, LINKS] = max(np.int64(src.pool.u16[row, LINKS]), place + 1)
+    add_backlink(src, lay, orphan, me, events, counts)
+    return 1
+
+
+@numba.njit(cache=True, nogil=True)
+def link_back(src, lay, book, row, fresh, code, alpha, must, epoch, origin, events, counts):
+    """Link the block ``row`` to a new node, and prune it if full. Returns 1, 0 if the link was pruned, or as ``load``.
+
+    Where a last link to another node has to be pruned, the new node, whose block is ``fresh``, links there instead, or
+    another one to which ``row`` links.
+    """
+    node = src.pool.i64[fresh, NODE]
     held = np.int64(src.pool.u16[row, LINKS])
     if held < lay.links:
         set_link(src, lay, row, held, node, code)
@@ -214,6 +248,16 @@ def link_back(src, lay, book, row, node, code, alpha, must, epoch, origin, event
             stays[one] = 1
         else:
             _remove_backlink(src, lay, other, me, events, counts)
+            found = _adopt(src, lay, fresh, other, codes[one], _MUST, epoch, origin, events, counts)
+            near = 0
+            while found == 0 and near < kept:
+                if stays[chosen[near]] == 1 and chosen[near] != held:
+                    found = touch(src, lay.block_size, ids[chosen[near]], epoch, origin)
+                    if found >= 0:
+                        found = _adopt(src, lay, found, other, codes[one], _MAY, epoch, origin, events, counts)
+                near += 1
+            if found < 0:
+                return found
     at = 0
     for one in range(held + 1):
         if stays[one] == 1:
@@ -263,7 +307,11 @@ def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, co
         if other < 0:
             return other
         add_backlink(src, lay, other, node, events, counts)
-        done = link_back(src, lay, book, other, node, own, alpha, one == 0, epoch, origin, events, counts)
+    for one in range(kept):
+        other = touch(src, lay.block_size, room.v_node[use[chosen[one]]], epoch, origin)
+        if other < 0:
+            return other
+        done = link_back(src, lay, book, other, row, own, alpha, one == 0, epoch, origin, events, counts)
         if done < 0:
             return done
         if done:
@@ -283,7 +331,7 @@ def insert(src, lay, room, book, nodes, row_ids, vectors, epoch, origin, codeboo
         0; or STALE or DAMAGED.
     """
     table = np.empty((lay.code_bytes, 256), np.float32)
-    worst = lay.links * (lay.links + 2) + 2
+    worst = lay.links * (lay.links + 4) + 2
     counts[1] = first
     for one in range(first, nodes.shape[0]):
         used = src.tags.shape[0] + src.counts[1]
