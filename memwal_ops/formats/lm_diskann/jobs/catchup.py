@@ -94,11 +94,16 @@ class Report:
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """The backlog metrics, from the published view."""
+    """The backlog metrics, from the published view and the followed table."""
+    behind = following.versions_behind(table.location.uri, table.state.followed)
+    return {**unhealed(table), "versions_behind": behind}
+
+
+def unhealed(table: Table) -> Mapping[str, float]:
+    """Those of the graph."""
     nodes = max(1, table.state.live + table.tombstones)
     waits = table.tombstones - table.state.healed
-    behind = following.versions_behind(table.location.uri, table.state.followed)
-    return {"unhealed_nodes": waits, "unhealed_percent": 100 * waits / nodes, "versions_behind": behind}
+    return {"unhealed_nodes": waits, "unhealed_percent": 100 * waits / nodes}
 
 
 def plan(table: Table, options: CatchupOptions, context: RunContext) -> Report:

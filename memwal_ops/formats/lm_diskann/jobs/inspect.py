@@ -7,12 +7,16 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lm_diskann.files import GRAPH
-from memwal_ops.formats.lm_diskann.jobs.catchup import backlog as catchup_backlog
+from memwal_ops.formats.lm_diskann.following import versions_behind
+from memwal_ops.formats.lm_diskann.jobs.catchup import unhealed
 from memwal_ops.formats.lm_diskann.jobs.compact import backlog as compact_backlog
 from memwal_ops.formats.lm_diskann.jobs.gc import backlog as gc_backlog
 from memwal_ops.formats.lm_diskann.jobs.merge import backlog as merge_backlog
 from memwal_ops.formats.lm_diskann.locks import lowest_reader
+from memwal_ops.formats.lm_diskann.source import Unusable, read_source
+from memwal_ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,14 +61,29 @@ class Report:
                 f"  {waits['delta_blocks']:,.0f} unmerged delta blocks ({waits['dirty_percent']:.1f} % of the nodes).",
                 f"  {waits['unhealed_nodes']:,.0f} deleted nodes are not healed ({waits['unhealed_percent']:.1f} %).",
                 f"  {kept}; lowest reader: {found['lowest_reader'] or 'none'}.",
+                *self._followed(),
             ]
         )
 
+    def _followed(self) -> list[str]:
+        found = self.document["follows"]
+        if found is None:
+            return []
+        rows = f"key {found['key']}" if found["key"] else "stable row ids"
+        behind = found["error"] or f"{counted(self.document['backlog']['versions_behind'], 'version')} behind."
+        lines = [
+            f"  Follows column {found['column']} of {found['uri']} by {rows}: version {found['version']}; {behind}"
+        ]
+        if found["unusable"]:
+            lines.append(f"  Cannot be searched: {found['unusable']}. Run memwal-ops catchup --rebuild.")
+        return lines
+
 
 def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
-    """Inspect the view."""
+    """Inspect the view; of a followed table, how many versions it is ahead, or why it cannot be read."""
     del options, context
     fixed = table.parameters
+    follows, behind = _follows(table)
     return Report(
         {
             "decision": Decision.INSPECTED.value,
@@ -85,15 +104,29 @@ def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
             "exact": not table.state.codebook_id,
             "backlog": {
                 **merge_backlog(table),
-                **catchup_backlog(table),
+                **unhealed(table),
+                **behind,
                 **compact_backlog(table),
                 **gc_backlog(table),
             },
+            "follows": follows,
             "view": table.view_number,
             "graph_bytes": os.path.getsize(os.path.join(table.location.uri, GRAPH)),
             "lowest_reader": lowest_reader(table.location.uri),
         }
     )
+
+
+def _follows(table: Table) -> tuple[dict[str, Any] | None, dict[str, float]]:
+    source, error, behind = read_source(table.location.uri), None, dict[str, float]()
+    try:
+        behind = {"versions_behind": versions_behind(table.location.uri, table.state.followed)}
+    except MemwalOpsError as reason:
+        error = str(reason)
+    if source is None:
+        return None, behind
+    unusable = Unusable(table.state.unusable).text if table.state.unusable else None
+    return {**asdict(source), "version": table.state.followed, "unusable": unusable, "error": error}, behind
 
 
 apply = plan

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import run_job
-from memwal_ops.errors import InvalidUsageError, TableReplacedError
+from memwal_ops.errors import InvalidUsageError, TableNotFoundError, TableReplacedError
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import following, source
 from tests.support.lm_diskann.decoder import View
@@ -153,6 +153,7 @@ def test_what_it_cannot_follow_is_named_until_it_is_rebuilt(
         }
         assert words[change.__name__] in report.describe()
     assert View(followed).unusable
+    assert f"Cannot be searched: {report.to_json()['unusable']}" in run_job(followed, "inspect").describe()
     with lm_diskann.open(followed, read_only=True) as index:
         with pytest.raises(source.IndexUnusableError, match="cannot be searched"):
             index.search(vectors[:1])
@@ -282,3 +283,17 @@ def test_planted_a_version_that_is_ahead_of_its_rows(
     run_job(followed, "catchup")
     with pytest.raises(AssertionError):
         check(followed, uri)
+
+
+def test_inspect_without_the_followed_table(followed: str, table: tuple[str, list[str]]) -> None:
+    uri, key = table
+    run_job(followed, "catchup")
+    rows = f"column vec of {uri} by {'key id' if key else 'stable row ids'}: version 1; "
+    assert f"{rows}0 versions behind." in run_job(followed, "inspect").describe()
+    shutil.rmtree(uri)
+    report = run_job(followed, "inspect")
+    assert f"{rows}The table that the index follows was not found" in report.describe()
+    assert "versions_behind" not in report.to_json()["backlog"]
+    with pytest.raises(TableNotFoundError):
+        run_job(followed, "catchup")
+    assert run_job(followed, "merge").exit_code == 0
