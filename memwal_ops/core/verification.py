@@ -150,7 +150,8 @@ class VerifyReport:
         """The report as text for people."""
         read = ", ".join(counted_as(number, name) for name, number in self.checked.items() if isinstance(number, int))
         total = sum(self.findings.counts.values())
-        lines = [f"{self.decision}: {counted(total, 'finding')}; {read} were read."]
+        figures = [f"; {name} {number:.3f}" for name, number in self.checked.items() if isinstance(number, float)]
+        lines = [f"{self.decision}: {counted(total, 'finding')}; {read} were read{''.join(figures)}."]
         for one in self.listed:
             lines += ["", paragraph(f"{one.severity.upper()} {one.check}: {one.place}: {one.evidence}", hanging="  ")]
             lines.append(paragraph(f"{one.consequence} {one.remedy}", indent="  ", hanging="  "))

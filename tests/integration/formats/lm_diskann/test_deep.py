@@ -45,9 +45,11 @@ def _alone(staged, nodes, rows, given) -> None:  # type: ignore[no-untyped-def]
 def test_rows_that_no_search_reaches_are_found_and_linked_again(
     made: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healthy = run_job(made, "verify", deep=True).to_json()
+    report = run_job(made, "verify", deep=True)
+    healthy = report.to_json()
     assert healthy["decision"] == "healthy"
     assert healthy["checked"]["recall"] >= 0.9
+    assert f"1,200 blocks were read; recall {healthy['checked']['recall']:.3f}." in report.describe()
     cut_off(made, vectors, monkeypatch)
     assert run_job(made, "verify").decision == "healthy", "each link has its backlink"
     found = run_job(made, "verify", deep=True).to_json()
