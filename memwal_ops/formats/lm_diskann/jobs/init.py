@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
-from memwal_ops.formats.lm_diskann import library
+from memwal_ops.formats.lm_diskann.errors import need_extra
 from memwal_ops.formats.lm_diskann.source import Source, read_source
 
 if TYPE_CHECKING:
@@ -46,10 +46,14 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     """Create the folder if it does not exist.
 
     Raises:
+        ExtraMissingError: the extra is not installed.
         InvalidUsageError: there is an index with other parameters, or other files; or a parameter is out of bounds.
         UnsupportedFeatureError: the folder is remote.
     """
     del store
+    need_extra()
+    from memwal_ops.formats.lm_diskann import library  # noqa: PLC0415 - the extra is asked for first
+
     path = library.local_path(location.uri)
     follows = None if options.table is None else Source(_place(options.table), str(options.column), options.key)
     wanted: dict[str, Any] = {
