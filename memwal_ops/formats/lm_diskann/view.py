@@ -249,17 +249,22 @@ class View:
         log = self._files[LOG]
         size = os.fstat(log).st_size
         while size - self.end >= frames.HEADER_BYTES:
-            length = int.from_bytes(os.pread(log, 8, self.end + 8), "little")
+            magic, length = os.pread(log, 8, self.end), int.from_bytes(os.pread(log, 8, self.end + 8), "little")
+            if any(magic) and magic != frames.MAGIC:
+                raise _unreadable(self.folder, log_path(self.number))
             if not frames.HEADER_BYTES <= length <= size - self.end:
                 return
             data = np.frombuffer(os.pread(log, length, self.end), np.uint8)
             frame = frames.decode(data)
-            # Invalid bytes at the end were left by a killed writer: the next writer publishes another view.
             if frame is None or (frame.kind, frame.number, frame.uuid) != (
                 frames.COMMIT,
                 self.number,
                 self.parameters.uuid,
             ):
+                # At the end, a killed writer left it, and the next one publishes another view. Elsewhere it is damage:
+                # nothing is written behind such bytes, and commits that follow would be missed in silence.
+                if self.end + length < size:
+                    raise _unreadable(self.folder, log_path(self.number))
                 return
             if frame.epoch != self.epoch + 1:
                 return

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from memwal_ops.errors import BusyError, InvalidUsageError, NotALanceTableError, StorageError, TableReplacedError
+from memwal_ops.errors import (
+    BusyError,
+    InvalidUsageError,
+    NotALanceTableError,
+    StorageError,
+    TableCorruptError,
+    TableReplacedError,
+)
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import transaction
 from memwal_ops.formats.lm_diskann.library import Index
@@ -200,3 +207,21 @@ def test_vectors_that_are_none(index: Index, given: object) -> None:
 def test_a_file_is_no_index(tmp_path: object) -> None:
     with open(f"{tmp_path}/file", "wb"), pytest.raises(NotALanceTableError):
         lm_diskann.open(f"{tmp_path}/file")
+
+
+@pytest.mark.parametrize("place", [0, 4096])
+def test_readers_do_not_end_in_silence_at_a_damaged_commit(
+    index: Index, folder: str, vectors: np.ndarray, place: int
+) -> None:
+    index.insert([100], vectors[100:101])
+    index.close()
+    with open(f"{folder}/view/{1:016d}.log", "r+b") as log:
+        log.seek(place)
+        byte = log.read(1)[0]
+        log.seek(place)
+        log.write(bytes([byte ^ 1]))
+    with pytest.raises(TableCorruptError, match="log"):
+        lm_diskann.open(folder, read_only=True)
+    with lm_diskann.open(folder) as found:
+        assert found.republished
+        assert len(found) == 101
