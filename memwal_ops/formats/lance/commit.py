@@ -12,7 +12,7 @@ timelines, each measured and kept as a contract test, that lose or duplicate a r
 3. A marker carried by ``execute_uncommitted`` is dropped by ``LanceDataset.commit``: data is
    committed, progress is not.
 
-Therefore pylance builds the new version beside the table (:mod:`memwal_ops.formats.lance.beside`), or under a
+Therefore pylance builds the new version in a local folder (:mod:`memwal_ops.formats.lance.local_build`), or under a
 detached name, which no reader opens; the version number and the progress are stamped into it; pylance opens the
 stamped manifest once to verify that it is readable; and one put-if-not-exists publishes it as V+1. The second of two
 writers finds the name taken, reads everything again and decides again. Progress, data and deletions of all regions of
@@ -41,9 +41,9 @@ from memwal_ops.errors import (
     StorageError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.beside import build_beside, described, open_beside
 from memwal_ops.formats.lance.datasets import open_dataset
 from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.local_build import build_locally, described, open_locally
 from memwal_ops.formats.lance.publication import (
     CommitLostError,
     CommitNote,
@@ -169,19 +169,19 @@ def commit_strict(
     """
     check_committable(table)
     version = table.version + 1
-    beside = build_beside(table, _transaction(table, operation, note))
-    detached = _detached_number() if beside else _build_detached(table, operation, note)
+    local = build_locally(table, _transaction(table, operation, note))
+    detached = _detached_number() if local else _build_detached(table, operation, note)
     detached_path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
-    temporary = [] if beside else [detached_path]
+    temporary = [] if local else [detached_path]
     try:
-        built = beside[0] if beside else decode_version_manifest(table.store.get(detached_path))
+        built = local[0] if local else decode_version_manifest(table.store.get(detached_path))
         temporary.append(f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}")
         _refuse_rebased(table, built, version)
         stamped = stamp_progress(built, table.manifest, progress, version=version, records=records)
-        if beside is not None:
-            table.store.put(temporary[0], beside[1])
-        if not _is_readable_beside(table, stamped):
-            temporary[:0] = [detached_path] if beside else []
+        if local is not None:
+            table.store.put(temporary[0], local[1])
+        if not _is_readable_locally(table, stamped):
+            temporary[:0] = [detached_path] if local else []
             _verify_readable(table, stamped, detached, detached_path)
         refuse_overtaken(table, version)
         temporary.pop()  # from here on a version may refer to its transaction file
@@ -237,7 +237,7 @@ def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.
     """
     check_rewritable(table)
     built = _next_version(replace(content, manifest=_numbered(content.manifest, table.version)), transaction)
-    if not _is_readable_beside(table, built):
+    if not _is_readable_locally(table, built):
         detached = _detached_number()
         path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
         try:
@@ -252,7 +252,7 @@ def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, n
 
     Args:
         table: the pinned version that everything was decided on.
-        manifest: its manifest with the new configuration; rows and columns are those of ``table``, but for key marks.
+        manifest: its manifest with the new configuration; rows and columns are as in ``table``, key marks may differ.
         details: the encoded details.
         note: the job and run that commit.
 
@@ -420,9 +420,9 @@ def _verify_readable(table: Table, stamped: VersionManifest, detached: int, path
     _compare(table, stamped, fragments, indexes)
 
 
-def _is_readable_beside(table: Table, stamped: VersionManifest) -> bool:
+def _is_readable_locally(table: Table, stamped: VersionManifest) -> bool:
     """Verify the same without a request; False if that is not possible."""
-    read = open_beside(table, stamped)
+    read = open_locally(table, stamped)
     if read is not None:
         _compare(table, stamped, *read)
     return read is not None

@@ -1,7 +1,7 @@
 """Commit index segments of a plain table by pylance's own commit, which is rebased over concurrent commits.
 
-There is no merge progress that a rebase could take back, and exactly V + 1 would starve beside writers that append in
-a loop. pylance's conflict check refuses what does not fit: another change of the same index, or a rewrite of the
+There is no merge progress that a rebase could take back, and a commit of exactly V + 1 would starve if writers append
+in a loop. pylance's conflict check refuses what does not fit: another change of the same index, or a rewrite of the
 fragments that the segments cover.
 """
 
@@ -40,7 +40,7 @@ def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
     """Publish ``build``, which was built on ``table``, in whichever version comes next.
 
     Raises:
-        CommitLostError: a concurrent commit does not go with it, or the table was replaced; nothing was published.
+        CommitLostError: a concurrent commit conflicts with it, or the table was replaced; nothing was published.
         UnsupportedFeatureError: pylance's commit would delete what a hold keeps, or lose a part of an entry.
         MemwalOpsError: the store failed. It is not known whether the segments were published, so that their files
             must be kept.
@@ -70,7 +70,7 @@ def commit_coverage(
     """Replace entries of ``table``'s indexes by others with the same files, in whichever version comes next.
 
     Raises:
-        CommitLostError: a concurrent commit does not go with it, or the table was replaced; nothing was published.
+        CommitLostError: a concurrent commit conflicts with it, or the table was replaced; nothing was published.
         MemwalOpsError: the store failed, or see :func:`commit_segments`; it may have been published.
     """
     operation = lance.LanceOperation.CreateIndex([_index(entry) for entry in new], [_index(entry) for entry in old])
@@ -98,7 +98,7 @@ def _commit(table: Table, operation: lance.LanceOperation.CreateIndex, note: Com
 
 
 def lacks_columns(table: Table, index: BaseIndex) -> bool:
-    """Whether a column of an index is gone: pylance's conflict check lets a change of an index pass over its removal.
+    """Whether a column of an index was dropped: pylance's conflict check does not detect that.
 
     Every query with a filter fails then, also on other columns.
     """

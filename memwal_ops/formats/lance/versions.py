@@ -43,7 +43,7 @@ class VersionPage:
     has_detached: bool = True
 
     def has_hint(self) -> bool | None:
-        """Whether there is a hint of the newest version, as on local files; None: this page does not tell."""
+        """Whether there is a hint of the newest version, as on local files; None: not known from this page."""
         return any(meta.path == VERSION_HINT for meta in self.files) or (False if self.complete else None)
 
 
@@ -66,7 +66,7 @@ def is_ascending(page: Sequence[ObjectMeta]) -> bool:
 
 
 def is_same_file(one: ObjectMeta | None, other: ObjectMeta | None) -> bool:
-    """Whether two listings show the same object, by its entity tag; False if that cannot be told."""
+    """Whether two listings show the same object, by its entity tag; False if that is not known."""
     if one is None or other is None or one.e_tag is None:
         return False
     return (one.path, one.size, one.e_tag) == (other.path, other.size, other.e_tag)

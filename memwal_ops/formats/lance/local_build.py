@@ -1,7 +1,7 @@
-"""Let pylance build and open a version in a local folder that has nothing of the table but a manifest.
+"""Let pylance build and open a version of a table in a local folder that has only its manifest.
 
 A version is made of manifests alone: pylance reads no data file to build one, nor to open one. So for a table in an
-object store, neither is a request. Whatever fails here is done at the store, which decides.
+object store, neither is a request. If anything fails here, it is done at the store instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 
-def build_beside(table: Table, transaction: lance.Transaction) -> tuple[VersionManifest, bytes] | None:
+def build_locally(table: Table, transaction: lance.Transaction) -> tuple[VersionManifest, bytes] | None:
     """The version that pylance builds on exactly ``table``'s, and the content of its transaction file.
 
     Returns:
@@ -43,7 +43,7 @@ def build_beside(table: Table, transaction: lance.Transaction) -> tuple[VersionM
         return None
 
 
-def open_beside(table: Table, version: VersionManifest) -> tuple[list[int], set[str]] | None:
+def open_locally(table: Table, version: VersionManifest) -> tuple[list[int], set[str]] | None:
     """Fragment ids and names of indexes of a version, as pylance reads them from its manifest.
 
     Returns:
