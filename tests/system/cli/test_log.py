@@ -184,7 +184,7 @@ def test_lances_false_alarm_does_not_come(uri: str) -> None:
     """Landmine 9 comes with merge_insert alone, which no command calls; Lance's log itself is left as it is."""
     for command in ("inspect", "merge"):
         assert run_process(command, uri).err == ""
-    said = run_process("inspect", uri, LANCE_LOG="info").err
+    said = run_process("verify", uri, LANCE_LOG="info").err
     assert "lance::" in said, "what a user asks Lance to log is shown"
     for command in ("inspect", "merge"):
         assert "has no fields" not in run_process(command, uri, LANCE_LOG="debug").err
