@@ -103,3 +103,4 @@ def test_what_a_commit_made_is_known(bucket: tuple[str, dict[str, str]]) -> None
     assert made.version == table.version + 1
     assert (made.manifest, made.file, made.primary_key) == (read.manifest, read.file, read.primary_key)
     assert made.dataset.to_table() == rows
+    assert table.committed() is None, "once"
