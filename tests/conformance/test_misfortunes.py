@@ -30,6 +30,8 @@ def retained(made: TableUnderTest) -> dict[int, Rows]:
     return {one: made.read_revision(one) for one in range(1, table.revision + 1) if table.has_revision(one)}
 
 
+# A thread that renews a lease dies with its process.
+@pytest.mark.filterwarnings("ignore:(?s).*Killed:pytest.PytestUnhandledThreadExceptionWarning")
 def test_killed_at_its_steps_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
     """Before and after each call. The run that follows ends it, and leaves nothing to do."""
     with calm():
