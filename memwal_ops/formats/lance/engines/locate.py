@@ -20,7 +20,7 @@ from memwal_ops.formats.lance.engines.joins import in_chunks
 from memwal_ops.formats.lance.lance_errors import lance_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import lance
     import numpy.typing as npt
@@ -68,24 +68,45 @@ def locate(table: Table, winners: Winners, *, max_bytes: int) -> Superseded:
     stable = bool(table.dataset.has_stable_row_ids)
     columns = [*table.primary_key]
     chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)
-    matches: list[pa.Table] = []
     with lance_errors("read the keys of", table.location.uri):
-        use_index = _index_is_cheaper(table, winners)
+        use_index = index_is_cheaper(table, winners)
         source = (
             lookup_keys(table.dataset, columns[0], winners.keys.column(columns[0]), stable=stable)
             if use_index
             else scan_keys(table.dataset, columns, chunk_bytes, stable=stable)
         )
-        if winners.keys.num_rows:
-            matches.extend(_semi_join(chunk, winners.keys, columns) for chunk in in_chunks(source, chunk_bytes))
-    hits = pa.concat_tables(matches) if matches else None
-    if hits is None or hits.num_rows == 0:
-        unmatched = np.full(winners.rows_read, -1, dtype=np.int64) if stable else None
-        return Superseded(np.empty(0, dtype=np.uint64), 0, unmatched, use_index)
+        hits = matching_rows(source, winners.keys, chunk_bytes)
+    row_ids = np.full(winners.rows_read, -1, dtype=np.int64) if stable else None
+    if hits is None:
+        return Superseded(np.empty(0, dtype=np.uint64), 0, row_ids, use_index)
+    if row_ids is not None:
+        replacing, ids = replaced_ids(hits, winners.keys)
+        row_ids[winners.rows[replacing]] = ids
     addresses = np.sort(hits.column(ROW_ADDRESS).to_numpy())
-    tombstones = winners.keys.filter(pa.array(winners.is_tombstone))
-    deleted = _semi_join(hits, tombstones, columns).num_rows if tombstones.num_rows else 0
-    return Superseded(addresses, deleted, _row_ids(hits, winners, columns) if stable else None, use_index)
+    return Superseded(addresses, count_deleted(hits, winners.keys, winners.is_tombstone), row_ids, use_index)
+
+
+def matching_rows(base: Iterable[pa.RecordBatch], keys: pa.Table, chunk_bytes: int) -> pa.Table | None:
+    """The base rows, of :func:`scan_keys` or :func:`lookup_keys`, that have one of ``keys``; None: there are none."""
+    if not keys.num_rows:
+        return None
+    matches = [_semi_join(chunk, keys, keys.column_names) for chunk in in_chunks(base, chunk_bytes)]
+    hits = pa.concat_tables(matches) if matches else None
+    return hits if hits is not None and hits.num_rows else None
+
+
+def count_deleted(hits: pa.Table, keys: pa.Table, is_tombstone: npt.NDArray[np.bool_]) -> int:
+    """How many of these base rows have the key of a tombstone, by the mask over ``keys``."""
+    tombstones = keys.filter(pa.array(is_tombstone))
+    return int(_semi_join(hits, tombstones, keys.column_names).num_rows) if tombstones.num_rows else 0
+
+
+def replaced_ids(hits: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For each of these base rows the position of its key in ``keys``, and its stable row id."""
+    columns = keys.column_names
+    numbered = keys.append_column(_ROW, pa.array(np.arange(keys.num_rows)))
+    joined = hits.select([*columns, ROW_ID]).join(numbered, columns, join_type="inner")
+    return joined.column(_ROW).to_numpy(), joined.column(ROW_ID).to_numpy().astype(np.int64)
 
 
 def repeated_keys(table: Table, winners: Winners, *, max_bytes: int) -> Mapping[str, Any] | None:
@@ -105,7 +126,8 @@ def repeated_keys(table: Table, winners: Winners, *, max_bytes: int) -> Mapping[
     return several[0] if several else None
 
 
-def _index_is_cheaper(table: Table, winners: Winners) -> bool:
+def index_is_cheaper(table: Table, winners: Winners) -> bool:
+    """Whether the base rows are found sooner by looking up each key of ``winners``, at most ``MAX_LOOKUPS``."""
     if len(table.primary_key) != 1 or not 0 < winners.keys.num_rows <= MAX_LOOKUPS:
         return False
     key = table.primary_key[0]
@@ -189,11 +211,3 @@ def _semi_join(rows: pa.Table, keys: pa.Table, columns: list[str]) -> pa.Table:
     if len(columns) == 1:
         return rows.filter(pc.is_in(rows.column(columns[0]), value_set=keys.column(columns[0])))
     return rows.join(keys.select(columns), columns, join_type="left semi")
-
-
-def _row_ids(hits: pa.Table, winners: Winners, columns: list[str]) -> npt.NDArray[np.int64]:
-    numbered = winners.keys.append_column(_ROW, pa.array(winners.rows))
-    joined = hits.select([*columns, ROW_ID]).join(numbered, columns, join_type="inner")
-    row_ids = np.full(winners.rows_read, -1, dtype=np.int64)
-    row_ids[joined.column(_ROW).to_numpy()] = joined.column(ROW_ID).to_numpy().astype(np.int64)
-    return row_ids
