@@ -86,7 +86,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
                 yield made
 
 
-@pytest.fixture(params=["local", "copies", "spark"])
+@pytest.fixture(params=["local", "copies", "spark", "spark-shuffle"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine | None:
     """Each engine in turn; None is the default of a merge, the local one. ``copies``: as of a table in a bucket."""
     if request.param == "local":
@@ -95,4 +95,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> E
         monkeypatch.setattr(generation_copies, "LOCAL", frozenset())
         return LocalEngine()
     # Few rows to a task, so that every stage of these small tables has several.
-    return SparkEngine(request.getfixturevalue("spark"), rows_per_task=200)
+    spark = request.getfixturevalue("spark")
+    if request.param == "spark":
+        return SparkEngine(spark, rows_per_task=200)
+    return SparkEngine(spark, rows_per_task=200, driver_key_bytes=0)

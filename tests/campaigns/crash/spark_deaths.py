@@ -4,7 +4,8 @@
 
 WHO is ``jvm`` (the driver's, which on ``local[...]`` is the executor's, too) or ``worker`` (the Python process of
 every attempt). WHERE is the stage in whose task it is killed, after the task's work is done: ``check`` (the first
-question to an executor), ``keys``, ``delete``, ``write``; or ``commit``: just before the driver publishes.
+question to an executor), ``keys``, ``delete``, ``write``; or ``commit``: just before the driver publishes. With
+``shuffle-`` before it, executors resolve the keys, not the driver; ``keys`` has no task otherwise.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from typing import Any
 import psutil
 
 from memwal_ops.cli.main import main
-from memwal_ops.formats.lance.engines.spark import engine, session, tasks
+from memwal_ops.formats.lance.engines.spark import engine, resolved, session, tasks
 
-STAGES = {"keys": "key_reader", "delete": "deleter", "write": "writer"}
+STAGES = {
+    "delete": (resolved, "key_scanner"),
+    "write": (resolved, "group_writer"),
+    "shuffle-keys": (tasks, "key_reader"),
+    "shuffle-delete": (tasks, "deleter"),
+    "shuffle-write": (tasks, "writer"),
+}
 
 
 def deadly(inner: Any, who: str) -> Any:
@@ -56,8 +63,11 @@ def put(who: str, where: str) -> None:
 
         engine.commit_pass = kill_and_commit
     else:
-        made = getattr(tasks, STAGES[where])
-        setattr(tasks, STAGES[where], lambda work: deadly(made(work), who))
+        place, name = STAGES[where]
+        made = getattr(place, name)
+        setattr(place, name, lambda *given: deadly(made(*given), who))
+    if where.startswith("shuffle-"):
+        engine.fits = lambda *_: False
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ report, or ``{"error"}``. HOW is a fault that is put where it can happen:
 * ``worker-dies``: the Python process of every writing task's first attempt is gone at once, files written.
 * ``stage-fails``: every attempt of every writing task fails after its files were written.
 * ``dies-before-commit``, ``dies-after-commit``: the driver is gone at once, as by kill -9.
+* ``shuffle-`` before any of these: keys are resolved by the executors, not by the driver.
 * ``load-well``, or ``load-`` before any other of these but ``task-lingers``: the same of a ``bulk_load`` of
   the keys ``LOADED``; the report is ``{"version"}``.
 """
@@ -23,7 +24,8 @@ import sys
 from typing import Any
 
 from memwal_ops import log, open_table
-from memwal_ops.formats.lance.engines.spark import engine, load, tasks
+from memwal_ops.formats.lance.engines.spark import engine, load, resolved, tasks
+from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.engines.spark.session import session
 from memwal_ops.formats.lance.jobs import merge as job
@@ -97,11 +99,14 @@ def join(spark: Any, host: str) -> None:
 
 def run(spark: Any, how: str, uri: str) -> dict[str, Any]:
     loading = how.startswith("load-")
-    how = how.removeprefix("load-")
+    key_bytes = 0 if how.startswith("shuffle-") else DRIVER_KEY_BYTES
+    how = how.removeprefix("load-").removeprefix("shuffle-")
     place, name = (load, "commit_files") if loading else (engine, "commit_pass")
     commit, writer, write_fragments = getattr(place, name), tasks.writer, load.write_fragments
+    group_writer = resolved.group_writer
     if how in {"task-fails", "task-waits", "task-lingers", "worker-dies", "stage-fails"}:
         tasks.writer = faulty(writer, how, uri)
+        resolved.group_writer = faulty(group_writer, how, uri)
         load.write_fragments = going_wrong(write_fragments, how, uri)
     if how == "task-lingers":
         join(spark, OTHER_HOST)
@@ -112,11 +117,13 @@ def run(spark: Any, how: str, uri: str) -> dict[str, Any]:
     try:
         if loading:
             return {"version": load.bulk_load(spark.range(*LOADED, 1, 4), uri)}
-        return job.apply(open_table(uri), job.MergeOptions(), engine=SparkEngine(spark, rows_per_task=500)).to_json()
+        merging = SparkEngine(spark, rows_per_task=500, driver_key_bytes=key_bytes)
+        return job.apply(open_table(uri), job.MergeOptions(), engine=merging).to_json()
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
         tasks.writer, load.write_fragments = writer, write_fragments
+        resolved.group_writer = group_writer
 
 
 def main() -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 CLUSTER = "local-cluster[2,1,2048]"
 PATIENCE = 1500.0
+PLANS = ["", "shuffle-"]
+"""Whether the driver resolves the keys, or executors do: what precedes a fault's name."""
 # Separate JVMs, on whatever machine this runs; one driver for all tests of the cluster.
 pytestmark = pytest.mark.timeout(1800)
 
@@ -120,15 +122,16 @@ def check_named(table: Workload, driver: Driver) -> None:
     assert {path for path in left if path not in named} == set()
 
 
-def test_separate_executors_leave_nothing_behind(table: Workload, cluster: Driver) -> None:
-    report = cluster.run("well", table.uri)
+@pytest.mark.parametrize("plan", PLANS)
+def test_separate_executors_leave_nothing_behind(table: Workload, cluster: Driver, plan: str) -> None:
+    report = cluster.run(f"{plan}well", table.uri)
     assert (report["decision"], report["engine"]) == ("merged", "spark")
     assert report["passes"][0]["metrics"]["lost_attempts"] == 0
     check(table)
     assert unreferenced(table.uri) == set()
 
 
-@pytest.mark.parametrize("how", ["task-fails", "worker-dies"])
+@pytest.mark.parametrize("how", ["task-fails", "worker-dies", "shuffle-task-fails", "shuffle-worker-dies"])
 def test_attempts_that_fail_after_they_wrote(table: Workload, cluster: Driver, how: str) -> None:
     report = cluster.run(how, table.uri)
     assert report["decision"] == "merged"
@@ -136,9 +139,10 @@ def test_attempts_that_fail_after_they_wrote(table: Workload, cluster: Driver, h
     check_named(table, cluster)
 
 
-def test_a_stage_that_spark_gives_up(table: Workload, cluster: Driver) -> None:
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_stage_that_spark_gives_up(table: Workload, cluster: Driver, plan: str) -> None:
     version = lance.dataset(table.uri).version
-    said = cluster.run("stage-fails", table.uri)["error"]
+    said = cluster.run(f"{plan}stage-fails", table.uri)["error"]
     assert said.startswith("SparkJobFailedError: Spark gave up the stage 'write'")
     assert lance.dataset(table.uri).version == version
     left = unreferenced(table.uri)
@@ -161,9 +165,10 @@ def kill_executor(cluster: Driver, uri: str) -> int:
     return worker
 
 
-def test_an_executor_that_is_killed_while_it_writes(table: Workload, cluster: Driver) -> None:
-    """With it go its share of the shuffle and of the kept winners: earlier stages run again."""
-    cluster.start("task-waits", table.uri)
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_executor_that_is_killed_while_it_writes(table: Workload, cluster: Driver, plan: str) -> None:
+    """With it go, where keys were shuffled, its share of that and of the kept winners: earlier stages run again."""
+    cluster.start(f"{plan}task-waits", table.uri)
     worker = kill_executor(cluster, table.uri)
     report = cluster.result()
     assert report["decision"] == "merged"
@@ -245,9 +250,10 @@ def test_a_load_whose_driver_dies(tmp_path: Path, how: str, landed: bool) -> Non
     table.check_rows(loaded=True)
 
 
-def test_speculation_when_a_task_lingers(table: Workload, cluster: Driver) -> None:
+@pytest.mark.parametrize("plan", PLANS)
+def test_speculation_when_a_task_lingers(table: Workload, cluster: Driver, plan: str) -> None:
     """After those who kill executors: from here on, another host takes over what takes longer than two seconds."""
-    report = cluster.run("task-lingers", table.uri)
+    report = cluster.run(f"{plan}task-lingers", table.uri)
     if not Path(f"{table.uri}.waits").exists():
         pytest.skip("a busy machine: no first attempt came to the place where it hangs before it was taken over")
     assert report["decision"] == "merged"

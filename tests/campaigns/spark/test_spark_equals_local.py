@@ -9,6 +9,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table
+from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.jobs import merge as job
 from tests.support.seeds import CAMPAIGN_SEED, env_number
@@ -80,14 +81,19 @@ def totals(report: job.MergeReport) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("plan", ["broadcast", "shuffle"])
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + BACKLOGS))
-def test_a_generated_backlog(tmp_path: Path, spark: SparkSession, seed: int) -> None:
+def test_a_generated_backlog(tmp_path: Path, spark: SparkSession, seed: int, plan: str) -> None:
     table = backlog(seed, tmp_path)
     other = copy_table(table.uri, str(tmp_path / "other.lance"))
     # One budget for both: the passes are then the same.
     options = job.MergeOptions(max_bytes=64 << 30, max_generations=random.Random(seed).choice([None, None, 3]))
     local = job.apply(open_table(table.uri), options)
-    engine = SparkEngine(spark, rows_per_task=random.Random(seed).choice([50, 50_000]))
+    engine = SparkEngine(
+        spark,
+        rows_per_task=random.Random(seed).choice([50, 50_000]),
+        driver_key_bytes=DRIVER_KEY_BYTES if plan == "broadcast" else 0,
+    )
     bulk = job.apply(open_table(other), options, engine=engine)
     assert (bulk.decision, bulk.version) == (local.decision, local.version)
     assert totals(bulk) == totals(local)

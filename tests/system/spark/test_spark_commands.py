@@ -164,5 +164,5 @@ def test_spark_submit_as_in_the_docs(
     assert {"keys", "delete", "write", "commit"} <= report["passes"][0]["phases"].keys()
     assert_same(read_base(table.uri, s3_options), table.model.expected(), seed=table.seed)
     assert "spark.speculation" in pages.seen["environment"], "the premise: its page shows the settings"
-    assert "memwal-ops: read keys of generations" in pages.seen["jobs"]
+    assert "memwal-ops: find superseded base rows" in pages.seen["jobs"]
     assert_kept([logged(tmp_path / "events"), done.stdout, done.stderr, *pages.seen.values()])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from memwal_ops.formats.lance.engines.spark.keys import key_code
 from memwal_ops.formats.lance.engines.spark.locators import pack, positions, tombstones
+from memwal_ops.formats.lance.engines.spark.resolved import to_bytes
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int8": (pa.int8(), st.integers(-128, 127)),
@@ -75,6 +76,17 @@ def test_keys_that_the_index_is_asked_for_come_back(name: str, data: st.DataObje
     code = key_code(schema, ["k"])
     encoded = code.encode(pa.table({"k": keys}, schema=schema))
     assert code.decode(encoded, kind).to_pylist() == keys
+
+
+def test_keys_that_are_broadcast_take_their_size_once() -> None:
+    """Those that a grouping found are slices of one buffer, which would be pickled for each of them."""
+    rows = 200_000
+    table = pa.table({"id": pa.array(np.arange(rows))})
+    keys = table.group_by("id", use_threads=False).aggregate([("id", "max")]).select(["id"])
+    assert keys.column("id").num_chunks > 1, "the premise"
+    content = to_bytes(keys)
+    assert len(content) < 9 * rows
+    assert pa.ipc.open_stream(content).read_all().equals(keys)
 
 
 @settings(deadline=None)

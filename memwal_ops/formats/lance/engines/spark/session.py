@@ -17,7 +17,6 @@ from memwal_ops.storage.redaction import redact
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 _PACKAGES = ("memwal-ops", "pylance", "pyarrow", "pandas")
@@ -144,12 +143,12 @@ def check_executors(spark: SparkSession) -> None:
         "(or spark.pyspark.python) names."
     )
     try:
-        rows = spark.range(0, 1, 1, 1).mapInArrow(_versions, "package string, version string").collect()
+        # Not by a DataFrame: until a pass needs Spark SQL, it is not started.
+        versions = dict(spark.sparkContext.parallelize([0], 1).mapPartitions(_versions).collect())
     except Exception as error:
         if is_crash(error):  # not a matter of installed packages
             raise SparkJobFailedError(f"Spark gave up the check of its executors' versions: {brief(error)}") from error
         raise SparkUnavailableError(f"A Python worker cannot run our tasks: {_brief(error)}", remedy=where) from error
-    versions = {row["package"]: row["version"] for row in rows}
     for package in _SAME:
         driver_version = importlib.metadata.version(package)
         if versions.get(package) != driver_version:
@@ -170,14 +169,9 @@ def _application(spark: SparkSession) -> str:
     )
 
 
-def _versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa  # noqa: PLC0415 - whether it can be imported is checked here
-
-    for _ in batches:
-        names = list(_PACKAGES)
-        yield pa.RecordBatch.from_pydict(
-            {"package": names, "version": [importlib.metadata.version(name) for name in names]}
-        )
+def _versions(_: Iterable[int]) -> Iterator[tuple[str, str]]:
+    for name in _PACKAGES:
+        yield name, importlib.metadata.version(name)
 
 
 def _brief(error: BaseException) -> str:

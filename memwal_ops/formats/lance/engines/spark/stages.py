@@ -15,7 +15,7 @@ from memwal_ops.formats.lance.engines.spark.faults import raised_again
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pyspark import SparkContext
+    from pyspark import Broadcast, SparkContext
     from pyspark.sql import DataFrame
 
     from memwal_ops.formats.lance.engines.spark.tasks import Counters
@@ -31,6 +31,12 @@ def release(rows: DataFrame) -> None:
     """Unpersist rows. Errors are ignored: the rows end with the session anyway, and an error must not hide another."""
     with suppress(Exception):
         rows.unpersist()
+
+
+def release_broadcast(value: Broadcast[Any]) -> None:
+    """Remove a broadcast value from the driver and all executors; errors are ignored, as of :func:`release`."""
+    with suppress(Exception):
+        value.destroy()
 
 
 @dataclass(slots=True)

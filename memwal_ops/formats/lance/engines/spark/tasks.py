@@ -120,13 +120,17 @@ def _keys_of(work: Pass, ordinal: int) -> Iterator[pa.RecordBatch]:
     sealed = work.generations[ordinal]
     table = read_keys(work.open(ordinal), work.primary_key)
     if table.num_rows != sealed.live_rows:
-        fault = GenerationCorruptError(f"{sealed.ref} counts {sealed.live_rows} rows and reads {table.num_rows}.")
-        raise BlockedRegionsError({sealed.ref.region_id: (sealed.ref.generation, fault)})
+        raise BlockedRegionsError({sealed.ref.region_id: (sealed.ref.generation, miscounted(sealed, table.num_rows))})
     deletes = np.asarray(table.column(TOMBSTONE).fill_null(False).combine_chunks().to_numpy(zero_copy_only=False))  # noqa: FBT003
     locators = pack(ordinal, deletes, newest_row_first=sealed.newest_row_first)
     codes = work.code.encode(table.select(list(work.primary_key)))
     work.count(table.num_rows, codes.nbytes + locators.nbytes)
     yield from pa.table({"key": codes, "locator": locators}).to_batches(_ROWS_PER_BATCH)
+
+
+def miscounted(sealed: SealedGeneration, rows: int) -> GenerationCorruptError:
+    """The error of a generation of which ``rows`` rows were read, not as many as its metadata counts."""
+    return GenerationCorruptError(f"{sealed.ref} counts {sealed.live_rows} rows and reads {rows}.")
 
 
 def base_reader(work: Pass, fragment_ids: Sequence[int]) -> Task:
@@ -229,18 +233,30 @@ def writer(work: Pass) -> Task:
                 mask, ids = _mask(work.generations[ordinal], ordinal, locators, row_ids)
                 masks.append(mask)
                 replaced.append(ids)
-            fragments = write_winners(
-                Target(work.location, work.base()),
-                [work.open(ordinal) for ordinal in own_ordinals],
-                masks,
-                np.concatenate([ids for ids in replaced if ids is not None]) if work.stable else None,
-                TASK_BYTES,
-                lambda _: None,
-            )
-            work.count(len(locators), sum(file.file_size_bytes or 0 for one in fragments for file in one.files))
-            yield _result(fragments=[fragment.to_json() for fragment in fragments])
+            kept = np.concatenate([ids for ids in replaced if ids is not None]) if work.stable else None
+            yield _result(fragments=write_masked(work, own_ordinals, masks, kept))
 
     return write_winning_rows
+
+
+def write_masked(
+    work: Pass,
+    own_ordinals: Sequence[int],
+    masks: Sequence[npt.NDArray[np.bool_]],
+    row_ids: npt.NDArray[np.int64] | None,
+) -> list[dict[str, Any]]:
+    """Write the winners of some generations, by a mask and, with stable row ids, an id for each of their rows."""
+    fragments = write_winners(
+        Target(work.location, work.base()),
+        [work.open(ordinal) for ordinal in own_ordinals],
+        masks,
+        row_ids,
+        TASK_BYTES,
+        lambda _: None,
+    )
+    size = sum(file.file_size_bytes or 0 for one in fragments for file in one.files)
+    work.count(sum(one.physical_rows for one in fragments), size)
+    return [fragment.to_json() for fragment in fragments]
 
 
 def _mask(

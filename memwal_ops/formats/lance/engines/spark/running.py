@@ -1,0 +1,141 @@
+"""What both plans of a pass on Spark share: its stages, how many tasks they get, what they have written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lance.fragment import FragmentMetadata
+
+from memwal_ops.errors import InvariantViolatedError
+from memwal_ops.formats.lance.engines.rewrite import Rewrite
+from memwal_ops.formats.lance.engines.spark import tasks
+from memwal_ops.formats.lance.engines.spark.stages import Stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from memwal_ops.formats.lance.engines.api import MergePass, StageProgress
+    from memwal_ops.formats.lance.memwal.generations import SealedGeneration
+    from memwal_ops.formats.lance.table import Table
+
+_TASKS_PER_CORE = 3
+_BYTES_PER_WRITE = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Deletions:
+    """The base fragments of which rows were superseded: with new deletion vectors, or removed as a whole.
+
+    Attributes:
+        tombstones: how many of the superseded rows have the key of a tombstone.
+    """
+
+    updated: tuple[FragmentMetadata, ...] = ()
+    removed: tuple[int, ...] = ()
+    tombstones: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What the stages of a pass have written.
+
+    Attributes:
+        use_index: whether superseded rows were found through the key index.
+    """
+
+    fragments: tuple[FragmentMetadata, ...]
+    deletions: Deletions
+    use_index: bool
+
+
+class Running:
+    """One pass in progress.
+
+    Attributes:
+        files: paths of what finished stages have written.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        table: Table,
+        merge_pass: MergePass,
+        rows_per_task: int,
+        on_progress: Callable[[StageProgress], None] | None,
+    ) -> None:
+        self.spark = spark
+        self.table = table
+        self.merge_pass = merge_pass
+        self._rows_per_task = rows_per_task
+        context = spark.sparkContext
+        self.counters = None
+        if on_progress is not None:
+            self.counters = tasks.Counters(context.accumulator(0), context.accumulator(0))
+        self.stages = Stages(context, table.location.uri, self.counters, on_progress)
+        self.cores = max(1, int(context.defaultParallelism))
+        self.files: list[str] = []
+
+    def tasks(self, rows: int) -> int:
+        """How many tasks a stage over that many rows gets."""
+        return max(1, min(self.cores * _TASKS_PER_CORE, -(-rows // self._rows_per_task)))
+
+    def groups(self, generations: Sequence[SealedGeneration], upserts: Sequence[int]) -> list[int]:
+        """Per generation the number of the task that writes its rows; tasks are balanced by bytes.
+
+        Args:
+            generations: of the pass.
+            upserts: how many rows of each are written.
+        """
+        sizes = [
+            one.data_bytes * rows // max(1, one.physical_rows) for one, rows in zip(generations, upserts, strict=True)
+        ]
+        tasks_wanted = min(self.cores, self.tasks(sum(upserts)))
+        share = max(1, min(_BYTES_PER_WRITE, -(-sum(sizes) // tasks_wanted)))
+        groups, seen = [], 0
+        for size in sizes:
+            groups.append((seen + size // 2) // share)
+            seen += size
+        numbers = {group: number for number, group in enumerate(sorted(set(groups)))}
+        return [numbers[group] for group in groups]
+
+    def deletions(self, results: Iterable[dict[str, Any]]) -> Deletions:
+        """What the tasks of the stage ``delete`` have written.
+
+        Raises:
+            InvariantViolatedError: not exactly the rows that were found are hidden, or a fragment is listed twice.
+        """
+        results = list(results)
+        updated = tuple(_fragment(one) for result in results for one in result["updated"])
+        self.files += Rewrite((), updated, (), ()).written_files()
+        removed = tuple(one for result in results for one in result["removed"])
+        superseded = sum(result["superseded"] for result in results)
+        before = {one.fragment_id: one.metadata for one in self.table.dataset.get_fragments()}
+        touched = [*(one.id for one in updated), *removed]
+        gone = sum(before[one.id].num_rows - one.num_rows for one in updated)
+        gone += sum(before[one].num_rows for one in removed)
+        if len(set(touched)) != len(touched) or gone != superseded:
+            raise InvariantViolatedError(
+                f"{gone} base rows were deleted for {superseded} that were superseded; nothing was published."
+            )
+        return Deletions(updated, removed, sum(result["deleted"] for result in results))
+
+    def fragments(self, results: Iterable[dict[str, Any]], wanted: int) -> tuple[FragmentMetadata, ...]:
+        """What the tasks of the stage ``write`` have written: ``wanted`` rows.
+
+        Raises:
+            InvariantViolatedError: another number of rows.
+        """
+        fragments = tuple(_fragment(one) for result in results for one in result["fragments"])
+        self.files += Rewrite(fragments, (), (), ()).written_files()
+        written = sum(fragment.physical_rows for fragment in fragments)
+        if written != wanted:
+            raise InvariantViolatedError(f"{written} rows were written for {wanted} winners; nothing was published.")
+        return fragments
+
+
+def _fragment(document: dict[str, Any]) -> FragmentMetadata:
+    return FragmentMetadata.from_json(json.dumps(document))
