@@ -24,7 +24,9 @@ import psutil
 
 from benchmarks.memory import peak_mib
 from benchmarks.merge import run
+from benchmarks.spark_scale import scale
 from benchmarks.workload import Shape, make
+from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.engines.spark.session import check_executors, quiet, session
 from memwal_ops.formats.lance.jobs import merge
@@ -33,26 +35,48 @@ from memwal_ops.formats.lance.table import open_lance_table
 _STAGES_ON_EXECUTORS = ("keys", "delete", "write")
 
 
-def on_spark(template: Path, master: str, *, driver_memory: str = "2g") -> dict[str, Any]:
+def on_spark(
+    template: Path, master: str, *, driver_memory: str = "2g", driver_key_bytes: int = DRIVER_KEY_BYTES
+) -> dict[str, Any]:
     """One Spark merge of a copy, in a process of its own."""
     with tempfile.TemporaryDirectory(dir=template.parent) as folder:
         copy = Path(folder) / "t.lance"
         shutil.copytree(template, copy)
         os.sync()
-        settings = f"--conf spark.ui.enabled=false --conf spark.driver.memory={driver_memory} "
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "benchmarks.spark", "--once", master, str(copy)],
-            check=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell"},
-        )
+        return merged(copy, master, driver_memory=driver_memory, driver_key_bytes=driver_key_bytes)
+
+
+def merged(
+    table: Path, master: str, *, driver_memory: str = "2g", driver_key_bytes: int = DRIVER_KEY_BYTES
+) -> dict[str, Any]:
+    """One Spark merge, in a process of its own."""
+    settings = f"--conf spark.ui.enabled=false --conf spark.driver.memory={driver_memory} "
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.spark", "--once", master, str(table)]
+    done = subprocess.run(
+        [*command, str(driver_key_bytes)],
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell"},
+    )
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def once(master: str, uri: str) -> None:
+def locally(table: Path) -> dict[str, Any]:
+    """One local merge, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.ways", "ours", str(table)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {**result, "driver_python_mib": result["peak_mib"]}
+
+
+def once(master: str, uri: str, driver_key_bytes: int) -> None:
     """The timed part; prints one JSON line."""
     started = time.perf_counter()
     with session(master) as spark:
@@ -60,7 +84,8 @@ def once(master: str, uri: str) -> None:
             check_executors(spark)
         start = time.perf_counter() - started
         started, worked = time.perf_counter(), _processor_seconds(os.getpid())
-        report = merge.apply(open_lance_table(uri), merge.MergeOptions(engine="spark"), engine=SparkEngine(spark))
+        engine = SparkEngine(spark, driver_key_bytes=driver_key_bytes)
+        report = merge.apply(open_lance_table(uri), merge.MergeOptions(engine="spark"), engine=engine)
         seconds = time.perf_counter() - started
         cpu = _processor_seconds(os.getpid()) - worked
         (entry,) = report.passes
@@ -75,8 +100,19 @@ def once(master: str, uri: str) -> None:
             "metrics": dict(entry.result.metrics),
             "driver_python_mib": peak_mib(),
             "driver_java_mib": peak_mib(java),
+            "worker_mib": _largest_worker(java),
         }
         print(json.dumps(document), flush=True)
+
+
+def _largest_worker(java: int) -> float:
+    """Peak of the Python workers below a process of Java, in MiB; they are kept until the session ends."""
+    peaks = [0.0]
+    for one in psutil.Process(java).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError, StopIteration):
+            if "pyspark" in " ".join(one.cmdline()):
+                peaks.append(peak_mib(one.pid))
+    return max(peaks)
 
 
 def _processor_seconds(pid: int) -> float:
@@ -136,7 +172,7 @@ def shuffle(at: Path, widths: list[int], base: int, rows: int) -> None:
     print("|---|---|---|---|---|")
     for width in widths:
         with table(at, Shape(base=base, regions=4, generations=5, rows=rows, vector=width)) as path:
-            result = on_spark(path, "local[2]")
+            result = on_spark(path, "local[2]", driver_key_bytes=0)
         metrics = result["metrics"]
         own = metrics["shuffle_bytes_keys"] + metrics["shuffle_bytes_write"]
         print(
@@ -152,7 +188,7 @@ def memory(at: Path, backlogs: list[int], rows: int) -> None:
     print("| backlog | driver, Python | driver, Java | seconds |\n|---|---|---|---|")
     for generations in backlogs:
         with table(at, Shape(base=100_000, regions=1, generations=generations, rows=rows, vector=4)) as path:
-            result = on_spark(path, "local-cluster[2,1,1024]", driver_memory="512m")
+            result = on_spark(path, "local-cluster[2,1,1024]", driver_memory="512m", driver_key_bytes=0)
         print(
             f"| {result['rows']:,} rows | {result['driver_python_mib']:.0f} MiB "
             f"| {result['driver_java_mib']:.0f} MiB | {result['seconds']:.1f} s |",
@@ -168,7 +204,7 @@ def executors(at: Path, shape: Shape) -> None:
     sums = []
     with table(at, shape) as path:
         for count in (1, 2):
-            phases = on_spark(path, f"local-cluster[{count},1,1024]")["phases"]
+            phases = on_spark(path, f"local-cluster[{count},1,1024]", driver_key_bytes=0)["phases"]
             sums.append(sum(phases[name] for name in _STAGES_ON_EXECUTORS))
             stages = " | ".join(f"{phases[name]:.2f} s" for name in _STAGES_ON_EXECUTORS)
             print(f"| {count} | {stages} | {sums[-1]:.2f} s |", flush=True)
@@ -178,14 +214,16 @@ def executors(at: Path, shape: Shape) -> None:
 def main() -> None:
     """Print the page, or run the timed part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--once", nargs=2, metavar=("MASTER", "URI"), help=argparse.SUPPRESS)
+    parser.add_argument("--once", nargs=3, metavar=("MASTER", "URI", "BYTES"), help=argparse.SUPPRESS)
     parser.add_argument("--short", action="store_true", help="a small workload, to see that it runs")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", choices=["speed", "shuffle", "memory", "executors"], help="one table")
+    parser.add_argument("--only", choices=["speed", "shuffle", "memory", "executors", "scale"], help="one table")
+    parser.add_argument("--rows", type=int, nargs="*", default=[1_000_000, 10_000_000], help="of scale: base rows")
     parser.add_argument("--dir", type=Path, help="where to make the tables (some GB)")
     arguments = parser.parse_args()
     if arguments.once:
-        once(*arguments.once)
+        master, uri, key_bytes = arguments.once
+        once(master, uri, int(key_bytes))
         return
     short, only = arguments.short, arguments.only
     with tempfile.TemporaryDirectory(dir=arguments.dir) as folder:
@@ -201,6 +239,13 @@ def main() -> None:
             memory(at, [1, 4] if short else [10, 80], 500 if short else 100_000)
         if only in {None, "executors"}:
             executors(at, Shape(base=20_000, generations=2, rows=500) if short else Shape())
+        if only == "scale":
+            ways = {
+                "local": locally,
+                "Spark": lambda path: merged(path, "local[2]"),
+                "Spark, shuffled": lambda path: merged(path, "local[2]", driver_key_bytes=0),
+            }
+            scale(at, [20_000] if short else arguments.rows, ways)
 
 
 if __name__ == "__main__":
