@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from memwal_ops.core.protocols import KnowsItsCommit
+from memwal_ops.core.protocols import RemembersCommit
 from memwal_ops.errors import CommitConflictError
 from memwal_ops.log import get_logger
 
@@ -52,4 +52,4 @@ class CommitRetry:
     def landed(self, table: TableT) -> TableT:
         """Return the newest revision after a successful commit on ``table``, and reset the backoff."""
         self.in_a_row = 0
-        return (table.committed() if isinstance(table, KnowsItsCommit) else None) or table.newest()
+        return (table.committed() if isinstance(table, RemembersCommit) else None) or table.newest()

@@ -170,8 +170,8 @@ class DetectsChanges(Protocol):
 
 
 @runtime_checkable
-class KnowsItsCommit(Protocol):
-    """A table that can tell what a commit made of it, without reading it again."""
+class RemembersCommit(Protocol):
+    """A table that keeps the revision that its own commit published, so that it is not read again; optional."""
 
     def committed(self) -> Self | None:
         """The revision that was published on this one; None: it has to be read."""

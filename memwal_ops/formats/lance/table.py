@@ -250,7 +250,7 @@ class Table(GuardedTable):
             self._committed.append(replace(table, guard=self.guard))
 
     def committed(self) -> Table | None:
-        """See :class:`memwal_ops.core.protocols.KnowsItsCommit`; once, as a rebased commit may follow on this one."""
+        """See :class:`memwal_ops.core.protocols.RemembersCommit`; once, as a rebased commit may follow on this one."""
         return self._committed.pop() if self._committed else None
 
     @cached_property
