@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from memwal_ops import open_table
 from memwal_ops.formats.lance.engines import locate as module
 from memwal_ops.formats.lance.engines.collapse import Winners
 from memwal_ops.formats.lance.engines.locate import has_key_index, has_sql_literals, locate, lookup_keys, scan_keys
@@ -40,7 +41,10 @@ def winners(keys: dict[str, list[Any]], tombstones: Sequence[bool], *, first_row
 
 def located(dataset: Any, found: Winners, **options: Any) -> Any:
     table: Any = SimpleNamespace(
-        dataset=dataset, primary_key=tuple(found.keys.column_names), location=SimpleNamespace(uri="memory://t")
+        dataset=dataset,
+        primary_key=tuple(found.keys.column_names),
+        location=SimpleNamespace(uri="memory://t"),
+        manifest=open_table(dataset.uri).manifest,
     )
     return locate(table, found, max_bytes=options.pop("max_bytes", 1 << 30))
 
