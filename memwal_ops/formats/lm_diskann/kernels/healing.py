@@ -13,6 +13,7 @@ import numpy as np
 from memwal_ops.formats.lm_diskann.kernels.distances import decode, encode, fill_table, squared
 from memwal_ops.formats.lm_diskann.kernels.inserting import (
     add_backlink,
+    code_of,
     link_back,
     set_link,
 )
@@ -282,7 +283,7 @@ def _links_to(src, lay, row, node):
 @numba.njit(cache=True, nogil=True)
 def _linked_from(src, lay, book, room, order, visited, row, node, own, alpha, epoch, origin, events, counts):
     """Make the nearest visited nodes link to a node; the nearest older one always. Returns 0, or as ``load``."""
-    must, left = -1, _LINK_BACK
+    must, left, near = -1, _LINK_BACK, np.empty(lay.code_bytes, np.uint8)
     for at in range(visited):
         if room.v_node[order[at]] != node and room.v_dead[order[at]] == 0:
             if must < 0:
@@ -301,7 +302,8 @@ def _linked_from(src, lay, book, room, order, visited, row, node, own, alpha, ep
         if _links_to(src, lay, other, node):
             continue
         other = touch(src, lay.block_size, room.v_node[one], epoch, origin)
-        done = link_back(src, lay, book, other, row, own, alpha, one == must, epoch, origin, events, counts)
+        code_of(book, room, one, near)
+        done = link_back(src, lay, book, other, near, row, own, alpha, one == must, epoch, origin, events, counts)
         if done < 0:
             return done
         if done:
@@ -351,10 +353,7 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, fir
                 continue
             ids[count], distances[count] = room.v_node[at], room.v_distance[at]
             vectors[count, :] = room.v_vector[at]
-            if room.v_code[at] >= 0:
-                codes[count, :] = room.arena[room.v_code[at]]
-            else:
-                encode(book, room.v_vector[at], codes[count])
+            code_of(book, room, at, codes[count])
             count += 1
         found = _choose(
             src, lay, row, ids, codes, vectors, distances, count, held, alpha, epoch, origin, events, counts

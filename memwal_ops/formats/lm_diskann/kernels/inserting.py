@@ -158,6 +158,15 @@ def _make_place(src, lay, ids, chosen, kept, stays, new, me, epoch, origin, even
 
 
 @numba.njit(cache=True, nogil=True)
+def code_of(book, room, at, code):
+    """Store the code of a visited node in ``code``: that of a link to it; without one it is encoded, which is slow."""
+    if room.v_code[at] >= 0:
+        code[:] = room.arena[room.v_code[at]]
+    else:
+        encode(book, room.v_vector[at], code)
+
+
+@numba.njit(cache=True, nogil=True)
 def _adopt(src, lay, row, orphan, code, must, epoch, origin, events, counts):
     """Link a block to one that just lost its last link. With ``must``, another link of a full list may be removed.
 
@@ -186,11 +195,11 @@ def _adopt(src, lay, row, orphan, code, must, epoch, origin, events, counts):
 
 
 @numba.njit(cache=True, nogil=True)
-def link_back(src, lay, book, row, fresh, code, alpha, must, epoch, origin, events, counts):
+def link_back(src, lay, book, row, own, fresh, code, alpha, must, epoch, origin, events, counts):
     """Link the block ``row`` to a new node, and prune it if full. Returns 1, 0 if the link was pruned, or as ``load``.
 
-    Where a last link to another node has to be pruned, the new node, whose block is ``fresh``, links there instead, or
-    another one to which ``row`` links.
+    ``own`` is the code of its node, ``code`` that of the new one. Where a last link to another node has to be pruned,
+    the new node, whose block is ``fresh``, links there instead, or another one to which ``row`` links.
     """
     node = src.pool.i64[fresh, NODE]
     held = np.int64(src.pool.u16[row, LINKS])
@@ -204,8 +213,6 @@ def link_back(src, lay, book, row, fresh, code, alpha, must, epoch, origin, even
     vectors = np.empty((held + 1, lay.dimension), np.float32)
     distances = np.empty(held + 1, np.float32)
     mine = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
-    own = np.empty(lay.code_bytes, np.uint8)
-    encode(book, mine, own)
     for one in range(held + 1):
         if one < held:
             ids[one] = src.pool.u32[row, lay.at_ids // 4 + one]
@@ -293,14 +300,11 @@ def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, co
     chosen = np.empty(lay.links, np.int64)
     kept = prune(vectors, distances, count, alpha, lay.links, chosen)
     row = write_node(src, lay, node, row_id, vector, epoch, origin, codebook)
-    code = np.empty(lay.code_bytes, np.uint8)
+    codes = np.empty((kept, lay.code_bytes), np.uint8)
     for one in range(kept):
         at = use[chosen[one]]
-        if room.v_code[at] >= 0:
-            code[:] = room.arena[room.v_code[at]]
-        else:
-            encode(book, room.v_vector[at], code)
-        set_link(src, lay, row, one, room.v_node[at], code)
+        code_of(book, room, at, codes[one])
+        set_link(src, lay, row, one, room.v_node[at], codes[one])
     src.pool.u16[row, LINKS] = kept
     for one in range(kept):
         other = touch(src, lay.block_size, room.v_node[use[chosen[one]]], epoch, origin)
@@ -311,7 +315,7 @@ def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, co
         other = touch(src, lay.block_size, room.v_node[use[chosen[one]]], epoch, origin)
         if other < 0:
             return other
-        done = link_back(src, lay, book, other, row, own, alpha, one == 0, epoch, origin, events, counts)
+        done = link_back(src, lay, book, other, codes[one], row, own, alpha, one == 0, epoch, origin, events, counts)
         if done < 0:
             return done
         if done:
