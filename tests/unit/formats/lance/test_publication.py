@@ -26,6 +26,7 @@ from memwal_ops.formats.lance.publication import (
     advance_hint,
     is_taken,
     publish,
+    refuse_gaps,
     refuse_overtaken,
     refuse_replaced,
     verify_in_history,
@@ -234,6 +235,38 @@ def test_a_version_that_is_listed_as_it_was_is_not_read_again(
     assert read.called == read_again
 
 
+@pytest.mark.parametrize(
+    ("there", "missing"), [((4,), False), ((4, 5), False), ((4, 5, 6, 7), False), ((4, 5, 7), True), ((4, 6, 7), True)]
+)
+def test_a_rebase_over_a_version_that_is_missing_is_refused(
+    there: tuple[int, ...], missing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "read_version_manifest", lambda *_: "read")
+    one = table(MemoryStore({path_of(version): b"" for version in there}), manifest="read")
+    if missing:
+        with pytest.raises(CommitLostError, match="Version 7 of memory://t"):
+            refuse_gaps(one)
+    else:
+        refuse_gaps(one)
+
+
+def test_a_version_that_a_page_does_not_list_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_version_manifest", lambda *_: "read")
+    page = VersionPage((), complete=False, versions={}, newest=6)
+    monkeypatch.setattr(module, "list_page", lambda _: page)
+    store = MemoryStore({path_of(5): b"", path_of(6): b""})
+    refuse_gaps(table(store, manifest="read"))
+    del store.data[path_of(5)]
+    with pytest.raises(CommitLostError):
+        refuse_gaps(table(store, manifest="read"))
+
+
+def test_no_rebase_onto_another_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_version_manifest", lambda *_: "another")
+    with pytest.raises(CommitLostError, match="Version 5 of memory://t"):
+        refuse_gaps(table(MemoryStore({path_of(4): b"", path_of(5): b""}), manifest="read"))
+
+
 # -- after the put
 
 
@@ -258,11 +291,12 @@ class After:
     added: tuple[str, ...] = ("new",)
     first: tuple[str, ...] = ("base",)
     progress: int = 3
+    merged: int = 3
     times: dict[int, int] = field(default_factory=dict)
     store: MemoryStore = field(default_factory=MemoryStore)
 
     def verify(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Verify version 5, which merged generations up to 3; ``times``: minutes at which versions were published."""
+        """Verify version 5, which merged generations up to ``merged``; ``times``: minutes of the versions."""
         for version in range(3, self.newest + 1):
             self.store.data.setdefault(path_of(version), b"v%d" % version)
             self.store.times[path_of(version)] = TIME + timedelta(minutes=self.times.get(version, version))
@@ -271,10 +305,11 @@ class After:
         latest = SimpleNamespace(latest_version=self.newest)
         one = table(self.store, manifest=Version(4, {"base"}), dataset=latest)
         one.newest = lambda: newest
+        one.remember = self.remember = Mock()
         self.read = Mock(return_value=Version(6, {*self.first}))
         monkeypatch.setattr(module, "_names", lambda version: version.names)
         monkeypatch.setattr(module, "read_version_manifest", self.read)
-        verify_in_history(one, Version(5, {"base", *self.added}), {REGION: 3})  # type: ignore[arg-type]
+        verify_in_history(one, Version(5, {"base", *self.added}), {REGION: self.merged})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -293,12 +328,16 @@ def test_in_the_history(after: After, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the newest, or later versions have its files or its progress, or it has no files of its own."""
     after.verify(monkeypatch)
     assert after.store.deleted == []
+    assert after.remember.called == (after.newest == 5)
+    if after.newest == 5:
+        published, page = after.remember.call_args.args
+        assert (published.number, page.newest) == (5, 5)
 
 
-@pytest.mark.parametrize("progress", [0, 2])
-def test_progress_that_was_taken_back(progress: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("progress", "merged"), [(0, 3), (2, 3), (0, 1)])
+def test_progress_that_was_taken_back(progress: int, merged: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CommitLostError, match=r"Version 7 of .* took back the merge progress of version 5") as raised:
-        After(progress=progress).verify(monkeypatch)
+        After(progress=progress, merged=merged).verify(monkeypatch)
     assert not raised.value.files_unreferenced
 
 
@@ -319,7 +358,9 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(module, "missing_files", missing)
     monkeypatch.setattr(module, "named_versions", lambda one: known.named if one.version == 7 else None)
-    monkeypatch.setattr(module, "encode_version_manifest", lambda _: known.encoded)
+    monkeypatch.setattr(
+        module, "encode_version_manifest", lambda one: known.encoded if one.manifest.version == 5 else b""
+    )
     known.log = Mock()
     monkeypatch.setattr(module, "get_logger", lambda _: known.log)
     return known
