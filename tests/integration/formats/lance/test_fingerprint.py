@@ -144,7 +144,7 @@ class Log:
 def test_a_manifest_of_any_region_changes_it_however_many_pages_the_log_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: int, ordered: bool
 ) -> None:
-    monkeypatch.setattr(module, "_PAGE", page)
+    monkeypatch.setattr(module, "PAGE", page)
     for seed in range(20):
         log = Log(seed, None if ordered else tmp_path / str(seed))
         for region_id in [*log.regions]:
@@ -158,7 +158,7 @@ def test_a_manifest_of_any_region_changes_it_however_many_pages_the_log_has(
 
 
 def test_a_region_with_a_long_log_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PAGE", 20)
+    monkeypatch.setattr(module, "PAGE", 20)
     log = Log(1)
     for region_id in log.regions:
         for entry in range(100, 200):
@@ -179,7 +179,7 @@ def test_regions_of_few_objects_share_a_page() -> None:
 
 @pytest.mark.parametrize("scheme", NamingScheme)
 def test_of_many_versions_the_newest_is_always_seen(monkeypatch: pytest.MonkeyPatch, scheme: NamingScheme) -> None:
-    monkeypatch.setattr(module, "_PAGE", 7)
+    monkeypatch.setattr(module, "PAGE", 7)
     log = Log(3)
     store = open_store(resolve(f"memory://{uuid.uuid4().hex}"))
     for version in range(1, 40):
