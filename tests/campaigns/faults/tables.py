@@ -10,11 +10,13 @@ import uuid
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
+from unittest.mock import patch
 
 import lance
 
 from memwal_ops import open_table
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
+from memwal_ops.formats.lance import local_build
 from memwal_ops.formats.lance.jobs import catchup, expire, gc, merge, snapshot
 from memwal_ops.storage import probe
 from tests.campaigns.sim.witness import Witness
@@ -210,11 +212,12 @@ def _fill(made: LsmTable, number: int) -> None:
 
 
 def _leave_half_a_commit(made: LsmTable) -> None:
-    """A merge that died between its detached manifest and its version."""
+    """A merge that died between its detached manifest and its version; on S3, one without a temporary folder."""
     for at in range(1, 200):
         table = open_table(made.uri, made.storage_options)
         try:
-            merge.apply(replace(table, store=DyingStore(table.store, at, after=True)), merge.MergeOptions())
+            with patch.object(local_build, "LOCAL", frozenset({"file", "memory", "s3"})):
+                merge.apply(replace(table, store=DyingStore(table.store, at, after=True)), merge.MergeOptions())
         except (Killed, StorageError, UnsupportedFeatureError):
             if any(
                 path.startswith("_versions/d") for path in Files(made.uri, made.storage_options).listing("_versions")
