@@ -34,8 +34,8 @@ _SCHEMA = pa.schema(
 )
 
 
-def make(uri: str, base: int) -> int:
-    """Write the table to ``uri``; how many generations it has."""
+def make(uri: str, base: int) -> tuple[int, int]:
+    """Write the table to ``uri``; how many generations it has, and how many rows they have."""
     random = np.random.default_rng(7)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -45,15 +45,16 @@ def make(uri: str, base: int) -> int:
     reader = pa.RecordBatchReader.from_batches(_SCHEMA, batches())
     dataset = lance.write_dataset(reader, uri, max_rows_per_file=_ROWS_PER_FILE)
     dataset.initialize_mem_wal()
-    each = min(_SLICE, base // 10 // REGIONS)
-    generations = base // 10 // REGIONS // each
+    own = base // 10 // REGIONS
+    generations = -(-own // _SLICE)
+    each = own // generations
     for region in range(REGIONS):
         with dataset.mem_wal_writer(str(uuid.UUID(int=region + 1, version=4)), max_memtable_rows=each) as writer:
             for generation in range(generations):
                 old = random.choice(base // REGIONS, each // 2, replace=False)
                 new = base // REGIONS + generation * each + np.arange(each - each // 2)
                 writer.put(pa.Table.from_batches([_rows(np.concatenate([old, new]) * REGIONS + region, random)]))
-    return REGIONS * generations
+    return REGIONS * generations, REGIONS * generations * each
 
 
 def _rows(keys: npt.NDArray[np.int64], random: np.random.Generator) -> pa.RecordBatch:
@@ -71,7 +72,7 @@ def scale(at: Path, sizes: list[int], ways: dict[str, Callable[[Path], dict[str,
     )
     for base in sizes:
         template = at / "t.lance"
-        generations = make(str(template), base)
+        generations, backlog = make(str(template), base)
         os.sync()
         for name, way in ways.items():
             with tempfile.TemporaryDirectory(dir=at) as folder:
@@ -84,7 +85,7 @@ def scale(at: Path, sizes: list[int], ways: dict[str, Callable[[Path], dict[str,
                 for key in ("driver_python_mib", "driver_java_mib", "worker_mib")
             )
             print(
-                f"| {base:,} | {base // 10:,} | {generations} | {name} "
+                f"| {base:,} | {backlog:,} | {generations} | {name} "
                 f"| {one['seconds']:.1f} s | {one['cpu']:.1f} s | {memory} |",
                 flush=True,
             )
