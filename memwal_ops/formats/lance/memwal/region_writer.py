@@ -358,7 +358,7 @@ class RegionWriter:
         return generation
 
     def _put_group(self, parts: Sequence[pa.Table]) -> int:
-        self._check_open()
+        self._check_entry()
         return self._put(parts)
 
     def _put(self, parts: Sequence[pa.Table], *, taken: int = 0) -> int:

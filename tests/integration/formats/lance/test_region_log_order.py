@@ -245,3 +245,21 @@ def test_nothing_comes_behind_a_close(uri: str, durable: bool) -> None:
     assert not failures
     assert one.unflushed() == ()
     assert seen(uri) == {1: 0, 2: 0, 3: 0, **acknowledged}
+
+
+def test_a_put_that_waits_behind_another_is_refused_once_close_begins(uri: str) -> None:
+    """It would be put after the entries that close flushes: ``seal`` would leave it in a log that no writer replays."""
+    one, gate = gated(uri, "/wal/")
+    gate.opened.clear()
+    first, failed = in_threads([lambda: one.put(rows(100, stamp=1))])
+    until(lambda: gate.under_way)
+    later, refused = in_threads([lambda: one.put(rows(101, stamp=1))])
+    until(lambda: one._group._open.parts)
+    closing, unclosed = in_threads([one.close])
+    until(lambda: one._closing)
+    gate.opened.set()
+    joined([*first, *later, *closing])
+    assert not failed and not unclosed
+    assert isinstance(refused[0], InvalidUsageError)
+    assert one.unflushed() == ()
+    assert seen(uri) == {1: 0, 2: 0, 3: 0, 100: 1}
