@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
-from memwal_ops.formats.lance.engines.joins import in_chunks
+from memwal_ops.formats.lance.engines.joins import chunks_with_keys, with_keys
 from memwal_ops.formats.lance.lance_errors import lance_errors
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def matching_rows(base: Iterable[pa.RecordBatch], keys: pa.Table, chunk_bytes: i
     """The base rows, of :func:`scan_keys` or :func:`lookup_keys`, that have one of ``keys``; None: there are none."""
     if not keys.num_rows:
         return None
-    matches = [_semi_join(chunk, keys, keys.column_names) for chunk in in_chunks(base, chunk_bytes)]
+    matches = [*chunks_with_keys(base, keys, keys.column_names, chunk_bytes=max(chunk_bytes, keys.nbytes))]
     hits = pa.concat_tables(matches) if matches else None
     return hits if hits is not None and hits.num_rows else None
 
@@ -98,7 +98,7 @@ def matching_rows(base: Iterable[pa.RecordBatch], keys: pa.Table, chunk_bytes: i
 def count_deleted(hits: pa.Table, keys: pa.Table, is_tombstone: npt.NDArray[np.bool_]) -> int:
     """How many of these base rows have the key of a tombstone, by the mask over ``keys``."""
     tombstones = keys.filter(pa.array(is_tombstone))
-    return int(_semi_join(hits, tombstones, keys.column_names).num_rows) if tombstones.num_rows else 0
+    return with_keys(hits, tombstones, keys.column_names).num_rows if tombstones.num_rows else 0
 
 
 def replaced_ids(hits: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -117,11 +117,10 @@ def repeated_keys(table: Table, winners: Winners, *, max_bytes: int) -> Mapping[
     columns = [*table.primary_key]
     chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)
     with lance_errors("read the keys of", table.location.uri):
-        chunks = in_chunks(scan_keys(table.dataset, columns, chunk_bytes, stable=False), chunk_bytes)
-        matches = [_semi_join(chunk, winners.keys, columns).select(columns) for chunk in chunks]
-    if not matches:
+        hits = matching_rows(scan_keys(table.dataset, columns, chunk_bytes, stable=False), winners.keys, chunk_bytes)
+    if hits is None:
         return None
-    counts = pa.concat_tables(matches).group_by(columns, use_threads=False).aggregate([([], "count_all")])
+    counts = hits.group_by(columns, use_threads=False).aggregate([([], "count_all")])
     several = counts.filter(pc.greater(counts.column("count_all"), 1)).select(columns).slice(0, 1).to_pylist()
     return several[0] if several else None
 
@@ -204,10 +203,3 @@ def has_sql_literals(keys: pa.ChunkedArray) -> bool:
 def sql_literal(value: int | str) -> str:
     """A value as SQL has it."""
     return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
-
-
-def _semi_join(rows: pa.Table, keys: pa.Table, columns: list[str]) -> pa.Table:
-    """The rows whose key is among ``keys``."""
-    if len(columns) == 1:
-        return rows.filter(pc.is_in(rows.column(columns[0]), value_set=keys.column(columns[0])))
-    return rows.join(keys.select(columns), columns, join_type="left semi")

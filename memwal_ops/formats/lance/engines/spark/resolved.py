@@ -103,8 +103,7 @@ def key_scanner(work: Pass, sought: Broadcast[tuple[bytes, npt.NDArray[np.bool_]
                     found = [fragment for one in ids if (fragment := base.get_fragment(one)) is not None]
                     assert len(found) == len(ids)  # noqa: S101 - the driver saw them in the same version
                     scanned = scan_keys(base, work.primary_key, _CHUNK_BYTES, stable=work.stable, fragments=found)
-                    # A hash table of the keys is made for each chunk.
-                    hits = matching_rows(scanned, keys, max(_CHUNK_BYTES, keys.nbytes))
+                    hits = matching_rows(scanned, keys, _CHUNK_BYTES)
                 if hits is None:
                     continue
                 result = _deleted(work, np.sort(hits.column(ROW_ADDRESS).to_numpy()))

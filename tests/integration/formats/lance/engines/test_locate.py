@@ -175,13 +175,13 @@ def test_what_is_read(tmp_path: Path, stable: bool) -> None:
 def test_the_budget_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sixteenth of the memory, but not too little to be worth a join."""
     asked: list[int] = []
-    real = module.in_chunks
+    real = module.chunks_with_keys
 
-    def chunks(batches: Any, chunk_bytes: int) -> Any:
+    def chunks(*rows_and_keys: Any, chunk_bytes: int) -> Any:
         asked.append(chunk_bytes)
-        return real(batches, chunk_bytes)
+        return real(*rows_and_keys, chunk_bytes=chunk_bytes)
 
-    monkeypatch.setattr(module, "in_chunks", chunks)
+    monkeypatch.setattr(module, "chunks_with_keys", chunks)
     dataset = base(tmp_path)
     for max_bytes in (1 << 30, 1):
         located(dataset, winners({"id": [1]}, [False]), max_bytes=max_bytes)

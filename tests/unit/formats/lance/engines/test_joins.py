@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops.formats.lance.engines import joins
-from memwal_ops.formats.lance.engines.joins import batches_without_keys, in_chunks
+from memwal_ops.formats.lance.engines.joins import batches_without_keys, chunks_with_keys, in_chunks
 
 _LOW, _HIGH = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
@@ -17,9 +17,14 @@ def _without(rows: pa.Table, keys: pa.Table, key: list[str]) -> pa.Table:
     return pa.Table.from_batches(batches, schema=rows.schema)
 
 
+def _with(rows: pa.Table, keys: pa.Table, key: list[str], chunk_bytes: int = 100) -> pa.Table:
+    chunks = chunks_with_keys(rows.to_batches(max_chunksize=7), keys, key, chunk_bytes=chunk_bytes)
+    return pa.concat_tables([rows.slice(0, 0), *chunks])
+
+
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.string(), pa.date32()])
 @pytest.mark.parametrize("spread", [1, 3, 10_000_000])
-def test_rows_without_keys_are_those_that_a_set_leaves(kind: pa.DataType, spread: int) -> None:
+def test_rows_with_and_without_keys_are_those_of_a_set(kind: pa.DataType, spread: int) -> None:
     random = np.random.default_rng(spread)
     bound = 127 if kind == pa.int8() else 400
 
@@ -35,6 +40,9 @@ def test_rows_without_keys_are_those_that_a_set_leaves(kind: pa.DataType, spread
     rows, keys = table(numbers(300)).append_column("n", pa.array(range(300))), table(numbers(60))
     gone = {*keys["k"].to_pylist()}
     assert _without(rows, keys, ["k"]).to_pylist() == [one for one in rows.to_pylist() if one["k"] not in gone]
+    for chunk_bytes in (100, 1000, 1_000_000):
+        found = _with(rows, keys, ["k"], chunk_bytes)
+        assert found.to_pylist() == [one for one in rows.to_pylist() if one["k"] in gone]
 
 
 @pytest.mark.parametrize("keys", [[_LOW, _LOW + 2], [_HIGH - 1], [0, 1, 2], [_LOW, _HIGH]])
@@ -42,23 +50,52 @@ def test_the_ends_of_the_numbers_are_no_neighbours(keys: list[int]) -> None:
     rows = pa.table({"k": pa.array([_LOW, _LOW + 1, _LOW + 2, -1, 0, 1, 2, 3, _HIGH - 1, _HIGH])})
     left = _without(rows, pa.table({"k": pa.array(keys)}), ["k"])
     assert left["k"].to_pylist() == [one for one in rows["k"].to_pylist() if one not in keys]
+    found = _with(rows, pa.table({"k": pa.array(keys)}), ["k"])
+    assert found["k"].to_pylist() == [one for one in rows["k"].to_pylist() if one in keys]
 
 
 def test_a_null_is_none_of_the_keys() -> None:
     rows = pa.table({"k": pa.array([None, 0, 1, None, 2])})
     left = _without(rows, pa.table({"k": pa.array([0, 2])}), ["k"])
     assert left["k"].to_pylist() == [None, 1, None]
+    assert _with(rows, pa.table({"k": pa.array([0, 2])}), ["k"])["k"].to_pylist() == [0, 2]
+    assert _with(rows, pa.table({"k": pa.array([0, 2**40])}), ["k"])["k"].to_pylist() == [0]
 
 
-def test_integers_far_apart_take_no_table_of_flags() -> None:
-    assert joins._Flags.of(pa.chunked_array([[0, 1_000_000_000]])) is None
-    assert joins._Flags.of(pa.chunked_array([[5, 6, 9]])) is not None
+@pytest.mark.parametrize(
+    ("keys", "max_bytes", "exact"),
+    [
+        ([5, 6, 9], 6, True),
+        ([5, 6, 9], 5, None),
+        ([0, 10**9], 100, False),
+        ([0, 10**9], 4, False),
+        ([0, 10**9], 3, None),
+    ],
+)
+def test_flags_take_at_most_the_bytes_that_they_may(keys: list[int], max_bytes: int, exact: bool | None) -> None:
+    flags = joins._Flags.of(pa.chunked_array([keys]), max_bytes)
+    assert (None if flags is None else flags.exact) is exact
+    if flags is not None:
+        assert len(flags._flags) <= max_bytes
+        assert flags.found(pa.array(keys)).all()
+
+
+@pytest.mark.parametrize("step", [1, 1000, 4096, 1_000_003, 1 << 32, 999_999_999_989])
+def test_most_keys_that_are_not_in_a_hashed_set_are_not_found(step: int) -> None:
+    """Multiples of a number are keys that a simple product hashes badly."""
+    numbers = np.random.default_rng(1).permutation(200_000) * step
+    flags = joins._Flags.of(pa.chunked_array([numbers[:10_000]]), 100_000)
+    assert flags is not None and not flags.exact
+    assert flags.found(pa.array(numbers[:10_000])).all()
+    assert flags.found(pa.array(numbers[10_000:])).mean() < 0.25
 
 
 def test_keys_of_two_columns() -> None:
     rows = pa.table({"a": [1, 1, 2, 2, 3], "b": ["x", "y", "x", "y", "x"], "n": range(5)})
     left = _without(rows, pa.table({"a": [1, 2, 3], "b": ["y", "x", "y"]}), ["a", "b"])
     assert left["n"].to_pylist() == [0, 3, 4]
+    found = _with(rows, pa.table({"a": [1, 2, 3], "b": ["y", "x", "y"]}), ["a", "b"])
+    assert found["n"].to_pylist() == [1, 2]
 
 
 @pytest.mark.parametrize(("chunk", "rows"), [(1, [1, 1, 1, 1]), (16, [2, 2]), (17, [3, 1]), (24, [3, 1]), (999, [4])])
