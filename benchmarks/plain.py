@@ -29,7 +29,7 @@ from benchmarks.markdown import head, row
 from benchmarks.memory import peak_mib, reset_peak
 from memwal_ops import run_job
 from memwal_ops.cli import process
-from memwal_ops.core.context import RunContext, Silent
+from memwal_ops.core.context import NullListener, RunContext
 from memwal_ops.formats.lance.options import ExpireOptions, MaintainOptions
 
 ROWS = 1_000
@@ -70,7 +70,7 @@ def make(uri: str, fragments: int, versions: int) -> None:
         dataset = lance.write_dataset(rows(at * ROWS, ROWS), dataset, mode="append")
 
 
-class Steps(Silent):
+class Steps(NullListener):
     """Seconds and peak memory of each step."""
 
     def __init__(self) -> None:

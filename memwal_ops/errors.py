@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 class MemwalOpsError(Exception):
-    """Base of all errors that this project raises on purpose.
+    """Base of all errors that this project raises deliberately.
 
     Args:
         message: what was refused and why, in one or two sentences.
@@ -41,7 +41,7 @@ class TableNotFoundError(MemwalOpsError):
 
     exit_code = 3
     reason = "table_not_found"
-    remedy = "Check the URI (and --storage-option endpoint, region) for a typing error."
+    remedy = "Check the URI (and --storage-option endpoint, region) for a typo."
 
 
 class NotALanceTableError(MemwalOpsError):
@@ -56,7 +56,7 @@ class NotALanceTableError(MemwalOpsError):
 
 
 class NoMemWalIndexError(MemwalOpsError):
-    """Something that needs a log, on a Lance table on which MemWAL was never initialised."""
+    """The operation needs a log, and MemWAL was never initialised on this Lance table."""
 
     exit_code = 5
     reason = "no_memwal_index"
@@ -308,7 +308,7 @@ class CommitConflictError(MemwalOpsError):
 
 
 class CommitStateUnknownError(MemwalOpsError):
-    """The outcome of a commit is unknown: the store's answer was lost, and reading back failed, too."""
+    """The outcome of a commit is unknown: the store's response was lost, and reading back failed, too."""
 
     exit_code = 31
     reason = "commit_state_unknown"
@@ -359,7 +359,7 @@ class MemWalOrderError(MemwalOpsError):
     )
 
 
-# The names by which a program that writes into regions catches them.
+# The public names of these two, for programs that write into regions.
 WriterFenced = WriterFencedError
 WalCorrupt = WalCorruptError
 
@@ -400,7 +400,7 @@ class JobPluginError(MemwalOpsError):
 
     exit_code = 51
     reason = "job_plugin"
-    remedy = "Repair or uninstall the package that the message names; docs/adding-a-job.md has the interface of a job."
+    remedy = "Fix or uninstall the package that the message names; docs/adding-a-job.md has the interface of a job."
 
 
 class LeaseLostError(MemwalOpsError):
@@ -482,7 +482,7 @@ class SegmentCorruptError(MemwalOpsError):
 
     exit_code = 62
     reason = "segment_corrupt"
-    remedy = "Restore the object that is named from a backup; do not run gc --apply before that."
+    remedy = "Restore the named object from a backup; do not run gc --apply before that."
 
 
 _RUNBOOKS = {

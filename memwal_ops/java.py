@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-OLDEST_JAVA = 17
-_SECONDS = 30
+MIN_JAVA_VERSION = 17
+_TIMEOUT_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def find_java() -> Java | None:
         return None
     try:
         output = subprocess.run(  # noqa: S603 - the program that PySpark would start
-            [path, "-version"], capture_output=True, text=True, timeout=_SECONDS, check=False
+            [path, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
         return Java(path, None, f"{path} does not run: {error}")

@@ -1,4 +1,4 @@
-"""Read and write tables with the MemWAL index of Lance 0.31 to 1.x: the document's reader, writer and state machine.
+"""Read and write tables with the MemWAL index of Lance 0.31 to 1.x, and change its states as its specification does.
 
 ``read(uri)`` reads the base and what is not merged; ``MemWalWriter(uri, region)`` is the one writer of a region. The
 functions are the transitions, on plain values: each takes the MemWALs of a version (:func:`mem_wals`) and returns a
@@ -103,7 +103,7 @@ def _open(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None
     table = open_table(uri, storage_options)
     if not isinstance(table, Table) or table.memwal is not None:
         raise NotALanceTableError(
-            f"{table.location.uri} is no table with the legacy MemWAL index.",
+            f"{table.location.uri} is not a table with the legacy MemWAL index.",
             remedy="memwal_ops.memwal reads and writes tables with today's index.",
         )
     legacy_entry(table)  # a plain table is refused

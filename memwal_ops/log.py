@@ -19,7 +19,7 @@ from memwal_ops.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
-_AS_THEY_ARE = (bool, int, float, type(None))
+_UNREDACTED_TYPES = (bool, int, float, type(None))
 
 
 class _ToStructlog(logging.Handler):
@@ -39,12 +39,12 @@ def configure(*, level: str = "INFO", redact: Callable[[str], str] = str) -> Non
 
     Args:
         level: the least severe level that is shown.
-        redact: masks secrets in a text; applied to every value of every event.
+        redact: masks secrets in a string; applied to every value of every event.
     """
 
     def redacted(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         for key, value in event.items():
-            if not isinstance(value, _AS_THEY_ARE):
+            if not isinstance(value, _UNREDACTED_TYPES):
                 # With the name: only the name may distinguish a secret from any other word.
                 event[key] = redact(f"{key}={value}").removeprefix(f"{key}=")
         return event
@@ -56,7 +56,7 @@ def configure(*, level: str = "INFO", redact: Callable[[str], str] = str) -> Non
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             redacted,
-            *([_for_people] if sys.stderr.isatty() else []),
+            *([_escape_control_characters] if sys.stderr.isatty() else []),
             _renderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
@@ -84,7 +84,7 @@ def get_logger(name: str) -> Any:
     )
 
 
-def _for_people(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _escape_control_characters(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Escape control characters, which would reach the terminal; the JSON renderer escapes them by itself."""
     texts = {key: value for key, value in event.items() if isinstance(value, str)}
     return {**event, **{key: printable(text, lines=key == "exception") for key, text in texts.items()}}

@@ -71,8 +71,9 @@ def read(
     Args:
         uri: the table, as :func:`memwal_ops.open_table` takes it; the newest version is read.
         consistency: ``strong`` reads the regions' manifests and logs; ``manifests`` no logs; ``snapshot`` the regions
-            as the index's snapshot has them. Rows that a writer holds in memory and that are not durable are in none:
-        writer: of this process, whose rows in memory are read, too, whatever the consistency.
+            as the index's snapshot has them. Rows that a writer has in memory only are read from ``writer``
+            alone.
+        writer: a writer of this process, whose rows in memory are read as well, whatever the consistency.
         storage_options: as :func:`memwal_ops.open_table` takes them.
 
     Raises:
@@ -81,7 +82,7 @@ def read(
         MemwalOpsError: as :func:`memwal_ops.open_table`.
     """
     if consistency not in CONSISTENCIES:
-        raise InvalidUsageError(f"{consistency!r} is no consistency: there are {', '.join(CONSISTENCIES)}.")
+        raise InvalidUsageError(f"Unknown consistency {consistency!r}; give one of {', '.join(CONSISTENCIES)}.")
     table = open_table(uri, storage_options)
     if isinstance(table, Table) and table.memwal is None:
         legacy_entry(table)  # a plain table is refused

@@ -22,7 +22,7 @@ class _Whole(TypedDict):
 
 
 WIDTH = 110
-_NARROWEST = 60
+_MIN_WIDTH = 60
 _GAP = "  "
 _STEP = 1024
 _WHOLE: _Whole = {"break_long_words": False, "break_on_hyphens": False}
@@ -40,7 +40,7 @@ def printable(text: str, *, lines: bool = False) -> str:
     screen, set its title, or imitate lines of our output. Idempotent.
 
     Args:
-        lines: keep line breaks: for a text that was composed of safe parts.
+        lines: keep line breaks, for a text whose parts are escaped already.
     """
     if text.isprintable():
         return text
@@ -62,7 +62,7 @@ def size_text(size: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """A span of time in its largest unit, cut: ``45 s``, ``12 min``, ``3 h``, ``9 d``."""
+    """A span of time in its largest unit, rounded down: ``45 s``, ``12 min``, ``3 h``, ``9 d``."""
     for size, unit in ((172_800, "d"), (7200, "h"), (120, "min")):
         if seconds >= size:
             return f"{seconds // (size / 2 if unit != 'd' else 86_400):.0f} {unit}"
@@ -75,7 +75,7 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def counted_as(number: int, plural: str) -> str:
-    """The same for a noun that is known in the plural: ``1 entry``, ``2 fragments``."""
+    """As :func:`counted`, for a noun given in the plural: ``1 entry``, ``2 fragments``."""
     singular = f"{plural.removesuffix('ies')}y" if plural.endswith("ies") else plural.removesuffix("s")
     return counted(number, singular, plural)
 
@@ -103,7 +103,7 @@ def paragraph(text: str, *, indent: str = "", hanging: str = "", width: int | No
         hanging: the beginning of all lines but the first, after ``indent``.
         width: columns at most; by default the width of the terminal.
     """
-    columns = columns_at_most() if width is None else width
+    columns = output_width() if width is None else width
     return textwrap.fill(printable(text), columns, initial_indent=indent, subsequent_indent=indent + hanging, **_WHOLE)
 
 
@@ -115,9 +115,9 @@ def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], *, words: Colle
     table = [headings, *([printable(cell) for cell in row] for row in rows)]
     columns = [*zip(*table, strict=True)]
     widths = [max(map(cell_len, column)) for column in columns]
-    least = [_least(heading, cells, split=heading in words) for heading, *cells in columns]
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > columns_at_most():
-        wide = [index for index, width in enumerate(widths) if width > least[index]]
+    minimums = [_min_column_width(heading, cells, split=heading in words) for heading, *cells in columns]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > output_width():
+        wide = [index for index, width in enumerate(widths) if width > minimums[index]]
         if not wide:
             break
         widths[max(wide, key=lambda index: widths[index])] -= 1
@@ -126,25 +126,25 @@ def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], *, words: Colle
         cells = [textwrap.wrap(cell, width, **_WHOLE) for cell, width in zip(row, widths, strict=True)]
         for parts in zip_longest(*cells, fillvalue=""):
             placed = zip(parts, widths, headings, strict=True)
-            lines.append(_GAP.join(_placed(part, width, left=name in words) for part, width, name in placed).rstrip())
+            lines.append(_GAP.join(_aligned(part, width, left=name in words) for part, width, name in placed).rstrip())
     return "\n".join(lines)
 
 
-def _least(heading: str, cells: Iterable[str], *, split: bool) -> int:
+def _min_column_width(heading: str, cells: Iterable[str], *, split: bool) -> int:
     """The smallest possible width of a column."""
     whole = [word for cell in cells for word in cell.split()] if split else [*cells]
     return max(map(cell_len, [*heading.split(), *whole]), default=0)
 
 
-def _placed(text: str, width: int, *, left: bool) -> str:
+def _aligned(text: str, width: int, *, left: bool) -> str:
     blanks = " " * (width - cell_len(text))
     return text + blanks if left else blanks + text
 
 
-def columns_at_most() -> int:
+def output_width() -> int:
     """``WIDTH``, or the width of the terminal if that is narrower."""
     try:
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError):
         columns = 0
-    return min(WIDTH, max(_NARROWEST, columns or WIDTH))
+    return min(WIDTH, max(_MIN_WIDTH, columns or WIDTH))

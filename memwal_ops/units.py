@@ -24,7 +24,7 @@ def parse_size(text: str) -> int:
     try:
         return int(float(match[1]) * _BYTES[match[2].upper()])
     except OverflowError:
-        raise ValueError(f"{text!r} is more than any machine has.") from None
+        raise ValueError(f"{text!r} is too large for a size.") from None
 
 
 def parse_duration(text: str) -> timedelta:

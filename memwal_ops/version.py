@@ -1,3 +1,3 @@
-"""The release, stated once: the package's metadata and every commit's transaction properties take it from here."""
+"""The version of this package, as its metadata and the transaction properties of its commits have it."""
 
 __version__ = "0.1.0"

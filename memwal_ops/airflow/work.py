@@ -83,7 +83,7 @@ def poll(name: str, uri: str, when: str | None, *, storage: Mapping[str, str]) -
             raise InvalidUsageError(f"The job {name!r} has no backlog metrics.")
         trigger = _trigger(job, when)
         figures = dict(job.job.backlog(table))
-        return Poll(trigger.holds(figures), figures)
+        return Poll(trigger.is_met(figures), figures)
     except Exception as error:  # noqa: BLE001 - the caller turns it into the end of a task
         failed = _failed(error)
         return Poll(fires=False, figures={}, failure=failed.failure, trace=failed.trace)

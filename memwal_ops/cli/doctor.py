@@ -23,7 +23,7 @@ from memwal_ops.errors import (
     TableNotFoundError,
     UnsupportedFeatureError,
 )
-from memwal_ops.java import OLDEST_JAVA, find_java
+from memwal_ops.java import MIN_JAVA_VERSION, find_java
 from memwal_ops.text import grid, size_text
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _java() -> Check:
     java = find_java()
     if java is None:
         return Check("Java", OK, "none; only merges on Spark need it")
-    return _judged("Java", java.version is not None and java.version >= OLDEST_JAVA, java.output, only)
+    return _judged("Java", java.version is not None and java.version >= MIN_JAVA_VERSION, java.output, only)
 
 
 def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:

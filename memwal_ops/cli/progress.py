@@ -40,7 +40,7 @@ class _Terminal:
     def __exit__(self, *_: object) -> None:
         self._clear()
 
-    def alive(self) -> None:
+    def heartbeat(self) -> None:
         """Show nothing."""
 
     def checkpoint(self) -> None:

@@ -1,1 +1,1 @@
-"""What every format shares: jobs, leases, options, garbage collection. Does not depend on any format."""
+"""The format-independent parts: jobs, leases, options, garbage collection. Imports no format."""

@@ -1,4 +1,4 @@
-"""Verify before each deletion that the table is still the one that was planned on.
+"""Verify before each deletion that the table is still the one that the plan was made from.
 
 A plan is tied to an anchor: an object that is never rewritten, and that is removed only with its table or when its
 revision expires. Objects are deleted only while the anchor is unchanged.
@@ -29,7 +29,7 @@ class Anchor:
     """An object that is unchanged for as long as the plan that was made with it is valid.
 
     Attributes:
-        what: the object in words, for messages.
+        what: a description of the object, for messages.
         meta: the object's metadata, from a HEAD request.
     """
 
@@ -45,7 +45,9 @@ class Anchor:
             TableReplacedError: the object is gone or was replaced.
         """
         if _identity(anchor_at(store, self.meta.path, self.what).meta) != _identity(self.meta):
-            raise TableReplacedError(f"{self.what} is another file than before: another table was made or restored.")
+            raise TableReplacedError(
+                f"{self.what} is not the same object as before: the table was recreated or restored."
+            )
 
 
 def anchor_at(store: Store, path: str, what: str) -> Anchor:
@@ -59,7 +61,7 @@ def anchor_at(store: Store, path: str, what: str) -> Anchor:
     meta = store.head(path)
     if meta is None:
         raise TableReplacedError(
-            f"{what} does not exist any more: it was expired, or another table was made or restored there."
+            f"{what} does not exist any more: it was expired, or the table was recreated or restored."
         )
     return Anchor(what, meta)
 
@@ -79,6 +81,6 @@ def delete_proven(store: Store, paths: Sequence[str], anchors: Iterable[Anchor])
 
 
 def _identity(meta: ObjectMeta) -> tuple[int, float, str | None]:
-    # Some servers quote the entity tag in one answer and not in the next.
+    # Some servers quote the entity tag in one response and not in the next.
     tag = None if meta.e_tag is None else meta.e_tag.strip('"')
     return (meta.size, meta.last_modified.timestamp(), tag)

@@ -3,8 +3,8 @@
 A deletion is the only effect that a later run cannot repair. A plan is therefore only printed, never executed:
 :func:`collect` revalidates each batch (at most 1,000 objects) against the current state of the store, deletes what is
 still deletable, and continues; an object that became needed after it was planned is in no batch. Right before each
-deletion the collector's anchors verify that the table is the one that was planned on, and the guard that the run still
-holds its lease. If either fails, nothing more is deleted, and the report has the reason.
+deletion the collector's anchors verify that the table is the one that the plan was made from, and the guard that the
+run still holds its lease. If either fails, nothing more is deleted, and the report has the reason.
 
 A run can be killed at any line: drained objects still exist but are not listed for readers any more, deleted objects
 are gone, and the next run completes the work.
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import DeleteReport, Store
 
 CandidateT = TypeVar("CandidateT", bound=Candidate)
-Answer = TypeVar("Answer")
+ResultT = TypeVar("ResultT")
 ReportT = TypeVar("ReportT", bound="GcReport[Any]")
 BATCH_OBJECTS = 1000
-_MOST_FAILED_BATCHES = 5
+_MAX_FAILED_BATCHES = 5
 _NOT_DONE = "not deleted, or only in part: see failed, or --max-deletes; the next run continues"
 
 
@@ -53,7 +53,7 @@ class CollectOptions(Options):
 
 
 class PartReplacedError(Exception):
-    """A part of the table may have been replaced since it was planned on; the table itself is the same."""
+    """A part of the table may have been replaced since the plan was made; the table itself is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class Collector(abc.ABC, Generic[CandidateT]):
         """The same candidates with gates from the current state of the store; without those that no longer exist.
 
         Raises:
-            TableReplacedError: it is not certain that the table is the one that was planned on.
-            PartReplacedError: it is not certain that this part is the one that was planned on.
+            TableReplacedError: it is not certain that the table is the one that the plan was made from.
+            PartReplacedError: it is not certain that this part is the one that the plan was made from.
         """
 
     def drain(self) -> int:
@@ -141,7 +141,7 @@ def candidates(collectors: Iterable[Collector[CandidateT]], report: GcReport[Can
     """All candidates of the collectors. Reads only; memory does not grow with the number of objects."""
     for collector in collectors:
         faults: list[CandidateT] = []
-        with _kept_where_unreadable(collector, report, faults.append):
+        with _keep_if_unreadable(collector, report, faults.append):
             for stage in collector.stages():
                 yield from stage.candidates
         yield from faults
@@ -202,7 +202,7 @@ def _recording(
     with plan_file(options.plan_file) as write:
 
         def record(candidate: CandidateT) -> None:
-            report.take(candidate)
+            report.add(candidate)
             on_candidate(candidate)
             write({**candidate.to_json(), "verdict": candidate.verdict.value})
             context.advance("collecting", "candidates")
@@ -213,8 +213,8 @@ def _recording(
 
 
 @contextmanager
-def _kept_where_unreadable(
-    collector: Collector[CandidateT], report: GcReport[CandidateT], take: Callable[[CandidateT], None]
+def _keep_if_unreadable(
+    collector: Collector[CandidateT], report: GcReport[CandidateT], record: Callable[[CandidateT], None]
 ) -> Iterator[None]:
     try:
         yield
@@ -223,7 +223,7 @@ def _kept_where_unreadable(
         if kept is None:
             raise
         report.faults[collector.part] = str(error)
-        take(kept)
+        record(kept)
 
 
 @dataclass(slots=True)
@@ -259,7 +259,7 @@ class _Run(Generic[CandidateT]):
     def collect(self, collector: Collector[CandidateT]) -> None:
         """Drain, then delete one stage after the other."""
         self.part_replaced = None
-        with _kept_where_unreadable(collector, self.report, self.record):
+        with _keep_if_unreadable(collector, self.report, self.record):
             if not self.stopped and self._replaced is None:
                 self.report.drained += self._call(collector.drain) or 0
             for stage in collector.stages():
@@ -275,7 +275,7 @@ class _Run(Generic[CandidateT]):
         """Why nothing more may be deleted now; None: more may."""
         return self._replaced or (_NOT_DONE if self.stopped or self.report.limited else None)
 
-    def _call(self, method: Callable[[], Answer]) -> Answer | None:
+    def _call(self, method: Callable[[], ResultT]) -> ResultT | None:
         """The result of a call of the collector; None, with the reason noted, if the table or part was replaced."""
         try:
             return method()
@@ -373,7 +373,7 @@ class _Run(Generic[CandidateT]):
             deleted.failed = deleted.failed or bool(outcome.failed)
             deleted.paths |= gone
             self.failed_batches = self.failed_batches + 1 if outcome.failed and not outcome.deleted else 0
-            self.stopped = self.failed_batches >= _MOST_FAILED_BATCHES
+            self.stopped = self.failed_batches >= _MAX_FAILED_BATCHES
         return deleted
 
     def _next_batch_size(self) -> int:

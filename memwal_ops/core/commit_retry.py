@@ -1,4 +1,4 @@
-"""Retry a commit after a conflict: random exponential backoff, then a new decision on the newest revision."""
+"""Retry a commit after a conflict: exponential backoff with jitter, then replan on the newest revision."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 TableT = TypeVar("TableT", bound="Table")
 
 # A commit takes milliseconds: a run that conflicts this often has a concurrent writer that commits in a tight loop.
-MOST_IN_A_ROW = 24
+MAX_CONSECUTIVE_CONFLICTS = 24
 _BACKOFF_SECONDS = 0.02
-_LONGEST_WAIT = 64
+_MAX_BACKOFF_FACTOR = 64
 
 
 @dataclass(slots=True)
@@ -28,28 +28,28 @@ class CommitRetry:
     """The commit conflicts of one run: all, and consecutive ones."""
 
     conflicts: int = 0
-    in_a_row: int = 0
+    consecutive: int = 0
 
     def conflict(self, table: TableT, error: MemwalOpsError) -> TableT:
         """Return the newest revision after a random wait, the bound of which doubles with each consecutive conflict.
 
         Raises:
-            CommitConflictError: more than ``MOST_IN_A_ROW`` consecutive conflicts.
+            CommitConflictError: more than ``MAX_CONSECUTIVE_CONFLICTS`` consecutive conflicts.
         """
         self.conflicts += 1
-        self.in_a_row += 1
+        self.consecutive += 1
         get_logger(__name__).info(
-            "commit_conflict", table=table.location.uri, version=table.revision + 1, attempt=self.in_a_row
+            "commit_conflict", table=table.location.uri, version=table.revision + 1, attempt=self.consecutive
         )
-        if self.in_a_row > MOST_IN_A_ROW:
+        if self.consecutive > MAX_CONSECUTIVE_CONFLICTS:
             raise CommitConflictError(
-                f"{table.location.uri}: other writers published the next version {self.in_a_row} times in a row "
+                f"{table.location.uri}: other writers published the next version {self.consecutive} times in a row "
                 "before this run could. What it published earlier stays, and nothing else was changed."
             ) from error
-        time.sleep(random.uniform(0, _BACKOFF_SECONDS * min(2**self.in_a_row, _LONGEST_WAIT)))  # noqa: S311 - jitter
+        time.sleep(random.uniform(0, _BACKOFF_SECONDS * min(2**self.consecutive, _MAX_BACKOFF_FACTOR)))  # noqa: S311 - jitter
         return table.newest()
 
     def landed(self, table: TableT) -> TableT:
         """Return the newest revision after a successful commit on ``table``, and reset the backoff."""
-        self.in_a_row = 0
+        self.consecutive = 0
         return (table.committed() if isinstance(table, RemembersCommit) else None) or table.newest()

@@ -44,7 +44,7 @@ class Progress:
 class Listener(Protocol):
     """The callbacks of a front end. Called from the run's own thread, and often: they must return quickly."""
 
-    def alive(self) -> None:
+    def heartbeat(self) -> None:
         """A heartbeat, without details."""
 
     def progress(self, progress: Progress) -> None:
@@ -57,10 +57,10 @@ class Listener(Protocol):
         """The run can stop here. Raises ``StopRequested`` or ``LeaseLostError``."""
 
 
-class Silent:
+class NullListener:
     """A listener that ignores everything."""
 
-    def alive(self) -> None:
+    def heartbeat(self) -> None:
         """Ignored."""
 
     def progress(self, progress: Progress) -> None:
@@ -85,16 +85,16 @@ class RunContext:
         revisions: revisions of the table that the run published, in order.
     """
 
-    listener: Listener = field(default_factory=Silent)
+    listener: Listener = field(default_factory=NullListener)
     guard: CommitGuard = field(default_factory=Unguarded)
     figures: Counter[str] = field(default_factory=Counter)
     phases: dict[str, float] = field(default_factory=dict)
     revisions: list[int] = field(default_factory=list)
     _done: dict[str, int] = field(default_factory=dict)
 
-    def alive(self) -> None:
+    def heartbeat(self) -> None:
         """Send a heartbeat: a run without one for ``hung_after`` is killed."""
-        self.listener.alive()
+        self.listener.heartbeat()
 
     def advance(self, activity: str, unit: str, count: int = 1, *, total: int | None = None) -> None:
         """Add to the progress of an activity.
@@ -125,7 +125,7 @@ class RunContext:
         """
         self.listener.checkpoint()
 
-    def took(self, phase: str, seconds: float) -> None:
+    def add_phase_seconds(self, phase: str, seconds: float) -> None:
         """Add to the time of a phase."""
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
@@ -136,4 +136,4 @@ class RunContext:
         try:
             yield
         finally:
-            self.took(name, time.monotonic() - started)
+            self.add_phase_seconds(name, time.monotonic() - started)

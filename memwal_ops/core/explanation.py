@@ -1,4 +1,4 @@
-"""Explain why candidates of gc are kept or deletable: every gate of each, with the report of ``why``."""
+"""Explain why gc keeps or deletes its candidates, gate by gate: the report of ``why``."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Explanation:
         }
 
     def describe(self) -> str:
-        """The reasons as text for people."""
-        return "\n".join(described(one, f"{printable(one.path)} ({one.kind})", ".") for one in self.reasons)
+        """The reasons as human-readable text."""
+        return "\n".join(describe_candidate(one, f"{printable(one.path)} ({one.kind})", ".") for one in self.reasons)
 
 
 def explain(table: Table, target: str, collectors: Iterable[Collector[Candidate]]) -> Explanation:
@@ -52,7 +52,7 @@ def explain(table: Table, target: str, collectors: Iterable[Collector[Candidate]
     found = [one for stage in stages for one in stage.candidates if covers(one, path)]
     if not found:
         raise ObjectNotFoundError(
-            f"{table.location.uri} has nothing at {target} that gc collects.",
+            f"{table.location.uri} has no gc candidate at {target}.",
             remedy="memwal-ops gc URI --json lists its candidates.",
         )
     return Explanation(target, tuple(found))
@@ -72,8 +72,8 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def described(candidate: Candidate, name: str, end: str) -> str:
-    """A line with its verdict, and all conditions, one paragraph each; ``+`` is a met one."""
+def describe_candidate(candidate: Candidate, name: str, end: str) -> str:
+    """The verdict in one line, then one paragraph per gate: ``+`` if it is met, else ``-``."""
     gates = (f"{'+' if gate.met else '-'} {gate.text}" for gate in candidate.gates)
     lines = [paragraph(gate, indent="  ", hanging="  ") for gate in gates]
     return "\n".join([f"{name} {_VERDICTS[candidate.verdict]}{end}", *lines])

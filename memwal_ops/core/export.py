@@ -32,8 +32,9 @@ class Exported:
 
     Attributes:
         meta: its size and time.
-        without_values: makes the contents that are exported from its own; raises ``InvalidFormatError`` if they do not
-            decode: then they are exported as empty, which does not decode either. None: they are left out.
+        without_values: returns the bytes to export: the object's bytes with all values removed. Raises
+            ``InvalidFormatError`` if the object does not decode; it is then exported as empty, which does not decode
+            either. None: the bytes are left out.
         listed: whether listings of the export have it.
         opened: whether a library that opens files by itself needs the contents.
     """
@@ -66,7 +67,7 @@ def export_table(
     """Write an export; returns the number of objects, and of those with contents.
 
     Args:
-        file: where to.
+        file: receives the export.
         table_format: that of the table.
         location: of the table.
         store: of the table.
@@ -107,11 +108,11 @@ def _content(store: Store, one: Exported) -> ExportedObject | None:
 
 @contextmanager
 def open_export(path: str) -> Iterator[Table]:
-    """The table of an export, while the block runs: what needs contents that were left out raises ``NotExportedError``.
+    """Open the table of an export while the block runs. A read of left-out contents raises ``NotExportedError``.
 
     Raises:
         InvalidUsageError, InvalidFormatError, UnsupportedFeatureError: see :class:`ExportedStore`.
-        MemwalOpsError: the table does not open, for the reason for which it did not open where it was exported.
+        MemwalOpsError: the table cannot be opened, for the same reason as where it was exported.
     """
     with closing(ExportedStore(path)) as store:
         name = store.about.get("format")
@@ -125,5 +126,5 @@ def open_export(path: str) -> Iterator[Table]:
 
 
 def exported_store(table: Table) -> ExportedStore | None:
-    """The export that a table was opened from; None: it is the table itself."""
+    """The export that a table was opened from; None: it was not opened from an export."""
     return table.store if isinstance(table.store, ExportedStore) else None

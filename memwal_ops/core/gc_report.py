@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CandidateT = TypeVar("CandidateT", bound=Candidate)
 _SHOWN = 8
-_MOST_REASONS = 1000
+_MAX_REASONS = 1000
 # Other reports show these paragraphs indented.
 _NARROW = 104
 _NUMBERS = re.compile(r"\d+( (d|h|min|s)\b)?")
@@ -68,19 +68,19 @@ class _Reason:
 
 
 class Reasons:
-    """Each reason once for each kind, with the number of candidates that it keeps, and one of them."""
+    """The distinct reasons per kind, each with the number of candidates that it keeps and one example."""
 
     def __init__(self) -> None:
         """Start empty."""
         self._reasons: dict[Verdict, dict[tuple[str, str], _Reason]] = {Verdict.HELD: {}, Verdict.UNKNOWN: {}}
 
-    def take(self, candidate: Candidate, kind: KindText) -> None:
+    def add(self, candidate: Candidate, kind: KindText) -> None:
         """Count a candidate that is kept."""
         reasons = self._reasons[candidate.verdict]
         # Reasons that differ only in numbers and ages are counted as one; otherwise they would hide the others.
         plain = _NUMBERS.sub("...", candidate.why) if kind.counted is not None else candidate.why
         key = (candidate.kind, plain)
-        if key in reasons or len(reasons) < _MOST_REASONS:
+        if key in reasons or len(reasons) < _MAX_REASONS:
             before = reasons.get(key) or _Reason(candidate, kind, candidate.why)
             why = before.why if before.why == candidate.why else plain
             reasons[key] = _Reason(before.first, kind, why, before.count + 1, before.bytes + candidate.bytes)
@@ -112,7 +112,8 @@ class GcReport(Generic[CandidateT]):
         failed: the store's error for each path that it did not delete.
         drained: entries that this run removed from the list that readers follow; ``drainable``: how many it could.
         limited: whether ``max_deletes`` ended the run.
-        replaced: why it is not certain that the table is the one that was planned on; the run ended there.
+        replaced: why it is not certain that the table is the one that the plan was made from; the run
+            ended there.
         faults: the error of each part of the table that cannot be read; all of the part was kept.
         reasons: why candidates are kept, each reason once.
         plan_file: the file to which every candidate was written.
@@ -168,14 +169,14 @@ class GcReport(Generic[CandidateT]):
         planned = not self.applied and (some or self.drainable)
         return GcDecision.PLANNED if planned else GcDecision.NOTHING_TO_DELETE
 
-    def take(self, candidate: CandidateT) -> None:
+    def add(self, candidate: CandidateT) -> None:
         """Count a candidate, and add it to ``items`` up to ``limit``."""
         verdict = candidate.verdict
         self.counts[candidate.kind][verdict] += 1
         if verdict is Verdict.DELETE:
             self.bytes_reclaimable += candidate.bytes
         else:
-            self.reasons.take(candidate, self.kinds.get(candidate.kind) or KindText(str(candidate.kind)))
+            self.reasons.add(candidate, self.kinds.get(candidate.kind) or KindText(str(candidate.kind)))
         self.drainable += candidate.drain
         if len(self.items[verdict]) < self.limit:
             self.items[verdict].append(candidate)
@@ -218,7 +219,7 @@ class GcReport(Generic[CandidateT]):
         }
 
     def describe(self) -> str:
-        """The report as text."""
+        """The report as human-readable text."""
         parts = [f"{self._headline()}\n  {about}." if (about := self.about()) else self._headline()]
         rows = [
             (text.heading, *(f"{counter[verdict]:,}" for verdict in Verdict))
@@ -258,7 +259,7 @@ class GcReport(Generic[CandidateT]):
             yield f"{self.plan_file} lists every candidate."
         yield from self.notes()
         if self.decision is GcDecision.PLANNED:
-            yield "Add --apply to delete; every proof is then made again."
+            yield "Add --apply to delete; every check is then repeated."
         if self.limited:
             yield "--max-deletes ended this run; the next one continues."
         yield self.closing

@@ -9,7 +9,7 @@ Why deny by default: a stalled supervisor resumes after another one took its lea
 call. Whatever it then publishes is still ordered by the format's own compare-and-swap, so nothing is lost; but the
 proofs of its deletions are from before the stall.
 
-A guard saves work and shortens that window; it proves nothing. The lease may be lost between the check and the
+A guard saves work and shortens that window, but it is no proof: the lease may be lost between the check and the
 effect. Publication is decided by the format's own conditional write.
 """
 
@@ -36,7 +36,7 @@ _READS = frozenset({"get", "get_with_tag", "get_range", "head", "list", "list_le
 class CommitGuard(Protocol):
     """Checked before every publication and deletion."""
 
-    def alive(self) -> None:
+    def heartbeat(self) -> None:
         """Called at each request: a heartbeat of the run."""
 
     def check(self) -> None:
@@ -52,7 +52,7 @@ class CommitGuard(Protocol):
 class Unguarded:
     """The guard of a run without a lease (a command, or leases switched off): allows everything."""
 
-    def alive(self) -> None:
+    def heartbeat(self) -> None:
         """Ignored."""
 
     def check(self) -> None:
@@ -68,22 +68,22 @@ class Unguarded:
 
 
 class LeaseGuard:
-    """The guard of a run that holds a lease. Once denied, it denies for good.
+    """The guard of a run that holds a lease. After the first denial, it always denies.
 
     Args:
         check: raises ``LeaseLostError`` if the run does not hold the lease any more; may send requests to the store.
-        alive: called at every request of the run.
+        heartbeat: called at every request of the run.
     """
 
-    def __init__(self, check: Callable[[], None], alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, check: Callable[[], None], heartbeat: Callable[[], None] = lambda: None) -> None:
         """Start without registered paths."""
         self._check = check
-        self._alive = alive
+        self._alive = heartbeat
         self._own: set[str] = set()
         self._lock = threading.Lock()
         self._lost: LeaseLostError | None = None
 
-    def alive(self) -> None:
+    def heartbeat(self) -> None:
         """See the interface."""
         self._alive()
 
@@ -117,7 +117,7 @@ class GuardedStore(StoreWrapper):
 
     Args:
         inner: the store itself.
-        guard: checked before each mutation; its ``alive`` is called at each request.
+        guard: checked before each mutation; its ``heartbeat`` is called at each request.
     """
 
     def __init__(self, inner: Store, guard: CommitGuard) -> None:
@@ -128,19 +128,19 @@ class GuardedStore(StoreWrapper):
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
         """See the interface; a page is requested as its first object is taken."""
         for meta in self._inner.list(prefix, after=after):
-            self._guard.alive()
+            self._guard.heartbeat()
             yield meta
 
     def delete_many(self, paths: Iterable[str]) -> DeleteReport:
         """Guarded, unless every path is registered as the run's own."""
         wanted = [*paths]
-        self._guard.alive()
+        self._guard.heartbeat()
         if not all(self._guard.may_remove(path) for path in wanted):
             self._guard.check()
         return self._inner.delete_many(wanted)
 
     def _call(self, verb: str, method: Callable[_P, _R], /, *arguments: _P.args, **named: _P.kwargs) -> _R:
-        self._guard.alive()
+        self._guard.heartbeat()
         if verb not in _READS:
             self._guard.check()
         return method(*arguments, **named)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidUsageError, ObjectNotFoundError, StorageError, VersionGoneError
 from memwal_ops.storage.clock import store_time
+from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -29,15 +30,15 @@ if TYPE_CHECKING:
 HOLDS_FOLDER = "_mem_wal_ops/holds"
 EXPIRIES_FOLDER = "_mem_wal_ops/expiries"
 _DIGITS = 20
-_HIGHEST = 2**64 - 1
+_MAX_VERSION = 2**64 - 1
 _NAME = re.compile(rf"[0-9]{{{_DIGITS}}}\.json")
 _ATTEMPTS = 100
-_LONGEST = timedelta(days=3650)
+_MAX_TTL = timedelta(days=3650)
 # How long an announcement counts if its process was killed, or was suspended and resumes: no clean-up takes longer
 # between its listing and its deletions.
-_ANNOUNCED = timedelta(days=1)
+_ANNOUNCEMENT_TTL = timedelta(days=1)
 # Ended entries stay for a while, so that a list can show them.
-_REMEMBERED = timedelta(days=1)
+_ENDED_KEPT_FOR = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,11 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
         StorageError: the store failed; there is no hold, or one that ends by itself.
     """
     if ttl <= timedelta(0):
-        raise InvalidUsageError(f"A hold must last longer than {ttl}; give for example --ttl 2h.")
-    if ttl > _LONGEST:
-        raise InvalidUsageError(f"A hold lasts at most {_LONGEST.days} days; tag the version to keep it for ever.")
+        raise InvalidUsageError(
+            f"A hold must last longer than 0s, not {duration_text(ttl)}; give for example --ttl 2h."
+        )
+    if ttl > _MAX_TTL:
+        raise InvalidUsageError(f"A hold lasts at most {_MAX_TTL.days} days; tag the version to keep it forever.")
     _check_exists(table, version)
     missing = table.missing_of(version)
     if missing is not None:
@@ -135,7 +138,7 @@ def holds_in_force(store: Store, now: datetime) -> tuple[Hold, ...]:
 @contextmanager
 def announced_expiry(store: Store, versions: Collection[int]) -> Iterator[None]:
     """Announce the expiry of these versions while the block runs. Holds are to be read inside the block."""
-    announcement = _add(store, EXPIRIES_FOLDER, tuple(sorted(versions)), _ANNOUNCED, "")
+    announcement = _add(store, EXPIRIES_FOLDER, tuple(sorted(versions)), _ANNOUNCEMENT_TTL, "")
     try:
         yield
     finally:
@@ -173,7 +176,7 @@ def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, n
 def _sweep(store: Store, folder: str, entries: Collection[Hold]) -> None:
     """Delete entries that ended more than a day ago. The newest number always stays, so that no number is reused."""
     now = store_time(store)
-    ended = [entry.number for entry in entries if now > entry.until + _REMEMBERED]
+    ended = [entry.number for entry in entries if now > entry.until + _ENDED_KEPT_FOR]
     if ended:
         store.delete_many([_path(folder, number, released=released) for number in ended for released in (True, False)])
 
@@ -210,7 +213,9 @@ def _entries(store: Store, folder: str) -> tuple[Hold, ...]:
 
 
 def _versions(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(version) is int and 0 < version <= _HIGHEST for version in value):
+    if not isinstance(value, list) or not all(
+        type(version) is int and 0 < version <= _MAX_VERSION for version in value
+    ):
         raise ValueError("its versions are not a list of version numbers")
     return tuple(value)
 

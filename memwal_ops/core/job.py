@@ -56,7 +56,7 @@ class Report(Protocol):
         """The document of ``--json``. Keys with the same meaning are the same in every format."""
 
     def describe(self) -> str:
-        """The report as text."""
+        """The report as human-readable text."""
 
 
 class Job(Protocol[TableT, OptionsT]):
@@ -114,9 +114,9 @@ class JobSpec:
         after: jobs that ``maintain`` and the supervisor run before it on the same table, if both are due.
         in_maintain: whether ``maintain`` runs it.
         by_hand: an operator runs it: it has no key in configuration files.
-        unless_blocked: ``maintain`` does not let it delete while a part of the table is blocked: it removes revisions
-            that a restore may need.
-        unless_unchanged: what it does depends on the table alone, and not on the time, on holds or on files that no
+        skip_if_blocked: ``maintain`` skips it while a part of the table is blocked: it deletes revisions that a restore
+            may need.
+        skip_if_unchanged: what it does depends on the table alone, and not on the time, on holds or on files that no
             commit refers to: the supervisor skips a scheduled run while nothing was written to the table since before
             the last run, if that succeeded and published nothing.
         enabled: the supervisor runs it on every table to which it applies, without an entry in the configuration.
@@ -127,8 +127,8 @@ class JobSpec:
         from_export: it also reads a table from an export: its command has ``--from FILE``.
         help: the help of its command: what it does, what it is safe to run concurrently with, exit codes, two
             examples; paragraphs.
-        command: None: its command is ``name``, made from this spec. Else none is made: its package has its own, or
-            none (an empty text).
+        command: None: a command ``name`` is generated from this spec. Otherwise none is: the name of the package's own
+            command, or empty.
     """
 
     name: str
@@ -141,8 +141,8 @@ class JobSpec:
     after: frozenset[str] = frozenset()
     in_maintain: bool = True
     by_hand: bool = False
-    unless_blocked: bool = False
-    unless_unchanged: bool = False
+    skip_if_blocked: bool = False
+    skip_if_unchanged: bool = False
     enabled: bool = False
     every: timedelta | None = None
     when: str | None = None

@@ -13,7 +13,7 @@ newest one counts, and it is never deleted. Taking, renewing, releasing and brea
   pruned. So a process that writes into such a gap sees a higher number.
 
 Correctness does not depend on leases. Two concurrent holders cost duplicate work, and nothing else: what is published
-is decided by one put-if-not-exists of the next version (:mod:`memwal_ops.formats.lance.commit`).
+is decided by one put-if-absent of the next version (:mod:`memwal_ops.formats.lance.commit`).
 """
 
 from __future__ import annotations
@@ -173,9 +173,9 @@ def renew(store: Store, lease: Lease) -> Lease:
         _prune(store, lease.job, renewed.number)
         return renewed
     newest = read_lease(store, lease.job)
-    if newest is None or not _is(newest, lease):
+    if newest is None or not _same_lease(newest, lease):
         raise lost(lease, newest)
-    return newest  # our own write, whose answer was lost
+    return newest  # our own write, whose response was lost
 
 
 def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
@@ -193,13 +193,13 @@ def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
         if _put(store, lease.job, number, document):
             return
         newest = read_lease(store, lease.job)
-        if newest is None or not _is(newest, lease):
+        if newest is None or not _same_lease(newest, lease):
             return
         number = newest.number
 
 
-def remove_left_behind(store: Store) -> bool:
-    """Delete all leases if the folder has nothing else: their table was removed, and it would still look like a table.
+def delete_if_table_removed(store: Store) -> bool:
+    """Delete all leases if the folder has nothing else: its table was removed, and leases alone look like a table.
 
     Timeline: a lease is acquired or renewed while the table's objects are being deleted, after they were listed.
     """
@@ -261,7 +261,7 @@ def check(store: Store, lease: Lease) -> None:
     if newest is not None and newest[0] == lease.number:
         return
     current = read_lease(store, lease.job)
-    if current is None or not _is(current, lease):
+    if current is None or not _same_lease(current, lease):
         raise lost(lease, current)
 
 
@@ -273,7 +273,8 @@ def lost(lease: Lease, newest: Lease | None) -> LeaseLostError:
     return LeaseLostError(f"The lease of {lease.job} (token {lease.token}) was lost: {why}.")
 
 
-def _is(newest: Lease, lease: Lease) -> bool:
+def _same_lease(newest: Lease, lease: Lease) -> bool:
+    """Whether the newest object still is this lease, in force."""
     return newest.token == lease.token and newest.holder.instance == lease.holder.instance and newest.ended is None
 
 
@@ -290,7 +291,11 @@ def _write(store: Store, job: str, number: int, document: dict[str, object]) -> 
 
 def _put(store: Store, job: str, number: int, document: dict[str, object]) -> bool:
     if number >= 10**_DIGITS:
-        raise StorageError(f"The numbers of the lease of {job} are used up.")
+        raise StorageError(
+            f"The numbers of the lease of {job} are used up.",
+            remedy="Inspect the file with the highest number; if memwal-ops did not write it, delete it while no "
+            "supervisor runs.",
+        )
     return store.put_if_absent(_path(job, number), json.dumps(document).encode())
 
 
@@ -372,7 +377,7 @@ def _token(value: object, number: int) -> int:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise TypeError(f"{value!r} is not a string")
     return value.encode(errors="replace").decode()
 
 

@@ -18,6 +18,7 @@ from memwal_ops.core.options import OptionError, Options, duration, flag
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import LeaseLostError, MemwalOpsError
 from memwal_ops.text import paragraph
+from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,10 +34,10 @@ _WIDTH = 9
 class MaintainOptions(Options):
     """The options of a maintenance run; a format adds the options of its steps."""
 
-    apply: bool = flag(help="Let the steps that delete do it. Without it, they plan.")
+    apply: bool = flag(help="Let the deleting steps delete. Without it, they only plan.")
     dry_run: bool = flag(help="Change nothing at all.", command_line=False)
     budget: timedelta | None = duration(
-        None, help="No step begins later than that after the start, for example 45m.", minimum=timedelta(microseconds=1)
+        None, help="Start no step once the run has taken this long, for example 45m.", minimum=timedelta(microseconds=1)
     )
 
     def validate(self) -> None:
@@ -132,7 +133,7 @@ class MaintainReport:
         }
 
     def describe(self) -> str:
-        """The report as text: one line for each step, then the warnings and errors of each."""
+        """The report as human-readable text: one line for each step, then the warnings and errors of each."""
         lines = [f"{self.decision}: the table is at version {self.revision} after {self.seconds:.1f} s.", ""]
         margin = " " * (_WIDTH + 1)
         for step in self.steps:
@@ -150,7 +151,7 @@ class MaintainReport:
 
 
 class Maintain:
-    """The job."""
+    """The maintain job of every format."""
 
     def plan(self, table: Table, options: MaintainOptions, context: RunContext) -> MaintainReport:
         """Plan every step."""
@@ -215,7 +216,7 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
             steps.append(StepReport(spec.name, spec.deletes, time.monotonic() - step_started, error=error))
         else:
             steps.append(StepReport(spec.name, spec.deletes, time.monotonic() - step_started, report=report))
-        context.took(spec.name, steps[-1].seconds)
+        context.add_phase_seconds(spec.name, steps[-1].seconds)
     revision = table.newest().revision if steps and steps[-1].error is None else table.revision
     seconds = time.monotonic() - started
     return MaintainReport(str(uuid.uuid4()), options.apply, options.dry_run, tuple(steps), revision, seconds)
@@ -223,8 +224,8 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
 
 def _skipped(spec: JobSpec, before: Sequence[StepReport], options: MaintainOptions, seconds: float) -> str | None:
     if options.budget is not None and seconds >= options.budget.total_seconds():
-        return f"the budget of {options.budget} was used up"
-    if spec.unless_blocked and options.apply and any(step.decision == "blocked" for step in before):
+        return f"the budget of {duration_text(options.budget)} was used up"
+    if spec.skip_if_blocked and options.apply and any(step.decision == "blocked" for step in before):
         return "a part of the table is blocked, and a restore may need old versions"
     failed = next((step.step for step in before if step.error is not None), None)
     if failed is not None and spec.deletes and options.apply:
@@ -243,7 +244,7 @@ def _step_text(step: StepReport) -> str:
 
 
 def _headline(text: str) -> tuple[str, list[str]]:
-    """Split a text into its first sentence, which may be wrapped, and the lines after it."""
+    """Split a report into its first sentence, which may be wrapped, and the lines after it."""
     first, *rest = text.splitlines()
     while rest and rest[0].startswith(" "):
         first += f" {rest.pop(0).strip()}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _KEY = "memwal_ops"
-_LONGEST = timedelta(days=100 * 365)
+_MAX_DURATION = timedelta(days=100 * 365)
 _NAME = re.compile(r"\{(\w+)\}")
 
 
@@ -144,7 +144,7 @@ class Option:
     def check_one(self, value: Any) -> None:
         """Check one value; as :meth:`check` for an option that is not repeated."""
         if not isinstance(value, _TYPES[self.kind]) or (isinstance(value, bool) and self.kind is not Kind.FLAG):
-            raise OptionError(f"{{{self.name}}} must be {_WORDS[self.kind]}, not {value!r:.80}.", self.name)
+            raise OptionError(f"{{{self.name}}} must be {_TYPE_NAMES[self.kind]}, not {value!r:.80}.", self.name)
         if isinstance(value, float) and not math.isfinite(value):
             raise OptionError(f"{{{self.name}}} must be a finite number, not {value!r}.", self.name)
         if self.choices and value not in self.choices:
@@ -207,7 +207,7 @@ class Options:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
-        """Make options from texts and plain values of configuration files and front ends.
+        """Make options from strings and from the values of configuration files and front ends.
 
         Raises:
             OptionError: an unknown name, or an invalid value.
@@ -264,7 +264,7 @@ def size(default: int | None, *, help: str, **more: Any) -> Any:  # noqa: A002 -
 
 def duration(default: timedelta | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
     """A duration, written like ``15m``."""
-    more = {"minimum": timedelta(0), "maximum": _LONGEST, **more}
+    more = {"minimum": timedelta(0), "maximum": _MAX_DURATION, **more}
     return _field(Kind.DURATION, default=default, help=help, **more)
 
 
@@ -274,12 +274,12 @@ def choice(default: str | None, *choices: str, help: str, **more: Any) -> Any:  
 
 
 def text(default: str | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
-    """Any text."""
+    """A string."""
     return _field(Kind.TEXT, default=default, help=help, **more)
 
 
 def texts(*, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
-    """Any number of texts."""
+    """Any number of strings."""
     return _field(Kind.TEXT, default=(), help=help, repeated=True, **more)
 
 
@@ -303,39 +303,39 @@ def _spelled(message: str, spell: Callable[[str], str]) -> str:
     return _NAME.sub(lambda match: spell(match[1]), message)
 
 
-def _whole(_: Option, value: Any) -> int:
+def _read_count(_: Option, value: Any) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError(f"{value!r} is not a whole number")
     try:
-        return int(value) if isinstance(value, int | float) else int(_ascii(value))
+        return int(value) if isinstance(value, int | float) else int(_ascii_digits(value))
     except ValueError:
         raise ValueError(f"{value!r:.80} is not a whole number") from None
 
 
-def _real(_: Option, value: Any) -> float:
+def _read_number(_: Option, value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError(f"{value!r} is not a number")  # noqa: TRY004 - one class for every bad value
     try:
-        return float(value) if isinstance(value, int | float) else float(_ascii(value))
+        return float(value) if isinstance(value, int | float) else float(_ascii_digits(value))
     except ValueError:
         raise ValueError(f"{value!r:.80} is not a number") from None
 
 
-def _ascii(value: Any) -> str:
-    """The text of a number; digits of other scripts are refused."""
+def _ascii_digits(value: Any) -> str:
+    """A number as it is written; digits of other scripts are refused."""
     written = str(value).strip()
     if not written.isascii():
         raise ValueError(f"{written!r:.80} is not a number in the digits 0 to 9")
     return written.replace("_", "")
 
 
-def _bytes(_: Option, value: Any) -> int:
+def _read_size(_: Option, value: Any) -> int:
     if isinstance(value, bool):
         raise ValueError(f"{value!r} is not a size")  # noqa: TRY004 - one class for every bad value
     return value if isinstance(value, int) else parse_size(str(value))
 
 
-def _span(_: Option, value: Any) -> timedelta:
+def _read_duration(_: Option, value: Any) -> timedelta:
     if isinstance(value, timedelta):
         return value
     if isinstance(value, bool):
@@ -343,7 +343,7 @@ def _span(_: Option, value: Any) -> timedelta:
     return parse_duration(str(value))
 
 
-def _boolean(_: Option, value: Any) -> bool:
+def _read_flag(_: Option, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     written = str(value).lower()
@@ -352,21 +352,21 @@ def _boolean(_: Option, value: Any) -> bool:
     return written == "true"
 
 
-def _plain_text(_: Option, value: Any) -> str:
+def _read_string(_: Option, value: Any) -> str:
     if isinstance(value, bool | float) or not hasattr(value, "__str__") or hasattr(value, "items"):
-        raise ValueError(f"{value!r:.80} is not a text")
+        raise ValueError(f"{value!r:.80} is not a string")
     return str(value)
 
 
 _READ: Mapping[Kind, Callable[[Option, Any], Any]] = {
-    Kind.FLAG: _boolean,
-    Kind.COUNT: _whole,
-    Kind.NUMBER: _real,
-    Kind.SIZE: _bytes,
-    Kind.DURATION: _span,
-    Kind.CHOICE: _plain_text,
-    Kind.TEXT: _plain_text,
-    Kind.PART: _plain_text,
+    Kind.FLAG: _read_flag,
+    Kind.COUNT: _read_count,
+    Kind.NUMBER: _read_number,
+    Kind.SIZE: _read_size,
+    Kind.DURATION: _read_duration,
+    Kind.CHOICE: _read_string,
+    Kind.TEXT: _read_string,
+    Kind.PART: _read_string,
 }
 _TYPES: Mapping[Kind, Any] = {
     Kind.FLAG: bool,
@@ -378,13 +378,13 @@ _TYPES: Mapping[Kind, Any] = {
     Kind.TEXT: str,
     Kind.PART: str | UUID,
 }
-_WORDS: Mapping[Kind, str] = {
+_TYPE_NAMES: Mapping[Kind, str] = {
     Kind.FLAG: "true or false",
     Kind.COUNT: "a whole number",
     Kind.NUMBER: "a number",
     Kind.SIZE: "a size in bytes, for example 64MiB",
     Kind.DURATION: "a duration, for example 15m",
     Kind.CHOICE: "a word",
-    Kind.TEXT: "a text",
+    Kind.TEXT: "a string",
     Kind.PART: "the name of a part of the table",
 }

@@ -1,4 +1,4 @@
-"""Keep what a repair replaces below ``_mem_wal_ops/quarantine/``, with a record from which it can be restored.
+"""Store what a repair replaces below ``_mem_wal_ops/quarantine/``, with a record to restore it from.
 
 A repair writes the replaced content and its record before it replaces anything. So a run that is killed in between
 leaves a record of a repair that was not made, and never a repair without its record. The id of a record follows from
@@ -184,9 +184,9 @@ def content_of(store: Store, kept: RepairRecord) -> bytes | None:
     try:
         data = store.get(kept.content)
     except ObjectNotFoundError as error:
-        raise InvalidFormatError(f"{kept.content} is missing, which repair {kept.id} replaced.") from error
+        raise InvalidFormatError(f"{kept.content}, the content that repair {kept.id} replaced, is missing.") from error
     if digest(data) != kept.before:
-        raise InvalidFormatError(f"{kept.content} is not what repair {kept.id} replaced: its hash differs.")
+        raise InvalidFormatError(f"{kept.content} is not the content that repair {kept.id} replaced: its hash differs.")
     return data
 
 
@@ -206,4 +206,6 @@ def _ids(store: Store) -> Iterator[str]:
 
 def _put(store: Store, path: str, data: bytes) -> None:
     if not store.put_if_absent(path, data) and store.get(path) != data:
-        raise InvariantViolatedError(f"{path} exists, with another content than that of the same repair.")
+        raise InvariantViolatedError(
+            f"{path} exists with different content, although its name is a hash of what it must contain."
+        )

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.job import POOLS, UNITS, JobSpec
 from memwal_ops.core.options import Options, describe
 from memwal_ops.errors import InvalidUsageError, JobPluginError, NotALanceTableError, TableNotFoundError
+from memwal_ops.import_probe import import_faults
 from memwal_ops.text import counted
-from memwal_ops.trial import faults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ JOBS = "memwal_ops.jobs"
 ANY = "any"
 _LOADERS = {FORMATS: f"{__name__}:load_format", JOBS: f"{__name__}:load_spec"}
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_trial = True
+_probe_import = True
 
 
 @cache
@@ -102,7 +102,7 @@ def load_format(entry: EntryPoint) -> TableFormat:
     return loaded
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Clear the caches: installed packages are searched again at the next use."""
     for cached in (formats, job_specs, all_job_specs):
         cached.cache_clear()
@@ -132,7 +132,7 @@ def load_spec(entry: EntryPoint) -> JobSpec:
     return spec
 
 
-def is_ours(entry: EntryPoint) -> bool:
+def is_built_in(entry: EntryPoint) -> bool:
     """Whether an entry point belongs to this package."""
     return entry.value.startswith("memwal_ops.")
 
@@ -143,7 +143,7 @@ def package_of(spec: JobSpec) -> str | None:
     Another package may have a job of the same name for a format of its own: that is a different spec.
     """
     for entry in entry_points(group=JOBS):
-        if entry.name.rpartition(".")[2] == spec.name and not is_ours(entry) and _loaded(entry) == spec:
+        if entry.name.rpartition(".")[2] == spec.name and not is_built_in(entry) and _loaded(entry) == spec:
             return entry.value if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
     return None
 
@@ -205,14 +205,14 @@ def locate(
     raise NotALanceTableError(f"No table found at {location.uri}: the objects there are of no known format ({known}).")
 
 
-def open_sink(uri: str, beside: Location, guard: CommitGuard, *, source: str) -> tuple[Location, RowSink]:
-    """The table that a migration of ``source`` fills, of the first installed format that can be filled.
+def open_sink(uri: str, source_location: Location, guard: CommitGuard, *, source: str) -> tuple[Location, RowSink]:
+    """Open the table that a migration fills, in the first installed format that implements ``ReceivesRows``.
 
     Args:
-        uri: of the table.
-        beside: the location of the source; a table at the same kind of store is opened with its options.
-        guard: see :class:`memwal_ops.core.row_sink.ReceivesRows`.
-        source: see there.
+        uri: of the table to fill.
+        source_location: of the source; its storage options are used for a target at the same kind of store.
+        guard: checked before each commit.
+        source: identity of what is migrated; the table of another migration is refused.
 
     Raises:
         InvalidUsageError: no such format is installed, or something else is there.
@@ -224,7 +224,7 @@ def open_sink(uri: str, beside: Location, guard: CommitGuard, *, source: str) ->
 
     for table_format in formats().values():
         if isinstance(table_format, ReceivesRows):
-            location = resolve(uri, beside.lance_options if scheme_of(uri) == beside.scheme else None)
+            location = resolve(uri, source_location.lance_options if scheme_of(uri) == source_location.scheme else None)
             return location, table_format.open_sink(location, open_store(location), guard, source)
     raise InvalidUsageError("No installed table format can be the target of a migration.", remedy="Install pylance.")
 
@@ -253,16 +253,16 @@ def format_of_folder(path: str) -> str | None:
     return next((one.name for one in formats().values() if one.detect(root)), None)
 
 
-def without_trial() -> None:
-    """Load other packages directly, without a trial in another process: a worker's parent notices if it crashes."""
-    global _trial  # noqa: PLW0603 - a property of the process
-    _trial = False
+def skip_import_probe() -> None:
+    """Import other packages directly, without probing them in another process: a worker's parent notices a crash."""
+    global _probe_import  # noqa: PLW0603 - a property of the process
+    _probe_import = False
 
 
 def fault_of(entry: EntryPoint) -> str | None:
-    """Why an entry point of another package cannot be loaded, as tried in another process; None: it can be."""
+    """Why an entry point of another package cannot be loaded, as probed in another process; None: it can be."""
     group = FORMATS if entry.group == FORMATS else JOBS
-    return None if is_ours(entry) or not _trial else faults([entry], _LOADERS[group]).get(entry)
+    return None if is_built_in(entry) or not _probe_import else import_faults([entry], _LOADERS[group]).get(entry)
 
 
 def _specs(format_name: str, *, strict: bool) -> Mapping[str, JobSpec]:
@@ -276,16 +276,16 @@ def _specs(format_name: str, *, strict: bool) -> Mapping[str, JobSpec]:
                 raise JobPluginError(f"Two packages register the job {entry.name!r}; one is {entry.value}.")
             specs[name] = load_spec(entry)
         except JobPluginError:
-            if strict or is_ours(entry):
+            if strict or is_built_in(entry):
                 raise
     return specs
 
 
 def _entries(group: str) -> list[EntryPoint]:
-    """The entry points of a group, built-in ones first; all others are tried together in another process."""
-    entries = sorted(entry_points(group=group), key=lambda entry: (not is_ours(entry), entry.name))
-    if _trial:
-        faults((entry for entry in entries if not is_ours(entry)), _LOADERS[group])
+    """The entry points of a group, built-in ones first; all others are probed together in another process."""
+    entries = sorted(entry_points(group=group), key=lambda entry: (not is_built_in(entry), entry.name))
+    if _probe_import:
+        import_faults((entry for entry in entries if not is_built_in(entry)), _LOADERS[group])
     return entries
 
 

@@ -1,7 +1,7 @@
 """The repair job for tables of every format: fix what has a provably safe fix, and list the choices for the rest.
 
-A run verifies the table first. Each finding then has a fix that its format proves safe, or a person decides. A fix
-is decided again right before it is made, from what the store has then; it keeps what it replaces
+A run verifies the table first. Each finding then has either a fix that its format proves safe, or choices for an
+operator. Right before a fix is made, it is replanned from the current state of the store; it keeps what it replaces
 (:mod:`memwal_ops.core.quarantine`); and it writes on the condition that nothing changed meanwhile. So a run may be
 killed anywhere, repeated, and run concurrently with writers and all other jobs.
 """
@@ -47,8 +47,8 @@ class FixAttempt(enum.Enum):
     DONE = enum.auto()
     GONE = enum.auto()
     """There is nothing to fix any more."""
-    OVERTAKEN = enum.auto()
-    """Another process changed it meanwhile: decide again."""
+    CONFLICT = enum.auto()
+    """Another process changed it meanwhile: replan."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Fix(Generic[TableT]):
     Attributes:
         part: what it changes; findings with the same part are fixed together.
         text: what it does: a sentence without a subject.
-        make: decides again on the newest revision of the table, keeps what it replaces, and replaces it. Raises
+        make: replans on the newest revision of the table, keeps what it replaces, and replaces it. Raises
             ``UnsafeError`` if it is not safe any more.
     """
 
@@ -76,7 +76,9 @@ def _no_fix(table: Table, finding: Finding) -> None:
 
 
 def _no_place(table: Table, name: str) -> NoReturn:
-    raise InvalidFormatError(f"No repair of {table.location.uri} replaces {name!r}.")
+    raise InvalidFormatError(
+        f"The record of the repair names {name!r}, which is not a place that a repair of {table.location.uri} replaces."
+    )
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,10 @@ class RepairJob(Generic[TableT]):
 
     Attributes:
         verify: reads the findings.
-        fix_of: the fix of a finding; None: there is none for such findings. Reads only. Raises ``UnsafeError`` if there
-            is one, and it is not safe here.
-        place_of: the place of a name. Raises ``InvalidFormatError`` if no repair replaces such a place.
-        choices: per check what a person can decide.
+        fix_of: the fix of a finding; None: such findings have no fix. Reads only. Raises ``UnsafeError`` if a fix
+            exists, but is not safe now.
+        place_of: the place with a name. Raises ``InvalidFormatError`` if no repair replaces such a place.
+        choices: the choices of an operator, by check.
     """
 
     verify: Callable[[TableT, VerifyOptions, RunContext], VerifyReport]
@@ -111,7 +113,7 @@ class RepairJob(Generic[TableT]):
         Raises:
             InvalidUsageError: see :meth:`plan`.
             StorageError: the store failed.
-            CommitStateUnknownError: the store lost the answer to a commit; run it again.
+            CommitStateUnknownError: the outcome of a commit is unknown; run it again.
         """
         return self._run(table, options, context or RunContext(), apply=True)
 
@@ -125,10 +127,10 @@ class RepairJob(Generic[TableT]):
         else:
             found = self.verify(table, options, context)
             run = _Run(self, table, context, RepairReport(found.revision, apply=apply))
-            run.sort(found)
+            run.plan(found)
             if apply and run.fixes:
                 probe_conditional_writes(table.store)
-                run.make()
+                run.make_fixes()
             report = run.report
         if apply:
             report.version = table.newest().revision
@@ -166,21 +168,21 @@ class _Run(Generic[TableT]):
     report: RepairReport
     fixes: list[tuple[Fix[TableT], Finding, Fixed]] = field(default_factory=list)
 
-    def sort(self, found: VerifyReport) -> None:
-        """Give each finding its fix, or its choices."""
+    def plan(self, found: VerifyReport) -> None:
+        """Find the fix of each finding, or its choices."""
         seen: dict[str, Fixed] = {}
         for finding in found.listed:
             try:
                 fix = _common_fix(self.table, finding) or self.job.fix_of(self.table, finding)
             except UnsafeError as error:
-                self._decide(finding, str(error))
+                self._add_decision(finding, str(error))
                 continue
             except MemwalOpsError as error:
-                self._decide(finding, f"It is not known whether a fix is safe: {error}")
+                self._add_decision(finding, f"It is not known whether a fix is safe: {error}")
                 continue
             if fix is None:
                 if finding.severity is not Severity.INFO:
-                    self._decide(finding, "It has no fix that is provably safe.")
+                    self._add_decision(finding, "It has no fix that is provably safe.")
             elif fix.part in seen:
                 seen[fix.part].findings.append(finding)
             else:
@@ -189,46 +191,46 @@ class _Run(Generic[TableT]):
         self.report.fixes = [*seen.values()]
         self.report.more = sum(found.findings.counts.values()) - len(found.findings.kept)
 
-    def make(self) -> None:
+    def make_fixes(self) -> None:
         """Make the fixes, one after another; one that fails does not stop the others."""
         for fix, finding, fixed in self.fixes:
             self.context.checkpoint()
             try:
-                self._make(fix, finding.check, fixed)
+                self._make_fix(fix, finding.check, fixed)
             except (LeaseLostError, CommitStateUnknownError):
                 raise
             except UnsafeError as error:
                 self.report.fixes.remove(fixed)
                 for one in fixed.findings:
-                    self._decide(one, str(error))
+                    self._add_decision(one, str(error))
             except MemwalOpsError as error:
                 fixed.outcome, fixed.error = Outcome.FAILED, error
             self.context.advance("repairing", "findings", total=len(self.fixes))
             self.context.figures["repaired"] += fixed.outcome is Outcome.REPAIRED
 
-    def _make(self, fix: Fix[TableT], check: str, fixed: Fixed) -> None:
+    def _make_fix(self, fix: Fix[TableT], check: str, fixed: Fixed) -> None:
         def store(place: str, before: bytes | None, after: bytes | None) -> None:
             fixed.kept = keep(self.table.store, check, place, before, after).id
 
         for _ in range(_ATTEMPTS):
             self.table = self.table.newest()
             made = fix.make(self.table, store)
-            if made is not FixAttempt.OVERTAKEN:
+            if made is not FixAttempt.CONFLICT:
                 break
         fixed.outcome = _OUTCOMES[made]
         if made is not FixAttempt.DONE:
             fixed.kept = None
 
-    def _decide(self, finding: Finding, why: str) -> None:
+    def _add_decision(self, finding: Finding, why: str) -> None:
         choices = _COMMON_CHOICES.get(finding.check) or self.job.choices.get(finding.check)
-        self.report.decisions.append(OpenDecision(finding, why, choices or tuple(_of_remedy(finding))))
+        self.report.decisions.append(OpenDecision(finding, why, choices or tuple(_default_choices(finding))))
 
 
-_OUTCOMES = {FixAttempt.DONE: Outcome.REPAIRED, FixAttempt.GONE: Outcome.GONE, FixAttempt.OVERTAKEN: Outcome.OVERTAKEN}
+_OUTCOMES = {FixAttempt.DONE: Outcome.REPAIRED, FixAttempt.GONE: Outcome.GONE, FixAttempt.CONFLICT: Outcome.OVERTAKEN}
 
 
-def _of_remedy(finding: Finding) -> Iterator[Choice]:
-    yield Choice(finding.remedy, "See the page." if finding.page else "None is known.")
+def _default_choices(finding: Finding) -> Iterator[Choice]:
+    yield Choice(finding.remedy, "See the runbook." if finding.page else "None is known.")
     yield Choice("Leave it as it is.", finding.consequence)
 
 

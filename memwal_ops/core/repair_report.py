@@ -33,7 +33,7 @@ class Outcome(enum.StrEnum):
     PLANNED = "planned"
     REPAIRED = "repaired"
     GONE = "gone"
-    """There was nothing to fix any more when it was decided again."""
+    """There was nothing to fix any more when it was replanned."""
     OVERTAKEN = "overtaken"
     """Other processes changed it at each attempt."""
     FAILED = "failed"
@@ -41,15 +41,15 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One option of an operator, and its cost: a sentence each."""
+    """One option of an operator, and its consequence: a sentence each."""
 
     choice: str
-    cost: str
+    consequence: str
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDecision:
-    """A finding that a person has to decide about, why, and the choices."""
+    """A finding that needs an operator's decision: why, and the choices."""
 
     finding: Finding
     why: str
@@ -57,7 +57,7 @@ class OpenDecision:
 
     def to_json(self) -> dict[str, Any]:
         """The entry of ``decisions``."""
-        choices = [{"choice": one.choice, "cost": one.cost} for one in self.choices]
+        choices = [{"choice": one.choice, "cost": one.consequence} for one in self.choices]
         return {**_finding(self.finding), "why": self.why, "choices": choices, "runbook": self.finding.page or None}
 
 
@@ -137,7 +137,7 @@ class RepairReport:
 
     @property
     def exit_code(self) -> int:
-        """That of the first fix that failed; else 9 if a person has to decide about an error; else 0."""
+        """That of the first fix that failed; else 9 if an error needs an operator's decision; else 0."""
         failed = next((one.error.exit_code for one in self.fixes if one.error is not None), None)
         if failed is not None:
             return failed
@@ -159,7 +159,7 @@ class RepairReport:
         }
 
     def describe(self) -> str:
-        """The report as text for people."""
+        """The report as human-readable text."""
         lines = [self._headline()]
         for one in self.fixes:
             lines += ["", paragraph(f"{one.outcome.upper()}: {one.text}.", hanging="  ")]
@@ -173,10 +173,13 @@ class RepairReport:
                 lines.append(f"  Undo it: memwal-ops repair URI --undo {one.kept} --apply")
         for two in self.decisions:
             finding = two.finding
-            lines += ["", paragraph(f"YOU DECIDE: {finding.check}: {finding.place}: {finding.evidence}", hanging="  ")]
+            lines += [
+                "",
+                paragraph(f"DECISION NEEDED: {finding.check}: {finding.place}: {finding.evidence}", hanging="  "),
+            ]
             lines.append(paragraph(f"{finding.consequence} {two.why}", indent="  ", hanging="  "))
             lines += [
-                paragraph(f"{number}. {one.choice} Its cost: {one.cost}", indent="  ", hanging="     ")
+                paragraph(f"{number}. {one.choice} Consequence: {one.consequence}", indent="  ", hanging="     ")
                 for number, one in enumerate(two.choices, 1)
             ]
             if finding.page:
@@ -201,8 +204,8 @@ class RepairReport:
         if self.decision is RepairDecision.NOTHING_TO_REPAIR:
             return "nothing_to_repair: no finding has anything to fix."
         decide = counted(len(self.decisions), "finding")
-        needs = "needs" if len(self.decisions) == 1 else "need"
-        return f"{self.decision}: {counted(len(self.fixes), 'safe fix', 'safe fixes')}; {decide} {needs} a person."
+        needs = "needs an operator's decision" if len(self.decisions) == 1 else "need an operator's decision"
+        return f"{self.decision}: {counted(len(self.fixes), 'safe fix', 'safe fixes')}; {decide} {needs}."
 
 
 def _finding(one: Finding) -> dict[str, str]:

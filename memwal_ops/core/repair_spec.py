@@ -1,4 +1,4 @@
-"""What ``repair`` has in common for tables of every format, without its code: the options and the spec."""
+"""The options and the spec of ``repair``, the same for every format; imports none of its code."""
 
 from __future__ import annotations
 

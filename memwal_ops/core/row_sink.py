@@ -34,13 +34,13 @@ class SparkRows(Protocol):
         """
 
     def task(self, function: Task) -> Task:
-        """The same function, for ``mapInArrow``: what it raises, :meth:`stage` raises again."""
+        """Wrap a function for ``mapInArrow``: :meth:`stage` raises what it raised on an executor."""
 
     def load(self, rows: DataFrame) -> None:
         """Append rows with new keys, as one commit."""
 
     def map_rows(self, function: Task, schema: str) -> DataFrame:
-        """What ``function`` makes, on executors, of all rows of the newest version."""
+        """Apply a function, on executors, to all rows of the newest version."""
 
 
 class RowSink(Protocol):
@@ -93,7 +93,7 @@ class ReceivesRows(Protocol):
     """A format whose tables a migration can fill."""
 
     def open_sink(self, location: Location, store: Store, guard: CommitGuard, source: str) -> RowSink:
-        """The table at a location, or the place where it will be.
+        """Open the table at a location, or prepare to create it there.
 
         Args:
             location: of the table.

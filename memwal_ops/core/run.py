@@ -58,7 +58,7 @@ def run_job(
     if isinstance(table, str | os.PathLike):
         opened = open_table(table, storage_options)
     elif storage_options is not None:
-        raise InvalidUsageError("storage_options go with a URI; this table is open already.")
+        raise InvalidUsageError("storage_options are valid with a URI only; this table is already open.")
     else:
         opened = table
     spec = applicable(opened, job)

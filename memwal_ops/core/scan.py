@@ -1,4 +1,4 @@
-"""Scan tables: what each job would do on them, by plans alone."""
+"""Report what each job would do on a table, from plans alone."""
 
 from __future__ import annotations
 

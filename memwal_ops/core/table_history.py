@@ -1,7 +1,7 @@
-"""What a table keeps of its own history: revisions and who made them, the life of its log, indexes, and its storage.
+"""The history that a table itself records: its revisions and their writers, its log, its indexes and its storage.
 
-For pages and reports: a table that can report it implements :class:`HasRecentHistory`. All of it is read from the table
-itself, so it reaches back as far as the table's retention does.
+For pages and reports; a format that can read it implements :class:`HasRecentHistory`. It reaches back as far as the
+table's retention does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LogRecord:
         flushed: when it was added to the log; None if that was before what is retained.
         merged: when it was merged; None if it was not, or before what is retained.
         merged_in: the revision that merged it, if that is retained.
-        removed: when it was taken off the log's list, to be deleted.
+        removed: when its entry was removed from the log; its files are deleted later.
         state: ``waiting``, ``merged`` or ``removed``.
     """
 
@@ -79,7 +79,7 @@ class IndexRecord:
 
 @dataclass(frozen=True, slots=True)
 class StorageRecord:
-    """Storage that something holds: ``bytes`` in ``objects`` objects, and by what, or what would free it."""
+    """Storage used by objects of one kind; ``held_by`` is why they are kept, or the command that frees them."""
 
     what: str
     objects: int
@@ -89,10 +89,10 @@ class StorageRecord:
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """All of it; lists have the newest first.
+    """The history of one table; lists are ordered newest first.
 
     Attributes:
-        truncated: what was left out, in words; empty if nothing was.
+        truncated: a sentence on what was left out; empty if nothing was.
     """
 
     revisions: tuple[RevisionRecord, ...]
@@ -112,7 +112,7 @@ class HasRecentHistory(Protocol):
     """A table that reports its history; optional."""
 
     def recent_history(self, limit: int) -> TableHistory:
-        """The newest ``limit`` revisions, and the log as far as these show it. Reads metadata only.
+        """The newest ``limit`` revisions, and the generations that they mention. Reads metadata only.
 
         Raises:
             StorageError: the store failed.
@@ -125,7 +125,7 @@ def history_document(table: object, limit: int) -> Mapping[str, Any] | None:
 
 
 def storage_of_gc(report: Mapping[str, Any]) -> list[StorageRecord]:
-    """What holds the storage that ``gc`` could free, by the candidates in a document of ``gc --json``."""
+    """Sum up the candidates in a document of ``gc --json`` by kind and reason, the largest first."""
     found: dict[tuple[str, str], StorageRecord] = {}
     for verdict in ("delete", "held", "unknown"):
         entries = report.get(verdict)

@@ -20,7 +20,7 @@ from memwal_ops.units import parse_duration, parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-_TOKEN = re.compile(r"\s*(?:(?P<op>>=|<=|==|!=|>|<)|(?P<paren>[()])|(?P<word>[A-Za-z0-9_.,]+)|(?P<odd>\S))")
+_TOKEN = re.compile(r"\s*(?:(?P<op>>=|<=|==|!=|>|<)|(?P<paren>[()])|(?P<word>[A-Za-z0-9_.,]+)|(?P<invalid>\S))")
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -29,8 +29,8 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
-_LONGEST = 1000
-_DEEPEST = 20
+_MAX_LENGTH = 1000
+_MAX_DEPTH = 20
 
 
 class TriggerError(ValueError):
@@ -42,7 +42,7 @@ class TriggerError(ValueError):
 
 
 class _Node(Protocol):
-    def holds(self, figures: Mapping[str, float]) -> bool: ...
+    def is_met(self, figures: Mapping[str, float]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Comparison:
     compare: Callable[[float, float], bool]
     amount: float
 
-    def holds(self, figures: Mapping[str, float]) -> bool:
+    def is_met(self, figures: Mapping[str, float]) -> bool:
         # A metric that could not be read is missing: the comparison is then false.
         return self.figure in figures and self.compare(figures[self.figure], self.amount)
 
@@ -60,8 +60,8 @@ class _Comparison:
 class _Not:
     inner: _Node
 
-    def holds(self, figures: Mapping[str, float]) -> bool:
-        return not self.inner.holds(figures)
+    def is_met(self, figures: Mapping[str, float]) -> bool:
+        return not self.inner.is_met(figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class _Compound:
     parts: tuple[_Node, ...]
     every: bool
 
-    def holds(self, figures: Mapping[str, float]) -> bool:
-        return (all if self.every else any)(part.holds(figures) for part in self.parts)
+    def is_met(self, figures: Mapping[str, float]) -> bool:
+        return (all if self.every else any)(part.is_met(figures) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class Trigger:
     figures: frozenset[str]
     _root: _Node
 
-    def holds(self, figures: Mapping[str, float]) -> bool:
+    def is_met(self, figures: Mapping[str, float]) -> bool:
         """Whether it fires. It does not if any of its metrics is missing."""
-        return self.figures <= figures.keys() and self._root.holds(figures)
+        return self.figures <= figures.keys() and self._root.is_met(figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class _Parser:
 
     def _condition(self, depth: int) -> _Node:
         token = self._next()
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise TriggerError("too many parentheses", token.column)
         if token.text.lower() == "not":
             return _Not(self._condition(depth + 1))
@@ -165,8 +165,8 @@ def parse_trigger(text: str, kinds: Mapping[str, str]) -> Trigger:
     Raises:
         TriggerError: the expression is invalid; with the column.
     """
-    if len(text) > _LONGEST:
-        raise TriggerError(f"a trigger has at most {_LONGEST} characters", _LONGEST)
+    if len(text) > _MAX_LENGTH:
+        raise TriggerError(f"a trigger has at most {_MAX_LENGTH} characters", _MAX_LENGTH)
     parser = _Parser(text, kinds)
     root = parser.parse()
     return Trigger(text, frozenset(parser.figures), root)
@@ -177,7 +177,7 @@ def _tokens(text: str) -> list[_Token]:
     at = 0
     while match := _TOKEN.match(text, at):
         kind = str(match.lastgroup)
-        if kind == "odd":
+        if kind == "invalid":
             raise TriggerError(f"unexpected character {match[kind]!r}", match.start(kind) + 1)
         tokens.append(_Token(kind, match[kind], match.start(kind) + 1))
         at = match.end()

@@ -83,16 +83,16 @@ class VerifyDecision(enum.StrEnum):
 class Findings:
     """The findings of a run: all are counted, the first ones of each check are kept."""
 
-    most: int
+    limit: int
     counts: Counter[str] = field(default_factory=Counter)
     worst: Severity = Severity.INFO
     kept: list[Finding] = field(default_factory=list)
 
     def add(self, finding: Finding) -> None:
-        """Count a finding, and keep it if its check has less than ``most``."""
+        """Count a finding, and keep it if its check has fewer than ``limit``."""
         self.counts[finding.check] += 1
         self.worst = min(self.worst, finding.severity, key=_RANK.__getitem__)
-        if self.counts[finding.check] <= self.most:
+        if self.counts[finding.check] <= self.limit:
             self.kept.append(finding)
 
     def extend(self, found: Iterable[Finding]) -> None:
@@ -147,7 +147,7 @@ class VerifyReport:
         }
 
     def describe(self) -> str:
-        """The report as text for people."""
+        """The report as human-readable text."""
         read = ", ".join(counted_as(number, name) for name, number in self.checked.items() if isinstance(number, int))
         total = sum(self.findings.counts.values())
         figures = [f"; {name} {number:.3f}" for name, number in self.checked.items() if isinstance(number, float)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from memwal_ops.core.registry import forget
+from memwal_ops.core.registry import clear_caches
 from memwal_ops.storage import probe
 from tests.conformance.formats import FORMATS, FormatUnderTest, TableUnderTest
 from tests.support.plugin_packages import install
@@ -30,9 +30,9 @@ def toy_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[s
         for path in environment["PYTHONPATH"].split(os.pathsep):
             if path not in sys.path:
                 patch.syspath_prepend(path)
-        forget()
+        clear_caches()
         yield environment
-    forget()
+    clear_caches()
 
 
 @pytest.fixture(params=FORMATS, ids=lambda one: one.label)

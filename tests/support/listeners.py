@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.context import RunContext, Silent
+from memwal_ops.core.context import NullListener, RunContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class _AtCheckpoint(Silent):
+class _AtCheckpoint(NullListener):
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
 

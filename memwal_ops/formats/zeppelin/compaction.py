@@ -247,13 +247,13 @@ class Compaction:
         with self._context.phase("k-means"):
             clusters = self._options.clusters or clusters_for(sample.seen)
             centroids = train(sample.rows(), clusters, self._metric)
-        self._context.alive()
+        self._context.heartbeat()
         spill = _Spill(self._options.max_bytes // 2, len(centroids), centroids.shape[1])
         with spill, self._writing(centroids, sample.rows()) as writer:
             for rows in self._all_rows():
                 with self._context.phase("assign"):
                     spill.add(rows, nearest(rows.vectors, centroids, self._metric))
-                self._context.alive()
+                self._context.heartbeat()
             for rows in spill.clusters():
                 writer.add(rows)
                 self._context.advance("writing clusters", "clusters", total=len(centroids))
@@ -276,7 +276,7 @@ class Compaction:
         sample = Sample(min(most, wanted))
         for rows in self._all_rows():
             sample.add(rows.vectors)
-            self._context.alive()
+            self._context.heartbeat()
         return sample
 
     def _all_rows(self) -> Iterator[Rows]:

@@ -101,7 +101,7 @@ class BacklogPolling:
         """The fingerprint of an entry's table as far as it is known, with the entry's settings; else None."""
         state = self._tables.get(entry.table.name)
         reading = None if state is None else state.reading
-        wanted = entry.settings.job.unless_unchanged and entry.settings.heartbeat_url is None and not self._once
+        wanted = entry.settings.job.skip_if_unchanged and entry.settings.heartbeat_url is None and not self._once
         return (reading.fingerprint, entry.settings) if wanted and reading is not None and reading.fingerprint else None
 
     def defer(self, entry: Entry) -> bool:
@@ -199,7 +199,7 @@ class BacklogPolling:
                 state.samples.add(self._clock.now().timestamp(), waiting)
             for entry in state.entries.values():
                 when = entry.settings.when
-                if when is None or not when.holds(state.figures) or self._is_unproductive(entry, state):
+                if when is None or not when.is_met(state.figures) or self._is_unproductive(entry, state):
                     continue
                 if began < entry.ended:
                     # Read before its last run ended: the backlog may be gone by now.

@@ -82,7 +82,7 @@ class LeaseClient:
 
         def end() -> None:
             store = self._store(table)
-            if outcome in COMPLETED or not leases.remove_left_behind(store):
+            if outcome in COMPLETED or not leases.delete_if_table_removed(store):
                 leases.release(store, lease, outcome)
 
         self._submit(end, logged)

@@ -25,7 +25,7 @@ from memwal_ops.allocators import bound_allocators
 from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.leases import check
-from memwal_ops.core.registry import all_job_specs, open_table, without_trial
+from memwal_ops.core.registry import all_job_specs, open_table, skip_import_probe
 from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected
 from memwal_ops.core.table_history import history_document
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError
@@ -140,7 +140,7 @@ class Worker:
 
         guard = LeaseGuard(check_lease, self._progress)
         run = RunContext(listener=_Listener(self._progress, checkpoint), guard=guard)
-        run.took("open", time.monotonic() - started)
+        run.add_phase_seconds("open", time.monotonic() - started)
         table = table.with_guard(guard)
         try:
             # ``apply: true`` in a configuration is the default of a job that deletes nothing; maintain's deletions
@@ -176,27 +176,27 @@ class Worker:
 class _Listener:
     """Reports the progress of a run to the service, and stops the run at a checkpoint if the service asked for it."""
 
-    def __init__(self, alive: Callable[[], None], checkpoint: Callable[[], None]) -> None:
-        self._alive = alive
+    def __init__(self, heartbeat: Callable[[], None], checkpoint: Callable[[], None]) -> None:
+        self._heartbeat = heartbeat
         self._checkpoint = checkpoint
 
-    def alive(self) -> None:
+    def heartbeat(self) -> None:
         """Report progress."""
-        self._alive()
+        self._heartbeat()
 
     def progress(self, progress: Progress) -> None:
         """Report progress."""
         del progress
-        self._alive()
+        self._heartbeat()
 
     def step(self, name: str) -> None:
         """Report progress."""
         del name
-        self._alive()
+        self._heartbeat()
 
     def checkpoint(self) -> None:
         """Report progress, and stop here if the service asked for it."""
-        self._alive()
+        self._heartbeat()
         self._checkpoint()
 
 
@@ -251,7 +251,7 @@ def main() -> None:
     logging_setup.configure(level=os.environ.get("MEMWAL_OPS_WORKER_LOG_LEVEL", "WARNING"), redact=redact)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    without_trial()
+    skip_import_probe()
     become_subreaper()
     with suppress(JobPluginError):  # each request is answered with it
         all_job_specs()

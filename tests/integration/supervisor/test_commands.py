@@ -20,7 +20,7 @@ from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.job import MetricSpec
 from memwal_ops.core.leases import Holder, Lease, acquire, break_lease, check
 from memwal_ops.core.options import Options, count
-from memwal_ops.core.registry import forget, job_specs, load_spec
+from memwal_ops.core.registry import clear_caches, job_specs, load_spec
 from memwal_ops.errors import JobPluginError, LeaseLostError
 from memwal_ops.formats.lance.jobs import catchup, compact, expire, gc, merge, snapshot
 from memwal_ops.supervisor.config.loader import load_settings
@@ -220,9 +220,9 @@ def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     environ = install(["audit"], tmp_path)
     for path in reversed(environ["PYTHONPATH"].split(os.pathsep)[:2]):
         monkeypatch.syspath_prepend(path)
-    forget()
+    clear_caches()
     yield environ
-    forget()
+    clear_caches()
 
 
 @pytest.mark.long
@@ -302,7 +302,7 @@ class _Entry:
     ],
 )
 def test_what_is_no_job_is_refused(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any] | None, says: str) -> None:
-    monkeypatch.setattr(registry, "_trial", False)
+    monkeypatch.setattr(registry, "_probe_import", False)
     found = "a text" if change is None else replace(job_specs("lance")["merge"], **change)
     entry: EntryPoint = _Entry(found)  # type: ignore[assignment]
     with pytest.raises(JobPluginError, match=says):

@@ -19,7 +19,7 @@ import yaml
 
 from memwal_ops import open_table
 from memwal_ops.core.leases import Holder, acquire
-from memwal_ops.core.registry import forget
+from memwal_ops.core.registry import clear_caches
 from memwal_ops.formats.lance.jobs import adopt, merge
 from memwal_ops.formats.lance.options import AdoptOptions
 from tests.support.plugin_packages import install
@@ -80,7 +80,7 @@ class Endless:
     def apply(self, table, options, context):
         while True:
             context.checkpoint()
-            context.alive()
+            context.heartbeat()
             time.sleep(0.1)
 
 class Wordy:
@@ -194,9 +194,9 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     )
     for path in reversed(found["PYTHONPATH"].split(os.pathsep)[:3]):
         monkeypatch.syspath_prepend(path)
-    forget()
+    clear_caches()
     yield found
-    forget()
+    clear_caches()
 
 
 def make_tables(root: Path) -> tuple[Workload, Path]:

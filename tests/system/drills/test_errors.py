@@ -346,7 +346,7 @@ def test_28_table_replaced(drill: Drill, table: Workload, monkeypatch: pytest.Mo
         patch.setattr(collector, "delete_proven", overtaken)
         outcome = drill.run('memwal-ops gc "$URI" --apply --json')
     assert outcome.code == drill.code
-    assert f"of {table.uri} is another file than before" in outcome.document["replaced"]
+    assert f"of {table.uri} is not the same object as before" in outcome.document["replaced"]
     assert (outcome.document["decision"], outcome.document["deleted"]["objects"]) == ("incomplete", 0)
     assert Files(table.uri).listing("") == Files(os.environ["BACKUP"]).listing("")
     drill.rest()
@@ -378,7 +378,7 @@ def test_30_commit_conflict(drill: Drill, table: Workload, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(commit, "refuse_overtaken", overtaken)
-        patch.setattr(commit_retry, "MOST_IN_A_ROW", 3)
+        patch.setattr(commit_retry, "MAX_CONSECUTIVE_CONFLICTS", 3)
         drill.told(drill.run('memwal-ops snapshot "$URI" --json'))
         _, versions, _ = drill.follow(3)
     assert len(versions.out.splitlines()) > 4

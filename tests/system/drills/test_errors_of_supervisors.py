@@ -12,7 +12,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.core.leases import break_lease
-from memwal_ops.core.registry import forget
+from memwal_ops.core.registry import clear_caches
 from memwal_ops.supervisor.state.directory import StateDir
 from memwal_ops.supervisor.state.history import History
 from tests.support.faulty_proxy import Fault, FaultyProxy
@@ -104,17 +104,17 @@ def test_51_job_plugin(
     (info / "entry_points.txt").write_text("[memwal_ops.jobs]\nlance.broken = no_such_module:JOB\n")
     drill.given(**environ)
     monkeypatch.syspath_prepend(str(packages))
-    forget()
+    clear_caches()
     try:
         assert "no_such_module" in drill.refused("memwal-ops broken")["message"]
         _, registered, _ = drill.follow(3)
         assert "lance.broken no_such_module:JOB" in registered.out
         shutil.rmtree(info)
         importlib.invalidate_caches()
-        forget()
+        clear_caches()
         drill.rest()
     finally:
-        forget()
+        clear_caches()
 
 
 @pytest.mark.s3

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import memwal_ops
-from memwal_ops import trial
-from memwal_ops.core.registry import forget
+from memwal_ops import import_probe
+from memwal_ops.core.registry import clear_caches
 from tests.support.run_cli import Outcome, run_here, run_process
 from tests.support.service import alive, configure, service
 from tests.support.tables.workload import Workload
@@ -51,12 +51,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
             f"import os, sys\n{before}\n{code.replace('{name!r}', repr(name))}\n{after}\n"
         )
         monkeypatch.syspath_prepend(str(folder))
-        forget()
+        clear_caches()
         inherited = os.environ.get("PYTHONPATH", "")
         return {"PYTHONPATH": os.pathsep.join([str(folder), *([inherited] if inherited else [])])}
 
     yield make
-    forget()
+    clear_caches()
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_whatever_an_import_does_is_the_packages_fault(
     before: str, after: str, says: str,
 ) -> None:  # fmt: skip
     package(before, after)
-    monkeypatch.setattr(trial, "_SECONDS", 3.0 if "within" in says else 600.0)
+    monkeypatch.setattr(import_probe, "_TIMEOUT_SECONDS", 3.0 if "within" in says else 600.0)
     assert_refused(run_here(capfd, "config", "check", str(config), "--json"), says)
     assert_refused(run_here(capfd, "run", "--once", "--config", str(config), "--json"), says)
     nagios = run_here(capfd, "check", "--nagios", "--config", str(config))
@@ -146,7 +146,7 @@ def test_an_import_leaves_no_process_behind(config: Path, package: Package, tmp_
 def test_options_that_end_the_process_when_they_are_made(
     config: Path, package: Package, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With values that the configuration gives, which no trial knows."""
+    """With values that the configuration gives, which no probe knows."""
     package(
         code=_JOB.replace(
             "    pass", "    way: str = text('', help='')\n    def validate(self):\n        if self.way: exec(self.way)"

@@ -12,7 +12,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.job import JobSpec, MetricSpec
 from memwal_ops.core.options import Options
-from memwal_ops.core.registry import forget, job_specs, package_of
+from memwal_ops.core.registry import clear_caches, job_specs, package_of
 from memwal_ops.core.run import unexpected
 from memwal_ops.errors import JobPluginError
 from memwal_ops.supervisor.workers.polling import poll_table
@@ -75,12 +75,12 @@ def test_a_poll_that_returns_no_numbers_is_its_packages_fault(table: Workload, f
 def test_whose_bug_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in install(["moody"], tmp_path)["PYTHONPATH"].split(":")[:2]:
         monkeypatch.syspath_prepend(path)
-    forget()
+    clear_caches()
     specs = job_specs("lance")
     assert package_of(specs["merge"]) is None
     assert unexpected(ValueError("oh"), specs["merge"]).exit_code == 1
     theirs = unexpected(ValueError("oh"), specs["moody"])
-    forget()
+    clear_caches()
     assert (theirs.reason, str(theirs)) == (
         "job_plugin",
         f"The job 'moody' of {package_of(specs['moody'])} raised ValueError: oh",

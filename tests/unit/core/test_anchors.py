@@ -68,5 +68,5 @@ def test_deleted_if_every_anchor_is_the_same(same: ObjectMeta) -> None:
 def test_a_store_without_entity_tags() -> None:
     bare = replace(META, e_tag=None)
     Anchor("version 1", bare).check(MemoryStore({"v1": bare}))  # type: ignore[arg-type]
-    with pytest.raises(TableReplacedError, match="version 1 is another file"):
+    with pytest.raises(TableReplacedError, match="version 1 is not the same object"):
         Anchor("version 1", bare).check(MemoryStore({"v1": META}))  # type: ignore[arg-type]

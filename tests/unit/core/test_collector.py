@@ -14,7 +14,7 @@ from memwal_ops.core import collector as module
 from memwal_ops.core.anchors import Anchor
 from memwal_ops.core.candidates import Candidate, Gate, Verdict, unrecognized
 from memwal_ops.core.collector import CollectOptions, Collector, PartReplacedError, Stage, collect, plan
-from memwal_ops.core.context import Progress, RunContext, Silent, StopRequested
+from memwal_ops.core.context import NullListener, Progress, RunContext, StopRequested
 from memwal_ops.core.gc_report import GcReport
 from memwal_ops.errors import StorageError, TableReplacedError
 from memwal_ops.storage.api import DeleteReport, ObjectMeta
@@ -158,7 +158,7 @@ def test_progress_and_a_stop_after_each_candidate(apply: bool) -> None:
 
     seen: list[Progress] = []
 
-    class Stopping(Silent):
+    class Stopping(NullListener):
         def progress(self, progress: Progress) -> None:
             seen.append(progress)
 
@@ -327,7 +327,7 @@ def test_nothing_is_deleted_from_a_table_that_was_replaced() -> None:
     data.on_revalidate = replaced
     run = ran(data, later)
     assert data.store.deleted == [[f"{name}/0" for name in names[:4]]]
-    assert run.report.replaced == "the table is another file than before: another table was made or restored."
+    assert run.report.replaced == "the table is not the same object as before: the table was recreated or restored."
     assert run.reasons == dict.fromkeys([*names[4:], "z"], run.report.replaced)
     assert [call for call in data.calls if call[0] == "left"] == [("left", name) for name in names[4:8]]
     assert (later.calls, later.store.log) == ([], [])

@@ -9,7 +9,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from memwal_ops.core import commit_retry as module
-from memwal_ops.core.commit_retry import MOST_IN_A_ROW, CommitRetry
+from memwal_ops.core.commit_retry import MAX_CONSECUTIVE_CONFLICTS, CommitRetry
 from memwal_ops.errors import CommitConflictError, StorageError
 
 
@@ -44,7 +44,7 @@ def test_the_wait_doubles_up_to_a_bound(waits: list[tuple[float, float]]) -> Non
     for _ in range(8):
         table = retry.conflict(table, StorageError("late"))  # type: ignore[type-var]
     assert waits == [(0, pytest.approx(0.02 * bound)) for bound in (2, 4, 8, 16, 32, 64, 64, 64)]
-    assert (table.revision, retry.conflicts, retry.in_a_row) == (9, 8, 8)
+    assert (table.revision, retry.conflicts, retry.consecutive) == (9, 8, 8)
 
 
 def test_a_conflict_is_logged(waits: list[tuple[float, float]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_a_successful_commit_resets_the_retries(waits: list[tuple[float, float]]
     for _ in range(3):
         table = retry.conflict(table, StorageError("late"))  # type: ignore[type-var]
     assert retry.landed(table).revision == 5  # type: ignore[type-var]
-    assert (retry.conflicts, retry.in_a_row) == (3, 0)
+    assert (retry.conflicts, retry.consecutive) == (3, 0)
     retry.conflict(table, StorageError("late"))  # type: ignore[type-var]
     assert waits[-1] == (0, pytest.approx(0.04))
     assert retry.conflicts == 4
@@ -73,9 +73,9 @@ def test_a_successful_commit_resets_the_retries(waits: list[tuple[float, float]]
 
 def test_the_run_ends_if_others_always_win(waits: list[tuple[float, float]]) -> None:
     retry, table, late = CommitRetry(), Table(1), StorageError("late")
-    for _ in range(MOST_IN_A_ROW):
+    for _ in range(MAX_CONSECUTIVE_CONFLICTS):
         retry.conflict(table, late)  # type: ignore[type-var]
     with pytest.raises(CommitConflictError, match="25 times in a row") as raised:
         retry.conflict(table, late)  # type: ignore[type-var]
     assert raised.value.__cause__ is late
-    assert len(waits) == MOST_IN_A_ROW
+    assert len(waits) == MAX_CONSECUTIVE_CONFLICTS

@@ -33,39 +33,39 @@ def lost() -> None:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_without_a_lease_nothing_is_written(name: str) -> None:
-    inner, alive = Mock(), Mock()
+    inner, heartbeat = Mock(), Mock()
     with pytest.raises(LeaseLostError):
-        WRITES[name](GuardedStore(inner, LeaseGuard(lost, alive)))
+        WRITES[name](GuardedStore(inner, LeaseGuard(lost, heartbeat)))
     assert inner.method_calls == []
-    assert alive.call_count == 1
+    assert heartbeat.call_count == 1
 
 
 @pytest.mark.parametrize("name", WRITES)
 def test_with_a_lease_the_store_is_called(name: str) -> None:
-    inner, check, alive = Mock(), Mock(), Mock()
-    answer = WRITES[name](GuardedStore(inner, LeaseGuard(check, alive)))
+    inner, check, heartbeat = Mock(), Mock(), Mock()
+    answer = WRITES[name](GuardedStore(inner, LeaseGuard(check, heartbeat)))
     expected = Mock()
     WRITES[name](expected)
     assert inner.method_calls == expected.method_calls
     assert answer is (None if name == "put" else getattr(inner, name).return_value)
-    assert (check.call_count, alive.call_count) == (1, 1)
+    assert (check.call_count, heartbeat.call_count) == (1, 1)
 
 
 @pytest.mark.parametrize("name", READS)
 def test_a_read_needs_no_lease(name: str) -> None:
-    inner, alive = Mock(), Mock()
-    store = GuardedStore(inner, LeaseGuard(lost, alive))
+    inner, heartbeat = Mock(), Mock()
+    store = GuardedStore(inner, LeaseGuard(lost, heartbeat))
     assert getattr(store, name)(*READS[name]) is getattr(inner, name).return_value
     getattr(inner, name).assert_called_once_with(*READS[name])
-    assert alive.call_count == 1
+    assert heartbeat.call_count == 1
 
 
 def test_a_listing_is_a_sign_of_life_at_each_object() -> None:
-    inner, alive = Mock(), Mock()
+    inner, heartbeat = Mock(), Mock()
     inner.list.return_value = iter("abc")
-    store = GuardedStore(inner, LeaseGuard(lost, alive))
+    store = GuardedStore(inner, LeaseGuard(lost, heartbeat))
     for at, meta in enumerate(store.list("folder", after="folder/a"), 1):
-        assert (meta, alive.call_count) == ("abc"[at - 1], at)
+        assert (meta, heartbeat.call_count) == ("abc"[at - 1], at)
     inner.list.assert_called_once_with("folder", after="folder/a")
     inner.list.return_value = iter("")
     assert [*store.list()] == []
@@ -75,14 +75,14 @@ def test_a_listing_is_a_sign_of_life_at_each_object() -> None:
 
 
 def test_what_a_run_wrote_itself_it_may_remove() -> None:
-    inner, alive = Mock(), Mock()
-    guard = LeaseGuard(lost, alive)
+    inner, heartbeat = Mock(), Mock()
+    guard = LeaseGuard(lost, heartbeat)
     store = GuardedStore(inner, guard)
     guard.register(iter(["a", "b"]))
     guard.register(["c"])
     assert store.delete_many(iter("abc")) is inner.delete_many.return_value
     inner.delete_many.assert_called_once_with(["a", "b", "c"])
-    assert alive.call_count == 1
+    assert heartbeat.call_count == 1
     with pytest.raises(LeaseLostError):
         store.delete_many(["a", "other"])
     with pytest.raises(LeaseLostError):

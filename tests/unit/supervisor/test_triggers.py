@@ -32,7 +32,7 @@ KINDS = {"generations": "count", "bytes": "bytes", "oldest_age": "seconds"}
     ],
 )
 def test_it_fires(text: str, figures: dict[str, float], fires: bool) -> None:
-    assert parse_trigger(text, KINDS).holds(figures) is fires
+    assert parse_trigger(text, KINDS).is_met(figures) is fires
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_the_whole_message(text: str, message: str) -> None:
 @pytest.mark.parametrize(("text", "fires"), [("<=", [True, True, False]), ("<", [True, False, False])])
 def test_the_bound_itself(text: str, fires: list[bool]) -> None:
     trigger = parse_trigger(f"bytes {text} 5", KINDS)
-    assert [trigger.holds({"bytes": figure}) for figure in (4, 5, 6)] == fires
+    assert [trigger.is_met({"bytes": figure}) for figure in (4, 5, 6)] == fires
     assert (trigger.text, trigger.figures) == (f"bytes {text} 5", {"bytes"})
 
 
 def test_the_longest_and_the_deepest() -> None:
-    assert parse_trigger(" " * 984 + "generations >= 8", KINDS).holds({"generations": 8})
+    assert parse_trigger(" " * 984 + "generations >= 8", KINDS).is_met({"generations": 8})
     for opening, closing in (("not ", ""), ("(", ")")):
-        assert parse_trigger(f"{opening * 20}bytes >= 8{closing * 20}", KINDS).holds({"bytes": 8})
+        assert parse_trigger(f"{opening * 20}bytes >= 8{closing * 20}", KINDS).is_met({"bytes": 8})
         with pytest.raises(TriggerError, match="too many parentheses") as raised:
             parse_trigger(f"{opening * 21}bytes >= 8{closing * 21}", KINDS)
         assert raised.value.column == 1 + 21 * len(opening)
@@ -103,9 +103,9 @@ def test_a_metric_that_is_missing_is_false_in_each_comparison() -> None:
     """Also where the trigger as a whole is asked by its parts."""
     trigger = parse_trigger("bytes >= 1 or generations >= 1 or oldest_age >= 1s", KINDS)
     assert trigger.figures == {"bytes", "generations", "oldest_age"}
-    assert trigger.holds({"bytes": 1, "generations": 1}) is False
-    assert trigger._root.holds({"generations": 1}) is True
-    assert trigger._root.holds({"bytes": 0}) is False
+    assert trigger.is_met({"bytes": 1, "generations": 1}) is False
+    assert trigger._root.is_met({"generations": 1}) is True
+    assert trigger._root.is_met({"bytes": 0}) is False
 
 
 @hypothesis.settings(deadline=None)
@@ -116,5 +116,5 @@ def test_any_text_is_a_trigger_or_refused(text: str) -> None:
     except TriggerError as error:
         assert 1 <= error.column <= len(text) + 1
     else:
-        assert trigger.holds(dict.fromkeys(KINDS, 5.0)) in {True, False}
-        assert trigger.holds({}) is False
+        assert trigger.is_met(dict.fromkeys(KINDS, 5.0)) in {True, False}
+        assert trigger.is_met({}) is False

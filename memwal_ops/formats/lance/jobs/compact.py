@@ -231,7 +231,7 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
             version = attempt.landed_as(newest)
             if version is None:
                 newest = _conflict(retry, table, newest, error)
-                if retry.in_a_row >= _PATIENCE:
+                if retry.consecutive >= _PATIENCE:
                     busy |= limit & _changed(table, newest)
                 # So that next to busy writers each conflict wastes less work.
                 table, rows = newest, min(rows, attempt.rows) // 2
@@ -244,7 +244,7 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
                 break
             newest = table.newest()
         done.count(attempt.results)
-        retry.in_a_row, rows = 0, executor.rows_per_commit
+        retry.consecutive, rows = 0, executor.rows_per_commit
         check_progress(table.index.merged_generations, newest.index.merged_generations, table)
         if table.memwal is not None:
             newest = restore_memwal_index(table, newest, version, note, retry)

@@ -190,7 +190,7 @@ def _merge_all(
         waiting = limits.select(backlog.pending)
         if not waiting:
             break
-        merge_pass = _next_pass(waiting, _shrunk(options, retry.in_a_row))
+        merge_pass = _next_pass(waiting, _shrunk(options, retry.consecutive))
         whole = MergePass(tuple(waiting), merge_pass.max_bytes)
         try:
             # A pass compares the keys of its own regions only, not those of regions in different passes.
@@ -273,7 +273,7 @@ def _record(result: PassResult, context: RunContext) -> None:
     context.figures["bytes_merged"] += result.bytes_read
     context.figures["rows_merged"] += result.rows_read
     for phase, seconds in result.phases.items():
-        context.took(phase, seconds)
+        context.add_phase_seconds(phase, seconds)
     context.revisions.append(result.version)
 
 

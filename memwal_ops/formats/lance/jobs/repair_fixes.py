@@ -90,9 +90,7 @@ def _hint(table: Table, finding: Finding) -> Fix[Table]:
         data = encode_version_hint(version)
         keep(place.name, seen, data)
         # Writers publish meanwhile, and a store without compare-and-swap takes the older hint: write the newer one.
-        return (
-            FixAttempt.DONE if place.swap(seen, data) and region.latest().version == version else FixAttempt.OVERTAKEN
-        )
+        return FixAttempt.DONE if place.swap(seen, data) and region.latest().version == version else FixAttempt.CONFLICT
 
     return Fix(f"hint:{region_id}", f"write the hint of region {region_id}: version {newest}", make)
 
@@ -162,7 +160,7 @@ def _swap_region(table: Table, seen: RegionManifest, wanted: RegionManifest, kee
     place = RegionPlace(table, seen.region_id)
     before, after = without_number(seen.source), without_number(encode_region_manifest(wanted))
     keep(place.name, before, after)
-    return FixAttempt.DONE if place.swap(before, after) else FixAttempt.OVERTAKEN
+    return FixAttempt.DONE if place.swap(before, after) else FixAttempt.CONFLICT
 
 
 # -- the MemWAL index
@@ -276,7 +274,7 @@ def _emptied(table: Table, finding: Finding) -> Fix[Table]:
         place = RowsPlace(table)
         before, after = fragments_of(table.manifest.manifest), fragments_of(_rows_before(table).manifest)
         keep(place.name, before, after)
-        return FixAttempt.DONE if place.swap(before, after) else FixAttempt.OVERTAKEN
+        return FixAttempt.DONE if place.swap(before, after) else FixAttempt.CONFLICT
 
     version = source.manifest.version
     return Fix("rows:", f"publish a version with the rows of version {version}, which a change of indexes lost", make)

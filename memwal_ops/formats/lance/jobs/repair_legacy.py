@@ -44,7 +44,7 @@ def fix_of_legacy(table: Table, finding: Finding) -> Fix[Table] | None:
         try:
             restore_emptied(table, again, CommitNote.new("repair"))
         except CommitLostError:
-            return FixAttempt.OVERTAKEN
+            return FixAttempt.CONFLICT
         return FixAttempt.DONE
 
     text = f"publish a version with the {emptied.rows:,} rows of version {emptied.source}, which a state commit lost"

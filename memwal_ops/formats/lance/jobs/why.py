@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.core.candidates import Gate, Verdict
-from memwal_ops.core.explanation import candidate_json, covers, described
+from memwal_ops.core.explanation import candidate_json, covers, describe_candidate
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.jobs import expire, gc
@@ -211,4 +211,4 @@ def _described(reason: Reason) -> str:
     candidate = reason.candidate
     more = "" if reason.count == 1 else f" and {counted(reason.count - 1, 'more like it', 'more like it')}"
     name = f"{printable(candidate.path)}{more}"
-    return described(candidate, f"{name} ({size_text(reason.bytes)})", ":")
+    return describe_candidate(candidate, f"{name} ({size_text(reason.bytes)})", ":")

@@ -17,7 +17,10 @@ PROOFS = {
     ("formats/zeppelin/jobs/merge.py", "_pass"): "the staging record of the run's own lease token",
     ("core/guard.py", "delete_many"): "passes on what it was asked for",
     ("core/leases.py", "_prune"): "numbers far behind the newest; a lease saves work, and proves nothing",
-    ("core/leases.py", "remove_left_behind"): "only leases are left of the table; they save work, and prove nothing",
+    (
+        "core/leases.py",
+        "delete_if_table_removed",
+    ): "only leases are left of the table; they save work, and prove nothing",
     ("core/holds.py", "announced_expiry"): "the announcement that the same run made",
     ("core/holds.py", "_sweep"): "entries that ended a day ago by the slower of our clock and the store's",
 }

@@ -12,7 +12,7 @@ import lance
 import pytest
 
 from memwal_ops import WriterFenced, open_table, run_job
-from memwal_ops.core.context import RunContext, Silent, StopRequested
+from memwal_ops.core.context import NullListener, RunContext, StopRequested
 from memwal_ops.errors import StoreUnavailableError
 from memwal_ops.formats.lance.memwal.region_columns import region_columns
 from memwal_ops.formats.lance.memwal.region_files import entry_path, put_entry, read_entry
@@ -160,7 +160,7 @@ def test_generations_are_merged_in_their_order(uri: str) -> None:
     assert seen(uri) == {1: 3, 2: 0, 3: 0, 4: 3}
 
 
-class OnePass(Silent):
+class OnePass(NullListener):
     """Asks a merge to stop as soon as it has committed something."""
 
     def __init__(self, uri: str) -> None:

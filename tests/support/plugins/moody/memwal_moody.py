@@ -56,7 +56,7 @@ def apply(table: Table, options: MoodyOptions, run: RunContext) -> MoodyReport:
                 run.revisions.append(len(run.revisions) + 1)
                 run.checkpoint()
             case "busy":  # alive, but never done
-                run.alive()
+                run.heartbeat()
                 time.sleep(0.02)
             case "hangs":
                 time.sleep(0.05)
@@ -64,7 +64,7 @@ def apply(table: Table, options: MoodyOptions, run: RunContext) -> MoodyReport:
                 os._exit(7)
             case "leaks":
                 leaked.append(bytearray(os.urandom(1 << 20)) * 8)
-                run.alive()
+                run.heartbeat()
                 time.sleep(0.02)
             case "fails":
                 raise StoreUnavailableError("The store is in a bad mood.")

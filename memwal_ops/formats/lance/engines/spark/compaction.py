@@ -92,7 +92,7 @@ class SparkExecutor:
                 stages.settle()
                 log_leftovers(table, began)
                 raise
-        self._context.took("rewrite", stages.seconds["rewrite"])
+        self._context.add_phase_seconds("rewrite", stages.seconds["rewrite"])
         if stages.metrics["lost_attempts"] or "incomplete" in stages.metrics:
             log_leftovers(table, began)
         results = {row["number"]: row["result"] for row in rows}

@@ -7,7 +7,7 @@ import os
 import re
 
 from memwal_ops.errors import SparkUnavailableError
-from memwal_ops.java import OLDEST_JAVA, find_java
+from memwal_ops.java import MIN_JAVA_VERSION, find_java
 
 _OLDEST_PYSPARK = (4, 1)
 _NEXT_PYSPARK = (5,)
@@ -67,6 +67,6 @@ def _check_java() -> str:
         raise SparkUnavailableError(f"Java was not found: {where}.", remedy=install)
     if java.version is None:
         raise SparkUnavailableError(f"{java.path} -version prints no version: {java.output}", remedy=install)
-    if java.version < OLDEST_JAVA:
+    if java.version < MIN_JAVA_VERSION:
         raise SparkUnavailableError(f"{java.path} is Java {java.version}; Spark needs 17 or later.", remedy=install)
     return f"Java {java.version} ({java.path})"

@@ -12,7 +12,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core import maintain
 from memwal_ops.core.candidates import Verdict
-from memwal_ops.core.context import RunContext, Silent
+from memwal_ops.core.context import NullListener, RunContext
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, StoreUnavailableError
 from memwal_ops.formats.lance.jobs import catchup, compact, gc, merge
 from memwal_ops.formats.lance.jobs.expire import ExpireOptions
@@ -40,7 +40,7 @@ def now(*, apply: bool) -> MaintainOptions:
     return MaintainOptions(apply=apply, expire=ExpireOptions(timedelta(0)), gc=NOW_GC)
 
 
-class Steps(Silent):
+class Steps(NullListener):
     """Notes the steps."""
 
     def __init__(self, begun: list[str]) -> None:

@@ -255,7 +255,7 @@ def test_the_command(merged_copy: tuple[str, str], capfd: pytest.CaptureFixture[
     plan = run_here(capfd, "repair", uri)
     assert plan.code == 9
     assert "PLANNED: write the hint" in plan.out
-    assert "YOU DECIDE: generation_missing" in plan.out
+    assert "DECISION NEEDED: generation_missing" in plan.out
     assert "Add --apply" in plan.out
     done = run_here(capfd, "repair", uri, "--apply", "--json")
     (fix,) = done.document["fixes"]

@@ -106,7 +106,7 @@ def test_other_tables_are_refused(tmp_path: Path, table: LegacyTable) -> None:
     plain = LegacyTable(str(tmp_path / "p.lance")).create()
     lance.dataset(plain.uri).initialize_mem_wal()
     for attempt in (lambda: legacy.read(plain.uri), lambda: legacy.MemWalWriter(plain.uri, "r")):
-        with pytest.raises(NotALanceTableError, match="no table with the legacy"):
+        with pytest.raises(NotALanceTableError, match="not a table with the legacy"):
             attempt()
     with pytest.raises(InvalidUsageError, match="names a folder"):
         legacy.MemWalWriter(table.uri, "../r")
