@@ -326,7 +326,7 @@ def _ascii_digits(value: Any) -> str:
     written = str(value).strip()
     if not written.isascii():
         raise ValueError(f"{written!r:.80} is not a number in the digits 0 to 9")
-    return written.replace("_", "")
+    return written
 
 
 def _read_size(_: Option, value: Any) -> int:

@@ -190,7 +190,7 @@ def _amount(token: _Token, kind: str) -> float:
             return parse_size(token.text)
         if kind == "seconds":
             return parse_duration(token.text).total_seconds()
-        return float(token.text.replace("_", ""))
+        return float(token.text)  # which accepts 1_000, and refuses 1__000
     except ValueError as error:
         reason = str(error) if kind != "count" else f"{token.text!r} is not a number"
         raise TriggerError(reason.rstrip("."), token.column) from None

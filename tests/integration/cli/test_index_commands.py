@@ -124,6 +124,7 @@ def test_no_indexes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     [
         (["snapshot", "--inline-threshold", "-1"], "must be at least 0, not -1"),
         (["snapshot", "--inline-threshold", "many"], "is not a whole number"),
+        (["snapshot", "--inline-threshold", "1__000"], "is not a whole number"),
         (["catchup", "--index", "nope"], "no index nope"),
         (["catchup", "--min-uncovered-rows", "-1"], "must be at least 0, not -1"),
         (["catchup", "--max-segments", "0"], "must be at least 1, not 0"),
