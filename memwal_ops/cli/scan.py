@@ -116,7 +116,7 @@ def _namespace(catalog: Catalog) -> str:
 
 
 def _property(key: str, value: str) -> str:
-    if is_secret_property(key):
+    if is_secret_property(key, value):
         return f'"${{{re.sub("[^A-Z0-9]+", "_", key.upper())}}}"'
     return _quoted(_absolute(value) if key == "root" else value)
 

@@ -7,6 +7,7 @@ and stored, so a property with a secret is not part of it: it is given as the st
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from memwal_ops.errors import (
     TableNotFoundError,
     UnsupportedFeatureError,
 )
-from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, redact, remember
+from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, looks_secret, redact, remember
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,14 @@ PROPERTY = "namespace."
 """What the name of a storage option begins with that is a property of the catalog."""
 _PAGE = 1000
 _TIMEOUT = 60.0
+# How the client of REST catalogs tells of an answer that is none of the specification's: that of a proxy, for example.
+_STATUS = re.compile(r"Failed to parse error response: status=(\d{3})")
+_AGAIN = ("429", "500", "502", "503", "504")
+_FORBIDDEN = ("401", "403")
+_BROKEN = (
+    "Internal error: Failed to execute request: reqwest::Error { kind: Request",
+    "Internal error: Failed to read",
+)
 _EXPIRES = ("expires_at_millis", "refresh_offset_millis")
 
 
@@ -42,9 +51,9 @@ def is_catalog(uri: str) -> bool:
     return uri.lower().startswith(f"{SCHEME}://")
 
 
-def is_secret_property(key: str) -> bool:
-    """Whether a property must not be part of a URI: by its name, and every HTTP header."""
-    return is_secret_key(key) or key.lower().startswith(("header.", "headers."))
+def is_secret_property(key: str, value: str) -> bool:
+    """Whether a property must not be part of a URI: by its name, every HTTP header, and an address with a password."""
+    return is_secret_key(key) or key.lower().startswith(("header.", "headers.")) or looks_secret(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +86,10 @@ class Catalog:
             raise InvalidUsageError(f"Not a catalog; write {SCHEME}://dir?root=/data or {SCHEME}://rest/PATH?uri=URL.")
         written = dict(parse_qsl(parts.query, keep_blank_values=True))
         named = {key.removeprefix(PROPERTY): value for key, value in options.items() if key.startswith(PROPERTY)}
-        remember(value for key, value in {**written, **named}.items() if is_secret_property(key))
-        if secret := [key for key in written if is_secret_property(key)]:
+        remember(value for key, value in {**written, **named}.items() if is_secret_property(key, value))
+        if secret := [key for key, value in written.items() if is_secret_property(key, value)]:
             raise InvalidUsageError(
-                f"The URI has the property {secret[0]}, which may be a secret; URIs are logged.",
+                f"The URI has the property {secret[0]}, which may be or have a secret; URIs are logged.",
                 remedy=f"Give it as --storage-option {PROPERTY}{secret[0]}=VALUE.",
             )
         rest = {key: value for key, value in options.items() if not key.startswith(PROPERTY)}
@@ -90,7 +99,7 @@ class Catalog:
     def uri(self, *table: str) -> str:
         """The URI of the catalog, or of a table in it; without secrets."""
         path = "".join(f"/{quote(part, safe='')}" for part in (*self.path, *table))
-        shown = sorted((key, value) for key, value in self.properties.items() if not is_secret_property(key))
+        shown = sorted((key, value) for key, value in self.properties.items() if not is_secret_property(key, value))
         query = "&".join(f"{quote(key, safe='')}={quote(value, safe='')}" for key, value in shown)
         return f"{SCHEME}://{self.impl}{path}{'?' * bool(query)}{query}"
 
@@ -188,4 +197,9 @@ class Catalog:
         )
         kind = next((ours for theirs, ours in kinds if isinstance(error, theirs)), StorageError)
         text = " ".join(str(error).split())
+        status = _STATUS.search(text)
+        if kind is StorageError and (text.startswith(_BROKEN) or (status and status[1] in _AGAIN)):
+            kind = StoreUnavailableError
+        elif kind is StorageError and status and status[1] in _FORBIDDEN:
+            kind = StorageCredentialsError
         return kind(redact(f"The catalog {self.uri()} has no answer: {text}."))

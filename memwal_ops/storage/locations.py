@@ -13,16 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
+from memwal_ops.errors import InvalidUsageError, StorageError, UnsupportedFeatureError
 from memwal_ops.storage.catalogs import Catalog, is_catalog
 from memwal_ops.storage.options import canonical
 from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, redact, remember, remember_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime
 
     from memwal_ops.storage.aws import AwsAccess
+    from memwal_ops.storage.catalogs import Vended
 
 _SCHEMES = {
     "s3": "s3",
@@ -190,11 +191,30 @@ def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
 
     def vend() -> tuple[Mapping[str, str], datetime | None]:
         vended = table.describe()
+        if vended.location != found.location:  # credentials of another table, perhaps of the same name
+            raise StorageError(
+                f"The catalog now has {table.uri()} at another location than when this run began.",
+                remedy="Run it again; what was published before stays where it is.",
+            )
         return canonical(vended.options, "s3"), vended.expires
 
     found = table.describe()
+    try:
+        return _at(found, table, uri, vend)
+    except InvalidUsageError as error:
+        raise InvalidUsageError(
+            f"What the catalog has about {table.uri()} cannot be used: {error}",
+            remedy="Correct its location and storage options there, or the storage options given here.",
+        ) from error
+
+
+def _at(
+    found: Vended, table: Catalog, uri: str, vend: Callable[[], tuple[Mapping[str, str], datetime | None]]
+) -> Location:
     if is_catalog(found.location):
         raise UnsupportedFeatureError(f"The catalog's location of {table.uri()} is again in a catalog.")
+    if _SCHEME.match(_with_slashes(found.location)) is None and not os.path.isabs(found.location):
+        raise InvalidUsageError(f"Its location {redact(found.location)!r} is a relative path.")
     written = found.location.split("://", 1)[0].lower() if "://" in found.location else "file"
     scheme = _SCHEMES.get(written, written)
     own, vended = canonical(table.storage_options, scheme), canonical(found.options, scheme)

@@ -105,6 +105,15 @@ def redact(text: str) -> str:
     for form, pattern in patterns:
         if form in text:
             text = pattern.sub(MASK, text)
+    return _without_what_looks_secret(text)
+
+
+def looks_secret(text: str) -> bool:
+    """Whether a part of the text is a secret by the name next to it, or by its form, whatever is registered."""
+    return _without_what_looks_secret(text) != text
+
+
+def _without_what_looks_secret(text: str) -> str:
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text

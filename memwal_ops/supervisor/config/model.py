@@ -138,7 +138,7 @@ class NamespaceConfig(Model):
     @property
     def secrets(self) -> dict[str, str]:
         """The other properties, as storage options."""
-        return {f"{PROPERTY}{key}": value for key, value in self.properties.items() if is_secret_property(key)}
+        return {f"{PROPERTY}{key}": value for key, value in self.properties.items() if is_secret_property(key, value)}
 
 
 class TableConfig(Model):

@@ -16,7 +16,7 @@ from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.catalogs import PROPERTY, is_catalog, is_secret_property
 from memwal_ops.storage.locations import SCHEMES
-from memwal_ops.storage.redaction import is_secret_key, remember, remember_options
+from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, remember, remember_options
 from memwal_ops.supervisor.config.document import Document, Place, Problem, place_text
 from memwal_ops.supervisor.config.effective import JobSettings, Settings, Source, TableSettings
 from memwal_ops.supervisor.config.explained import suggest
@@ -99,7 +99,7 @@ class Resolver:
             include=tuple(included),
             exclude=tuple(excluded),
             max_tables=entry.max_tables,
-            storage_options=options,
+            storage_options=RedactedOptions(options),
             poll=entry.poll or defaults.poll,
             idle_poll=self._idle_poll(place, entry),
             format=format_name,
@@ -135,7 +135,8 @@ class Resolver:
         remember(namespace.secrets.values())
         found = {key: self._source((*above, key), "table") for key in namespace.properties}
         sources |= {f"storage_options.{PROPERTY}{key}": source for key, source in found.items()}
-        variables = {name for key, source in found.items() for name in source.variables if not is_secret_property(key)}
+        shown = [found[key] for key, value in namespace.properties.items() if not is_secret_property(key, value)]
+        variables = {name for source in shown for name in source.variables}
         here = self._source((*place, "namespace"), "table")
         sources["pattern"] = replace(here, variables=tuple(sorted(variables)))
         return namespace.secrets

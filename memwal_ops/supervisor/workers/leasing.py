@@ -104,9 +104,9 @@ class LeaseClient:
         if store is None:
             location = resolve(table.uri, options)
             store = open_store(location, retry=_RETRY)
-            if location.catalog is None or location.expires:
+            if location.catalog is None:  # which may move the table, and vend other credentials
                 with self._lock:
-                    self._stores[key] = store  # not cached otherwise: it would never renew what the catalog vends
+                    self._stores[key] = store
         return store
 
     def _submit(self, work: Callable[[], Any], then: Callable[[Any, MemwalOpsError | None], None]) -> None:

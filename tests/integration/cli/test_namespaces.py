@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from memwal_ops.errors import StorageCredentialsError
+from memwal_ops.errors import StorageCredentialsError, StorageError, TableNotFoundError
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.retries import RetryPolicy
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.scheduling.discovery import Discovery, discover
 from tests.support.catalog_server import TOKEN, CatalogServer, catalog_server
@@ -199,3 +200,114 @@ def test_vended_credentials_are_used_and_renewed(
     assert len([path for path in catalog.requests if "describe" in path]) == 2
     with pytest.raises(StorageCredentialsError, match="expired"):
         resolve(_uri(catalog, "t"), given)
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "says"),
+    [
+        ("relative/x.lance", {}, "relative path"),
+        ("~/x.lance", {}, "relative path"),
+        ("http://host/x", {}, "scheme"),
+        ("s3:/b/x", {}, "not a valid URI"),
+        (f"s3://user:{VENDED}@bucket/x", {}, "carries credentials"),
+        ("s3://b/x", {"aws_access_key_id": VENDED}, "given together"),
+    ],
+)
+def test_what_a_catalog_has_wrong_is_told_of_the_catalog(
+    location: str, options: dict[str, str], says: str, catalog: CatalogServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And not of the command line; a relative path would be one in the folder in which the process happens to be."""
+    catalog.tables["a"], catalog.vend = location, lambda: options
+    shown = run_here(capfd, "inspect", _uri(catalog, "a"), *OPTION)
+    assert shown.code == 2
+    text = " ".join(shown.err.split())
+    assert "What the catalog has about" in text
+    assert says in text
+    assert VENDED not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(429, 24), (500, 24), (502, 24), (503, 24), (401, 21), (403, 21), (418, 20)]
+)
+def test_an_answer_of_a_proxy_has_the_exit_code_of_its_status(
+    status: int, code: int, catalog: CatalogServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its body is none of the specification's."""
+    monkeypatch.setattr(catalog, "answer", lambda path: (status, {"message": f"secret_key={VENDED}"}))
+    shown = run_here(capfd, "inspect", _uri(catalog, "a"), *OPTION)
+    assert shown.code == code, shown.err
+    assert str(status) in shown.err
+    assert VENDED not in shown.err
+
+
+def test_an_answer_that_breaks_off_is_a_catalog_that_is_away(
+    catalog: CatalogServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(path: str) -> None:
+        raise ConnectionAbortedError(path)
+
+    catalog.before = breaks
+    assert run_here(capfd, "inspect", _uri(catalog, "a"), *OPTION).code == 24
+
+
+def test_an_address_with_a_password_is_a_secret(
+    catalog: CatalogServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """URIs of tables are logged and stored, with the catalog's address."""
+    address = catalog.url.replace("://", f"://svc:{VENDED}@")
+    refused = run_here(capfd, "inspect", f"lance+namespace://rest/prod/a?uri={address}", *OPTION)
+    assert (refused.code, "--storage-option namespace.uri=" in refused.err) == (2, True)
+    given = run_here(
+        capfd, "inspect", "lance+namespace://rest/prod/a", *OPTION, "--storage-option", f"namespace.uri={address}"
+    )
+    assert given.code == 0, given.err
+    scan = run_here(
+        capfd,
+        "scan",
+        "--namespace",
+        "lance+namespace://rest/prod",
+        *OPTION,
+        "--storage-option",
+        f"namespace.uri={address}",
+    )
+    assert 'uri": "${URI}"' in scan.out
+    file = tmp_path / "memwal.yaml"
+    file.write_text(f"""
+tables:
+  - namespace: {{impl: rest, path: [prod], properties: {{uri: "{address}", header.Authorization: "Bearer {TOKEN}"}}}}
+""")
+    found = discover(load_settings(str(file), {}).tables)
+    assert [table.uri for table in found.tables] == [f"lance+namespace://rest/prod/{name}" for name in "abcde"]
+    checked = run_here(capfd, "config", "check", str(file))
+    assert checked.code == 0, checked.err
+    for text in (refused.err, given.out, scan.out, scan.err, checked.out, checked.err, str(found)):
+        assert VENDED not in text
+
+
+def test_credentials_of_a_table_that_has_moved_are_not_used(
+    catalog: CatalogServer, bucket: tuple[str, dict[str, str]], no_aws_environment: None
+) -> None:
+    """They are those of another table, which was perhaps created under the same name."""
+    root, options = bucket
+    given = {**AUTHORIZATION, **{key: value for key, value in options.items() if "access" not in key}}
+
+    def vend() -> dict[str, str]:
+        ends = datetime.now(UTC) + timedelta(minutes=1)
+        return {
+            "aws_access_key_id": "vended-key",
+            "aws_secret_access_key": VENDED,
+            "expires_at_millis": str(int(ends.timestamp() * 1000)),
+        }
+
+    catalog.tables, catalog.vend = {"t": f"{root}/t-1.lance"}, vend
+    location = resolve(_uri(catalog, "t"), given)
+    store = open_store(location, retry=RetryPolicy(deadline=1.0))
+    catalog.tables["t"] = f"{root}/t-2.lance"
+    with pytest.raises(StorageError, match="another location"):
+        location.refreshed()
+    with pytest.raises(StorageError, match="another location"):
+        store.put("x", b"1")
+    del catalog.tables["t"]
+    with pytest.raises(TableNotFoundError, match="there is none") as gone:
+        store.put("x", b"1")
+    assert VENDED not in str(gone.value)
