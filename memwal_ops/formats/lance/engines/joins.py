@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ROW = "__memwal_ops_row"
-# A reader makes a table of flags for keys that are at least this dense, at one byte each: 64 MiB for a million keys.
-_SPREAD = 64
-# Flags for each hashed key: of the other keys, an eighth finds a flag that is set.
-_FLAGS_PER_KEY = 8
+# A reader makes a bitmap of integer keys that are at least this dense: 8 MiB for a million keys.
+_NUMBERS_PER_KEY = 64
+# Bits for each hashed key: of the other keys, every 16th to 32nd finds a bit that is set.
+_BITS_PER_KEY = 32
 _FOLD, _MULTIPLIER = np.uint64(33), np.uint64(0xFF51AFD7ED558CCD)  # the first step of MurmurHash3's finalizer
+_BYTE, _BIT = np.uint64(3), np.uint64(7)
 
 
 def in_chunks(batches: Iterable[pa.RecordBatch], max_bytes: int) -> Iterator[pa.Table]:
@@ -40,16 +41,16 @@ def batches_without_keys(
 ) -> Iterator[pa.RecordBatch]:
     """The rows whose key is none of these, in their order.
 
-    Integer keys that lie close together are looked up in a table of flags, batch by batch, while the batch is
+    Integer keys that lie close together are looked up in a bitmap, batch by batch, while the batch is
     in the processor's caches. For others a hash table is made for each ``chunk_bytes`` of rows.
     """
-    flags = _Flags.of(keys.column(key[0]), _SPREAD * keys.num_rows) if len(key) == 1 else None
-    if flags is None or not flags.exact:
+    bitmap = _Bitmap.of(keys.column(key[0]), _NUMBERS_PER_KEY * keys.num_rows // 8) if len(key) == 1 else None
+    if bitmap is None or not bitmap.exact:
         for rows in in_chunks(batches, chunk_bytes):
             yield from without_keys(rows, keys, key).to_batches()
         return
     for batch in batches:
-        yield batch.filter(pa.array(~flags.found(batch.column(key[0]))))
+        yield batch.filter(pa.array(~bitmap.found(batch.column(key[0]))))
 
 
 def chunks_with_keys(
@@ -57,47 +58,51 @@ def chunks_with_keys(
 ) -> Iterator[pa.Table]:
     """The rows whose key is one of these.
 
-    Integer keys are looked up in a table of flags first. What may be among them is gathered to ``chunk_bytes``, for
-    which a hash table of all keys is made: for each chunk of the rows it would take longer than all else.
+    Integer keys are looked up in a bitmap first. If that is not exact, the rows that it leaves are gathered to
+    ``chunk_bytes``, for which a hash table of all keys is made: for each chunk of all rows it would take longer than
+    all else.
     """
-    flags = _Flags.of(keys.column(key[0]), chunk_bytes) if len(key) == 1 else None
-    if flags is not None:
-        batches = (batch.filter(pa.array(flags.found(batch.column(key[0])))) for batch in batches)
+    bitmap = _Bitmap.of(keys.column(key[0]), chunk_bytes) if len(key) == 1 else None
+    if bitmap is not None:
+        batches = (batch.filter(pa.array(bitmap.found(batch.column(key[0])))) for batch in batches)
     for rows in in_chunks(batches, chunk_bytes):
-        yield rows if flags is not None and flags.exact else with_keys(rows, keys, key)
+        yield rows if bitmap is not None and bitmap.exact else with_keys(rows, keys, key)
 
 
-class _Flags:
-    """A set of integers, one byte for each flag.
+class _Bitmap:
+    """A set of integers.
 
     Attributes:
-        exact: there is a flag for each number from the lowest to the highest, and one that is never set. Otherwise a
-            number's flag is chosen by a hash, and is also found set for some numbers that are not in the set.
+        exact: there is a bit for each number from the lowest to the highest, and one that is never set. Otherwise a
+            number's bit is chosen by a hash, and some numbers that are not in the set are found as well.
     """
 
-    def __init__(self, numbers: NDArray[np.int64], count: int, *, exact: bool) -> None:
+    def __init__(self, numbers: NDArray[np.int64], bits: int, *, exact: bool) -> None:
         self.exact = exact
-        self._lowest = numbers.min()
-        self._shift = np.uint64(65 - count.bit_length())
-        self._flags = np.zeros(count, np.bool_)
-        self._flags[self._places(numbers)] = True
+        self._lowest, self._last = numbers.min(), np.uint64(bits - 1)
+        self._shift = np.uint64(65 - bits.bit_length())
+        self._bytes = np.zeros(-(-bits // 8), np.uint8)
+        places = self._places(numbers)
+        np.bitwise_or.at(self._bytes, places >> _BYTE, np.left_shift(np.uint8(1), (places & _BIT).astype(np.uint8)))
 
     @classmethod
-    def of(cls, keys: pa.ChunkedArray, max_bytes: int) -> _Flags | None:
-        """A set of at most ``max_bytes``; None: other types than integers, or too many for it."""
+    def of(cls, keys: pa.ChunkedArray, max_bytes: int) -> _Bitmap | None:
+        """A bitmap of at most ``max_bytes``; None: other types than integers, or too many for it."""
         if not pa.types.is_signed_integer(keys.type) or not len(keys) or keys.null_count:
             return None
         numbers = keys.to_numpy().astype(np.int64, copy=False)
         width = int(numbers.max()) - int(numbers.min()) + 2
-        if width <= max_bytes:
+        if width <= 8 * max_bytes:
             return cls(numbers, width, exact=True)
-        count = 1 << min(_FLAGS_PER_KEY * len(numbers), max_bytes).bit_length() - 1
-        return cls(numbers, count, exact=False) if count >= 2 * len(numbers) else None
+        bits = 1 << min(_BITS_PER_KEY * len(numbers), 8 * max_bytes).bit_length() - 1
+        return cls(numbers, bits, exact=False) if bits >= 2 * len(numbers) else None
 
     def found(self, keys: pa.Array) -> NDArray[np.bool_]:
         """Which of these are in the set, or may be if it is not exact; a null is not."""
         numbers = (keys.fill_null(0) if keys.null_count else keys).to_numpy().astype(np.int64, copy=False)
-        found: NDArray[np.bool_] = self._flags[self._places(numbers)]
+        places = self._places(numbers)
+        bits = (self._bytes[places >> _BYTE] >> (places & _BIT).astype(np.uint8)) & np.uint8(1)
+        found: NDArray[np.bool_] = bits.view(np.bool_)
         return found & keys.is_valid().to_numpy(zero_copy_only=False) if keys.null_count else found
 
     def _places(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -106,8 +111,7 @@ class _Flags:
             hashed: NDArray[np.uint64] = ((bits ^ (bits >> _FOLD)) * _MULTIPLIER) >> self._shift
             return hashed
         # Below the lowest, and where the difference overflows, it is a large number without a sign.
-        above = (numbers - self._lowest).view(np.uint64)
-        places: NDArray[np.uint64] = np.minimum(above, np.uint64(len(self._flags) - 1))
+        places: NDArray[np.uint64] = np.minimum((numbers - self._lowest).view(np.uint64), self._last)
         return places
 
 
