@@ -81,14 +81,16 @@ class JobSettings:
         if not self.enabled:
             return shown
         shown["apply"] = self.apply
-        shown["schedule"] = None if self.schedule is None else str(self.schedule)
+        shown["schedule"] = None if self.schedule is None else self.schedule.literal()
         shown["when"] = None if self.when is None else self.when.text
         shown |= {f"options.{name}": _plain(value) for name, value in self.options.items()}
         shown["timeout"] = None if self.timeout is None else duration_text(self.timeout)
         shown["hung_after"] = duration_text(self.hung_after)
         shown["windows"] = [window.text for window in self.windows]
         shown["budget"] = (
-            None if self.budget is None else f"{duration_text(self.budget.time)} per {duration_text(self.budget.per)}"
+            None
+            if self.budget is None
+            else f"{{time: {duration_text(self.budget.time)}, per: {duration_text(self.budget.per)}}}"
         )
         shown["heartbeat_url"] = self.heartbeat_url
         return shown

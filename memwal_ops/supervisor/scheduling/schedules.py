@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _FIELDS = 5
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 # `run --once` from cron may start a little too early.
-_EARLY = 0.1
-_EARLIEST = timedelta(seconds=60)
+_EARLY_FRACTION = 0.1
+_MAX_EARLY = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Schedule:
 
     def is_due(self, now: datetime, last: datetime | None, first_seen: datetime) -> bool:
         """Whether it is due; an interval up to a tenth (at most a minute) early, for callers with the same interval."""
-        early = timedelta(0) if self.every is None else min(self.every * _EARLY, _EARLIEST)
+        early = timedelta(0) if self.every is None else min(self.every * _EARLY_FRACTION, _MAX_EARLY)
         return self.due_after(last, first_seen) - early <= now
 
     def period(self, now: datetime) -> timedelta:
@@ -64,8 +64,13 @@ class Schedule:
         second = None if first is None else trigger.get_next_fire_time(first, first + _TICK)
         return timedelta(days=1) if first is None or second is None else second - first
 
+    def literal(self) -> str:
+        """Return it as a configuration file has it: ``{every: 1h, jitter: 6m}``."""
+        what = f"every: {duration_text(self.every)}" if self.every is not None else f'cron: "{self.cron}"'
+        return f"{{{what}, jitter: {duration_text(self.jitter)}}}" if self.jitter else f"{{{what}}}"
+
     def __str__(self) -> str:
-        """Return it as text for people."""
+        """Return a human-readable text."""
         what = f"every {duration_text(self.every)}" if self.every is not None else f"cron {self.cron}"
         return f"{what}, jitter {duration_text(self.jitter)}" if self.jitter else what
 
@@ -108,7 +113,7 @@ def cron_trigger(text: str, zone: ZoneInfo, jitter: int | None = None) -> Any:
     APScheduler counts them from Monday.
 
     Raises:
-        ValueError: the line is invalid; the message is for people.
+        ValueError: the line is invalid; the message can be shown to the user.
     """
     fields = text.split()
     if len(fields) != _FIELDS:

@@ -200,7 +200,7 @@ def test_the_nearest_layer_wins_and_is_named(tmp_path: Path) -> None:
     merge = "tables.one.jobs.merge"
     assert found[f"{merge}.options.max_bytes"] == ("64MiB", "fleet, line 7")
     assert found[f"{merge}.options.max_generations"] == (4, "table, line 16")
-    assert found[f"{merge}.schedule"] == ("every 5m", "fleet, line 6")
+    assert found[f"{merge}.schedule"] == ("{every: 5m}", "fleet, line 6")
     assert found[f"{merge}.when"] == ("generations >= 2", "table, line 15")
     assert found[f"{merge}.hung_after"] == ("30m", "default")
     assert found["tables.one.storage_options.aws_secret_access_key"] == ("***", "env KEY, line 11")
@@ -252,6 +252,23 @@ def test_the_examples_are_good(name: str) -> None:
     assert path.read_text().count("#") > 5
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("schedule: 1h", "{every: 1h}"),
+        ("schedule: {every: 5m, jitter: 30s}", "{every: 5m, jitter: 30s}"),
+        ("schedule: '*/15 * * * *'", '{cron: "*/15 * * * *"}'),
+        ("schedule: {cron: '0 3 * * *', jitter: 5m}", '{cron: "0 3 * * *", jitter: 5m}'),
+        ("budget: {time: 90m}", "{time: 90m, per: 1d}"),
+    ],
+)
+def test_what_is_shown_is_what_a_file_may_have(tmp_path: Path, given: str, shown: str) -> None:
+    key = given.partition(":")[0]
+    for line in (given, f"{key}: {shown}"):
+        settings = load(tmp_path, f"{JOBS}merge: {{{line}}}\n")
+        assert sources(settings)[f"tables.t.jobs.merge.{key}"][0] == shown
+
+
 def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(TABLE)
@@ -261,7 +278,7 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert {"key", "value", "layer", "line", "variables"} == set(good.document["effective"][0])
     assert good.document["jobs"] == ["catchup", "compact", "merge", "snapshot"]
     text = run_here(capfd, "config", "check", str(file))
-    assert "tables.t.jobs.merge.schedule: every 10m, jitter 1m  # default" in text.out
+    assert "tables.t.jobs.merge.schedule: {every: 10m, jitter: 1m}  # default" in text.out
     assert "timeout" not in text.out.replace("heartbeat.timeout", ""), "neither given, nor is there a default"
     assert "tables.t.jobs.merge.timeout" in [one["key"] for one in good.document["effective"]]
     file.write_text(TABLE + "    jobs: {merge: {when: null}}\n")
