@@ -48,16 +48,16 @@ def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
     code = service.run_once()
     done = service.done
     if as_json:
-        echo_json({"exit_code": code, "runs": done, "left": service.left})
+        echo_json({"exit_code": code, "runs": done, "left": service.leased_elsewhere})
     else:
         for ran in done:
             error = f" ({ran['error']['message']})" if ran["error"] else ""
             echo(printable(f"{ran['table']} {ran['job']}: {ran['outcome']}, {ran['decision'] or 'no decision'}{error}"))
-        for leased in service.left:
+        for leased in service.leased_elsewhere:
             until = "" if leased["expires"] is None else f", until its lease expires at {leased['expires']}"
             holder = leased["holder"] or "another supervisor"
             echo(printable(f"{leased['table']} {leased['job']}: left to {holder}{until}"))
-        if not done and not service.left:
+        if not done and not service.leased_elsewhere:
             echo(_idle(service.status()["tables"]))
         echo(f"done: {counted(len(done), 'run')}, exit code {code}.")
     return code

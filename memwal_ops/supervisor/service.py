@@ -133,9 +133,9 @@ class Service:
         return self._done
 
     @property
-    def left(self) -> list[dict[str, Any]]:
-        """Return the jobs that :meth:`run_once` left to the supervisors that hold their leases; valid after it."""
-        return self.scheduler.left
+    def leased_elsewhere(self) -> list[dict[str, Any]]:
+        """Return the jobs that :meth:`run_once` skipped, as other supervisors hold their leases; valid after it."""
+        return self.scheduler.leased_elsewhere
 
     def run(self) -> int:
         """Run until a signal stops the service; return the exit code."""
@@ -384,7 +384,7 @@ class Service:
             metrics=self._metrics.expose,
             status=self.status,
             runs=self._history.runs,
-            pages=pages.answer,
+            pages=pages.page_at,
             allowed_hosts=http.allowed_hosts,
         )
 

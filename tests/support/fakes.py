@@ -19,7 +19,7 @@ from memwal_ops.supervisor.scheduling.clock import Clock
 from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 from memwal_ops.supervisor.state.history import History
-from memwal_ops.supervisor.workers.protocol import Answer, PollRequest
+from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 US, THEM = Holder("us", "us@here"), Holder("them", "them@there")
@@ -219,7 +219,7 @@ class Stage:
     def answer(self, table: str, job: str = "merge", outcome: str = "succeeded", **details: Any) -> None:
         """A worker is done with its run."""
         worker, request = self.request(table, job)
-        self.scheduler.on_message(worker, vars_of(Answer(request.id, outcome, **details)))  # type: ignore[arg-type]
+        self.scheduler.on_message(worker, vars_of(Result(request.id, outcome, **details)))  # type: ignore[arg-type]
         self.turn()
 
     def die(self, table: str, job: str = "merge", status: int = -9) -> None:
@@ -238,7 +238,7 @@ class Stage:
             for worker, request in reversed(self.pools.given)
             if isinstance(request, PollRequest) and request.uri == f"/{table}"
         )
-        self.scheduler.on_message(worker, vars_of(Answer(request.id, "succeeded", figures=figures, version=3)))  # type: ignore[arg-type]
+        self.scheduler.on_message(worker, vars_of(Result(request.id, "succeeded", figures=figures, version=3)))  # type: ignore[arg-type]
         self.turn()
 
     def job(self, table: str, job: str = "merge") -> dict[str, Any]:
@@ -251,5 +251,5 @@ class Stage:
         return [one["outcome"] for one in reversed(self.history.runs(**filters))]
 
 
-def vars_of(answer: Answer) -> dict[str, Any]:
+def vars_of(answer: Result) -> dict[str, Any]:
     return {name: getattr(answer, name) for name in answer.__dataclass_fields__}

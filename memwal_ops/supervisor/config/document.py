@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Place = tuple[str | int, ...]
-_VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|\{(?P<odd>[^}]*)\}?)")
+_VARIABLE = re.compile(
+    r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|\{(?P<invalid>[^}]*)\}?)"
+)
 _UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f\\ud800-\\udfff]")
 _MAX_VALUES = 100_000
 _MAX_BYTES = 4 << 20
@@ -89,7 +91,7 @@ def read_document(path: str, environ: Mapping[str, str] | None = None) -> Docume
         )
         return document
     if len(raw) > _MAX_BYTES:
-        fix = "Give the configuration file; this is another file."
+        fix = "Give the path of the configuration file; this is a different file."
         document.problems.append(Problem((), None, "The file is larger than 4 MiB.", fix))
         return document
     _parse(document, raw, os.environ if environ is None else environ)

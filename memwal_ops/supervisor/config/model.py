@@ -16,7 +16,7 @@ from memwal_ops.storage.locations import DATABASE_TABLES
 from memwal_ops.units import parse_duration, parse_size
 
 # A longer one, added to the current time, would exceed the range of datetime.
-_LONGEST = timedelta(days=100 * 365)
+_MAX_DURATION = timedelta(days=100 * 365)
 
 
 def _duration(value: Any) -> timedelta:
@@ -25,8 +25,8 @@ def _duration(value: Any) -> timedelta:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("expected a duration, for example 90s, 15m, 2h or 3d")  # noqa: TRY004 - pydantic's own
     span = parse_duration(str(value))
-    if span > _LONGEST:
-        raise ValueError(f"expected a duration of at most {_LONGEST.days // 365} years")
+    if span > _MAX_DURATION:
+        raise ValueError(f"expected a duration of at most {_MAX_DURATION.days // 365} years")
     return span
 
 
@@ -43,7 +43,7 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
-def _text(value: Any) -> Any:
+def _to_string(value: Any) -> Any:
     """Convert numbers and booleans of YAML to strings: storage options are strings."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -64,7 +64,7 @@ Duration = Annotated[timedelta, BeforeValidator(_duration)]
 Positive = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0))]
 Size = Annotated[int, BeforeValidator(read_size), Field(gt=0)]
 Whole = Annotated[int, BeforeValidator(_no_bool)]
-Options = dict[str, Annotated[str, BeforeValidator(_text)]]
+Options = dict[str, Annotated[str, BeforeValidator(_to_string)]]
 
 
 class Model(BaseModel):
@@ -221,7 +221,7 @@ class PoolsConfig(Model):
 
 
 class BackoffConfig(Model):
-    """After ``failures`` failures in a row: ``first``, doubling up to ``longest``, each with jitter."""
+    """The wait after ``failures`` consecutive failures: ``first``, doubling up to ``longest``, each with jitter."""
 
     failures: Annotated[Whole, Field(ge=1)] = 3
     first: Positive = timedelta(minutes=10)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.config.model import Config, NamespaceConfig, ScheduleConfig, TableConfig
 
 # The longest time between two polls of an idle table, unless configured: alerts fire at 30 minutes.
-_IDLE_FACTOR, _LONGEST_IDLE = 10, timedelta(minutes=10)
+_IDLE_FACTOR, _MAX_IDLE_POLL = 10, timedelta(minutes=10)
 _SCHEMES = SCHEMES - {"memory"}
 _WILD = re.compile(r"[*?\[]")
 
@@ -59,7 +59,7 @@ class Resolver:
                 place: Place = ("tables", number)
                 line = self._document.line(("tables", first))
                 self._problem(
-                    place, f"The name {name!r} is that of the table in line {line}.", "Give one of them a name."
+                    place, f"The name {name!r} is already used by the table in line {line}.", "Give one of them a name."
                 )
         self._check_duplicates()
         sources = {
@@ -118,7 +118,7 @@ class Resolver:
         defaults = self._config.defaults
         poll, given = entry.poll or defaults.poll, entry.idle_poll or defaults.idle_poll
         if given is None:
-            return max(poll, min(_IDLE_FACTOR * poll, _LONGEST_IDLE))
+            return max(poll, min(_IDLE_FACTOR * poll, _MAX_IDLE_POLL))
         if given < poll:
             where = place if entry.idle_poll is not None else ("defaults",)
             self._problem(

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS = {OK: "ok", WARNING: "warning", CRITICAL: "critical"}
 _LATE_WARNING, _LATE_CRITICAL = 3, 10
-# Shorter intervals count as this one: starting a run, or this command, takes seconds.
-_SHORTEST_INTERVAL = 60.0
+# Shorter intervals are treated as this one: starting a run, or this command, takes seconds.
+_MIN_INTERVAL = 60.0
 _FAILURES_CRITICAL = 3
 _DEFERRED = frozenset({"window", "budget", "lease", "earlier"})
-_MOST_BLOCKED = 3
+_MAX_BLOCKED = 3
 _BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked.md"
 _JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alerts/MemwalOpsJobFailing.md"
 
 
 class Finding(TypedDict):
-    """One finding: ``level`` is ok, warning or critical; ``do`` ends with a point, or with ``: `` and a command."""
+    """One finding: ``level`` is ok, warning or critical; ``do`` ends with a period, or with ``: `` and a command."""
 
     level: str
     what: str
@@ -41,7 +41,7 @@ class Finding(TypedDict):
 
 
 class RunErrors(Protocol):
-    """Where the findings about a table look up what its status document does not have."""
+    """The source of details about a table that its status document does not have."""
 
     def last_error(self, table: str, job: str) -> Mapping[str, Any] | None:
         """Return the error of a job's last failure: reason, message, remedy and exit code; None if it had none."""
@@ -81,9 +81,9 @@ def job_findings(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str
         yield level, f"{name} failed {counted(failures, 'time')} in a row"
     every, since = state["schedule_seconds"], state["seconds_since_success"]
     # A job that another supervisor runs, or that is deferred by a window or budget, is not late.
-    late = since / max(every, _SHORTEST_INTERVAL) if every and state["waiting_for"] not in _DEFERRED else 0.0
+    late = since / max(every, _MIN_INTERVAL) if every and state["waiting_for"] not in _DEFERRED else 0.0
     if late >= _LATE_WARNING and state["state"] != "running":
-        yield CRITICAL if late >= _LATE_CRITICAL else WARNING, f"{name} did not succeed for {since:.0f} s"
+        yield CRITICAL if late >= _LATE_CRITICAL else WARNING, f"{name} has not succeeded for {since:.0f} s"
 
 
 def finding(level: int, what: str, do: str, page: str | None) -> Finding:
@@ -106,12 +106,12 @@ def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault],
     if refused:
         what = f"The service did not apply the file, or only a part of it: {refused}"
         checked = f"memwal-ops config check {shlex.quote(file)}"
-        todo = f"Fix what this names, and reload the file with SIGHUP: {checked}"
+        todo = f"Fix the reported error, and reload the file with SIGHUP: {checked}"
         yield finding(WARNING, what, todo, "runbooks/alerts/MemwalOpsConfigBad.md")
     lost = None if service is None else service.get("state_error")
     if lost:
         what = f"The service cannot write its run history: {lost}"
-        yield finding(WARNING, what, "Fix the folder.", "runbooks/errors/56-history.md")
+        yield finding(WARNING, what, "Make the state folder writable.", "runbooks/errors/56-history.md")
 
 
 def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, file: str) -> Iterator[Finding]:
@@ -128,14 +128,14 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         part = "cannot be read" if not backlog else "cannot be read as a whole"
         yield finding(CRITICAL, f"It {part}: {error['reason']}. {error['message']}", error["remedy"], error["runbook"])
     blocked = table["blocked"]
-    for one in blocked[:_MOST_BLOCKED]:
+    for one in blocked[:_MAX_BLOCKED]:
         part, place = errors.part_of(table["uri"], one)
         what = f"{part or 'It'} is blocked{f' at {place}' if place else ''}: {one['reason']}. {one['detail']}"
-        todo = f"Fix that; nothing more of this part is merged before. See it: {_inspect(table)}"
+        todo = f"Fix the cause; until then nothing more of this part is merged. See it: {_inspect(table)}"
         yield finding(CRITICAL, what, todo, _MERGE_BLOCKED)
     parts = int(amount(backlog, "blocked") or 0)
-    if parts and len(blocked) != min(parts, _MOST_BLOCKED):
-        what = f"{counted_as(parts, noun_of(backlog, 'blocked'))} in all cannot be merged completely."
+    if parts and len(blocked) != min(parts, _MAX_BLOCKED):
+        what = f"{counted_as(parts, noun_of(backlog, 'blocked'))} in total cannot be merged completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
     for name, job in table["jobs"].items():
         yield from _of_job(table, name, job, errors, file)
@@ -188,7 +188,7 @@ def _why_behind(table: Mapping[str, Any], file: str) -> tuple[str, str]:
         (job["state"] == "running", f"A {name} has been running for {time_text(job['running_seconds'])}.", ran),
         (
             job["lease"]["state"] != "free",
-            f"The lease of its {name} is that of {holder_text(job)}.",
+            f"Another holder has the lease of its {name}: {holder_text(job)}.",
             f"See whether it makes progress: memwal-ops lease list {shlex.quote(table['uri'])}",
         ),
         (job["consecutive_failures"], f"Its {name}s fail.", ran),
@@ -240,7 +240,7 @@ def holder_text(job: Mapping[str, Any]) -> str:
     lease = job["lease"]
     if lease["state"] == "free":
         return "free"
-    return f"{lease['holder']['name']}, to {lease['expires'][11:19]} UTC"
+    return f"{lease['holder']['name']}, until {lease['expires'][11:19]} UTC"
 
 
 def age_text(backlog: Mapping[str, float]) -> str:

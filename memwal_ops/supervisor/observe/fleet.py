@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.config.effective import Settings
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
 
-_AT_ONCE = 8
-_BLOCKED = 10
+_CONCURRENT_READS = 8
+_BLOCKED_EXIT_CODE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class FleetStatus:
             self._history.close()
 
     def tables(self, found: Sequence[FoundTable], timeout: timedelta) -> list[FleetTable]:
-        """Return a document for each table, by name; one that does not answer within ``timeout`` has that error."""
+        """Return a document for each table, by name; one that does not respond within ``timeout`` has that error."""
         self._formats = {table.uri: table.settings.format for table in found}
         readings = _read_all(found, timeout)
         return [self._document(table, readings[table.name]) for table in sorted(found, key=lambda table: table.name)]
@@ -138,7 +138,7 @@ class FleetStatus:
         if lease is not None:
             last = lease.last
             if last is not None and (entry.finished is None or last.finished > entry.finished):
-                # A run of another supervisor, or one in a history elsewhere.
+                # A run of another supervisor, or one that another history file records.
                 entry.started = entry.finished = last.finished
                 entry.outcome = last.outcome
                 entry.succeeded = last.finished if last.outcome == "succeeded" else entry.succeeded
@@ -179,7 +179,7 @@ class FleetStatus:
         blocked: list[Mapping[str, Any]] = []
         for job in jobs_of("blocked", "run"):
             for run in self._runs(table=table.uri, job=job, limit=1):
-                if run["exit_code"] == _BLOCKED:
+                if run["exit_code"] == _BLOCKED_EXIT_CODE:
                     entries = (run["report"] or {}).get("blocked")
                     blocked += [part for part in entries if isinstance(part, dict)] if isinstance(entries, list) else []
         return blocked
@@ -217,10 +217,10 @@ def _read_all(tables: Sequence[FoundTable], timeout: timedelta) -> dict[str, Tab
             results.put((table.name, _read(table)))
 
     all_job_specs()
-    for _ in range(min(_AT_ONCE, len(tables))):
+    for _ in range(min(_CONCURRENT_READS, len(tables))):
         threading.Thread(target=work, name="status", daemon=True).start()
     seconds = timeout.total_seconds()
-    late = StoreUnavailableError(f"It did not answer within {seconds:g} s (--timeout).")
+    late = StoreUnavailableError(f"It did not respond within {seconds:g} s (--timeout).")
     readings = {table.name: TableReading(error=late) for table in tables}
     ends = time.monotonic() + seconds
     for _ in tables:

@@ -18,7 +18,7 @@ from memwal_ops.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MOST_WAITING = 100
+_MAX_QUEUED = 100
 
 
 class Heartbeat:
@@ -27,7 +27,7 @@ class Heartbeat:
     def __init__(self, on_result: Callable[[str], None]) -> None:
         """Fetch nothing yet."""
         self._on_result = on_result
-        self._waiting: queue.Queue[tuple[str, float]] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[tuple[str, float]] = queue.Queue(_MAX_QUEUED)
         self._thread: threading.Thread | None = None
 
     def beat(self, url: str, table: str, job: str, timeout: float) -> None:
@@ -57,8 +57,8 @@ class Heartbeat:
     def _fetch(self, url: str, timeout: float) -> None:
         request = urllib.request.Request(url, headers={"User-Agent": f"memwal-ops/{__version__}"})  # noqa: S310 - the configuration allows http and https alone
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - see above
-                answer.read(1)
+            with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310 - see above
+                response.read(1)
         except Exception as error:  # noqa: BLE001 - whatever another server does
             # The URL is not logged: it often contains its only secret.
             get_logger(__name__).warning(

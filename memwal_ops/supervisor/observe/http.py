@@ -1,6 +1,6 @@
 """Serve pages, health, metrics and status over HTTP, read-only.
 
-There is no authentication: it binds to 127.0.0.1 by default, and answers only requests for its own host names, so
+There is no authentication: it binds to 127.0.0.1 by default, and serves only requests for its own host names, so
 that no page in a browser reads it by DNS rebinding. The number and duration of connections are bounded: file
 descriptors and threads are needed by the jobs.
 """
@@ -101,8 +101,8 @@ class HttpServer:
     """Serves a few paths on background threads.
 
     Args:
-        alive: returns whether the service works, and a text.
-        ready: returns whether it runs jobs, and a text.
+        alive: returns whether the event loop makes progress, and a sentence.
+        ready: returns whether it runs jobs, and a sentence.
         metrics: returns the text for Prometheus.
         status: returns the document of ``/api/v1/status``.
         runs: returns the newest runs, by table, job, failed and limit.
@@ -140,7 +140,7 @@ class HttpServer:
             timeout = _REQUEST_SECONDS
 
             def do_GET(self) -> None:
-                self._respond(*server.answer(self.path, self.headers.get_all("Host", [])))
+                self._respond(*server.response_to(self.path, self.headers.get_all("Host", [])))
 
             do_HEAD = do_GET  # noqa: N815 - the base class's name
 
@@ -181,11 +181,11 @@ class HttpServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def answer(self, target: str, hosts: Iterable[str] = ()) -> _Response:  # noqa: PLR0911 - one for each path
+    def response_to(self, target: str, hosts: Iterable[str] = ()) -> _Response:  # noqa: PLR0911 - one for each path
         """Return status code, content type, body and policy for a path, requested with these ``Host`` headers."""
         foreign = [host for host in hosts if not self._is_own_host(host)]
         if foreign:
-            message = f"The host {foreign[0][:200]!r} is not one of this service: use its address, or add the host"
+            message = f"The host {foreign[0][:200]!r} is not a name of this service: use its address, or add the host"
             return _json(421, {"error": f"{message} to http.allowed_hosts."})
         try:
             parts = urlsplit(target)

@@ -218,7 +218,7 @@ class _StatusCollector(Collector):
             ("consecutive_failures", "Failures in a row."),
             ("waiting_seconds", "Seconds since the job became due without being started; 0 if it is not due."),
             ("running_seconds", "Seconds since the run in flight started; 0 if there is none."),
-            ("backoff_seconds", "Seconds until the back-off after failures ends."),
+            ("backoff_seconds", "Seconds until the backoff after failures ends."),
             ("schedule_seconds", "Seconds between two runs by the schedule; 0 if the job has none."),
         ):
             yield self._one(name, text, [(key, _amount(of, name)) for key, of in jobs], "table", "job")

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.scheduling.discovery import Fault
 
 _RELOAD_SECONDS = 15
-_MOST_RUNS = 20
-_BLOCKED = 10
+_MAX_RUNS = 20
+_BLOCKED_EXIT_CODE = 10
 _TABLES, _CHART, _RUNBOOKS = "/tables/", "/backlog.svg", "/runbooks/"
 _NO_HISTORY = (
     "Not read yet, or not reported by tables of this format. Opening this page requests it: see the next reload."
@@ -47,7 +47,7 @@ _SVG_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The answer to a request: its type, body, and the Content-Security-Policy that it needs."""
+    """The response to a request: its type, body, and the Content-Security-Policy that it needs."""
 
     kind: str
     body: bytes
@@ -61,7 +61,7 @@ class Pages:
         status: returns the document of ``/api/v1/status``.
         runs: returns the newest runs, by table, job, failed and limit.
         samples: returns the amounts of a table's backlog over time, by its name.
-        history: returns the recent history of a table as last read, and has it read again; None if it is not known.
+        history: returns the recent history of a table as last read, and requests a new one; None if it is not known.
         faults: returns the patterns that could not be expanded.
         format_of: returns the name of the format of a table, by its URI; None if it is not known yet.
         file: the path of the configuration file, for commands to type.
@@ -85,7 +85,7 @@ class Pages:
         self._file = file
         self._charts: dict[str, tuple[float, bytes]] = {}
 
-    def answer(self, path: str) -> Page | None:
+    def page_at(self, path: str) -> Page | None:
         """Return the page of a path; None if there is none."""
         if path == "/":
             return Page("text/html; charset=utf-8", self.fleet(), _with_ancestors())
@@ -134,7 +134,7 @@ class Pages:
             return None
         samples = self._samples(name)
         chart = data_uri(backlog_chart(samples, small=False)) if len(samples) > 1 else ""
-        runs = self._runs.of(_stamp(table), table=name, limit=_MOST_RUNS)
+        runs = self._runs.of(_stamp(table), table=name, limit=_MAX_RUNS)
         history = self._history(name)
         collected = next(iter(self._runs.of(_stamp(table), table=name, job="gc", limit=1)), None)
         return render(
@@ -165,7 +165,7 @@ class Pages:
         found: list[Mapping[str, Any]] = []
         for job in jobs_of("blocked", "run") if amount(table["backlog"], "blocked") else ():
             for run in self._runs.of(_stamp(table), table=table["name"], job=job, limit=1):
-                entries = (run["report"] or {}).get("blocked") if run["exit_code"] == _BLOCKED else None
+                entries = (run["report"] or {}).get("blocked") if run["exit_code"] == _BLOCKED_EXIT_CODE else None
                 found += [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
         return found
 
@@ -200,7 +200,7 @@ class _Errors:
 
 
 class _CachedRuns:
-    """The answers of the run history, each read again after another run of its table has begun or ended."""
+    """Cached queries of the run history; an entry is valid until a run of its table begins or ends."""
 
     def __init__(self, runs: Callable[..., list[dict[str, Any]]]) -> None:
         self._runs = runs

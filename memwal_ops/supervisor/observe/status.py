@@ -171,7 +171,7 @@ def job_status(entry: Entry, now: datetime, mono: float, fires: datetime | None 
     schedule, run = entry.settings.schedule, entry.run
     if fires is None and schedule is not None:
         fires = schedule.due_after(entry.started, entry.first_seen)
-    # A job in a closed window or in back-off does not wait: it is meant to be idle.
+    # A job in a closed window or in backoff does not wait: it is meant to be idle.
     waits = entry.state == LEASING or (entry.state == QUEUED and entry.waiting in {"worker", "lease"})
     left = 0.0 if entry.not_before is None else max(0.0, (entry.not_before - now).total_seconds())
     return {

@@ -1,4 +1,4 @@
-"""Poll the backlogs of tables, evaluate the answers, and fire triggers."""
+"""Poll the backlogs of tables, evaluate the results, and fire triggers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.state.tables import Entry, TableState
     from memwal_ops.supervisor.workers.pools import WorkerProcess
 
-_UNPRODUCTIVE = timedelta(minutes=10)
-# A store that does not answer must not occupy the only polling worker, which all other tables need too.
+_UNPRODUCTIVE_FOR = timedelta(minutes=10)
+# A store that does not respond must not occupy the only polling worker, which all other tables need too.
 _HISTORY_SECONDS = 60.0
-_FAILED_POLL_FACTOR, _LONGEST_PAUSE = 10.0, 300.0
+_FAILED_POLL_FACTOR, _MAX_PAUSE_SECONDS = 10.0, 300.0
 # After so many polls without a change, the time between two polls doubles with each. A timer fires again within
 # 1.2 times `poll`, its jitter included; the rest is a margin for a busy scheduler.
-_STEADY, _NEXT_TIMER = 10, 1.5
+_UNCHANGED_POLLS, _NEXT_TIMER_FACTOR = 10, 1.5
 # For at most this long, the figures of a table with an unchanged fingerprint are reused; then all are read again.
 _READ_AGAIN_SECONDS = 3600.0
 
@@ -87,8 +87,8 @@ class BacklogPolling:
         if state is None:
             return False
         poll, longest = (span.total_seconds() for span in (state.table.settings.poll, state.table.settings.idle_poll))
-        wait = min(poll * 2.0 ** min(max(state.unchanged - _STEADY, 0), 30), longest)
-        return self._clock.monotonic() - state.poll_began + _NEXT_TIMER * poll <= wait
+        wait = min(poll * 2.0 ** min(max(state.unchanged - _UNCHANGED_POLLS, 0), 30), longest)
+        return self._clock.monotonic() - state.poll_began + _NEXT_TIMER_FACTOR * poll <= wait
 
     def request_history(self, table: str) -> None:
         """Request a poll that reads the table's recent history, too; at most one in a minute."""
@@ -97,16 +97,16 @@ class BacklogPolling:
             state.history_read, state.history_wanted = now, True
             self.request(table)
 
-    def known_of(self, entry: Entry) -> tuple[str, JobSettings] | None:
+    def fingerprint_and_settings(self, entry: Entry) -> tuple[str, JobSettings] | None:
         """The fingerprint of an entry's table as far as it is known, with the entry's settings; else None."""
         state = self._tables.get(entry.table.name)
         reading = None if state is None else state.reading
         wanted = entry.settings.job.skip_if_unchanged and entry.settings.heartbeat_url is None and not self._once
         return (reading.fingerprint, entry.settings) if wanted and reading is not None and reading.fingerprint else None
 
-    def defer(self, entry: Entry) -> bool:
-        """Let the next poll decide whether a scheduled run is necessary; False: it is, by what is known now."""
-        if entry.state != IDLE or entry.clean is None or entry.clean != self.known_of(entry):
+    def decide_at_next_poll(self, entry: Entry) -> bool:
+        """Leave it to the next poll whether a scheduled run is necessary; False if it is known to be necessary."""
+        if entry.state != IDLE or not self._is_unchanged(entry):
             return False
         self._tables[entry.table.name].scheduled[entry.settings.name] = self._clock.monotonic()
         self.request(entry.table.name)
@@ -120,19 +120,19 @@ class BacklogPolling:
                 return
             self._begin(min(waiting, key=lambda state: (state.poll_due, state.table.name)))
 
-    def on_answer(self, request: int, answer: Mapping[str, Any]) -> bool:
-        """Process an answer if ``request`` is a poll; return whether it is."""
+    def on_result(self, request: int, result: Mapping[str, Any]) -> bool:
+        """Process a result if ``request`` is a poll; return whether it is."""
         if request not in self._polls:
             return False
         state, _, reading = self._polls.pop(request)
-        self._polled(state, answer, reading)
+        self._polled(state, result, reading)
         return True
 
     def on_worker_exit(self, request: int | None, status: int | None) -> bool:
         """Fail the poll that a worker was running when it exited; return whether it was running one."""
-        error = WorkerDiedError(f"The process that polled the table's backlog ended ({describe_exit(status)}).")
-        answer = {"outcome": "failed", "message": str(error), "exit_code": error.exit_code}
-        return request is not None and self.on_answer(request, answer)
+        error = WorkerDiedError(f"The process that polled the table's backlog exited ({describe_exit(status)}).")
+        result = {"outcome": "failed", "message": str(error), "exit_code": error.exit_code}
+        return request is not None and self.on_result(request, result)
 
     def record_blocked(self, entry: Entry, figures: Mapping[str, float]) -> None:
         """Record what blocked a run: a poll only lists objects, and cannot find damage inside them."""
@@ -165,27 +165,27 @@ class BacklogPolling:
         fresh = not running and age < _READ_AGAIN_SECONDS and not state.history_wanted and jobs == reading.jobs
         return reading.fingerprint if fresh else ""
 
-    def _polled(self, state: TableState, answer: Mapping[str, Any], reading: Reading) -> None:
+    def _polled(self, state: TableState, result: Mapping[str, Any], reading: Reading) -> None:
         state.polling, began = False, reading.began
         if self._tables.get(state.table.name) is not state:
             return
-        if answer.get("unchanged"):
-            answer = {**answer, "figures": self._aged(state), "version": state.version}
+        if result.get("unchanged"):
+            result = {**result, "figures": self._aged(state), "version": state.version}
         else:
-            reading = replace(reading, fingerprint=answer.get("fingerprint") or "")
-        state.answered = self._clock.monotonic()
-        good = answer["outcome"] == "succeeded"
-        state.history = answer.get("report") or state.history
-        self._metrics.polls.labels(state.table.name, answer["outcome"]).inc()
+            reading = replace(reading, fingerprint=result.get("fingerprint") or "")
+        state.result_at = self._clock.monotonic()
+        good = result["outcome"] == "succeeded"
+        state.history = result.get("report") or state.history
+        self._metrics.polls.labels(state.table.name, result["outcome"]).inc()
         idle, seen = good and not state.blocked, (state.version, state.figures)
-        before, state.error = state.error, None if good else str(answer["message"])
-        state.error_code = int(answer["exit_code"])
+        before, state.error = state.error, None if good else str(result["message"])
+        state.error_code = int(result["exit_code"])
         took = self._clock.monotonic() - began
-        pause = min(took * _FAILED_POLL_FACTOR, _LONGEST_PAUSE)
+        pause = min(took * _FAILED_POLL_FACTOR, _MAX_PAUSE_SECONDS)
         state.poll_not_before = 0.0 if good else self._clock.monotonic() + pause
-        if good or answer.get("figures"):
+        if good or result.get("figures"):
             # One job's figures may be missing; the poll counts if it has the backlog itself.
-            state.figures, state.version = dict(answer["figures"]), answer["version"]
+            state.figures, state.version = dict(result["figures"]), result["version"]
             read = good or amount(state.figures, "backlog") is not None
             state.polled = self._clock.now() if read else state.polled
             # An operator may have fixed it: what is still blocked is counted as behind, or the poll finds it itself.
@@ -193,7 +193,7 @@ class BacklogPolling:
             state.blocked = state.blocked if behind is None else min(state.blocked, behind)
             _raise_to(state.figures, state.blocked)
             same = _is_same(state, *seen)
-            state.reading = state.reading if answer.get("unchanged") else reading if good and same else None
+            state.reading = state.reading if result.get("unchanged") else reading if good and same else None
             idle = idle and same and _is_idle(state)
             if (waiting := amount(state.figures, "backlog")) is not None:
                 state.samples.add(self._clock.now().timestamp(), waiting)
@@ -220,7 +220,7 @@ class BacklogPolling:
         now = self._clock.now()
         for name, due in [*state.scheduled.items()]:
             entry = state.entries.get(name)
-            unchanged = entry is not None and entry.clean is not None and entry.clean == self.known_of(entry)
+            unchanged = entry is not None and self._is_unchanged(entry)
             if unchanged and began < due:
                 continue  # something may have been written in between: the next poll decides
             del state.scheduled[name]
@@ -230,16 +230,20 @@ class BacklogPolling:
             elif entry is not None:
                 self._enqueue(*entry.key, "schedule")
 
+    def _is_unchanged(self, entry: Entry) -> bool:
+        """Whether nothing was written to the table, and no setting changed, since before the job's last run."""
+        return entry.unchanged_since is not None and entry.unchanged_since == self.fingerprint_and_settings(entry)
+
     def _aged(self, state: TableState) -> dict[str, float]:
         """The figures of a table that has not changed since the last poll: only ages grow."""
-        passed, ages = self._clock.monotonic() - state.answered, _ages(state)
+        passed, ages = self._clock.monotonic() - state.result_at, _ages(state)
         return {name: value + passed if value and name in ages else value for name, value in state.figures.items()}
 
     def _is_unproductive(self, entry: Entry, state: TableState) -> bool:
         """Whether the last run, less than 10 minutes ago, published nothing with the same backlog."""
         if entry.unproductive_backlog is None or entry.finished is None:
             return False
-        recent = self._clock.now() - entry.finished < _UNPRODUCTIVE
+        recent = self._clock.now() - entry.finished < _UNPRODUCTIVE_FOR
         return recent and entry.unproductive_backlog == amounts(entry, state)
 
 

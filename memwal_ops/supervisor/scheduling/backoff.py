@@ -1,4 +1,4 @@
-"""Exponential back-off of jobs that fail repeatedly."""
+"""Exponential backoff of jobs that fail repeatedly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _JITTER = 0.2
 
 
 def wait_after(failures: int, config: BackoffConfig, random_: random.Random) -> timedelta:
-    """Return the wait after ``failures`` in a row.
+    """Return the wait after ``failures`` consecutive failures.
 
     Zero below ``config.failures``; then ``first``, doubling up to ``longest``, each up to a fifth longer (jitter).
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
     from memwal_ops.supervisor.config.effective import TableSettings
 
-_AT_ONCE = 8
+_THREADS = 8
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -69,7 +69,7 @@ def discover(entries: Iterable[TableSettings], formats: MutableMapping[str, str]
     known = {} if formats is None else formats
     unknown = [table for table in discovery.tables if table.settings.format is None and table.uri not in known]
     if unknown:
-        with ThreadPoolExecutor(min(_AT_ONCE, len(unknown))) as threads:
+        with ThreadPoolExecutor(min(_THREADS, len(unknown))) as threads:
             known.update((uri, name) for uri, name in threads.map(_detect_format, unknown) if name is not None)
     return replace(discovery, tables=tuple(_of_format(table, known.get(table.uri)) for table in discovery.tables))
 
@@ -159,7 +159,7 @@ def _matches(entry: TableSettings) -> Iterator[FoundTable]:
 
 
 def _of_catalog(entry: TableSettings) -> Iterator[FoundTable]:
-    """Yield the tables of a catalog; each is described, and so found or not, as it is opened."""
+    """Yield the tables that a catalog lists. Whether a listed table exists is known only once it is opened."""
     catalog = Catalog.of(str(entry.pattern), entry.storage_options)
     prefix = "" if entry.name == entry.pattern else f"{entry.name}/"
     for name in catalog.tables():

@@ -46,15 +46,16 @@ def choose(
     for entry in entries:
         if entry.state != QUEUED:
             continue
-        entry.waiting = _obstacle(entry, now, over_budget, must_wait)
+        entry.waiting = _waits_for(entry, now, over_budget, must_wait)
         if entry.waiting == "worker" and (best is None or _order(entry) < _order(best)):
             best = entry
     return best
 
 
-def _obstacle(
+def _waits_for(
     entry: Entry, now: datetime, over_budget: Callable[[Entry], bool], must_wait: Callable[[Entry], bool]
 ) -> str:
+    """Return what keeps a queued entry from starting; ``earlier`` is an upstream job, ``worker`` a free worker."""
     if entry.not_before is not None and now < entry.not_before:
         return "lease" if entry.other is not None else "backoff"
     if not is_open(entry.settings.windows, now, entry.settings.zone):

@@ -1,6 +1,6 @@
 """Decide which jobs run: the supervisor's event loop, on a single thread.
 
-Everything that happens elsewhere (a timer fires, a worker answers, a lease is granted, a pattern was
+Everything that happens elsewhere (a timer fires, a worker sends its result, a lease is granted, a pattern was
 expanded) is posted as a function and called here, one after the other. ``step`` does that, then checks what
 depends on time: leases to be renewed, jobs that hang. So no decision takes a lock, and tests drive the loop
 with their own clock.
@@ -24,7 +24,7 @@ from memwal_ops.supervisor.scheduling.clock import Clock
 from memwal_ops.supervisor.scheduling.priority import choose, must_run_before
 from memwal_ops.supervisor.scheduling.reconcile import reconcile
 from memwal_ops.supervisor.state.history import COMPLETED, FAILURES
-from memwal_ops.supervisor.state.outcomes import LEVELS, STOPPED, classify_answer, classify_exit, error_fields
+from memwal_ops.supervisor.state.outcomes import LEVELS, STOPPED, classify_exit, classify_result, error_fields
 from memwal_ops.supervisor.state.recorder import RunRecorder
 from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, Entry, RunState, TableState
 from memwal_ops.supervisor.workers.protocol import RunRequest, lease_document
@@ -79,8 +79,8 @@ class Scheduler:
         self.lock = threading.RLock()
         self.stopping = False
         self.codes: list[int] = []
-        # With `once`: what was due, and is leased by another supervisor at the moment.
-        self.left: list[dict[str, Any]] = []
+        # With `once`: the jobs that were due and whose lease another supervisor holds.
+        self.leased_elsewhere: list[dict[str, Any]] = []
         self.skews: dict[str, float] = {}
         self._heartbeat = heartbeat
         self.clock = clock or Clock()
@@ -169,7 +169,7 @@ class Scheduler:
     def on_schedule(self, table: str, job: str) -> None:
         """Queue a job that is due by its schedule, unless the next poll may find that there is nothing to do."""
         entry = self._find(table, job)
-        if entry is None or self.stopping or not self._polling.defer(entry):
+        if entry is None or self.stopping or not self._polling.decide_at_next_poll(entry):
             self.enqueue(table, job, "schedule")
 
     def queue_scheduled(self) -> None:
@@ -251,21 +251,24 @@ class Scheduler:
             return
         entry.state = LEASING
         self.leases.acquire(
-            entry.table, entry.settings.name, lambda answer, error: self._on_lease_answer(entry, answer, error)
+            entry.table, entry.settings.name, lambda result, error: self._on_lease_result(entry, result, error)
         )
 
-    def _on_lease_answer(
-        self, entry: Entry, answer: tuple[Lease | None, Lease | None] | None, error: MemwalOpsError | None
+    def _on_lease_result(
+        self, entry: Entry, result: tuple[Lease | None, Lease | None] | None, error: MemwalOpsError | None
     ) -> None:
-        """``answer``: our new lease and the one before it; without ours, the other one is valid."""
+        """Start the run, or request the lease again later.
+
+        ``result``: the lease that this supervisor acquired, if any, and the newest one before it.
+        """
         now = self.clock.now()
-        lease, before = (None, None) if answer is None else answer
+        lease, before = (None, None) if result is None else result
         if entry.removed or self.stopping:
             entry.state = IDLE
             if lease is not None:
                 self._release(entry, lease, None)
             return
-        if answer is None:
+        if result is None:
             self._record_not_started(entry, error)
             return
         if lease is None:
@@ -291,7 +294,9 @@ class Scheduler:
             holder, expires = (
                 (None, None) if other is None else (other.holder.name, other.expires.isoformat(timespec="seconds"))
             )
-            self.left.append({"table": entry.table.name, "job": entry.key[1], "holder": holder, "expires": expires})
+            self.leased_elsewhere.append(
+                {"table": entry.table.name, "job": entry.key[1], "holder": holder, "expires": expires}
+            )
             return
         assert self.leases is not None  # noqa: S101 - the lease was requested from it
         entry.state = QUEUED
@@ -306,7 +311,7 @@ class Scheduler:
         if entry.why == "schedule" and schedule is not None:
             done = age < schedule.period(now) * _DONE_ELSEWHERE_FRACTION
         else:
-            # The backlog that triggered it may be the one that the other supervisor has merged: poll again.
+            # The other supervisor may have merged the backlog that triggered it: poll again.
             polled = self.tables[entry.table.name].polled
             done = polled is not None and age < now - polled
             if done:
@@ -344,7 +349,7 @@ class Scheduler:
         worker = self._assign(settings.job.pool, request)
         entry.lease, entry.renewed, entry.renewing = lease, mono, False
         entry.renew_at = mono + (0.0 if lease is None else lease.ttl.total_seconds() / 3)
-        entry.run = RunState(number, worker, mono, now, mono, before=self._polling.known_of(entry))
+        entry.run = RunState(number, worker, mono, now, mono, before=self._polling.fingerprint_and_settings(entry))
         entry.state, entry.waiting = RUNNING, None
         self._runs[request.id] = entry
         self._log.info("run_started", table=entry.table.name, job=settings.name, why=entry.why, pid=worker.pid)
@@ -382,9 +387,9 @@ class Scheduler:
                     entry.run.began, entry.run.working = entry.run.progress, True
         elif message["type"] == "done":
             self.pools.release(worker)
-            if not self._polling.on_answer(message["id"], message) and message["id"] in self._runs:
+            if not self._polling.on_result(message["id"], message) and message["id"] in self._runs:
                 entry = self._runs[message["id"]]
-                self._finish(entry, *classify_answer(entry, message))
+                self._finish(entry, *classify_result(entry, message))
 
     def _on_worker_exit(self, worker: WorkerProcess) -> None:
         request, worker.request = worker.request, None
@@ -415,7 +420,7 @@ class Scheduler:
         self._polling.record_blocked(entry, details.get("figures") or {})
         published = bool(details.get("versions"))
         self._update_entry(entry, outcome, now, run.started, details.get("exit_code") or 0, published=published)
-        entry.clean = run.before if outcome == "succeeded" and not published else None
+        entry.unchanged_since = run.before if outcome == "succeeded" and not published else None
         self._log.log(
             LEVELS.get(outcome, 20),
             "run_finished",

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 
-_SPREAD = 5.0
-_BACK_SECONDS = 5.0
+_SPREAD_SECONDS = 5.0
+_SET_BACK_SECONDS = 5.0
 
 
 class Timers:
@@ -47,7 +47,7 @@ class Timers:
         """Reset all timers if the wall clock was set back: they would fire late by as much."""
         offset = self._offset()
         back = self._ahead - offset
-        if back < _BACK_SECONDS:
+        if back < _SET_BACK_SECONDS:
             self._ahead = max(self._ahead, offset)
             return
         self._ahead = offset
@@ -121,4 +121,4 @@ class Timers:
 
     def _soon(self, now: datetime, within: timedelta) -> datetime:
         """Return a random time within 5 seconds from now, so that not all timers fire at once."""
-        return now + timedelta(seconds=self._random.uniform(0, min(within.total_seconds(), _SPREAD)))
+        return now + timedelta(seconds=self._random.uniform(0, min(within.total_seconds(), _SPREAD_SECONDS)))

@@ -42,7 +42,7 @@ def parse_window(text: str) -> Window:
     """Parse one window.
 
     Raises:
-        ValueError: the text is invalid; the message is for people.
+        ValueError: the text is invalid; the message can be shown to the user.
     """
     match = _TEXT.fullmatch(text.strip())
     if match is None:

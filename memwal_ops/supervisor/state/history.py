@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMPLETED = ("succeeded", "partial")
 FAILURES = ("failed", "died", "hung")
-UNDONE = ("stopped", "killed", "lost")
+INTERRUPTED = ("stopped", "killed", "lost")
 FAILED_OUTCOMES = ("partial", *FAILURES, "lost", "killed")
 
 _SCHEMA = """
@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS seen (
 _VERSION = 1
 # Another process may lock the file, such as a backup or the sqlite3 shell. The tables must not wait for it.
 _BUSY_TIMEOUT = 2.0
-_BETWEEN = 60.0
+_LOCKED_RETRY_SECONDS = 60.0
 _MAX_PENDING = 1000
 
 
@@ -142,7 +142,7 @@ class History:
             (now.timestamp(),),
         )
 
-    def see(self, table: str, job: str, now: datetime) -> None:
+    def record_first_seen(self, table: str, job: str, now: datetime) -> None:
         """Record when a job on a table was first seen."""
         if not self._read('SELECT 1 FROM seen WHERE "table"=? AND job=?', (table, job)):
             values = (table, job, now.timestamp())
@@ -176,12 +176,12 @@ class History:
                 self._pending.append((statement, given))
             raise
 
-    def prune(self, now: datetime, keep: timedelta, most: int) -> int:
-        """Delete runs that started more than ``keep`` ago, and all but the newest ``most``; return how many."""
+    def prune(self, now: datetime, keep: timedelta, max_runs: int) -> int:
+        """Delete runs that started more than ``keep`` ago, and all but the newest ``max_runs``; return how many."""
         return self._write(
             "DELETE FROM runs WHERE outcome != 'running' AND (started < ? OR id <= "
             "(SELECT id FROM runs ORDER BY id DESC LIMIT 1 OFFSET ?))",
-            ((now - keep).timestamp(), most),
+            ((now - keep).timestamp(), max_runs),
         )
 
     def last(self, table: str, job: str, now: datetime) -> LastRuns:
@@ -199,13 +199,13 @@ class History:
         for row in rows:
             if row["outcome"] not in FAILURES:
                 # A run that was stopped from outside is neither a success nor a failure of the job.
-                if row["outcome"] in UNDONE:
+                if row["outcome"] in INTERRUPTED:
                     continue
                 break
             failures += 1
         return LastRuns(
             first_seen=_when(seen[0]["first"]) or now if seen else now,
-            started=next((_when(row["started"]) for row in rows if row["outcome"] not in UNDONE), None),
+            started=next((_when(row["started"]) for row in rows if row["outcome"] not in INTERRUPTED), None),
             finished=_when(rows[0]["finished"]) if rows else None,
             succeeded=_when(succeeded[0]["at"]) if succeeded else None,
             outcome=rows[0]["outcome"] if rows else None,
@@ -257,8 +257,8 @@ class History:
     def _execute(self, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
         with self._lock:
             try:
-                # A file that stays locked is waited for once a minute, not at every statement.
-                timeout = _BUSY_TIMEOUT if time.monotonic() - self._locked_at > _BETWEEN else 0.0
+                # Wait for a locked file once a minute, not at every statement.
+                timeout = _BUSY_TIMEOUT if time.monotonic() - self._locked_at > _LOCKED_RETRY_SECONDS else 0.0
                 self._connection.execute(f"PRAGMA busy_timeout={int(timeout * 1000)}")
                 while self._pending:
                     self._connection.execute(*self._pending[0])

@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
 """Log levels by outcome; all others are INFO."""
 STOPPED: Mapping[str, Any] = {"reason": "stopped", "error": "The service stopped.", "remedy": None}
-_ANSWERED = ("decision", "figures", "phases", "versions", "report")
+_RESULT_COLUMNS = ("decision", "figures", "phases", "versions", "report")
 
 
-def classify_answer(entry: Entry, answer: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return outcome and columns of a run, from its worker's answer."""
+def classify_result(entry: Entry, result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return outcome and columns of a run, from its worker's result."""
     ended_by = None if entry.run is None else entry.run.ended_by
-    outcome = str(answer["outcome"])
+    outcome = str(result["outcome"])
     if outcome == "stopped" and ended_by in {"hung", "timeout"}:
         outcome, details = "hung", error_fields(_hung(entry, ended_by))
     elif outcome == "stopped" and ended_by == "lost":
         outcome, details = "lost", error_fields(LeaseLostError("The lease was lost while the job ran."))
     else:
         details = {
-            "exit_code": answer["exit_code"],
-            "reason": answer["reason"],
-            "error": answer["message"],
-            "remedy": answer["remedy"],
+            "exit_code": result["exit_code"],
+            "reason": result["reason"],
+            "error": result["message"],
+            "remedy": result["remedy"],
         }
-    return outcome, details | {name: answer[name] for name in _ANSWERED}
+    return outcome, details | {name: result[name] for name in _RESULT_COLUMNS}
 
 
 def classify_exit(entry: Entry, pid: int, status: int | None, memory: int | None) -> tuple[str, dict[str, Any]]:
-    """Return outcome and columns of a run after its worker exited without an answer; ``memory``: the pool's limit."""
+    """Return outcome and columns of a run after its worker exited without a result; ``memory``: the pool's limit."""
     ended_by = None if entry.run is None else entry.run.ended_by
     if ended_by in {"hung", "timeout"}:
         return "hung", error_fields(_hung(entry, ended_by))
@@ -46,14 +46,15 @@ def classify_exit(entry: Entry, pid: int, status: int | None, memory: int | None
         return "stopped", dict(STOPPED)
     if ended_by == "lost":
         return "lost", error_fields(LeaseLostError("The lease was lost while the job ran."))
-    why = f"it passed its limit of {memory} bytes" if ended_by == "memory" else describe_exit(status)
-    return "died", error_fields(WorkerDiedError(f"Worker {pid} ended: {why}."))
+    why = f"was killed: it exceeded its memory limit of {memory} bytes"
+    what = why if ended_by == "memory" else f"exited: {describe_exit(status)}"
+    return "died", error_fields(WorkerDiedError(f"Worker {pid} {what}."))
 
 
 def _hung(entry: Entry, ended_by: str | None) -> JobHungError:
     limit = entry.settings.hung_after if ended_by == "hung" else entry.settings.timeout
     what = "made no progress for" if ended_by == "hung" else "ran longer than"
-    return JobHungError(f"The job {entry.settings.name} on {entry.table.name} {what} {limit}, and was ended.")
+    return JobHungError(f"The job {entry.settings.name} on {entry.table.name} {what} {limit}, and was killed.")
 
 
 def error_fields(error: MemwalOpsError) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class RunRecorder:
     def last(self, table: str, job: str, now: datetime) -> LastRuns:
         """Return the last runs of a job on a table, and record when the job was first seen."""
         try:
-            self._history.see(table, job, now)
+            self._history.record_first_seen(table, job, now)
         except HistoryError as error:
             self._log.error("history_not_written", error=str(error))
         try:

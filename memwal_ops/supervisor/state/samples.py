@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import dropwhile
 
-_MOST = 120
+_MAX_SAMPLES = 120
 _KEPT_SECONDS = 24 * 3600.0
 
 
@@ -23,8 +23,8 @@ class Samples:
         kept = dropwhile(lambda one: one[0] < when - _KEPT_SECONDS, self._taken)
         taken = (*(one for one in kept if one[0] < when), (when, amount))
         # Of the older half, every second sample is dropped: the recent hours stay exact.
-        half = _MOST // 2
-        self._taken = taken if len(taken) <= _MOST else (*taken[:half:2], *taken[half:])
+        half = _MAX_SAMPLES // 2
+        self._taken = taken if len(taken) <= _MAX_SAMPLES else (*taken[:half:2], *taken[half:])
 
     def all(self) -> tuple[tuple[float, float], ...]:
         """Return what is kept; safe on any thread."""

@@ -33,7 +33,7 @@ class RunState:
         cpu: processor seconds of the worker at that time.
         ended_by: why the supervisor ends it: hung, timeout, memory, lost or stop.
         signalled: when the worker was asked to end it.
-        before: the table's fingerprint and the job's settings before it, see :attr:`Entry.clean`.
+        before: the table's fingerprint and the job's settings before it, see :attr:`Entry.unchanged_since`.
     """
 
     number: int | None
@@ -57,16 +57,16 @@ class Entry:
         due: since when it is due (wall clock); None if it is not.
         why: what made it due: ``schedule``, ``when: ...``, ``retry``.
         not_before: it does not start before this time (wall clock).
-        waiting: what it waits for: window, backoff, budget, lease, worker, or earlier (jobs that must run before).
+        waiting: what it waits for: window, backoff, budget, lease, worker, or earlier (an upstream job).
         lease: the lease that this supervisor holds for it.
         renewed: when that was last renewed, monotonic; ``renew_at``: when to renew it next.
         other: the lease that another supervisor holds; ``other_since``: since when it has prevented a run.
-        failures: failures in a row.
+        failures: consecutive failures.
         ended: when its last run in this process ended, monotonic.
         unproductive_backlog: the backlog with which the last run published nothing; its trigger fires again when the
             backlog has changed, or after some time.
-        clean: the table's fingerprint before the last run, and the settings of the run, if it succeeded and published
-            nothing: with both unchanged, another run would find nothing to do.
+        unchanged_since: the table's fingerprint before the last run, and the settings of the run, if it succeeded and
+            published nothing: with both unchanged, another run would find nothing to do.
         removed: its job or table is no longer configured; the run in flight finishes.
     """
 
@@ -92,7 +92,7 @@ class Entry:
     failures: int = 0
     ended: float = float("-inf")
     unproductive_backlog: dict[str, float] | None = None
-    clean: tuple[str, JobSettings] | None = None
+    unchanged_since: tuple[str, JobSettings] | None = None
     removed: bool = False
 
     @classmethod
@@ -151,8 +151,9 @@ class TableState:
     """One table: its backlog at the last poll, and its jobs.
 
     ``blocked``: how many parts of the table blocked the last run; a poll finds only some of the causes.
-    ``poll_began``: when its last poll was sent to a worker, monotonic; ``answered``: when its answer came.
-    ``unchanged``: how many polls in a row found it idle. ``reading``: the last poll that read everything, if the one
+    ``poll_began``: when its last poll was sent to a worker, monotonic; ``result_at``: when its
+    result arrived.
+    ``unchanged``: how many consecutive polls found it idle. ``reading``: the last poll that read everything, if the one
     before it found the same; else None. ``scheduled``: jobs due by their schedules, and since when (monotonic);
     the next poll decides whether they run.
     ``history``: its recent history; ``history_read``: when that was requested, monotonic; ``history_wanted``: the next
@@ -172,7 +173,7 @@ class TableState:
     error_code: int = 0
     poll_not_before: float = 0.0
     poll_began: float = float("-inf")
-    answered: float = float("-inf")
+    result_at: float = float("-inf")
     reading: Reading | None = None
     scheduled: dict[str, float] = field(default_factory=dict)
     unchanged: int = 0

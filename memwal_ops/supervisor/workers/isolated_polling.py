@@ -1,4 +1,4 @@
-"""Poll a table from a command, with the jobs of other packages in a separate process, which their faults may end."""
+"""Poll a table from a command; jobs of other packages run in a child process, so that a crash ends only that."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _poll_in_worker(
 
 
 def _error_of(message: Mapping[str, Any]) -> MemwalOpsError:
-    """Return the error in a worker's answer."""
+    """Return the error in a worker's result."""
     error = JobPluginError(str(message["message"]), remedy=str(message["remedy"]))
     error.exit_code, error.reason = message["exit_code"], message["reason"]
     return error

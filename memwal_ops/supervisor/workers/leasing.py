@@ -116,7 +116,7 @@ class LeaseClient:
                 result = work()
             except MemwalOpsError as error:
                 failure = error
-            except Exception as error:  # noqa: BLE001 - without an answer the job would wait for ever
+            except Exception as error:  # noqa: BLE001 - without a result the job would wait forever
                 failure = MemwalOpsError(redact(f"Unexpected {type(error).__name__}: {error}"))
             self._post(lambda: then(result, failure))
 

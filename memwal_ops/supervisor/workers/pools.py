@@ -177,7 +177,7 @@ class Pools:
         return worker
 
     def release(self, worker: WorkerProcess) -> None:
-        """Make a worker idle after its answer, or replace it.
+        """Make a worker idle after its result, or replace it.
 
         It is replaced after ``max_runs``, with more than half of its memory limit in use, and after each run of
         another package's job, so that the processes and threads of that job end.

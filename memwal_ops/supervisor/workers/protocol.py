@@ -17,7 +17,7 @@ from memwal_ops.core.leases import Holder, Lease
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_LARGEST_REPORT = 64 << 10
+_MAX_REPORT_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class PollRequest:
     """Read the backlog figures of some jobs.
 
     Attributes:
-        history: also read the table's recent history, as the answer's report.
-        fingerprint: of an idle table, the fingerprint in an earlier answer: if it is the same now, nothing else is
+        history: also read the table's recent history, as the result's report.
+        fingerprint: of an idle table, the fingerprint in an earlier result: if it is the same now, nothing else is
             read. Empty: there is none yet. None: the table is not idle, and no fingerprint is needed.
     """
 
@@ -61,7 +61,7 @@ class PollRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Result:
     """The result of a request.
 
     Attributes:
@@ -108,7 +108,7 @@ def lease_document(lease: Lease) -> dict[str, Any]:
 
 
 def lease_of(document: Mapping[str, Any]) -> Lease:
-    """Return the lease of such a document; its times are not set, because a worker does not need them."""
+    """Return the lease of a :func:`lease_document`; its times are not set, as a worker does not need them."""
     never = datetime.min.replace(tzinfo=UTC)
     holder = Holder(document["instance"], document["name"])
     return Lease(document["job"], document["number"], document["token"], holder, never, never, timedelta(0))
@@ -116,11 +116,11 @@ def lease_of(document: Mapping[str, Any]) -> Lease:
 
 def bounded(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report of at most 64 KiB: the lists of a larger one are cut, and ``truncated`` is true."""
-    if len(json.dumps(report, default=str)) <= _LARGEST_REPORT:
+    if len(json.dumps(report, default=str)) <= _MAX_REPORT_BYTES:
         return dict(report)
     cut: dict[str, Any] = {key: value[:10] if isinstance(value, list) else value for key, value in report.items()}
     cut["truncated"] = True
-    if len(json.dumps(cut, default=str)) <= _LARGEST_REPORT:
+    if len(json.dumps(cut, default=str)) <= _MAX_REPORT_BYTES:
         return cut
     plain = {key: value for key, value in report.items() if isinstance(value, int | float | bool | None)}
     return {**plain, "decision": str(report.get("decision"))[:100], "truncated": True}

@@ -1,7 +1,7 @@
 """Renew the leases of running jobs, and end runs that hang, exceed their timeout or their memory limit.
 
 Only the scheduler's thread calls this. ``ended_by`` of a run has the reason why it was ended; its outcome follows
-from its worker's answer or exit.
+from its worker's result or exit.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Watchdog:
             return
         entry.renewing = True
 
-        def on_answer(renewed: Lease | None, error: MemwalOpsError | None) -> None:
+        def on_result(renewed: Lease | None, error: MemwalOpsError | None) -> None:
             entry.renewing = False
             if entry.lease is None or entry.lease.token != lease.token:
                 return
@@ -98,7 +98,7 @@ class Watchdog:
             else:
                 entry.renew_at = self._clock.monotonic() + _RENEW_AGAIN_SECONDS
 
-        client.renew(entry.table, lease, on_answer)
+        client.renew(entry.table, lease, on_result)
 
     def ask_to_stop(self, entry: Entry, why: str) -> None:
         """Ask a run to stop after its current step."""

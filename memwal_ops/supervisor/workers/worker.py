@@ -1,4 +1,4 @@
-"""The main loop of a worker process: take one request after the other, and answer each. Run as a module.
+"""The main loop of a worker process: process requests one at a time, and return a result for each. Run as a module.
 
 A worker isolates the service from its jobs: it may run out of memory, leak, hang or be killed, and the service
 continues. If the service dies first, the pipe closes, and the worker exits at once: a job can be killed at any
@@ -38,7 +38,7 @@ from memwal_ops.supervisor.workers.child_processes import (
     terminate_children,
 )
 from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
-from memwal_ops.supervisor.workers.protocol import Answer, bounded, encode, lease_of
+from memwal_ops.supervisor.workers.protocol import Result, bounded, encode, lease_of
 from memwal_ops.supervisor.workers.validation import amounts, checked_report, whole_numbers
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ NOT_APPLICABLE = "not_applicable"
 
 
 class Worker:
-    """The loop of one worker; it writes its answers to ``out``."""
+    """The loop of one worker; it writes its results to ``out``."""
 
     def __init__(self, requests: IO[bytes], out: IO[bytes]) -> None:
         self._requests = requests
@@ -69,7 +69,7 @@ class Worker:
         self._pid = os.getpid()
 
     def work(self) -> None:
-        """Answer requests until the pipe closes, or a ``quit`` or SIGTERM arrives."""
+        """Process requests until the pipe closes, or a ``quit`` or SIGTERM arrives."""
         # pylance's threads do not see the signals; the handlers only set a flag.
         signal.signal(signal.SIGTERM, lambda *_: self._terminate())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides
@@ -83,20 +83,20 @@ class Worker:
             self._send({"type": "began", "id": request["id"]})
             structlog.contextvars.bind_contextvars(job=request.get("job", "poll"), table=request["uri"])
             try:
-                answer = _poll(request) if request["do"] == "poll" else self._run(request)
+                result = _poll(request) if request["do"] == "poll" else self._run(request)
             except MemwalOpsError as error:
-                answer = _failed(request["id"], error)
-            except BaseException as error:  # noqa: BLE001 - the service must get an answer, whatever a job does
+                result = _failed(request["id"], error)
+            except BaseException as error:  # noqa: BLE001 - the service must get a result, whatever a job does
                 structlog.get_logger(__name__).exception("unexpected_error")
-                answer = _failed(request["id"], unexpected(error, None))
+                result = _failed(request["id"], unexpected(error, None))
             if os.getpid() != self._pid:
-                # A job forked, and its child returned here as well: it would answer a second time, and wait for ever.
+                # A job forked, and its child returned here as well: it would send a second result, and wait forever.
                 os._exit(0)
             if request["do"] == "poll" and children():
                 terminate_children(0.0)  # no poll of ours starts a process; those of runs end with their worker
             structlog.contextvars.clear_contextvars()
             self._current = None
-            self._send(answer)
+            self._send(result)
 
     def _terminate(self) -> None:
         self._terminated.set()
@@ -115,11 +115,11 @@ class Worker:
             signal_group(os.getpid(), signal.SIGTERM)
             os._exit(0)
 
-    def _run(self, request: Mapping[str, Any]) -> Answer:
+    def _run(self, request: Mapping[str, Any]) -> Result:
         started = time.monotonic()
         table = open_table(request["uri"], request["storage_options"])
         if request["job"] not in table.jobs and not request["named"]:
-            return Answer(request["id"], "succeeded", decision=NOT_APPLICABLE, report={"decision": NOT_APPLICABLE})
+            return Result(request["id"], "succeeded", decision=NOT_APPLICABLE, report={"decision": NOT_APPLICABLE})
         spec = applicable(table, request["job"])
         with plugin_errors(spec):
             options = spec.options.read(request["options"])
@@ -148,7 +148,7 @@ class Worker:
             apply = None if request["apply"] and not spec.deletes else request["apply"]
             report = run_job(table, spec.name, options, apply=apply, context=run)
         except StopRequested:
-            return _answer(request["id"], run, outcome="stopped", decision="stopped")
+            return _result(request["id"], run, outcome="stopped", decision="stopped")
         except LeaseLostError as error:
             return replace(_failed(request["id"], error), outcome="lost", **_sums(run))
         except MemwalOpsError as error:
@@ -156,7 +156,7 @@ class Worker:
         with plugin_errors(spec):
             code, decision, document = checked_report(spec, report)
         outcome = "partial" if code else "succeeded"
-        return _answer(request["id"], run, outcome=outcome, exit_code=code, decision=decision, report=bounded(document))
+        return _result(request["id"], run, outcome=outcome, exit_code=code, decision=decision, report=bounded(document))
 
     def _progress(self) -> None:
         now = time.monotonic()
@@ -164,7 +164,7 @@ class Worker:
             self._progress_sent = now
             self._send({"type": "progress", "id": self._current})
 
-    def _send(self, message: Answer | dict[str, Any]) -> None:
+    def _send(self, message: Result | dict[str, Any]) -> None:
         with self._lock:
             try:
                 self._out.write(encode(message))
@@ -200,10 +200,10 @@ class _Listener:
         self._checkpoint()
 
 
-def _poll(request: Mapping[str, Any]) -> Answer:
+def _poll(request: Mapping[str, Any]) -> Result:
     uri, options, known = request["uri"], request["storage_options"], request["fingerprint"]
     if known and is_unchanged(uri, options, known):
-        return Answer(request["id"], "succeeded", fingerprint=known, unchanged=True)
+        return Result(request["id"], "succeeded", fingerprint=known, unchanged=True)
     table = open_table(uri, options)
     jobs = [table.jobs[name] for name in request["jobs"] if name in table.jobs]
     fingerprint = None if known is None else fingerprint_of(table, jobs)  # before the figures are read
@@ -211,7 +211,7 @@ def _poll(request: Mapping[str, Any]) -> Answer:
     report = _history(table) if request["history"] else None
     if faults:
         return replace(_failed(request["id"], faults[0]), figures=figures, version=table.revision, report=report)
-    return Answer(
+    return Result(
         request["id"], "succeeded", figures=figures, version=table.revision, fingerprint=fingerprint, report=report
     )
 
@@ -230,12 +230,12 @@ def _sums(run: RunContext) -> dict[str, Any]:
     return {"figures": amounts(run.figures), "phases": amounts(run.phases), "versions": whole_numbers(run.revisions)}
 
 
-def _answer(number: int, run: RunContext, **details: Any) -> Answer:
-    return Answer(number, **details, **_sums(run))
+def _result(number: int, run: RunContext, **details: Any) -> Result:
+    return Result(number, **details, **_sums(run))
 
 
-def _failed(number: int, error: MemwalOpsError) -> Answer:
-    return Answer(
+def _failed(number: int, error: MemwalOpsError) -> Result:
+    return Result(
         number,
         "failed",
         exit_code=error.exit_code or _UNEXPECTED,
@@ -253,7 +253,7 @@ def main() -> None:
     os.dup2(2, 1)
     skip_import_probe()
     become_subreaper()
-    with suppress(JobPluginError):  # each request is answered with it
+    with suppress(JobPluginError):  # each request fails with it
         all_job_specs()
     Worker(sys.stdin.buffer, out).work()
     terminate_children()

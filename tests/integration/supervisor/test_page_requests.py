@@ -20,7 +20,7 @@ def served() -> Iterator[HttpServer]:
     document = status(fleet(20))
     server = HttpServer(
         "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: b"m 1\n",
-        status=lambda: document, runs=lambda **_: [], pages=pages_of(document).answer,
+        status=lambda: document, runs=lambda **_: [], pages=pages_of(document).page_at,
     )  # fmt: skip
     yield server
     server.close()

@@ -137,7 +137,7 @@ def test_53_worker_died(drill: Drill, config: Path, table: Workload) -> None:
     merging(config, table.uri, more="pools: {merge: {memory: 1MiB}}")
     ran(drill, drill.run('memwal-ops run --once --config "$CONFIG" --json'))
     failed, limits = drill.follow(2)
-    assert "passed its limit" in failed.out
+    assert "exceeded its memory limit" in failed.out
     assert "pools.merge.memory: 1048576 " in limits.out
     config.write_text(config.read_text().replace("1MiB", "4GiB"))
     drill.rest()

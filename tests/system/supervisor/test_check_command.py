@@ -24,7 +24,7 @@ from tests.system.supervisor.conftest import TABLES
         ({"service": {"discovery_faults": [{"pattern": "s3://b/*", "error": "no answer"}]}}, 1, "s3://b/*: no answer"),
         ({"tables": []}, 1, "no table is maintained"),
         ({"job": {"waiting_for": "lease"}, "late": True}, 0, "OK"),
-        ({"job": {"waiting_for": "worker"}, "late": True}, 1, "a/merge did not succeed for 240 s"),
+        ({"job": {"waiting_for": "worker"}, "late": True}, 1, "a/merge has not succeeded for 240 s"),
         ({"job": {"consecutive_failures": 1}}, 1, "a/merge failed 1 time in a row"),
         ({"job": {"consecutive_failures": 3}}, 2, "a/merge failed 3 times in a row"),
         ({"table": {"look_error": "no answer"}}, 1, "a cannot be read: no answer"),

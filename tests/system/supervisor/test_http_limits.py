@@ -164,7 +164,7 @@ def test_the_configuration_names_more_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_more_connections_than_descriptors_stop_no_maintenance(tables: list, tmp_path: Path) -> None:
-    """Nor for a while after: nothing failed meanwhile, so nothing is in back-off."""
+    """Nor for a while after: nothing failed meanwhile, so nothing is in backoff."""
     needed, (soft, hard) = 1300, resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard == resource.RLIM_INFINITY or hard >= needed, "this test needs more descriptors"
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))

@@ -16,7 +16,7 @@ from memwal_ops.core.registry import clear_caches, job_specs, package_of
 from memwal_ops.core.run import unexpected
 from memwal_ops.errors import JobPluginError
 from memwal_ops.supervisor.workers.polling import poll_table
-from memwal_ops.supervisor.workers.protocol import Answer, PollRequest
+from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from memwal_ops.supervisor.workers.validation import amounts, checked_figures, checked_report, whole_numbers
 from tests.support.fakes import START, Stage, vars_of
 from tests.support.plugin_packages import install
@@ -117,7 +117,7 @@ def test_figures_of_a_partly_failed_poll_are_used(tmp_path: Path) -> None:
     stage.scheduler.poll("a")
     stage.turn()
     worker, request = next(one for one in reversed(stage.pools.given) if isinstance(one[1], PollRequest))
-    half = Answer(request.id, "failed", exit_code=51, message="odd gave None", figures={"generations": 2}, version=3)
+    half = Result(request.id, "failed", exit_code=51, message="odd gave None", figures={"generations": 2}, version=3)
     stage.scheduler.on_message(worker, vars_of(half))  # type: ignore[arg-type]
     stage.turn()
     assert stage.in_flight == [("a", "merge")]
@@ -132,7 +132,7 @@ def test_a_store_that_does_not_answer_leaves_the_watcher_to_others(tmp_path: Pat
         stage.turn()
         worker, request = stage.pools.given[-1]
         stage.clock.seconds += seconds
-        answer = Answer(request.id, "failed", exit_code=24, message="no answer")
+        answer = Result(request.id, "failed", exit_code=24, message="no answer")
         stage.scheduler.on_message(worker, vars_of(answer))  # type: ignore[arg-type]
         stage.turn()
 

@@ -44,7 +44,7 @@ def show(driver: Any) -> Iterator[Callable[..., None]]:
     document = status(fleet(20))
     server = HttpServer(
         "127.0.0.1", 0, alive=lambda: (True, ""), ready=lambda: (True, ""), metrics=lambda: b"",
-        status=lambda: document, runs=lambda **_: [], pages=pages_of(document).answer,
+        status=lambda: document, runs=lambda **_: [], pages=pages_of(document).page_at,
     )  # fmt: skip
 
     def show(path: str, size: tuple[int, int], scheme: str) -> None:

@@ -237,7 +237,7 @@ def test_once_with_jobs_of_every_mood(tmp_path: Path) -> None:
     assert "made no progress" in runs["hangs"]["error"]["message"]
     assert "ran longer" in runs["busy"]["error"]["message"]
     assert "exit code 7" in runs["dies"]["error"]["message"]
-    assert "passed its limit" in runs["leaks"]["error"]["message"]
+    assert "exceeded its memory limit" in runs["leaks"]["error"]["message"]
     audited = runs["audited"]
     assert (audited["outcome"], audited["exit_code"], audited["decision"]) == ("partial", 10, "too_few")
     assert audited["report"]["rows"] == lance.dataset(table.uri).count_rows()

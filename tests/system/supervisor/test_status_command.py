@@ -79,7 +79,7 @@ def ask(capfd: pytest.CaptureFixture[str], config: Path) -> Ask:
 def ran(history: History, table: Workload, job: str, outcome: str, ago: timedelta, **details: Any) -> None:
     when = datetime.now(UTC) - ago
     name = Path(table.uri).stem
-    history.see(name, job, when)
+    history.record_first_seen(name, job, when)
     number = history.begin(
         table=name, uri=table.uri, job=job, supervisor="us", why="schedule", plan={"apply": True}, now=when
     )
@@ -163,7 +163,7 @@ def test_the_history_shows_jobs_that_fail_and_that_are_late(
     text = outcome.out.replace("\n  ", " ")
     assert "CRITICAL orders: snapshot failed 3 times in a row, last with store_unavailable: The store" in text
     assert "Wait for it. See runbooks/errors/24-store_unavailable.md" in text
-    assert "CRITICAL users: merge did not succeed for 864" in text
+    assert "CRITICAL users: merge has not succeeded for 864" in text
     job = ask.table("orders")["jobs"]["snapshot"]
     assert (job["last_outcome"], job["consecutive_failures"], job["last_success"]) == ("failed", 3, None)
     assert ask.table("users")["jobs"]["merge"]["next_due"] is not None
@@ -179,7 +179,7 @@ def test_an_interval_of_seconds_is_not_late_at_once(
         ran(history, table, "merge", "succeeded", timedelta(seconds=ago))
     outcome = ask()
     assert outcome.code == code
-    assert ("merge did not succeed for" in outcome.out) == bool(code)
+    assert ("merge has not succeeded for" in outcome.out) == bool(code)
 
 
 def test_no_service_is_no_fault_of_the_tables(fleet: dict[str, Workload], ask: Ask, config: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_status_has_the_reason_why_nothing_merges_a_backlog(
     assert "The next merge is due: now." in outcome.out.replace("\n  ", " ")
     acquire(open_table(fleet["orders"].uri).store, "merge", THEM)
     text = ask("--warn-generations", "2", "--table", "orders").out.replace("\n  ", " ")
-    assert "The lease of its merge is that of them@there, to " in text
+    assert "Another holder has the lease of its merge: them@there, until " in text
     config.write_text(config.read_text() + "defaults: {jobs: {merge: {enabled: false}}}\n")
     assert "No merge is configured for it." in ask("--warn-generations", "2").out.replace("\n  ", " ")
 

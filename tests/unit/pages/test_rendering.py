@@ -111,5 +111,5 @@ def test_the_library_of_charts_leaves_imports_alone() -> None:
 
 def test_a_command_is_split_from_the_words_before_it() -> None:
     assert split_command("See which: memwal-ops inspect x") == ("See which:", "memwal-ops inspect x")
-    assert split_command("Fix the folder.") == ("Fix the folder.", "")
+    assert split_command("Make the state folder writable.") == ("Make the state folder writable.", "")
     assert split_command("Restore it") == ("Restore it", "")

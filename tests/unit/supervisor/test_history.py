@@ -95,8 +95,8 @@ def test_it_forgets_by_age(history: History) -> None:
 
 
 def test_what_is_known_of_a_job(history: History) -> None:
-    history.see("a", "merge", NOW)
-    history.see("a", "merge", NOW + MINUTE)
+    history.record_first_seen("a", "merge", NOW)
+    history.record_first_seen("a", "merge", NOW + MINUTE)
     assert history.last("a", "merge", NOW + MINUTE).first_seen == NOW
     for n, outcome in enumerate(["succeeded", "failed", "killed", "died", "stopped", "hung", "lost"]):
         add(history, outcome, at=NOW + n * MINUTE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memwal_ops.supervisor.workers.protocol import Answer, PollRequest
+from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import Stage, vars_of
 
 POLL, IDLE, MINUTES = 30.0, 600.0, 60.0
@@ -43,11 +43,11 @@ class Polled:
                     self._answered.add(request.id)
                     times.append(self.stage.clock.seconds)
                     self.asked.append(request.fingerprint)
-                    answer = Answer(request.id, "succeeded", figures=dict(self.figures), version=self.version)
+                    answer = Result(request.id, "succeeded", figures=dict(self.figures), version=self.version)
                     if request.fingerprint is not None:
                         answer = replace(answer, fingerprint=self.fingerprint)
                     if request.fingerprint and request.fingerprint == self.fingerprint:
-                        answer = Answer(request.id, "succeeded", fingerprint=self.fingerprint, unchanged=True)
+                        answer = Result(request.id, "succeeded", fingerprint=self.fingerprint, unchanged=True)
                     found = vars_of(answer)
                     if self.fails:
                         found |= {

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from memwal_ops.supervisor.state.samples import Samples
-from memwal_ops.supervisor.workers.protocol import Answer, PollRequest
+from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import Stage, vars_of
 from tests.support.fleet import FakeHistory, fleet, pages_of, run, status, table
 
@@ -29,7 +29,7 @@ def test_the_worst_tables_come_first_with_what_to_type() -> None:
     assert "gc failed 4 times in a row, last with storage_credentials" in page
     assert "Give the role s3:DeleteObject on the prefix." in page
     assert 'href="/runbooks/errors/21-storage_credentials.md"' in page
-    assert "Lease of merge: ops@vm-2 pid 71, to " in page
+    assert "Lease of merge: ops@vm-2 pid 71, until " in page
 
 
 def test_every_runbook_link_leads_to_a_page() -> None:
@@ -37,7 +37,7 @@ def test_every_runbook_link_leads_to_a_page() -> None:
     links = set(re.findall(r'href="(/runbooks/[^"]*)"', pages.fleet().decode()))
     assert len(links) >= 4
     for link in links:
-        found = pages.answer(link)
+        found = pages.page_at(link)
         assert found is not None
         assert found.kind.startswith("text/plain")
         assert found.body.startswith(b"# ")
@@ -48,7 +48,7 @@ def test_every_runbook_link_leads_to_a_page() -> None:
              "/runbooks/errors", "/tables/none", "/tables/none/backlog.svg", "/tables/", "/other"],
 )  # fmt: skip
 def test_other_paths_have_no_page(path: str) -> None:
-    assert pages_of(status(fleet(20))).answer(path) is None
+    assert pages_of(status(fleet(20))).page_at(path) is None
 
 
 def test_a_table_has_its_jobs_runs_and_blocked_parts() -> None:
@@ -89,7 +89,7 @@ def test_viewing_a_page_has_the_history_read_at_most_once_a_minute(stage: Stage)
     stage.scheduler.read_history("a")
     stage.turn()
     worker, request = stage.pools.given[-1]
-    stage.scheduler.on_message(worker, vars_of(Answer(request.id, "succeeded", report={"revisions": []})))
+    stage.scheduler.on_message(worker, vars_of(Result(request.id, "succeeded", report={"revisions": []})))
     stage.turn()
     assert stage.scheduler.tables["a"].history == {"revisions": []}
     stage.scheduler.read_history("a")
@@ -110,8 +110,8 @@ def test_names_are_quoted_in_addresses() -> None:
     pages = pages_of(status([table(odd)]))
     (link,) = re.findall(r'<h2><a href="([^"]*)"', pages.fleet().decode())
     (chart,) = re.findall(r'<img src="([^"?]*)', pages.fleet().decode())
-    assert (pages.answer(link) or pytest.fail(link)).body.count(b"a/b c?d#e%2F") >= 1
-    assert (pages.answer(chart) or pytest.fail(chart)).kind == "image/svg+xml"
+    assert (pages.page_at(link) or pytest.fail(link)).body.count(b"a/b c?d#e%2F") >= 1
+    assert (pages.page_at(chart) or pytest.fail(chart)).kind == "image/svg+xml"
 
 
 def test_a_page_reads_the_run_history_only_after_another_run() -> None:
@@ -129,8 +129,8 @@ def test_a_page_reads_the_run_history_only_after_another_run() -> None:
 
 def test_a_chart_is_drawn_once_for_each_poll() -> None:
     pages = pages_of(status([table("a")]))
-    first = pages.answer("/tables/a/backlog.svg")
-    again = pages.answer("/tables/a/backlog.svg")
+    first = pages.page_at("/tables/a/backlog.svg")
+    again = pages.page_at("/tables/a/backlog.svg")
     assert first is not None
     assert again is not None
     assert first.body is again.body

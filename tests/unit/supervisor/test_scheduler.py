@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memwal_ops.errors import HistoryError
-from memwal_ops.supervisor.workers.protocol import Answer, PollRequest
+from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import START, THEM, Stage, vars_of
 from tests.unit.supervisor.conftest import PLAIN, TABLES
 
@@ -124,7 +124,7 @@ def test_what_the_history_cannot_take_stops_nothing(stage: Stage, monkeypatch: p
     def refuse(*_: object, **__: object) -> None:
         raise HistoryError("The history is locked.")
 
-    for name in ("see", "last", "begin", "finish", "seconds_since", "prune"):
+    for name in ("record_first_seen", "last", "begin", "finish", "seconds_since", "prune"):
         monkeypatch.setattr(stage.history, name, refuse)
     again = stage.load(PLAIN.replace("10m,", "10m, budget: {time: 1m},").replace("/c}]", "/c}, {uri: /d}]"))
     stage.scheduler.set_settings(again)
@@ -140,7 +140,7 @@ def test_what_the_history_cannot_take_stops_nothing(stage: Stage, monkeypatch: p
 def test_runs_of_a_clock_that_was_ahead_keep_no_job_away(tmp_path: Path) -> None:
     history = Stage(tmp_path, PLAIN).history
     ahead = START + timedelta(days=400)
-    history.see("a", "merge", ahead)
+    history.record_first_seen("a", "merge", ahead)
     number = history.begin(table="a", uri="/a", job="merge", supervisor="us", why="schedule", plan={}, now=ahead)
     history.finish(number, ahead, "succeeded")
     stage = Stage(tmp_path, PLAIN)
@@ -372,7 +372,7 @@ def test_figures_from_before_a_run_ended_do_not_start_the_next(tmp_path: Path, o
     stage.answer("a", versions=(4,))
     (stale,) = looks()
     figures = {"generations": 9.0}
-    stage.scheduler.on_message(worker, vars_of(Answer(stale.id, "succeeded", figures=figures, version=3)))  # type: ignore[arg-type]
+    stage.scheduler.on_message(worker, vars_of(Result(stale.id, "succeeded", figures=figures, version=3)))  # type: ignore[arg-type]
     stage.turn(1)
     assert stage.in_flight == []
     assert stage.outcomes() == ["succeeded"]

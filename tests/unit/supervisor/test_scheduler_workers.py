@@ -65,7 +65,7 @@ def test_too_much_memory(tmp_path: Path) -> None:
     stage.die("a")
     (run,) = stage.history.runs()
     assert (run["outcome"], run["exit_code"]) == ("died", 53)
-    assert "passed its limit" in run["error"]["message"]
+    assert "exceeded its memory limit" in run["error"]["message"]
 
 
 def test_a_worker_that_dies_takes_nothing_along(stage: Stage) -> None:
@@ -74,7 +74,7 @@ def test_a_worker_that_dies_takes_nothing_along(stage: Stage) -> None:
     stage.turn()
     stage.die("a")
     (run,) = stage.history.runs(failed=True)
-    assert run["error"]["message"].endswith("ended: killed by SIGKILL.")
+    assert run["error"]["message"].endswith("exited: killed by SIGKILL.")
     assert stage.in_flight == [("b", "merge")]
     stage.turn(61)
     stage.answer("b")

@@ -1,4 +1,4 @@
-"""Schedules, windows and back-off, by a clock that stands still."""
+"""Schedules, windows and backoff, by a clock that stands still."""
 
 from __future__ import annotations
 
