@@ -66,7 +66,7 @@ def test_columns_and_filters(uri: str) -> None:
     assert sorted(stamps(uri, filter="s.a = '1/0' OR id = 4")) == [1, 4]
     with pytest.raises(InvalidUsageError, match="no column gone"):
         read(uri).scan(["gone"]).to_table()
-    with pytest.raises(InvalidUsageError, match="no consistency"):
+    with pytest.raises(InvalidUsageError, match="Unknown consistency"):
         read(uri, "some")  # type: ignore[arg-type]
 
 
