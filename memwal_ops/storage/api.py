@@ -1,4 +1,4 @@
-"""The interface of an object store, as the rest of the suite uses it.
+"""The interface of an object store, as the rest of this package uses it.
 
 Paths are relative to the table's root, use ``/`` and never start with it. Implementations
 raise only classes of :mod:`memwal_ops.errors`, never an error of a client library.

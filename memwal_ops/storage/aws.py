@@ -37,8 +37,8 @@ DEFAULT_REGION = "us-east-1"
 # outlive them: t=0 obstore gets a token with 11 minutes left; t=11 the token expires;
 # t=30 obstore gets a new one. Every request in between is refused.
 _TIME_TO_LIVE = timedelta(minutes=9)
-# After which a catalog is asked again whose credentials do not expire any more.
-_UNLIMITED = timedelta(days=1)
+# How long vended credentials without an expiry are used before the catalog is asked for new ones.
+_NO_EXPIRY_TTL = timedelta(days=1)
 
 # Options for resolving credentials and endpoint; pylance gets the resolved values instead.
 _RESOLVED = frozenset(
@@ -147,7 +147,7 @@ class AwsAccess:
             now = datetime.now(UTC)
             if ends is not None and ends <= now:
                 raise StorageCredentialsError("The catalog vends credentials for the table that have expired.")
-            text = (ends or now + _UNLIMITED).isoformat()
+            text = (ends or now + _NO_EXPIRY_TTL).isoformat()
             return {"access_key": key, "secret_key": secret, "token": token, "expiry_time": text}
 
         if self.credentials is None:

@@ -1,4 +1,4 @@
-"""Read the settings of an S3 bucket that keep or delete objects behind a collector's back."""
+"""Read the settings of an S3 bucket by which it deletes objects, or keeps deleted ones, independently of gc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memwal_ops.storage.redaction import redact
 if TYPE_CHECKING:
     from memwal_ops.storage.aws import AwsAccess
 
-_SECONDS = 10
+_TIMEOUT_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def bucket_settings(access: AwsAccess, bucket: str) -> BucketSettings:
     """Ask for versioning and lifecycle rules: two requests. A store that has neither, or forbids it, gives a reason."""
     session = session_with(access.credentials)
     config = botocore.config.Config(
-        connect_timeout=_SECONDS, read_timeout=_SECONDS, retries={"total_max_attempts": 2},
+        connect_timeout=_TIMEOUT_SECONDS, read_timeout=_TIMEOUT_SECONDS, retries={"total_max_attempts": 2},
         signature_version=UNSIGNED if access.credentials is None else None,
     )  # fmt: skip
     client: Any = session.client("s3", region_name=access.region, endpoint_url=access.endpoint, config=config)
@@ -60,6 +60,6 @@ def bucket_settings(access: AwsAccess, bucket: str) -> BucketSettings:
 
 
 def _prefix(rule: Any) -> str:
-    """Below which objects a rule acts; empty: all (also if it filters by tags alone, which our objects do not have)."""
+    """The prefix that a rule applies to; empty: all objects (also for a filter by tags, which no object has)."""
     where = rule.get("Filter", {})
     return str(where.get("Prefix") or where.get("And", {}).get("Prefix") or rule.get("Prefix") or "")

@@ -1,4 +1,4 @@
-"""Catalogs of tables by ``lance-namespace``: list them, and where each one is, with the options that the catalog vends.
+"""Read catalogs by ``lance-namespace``: list tables, and get the location and the vended options of one.
 
 A table is ``lance+namespace://IMPL/PATH/TABLE?PROPERTY=VALUE``, a catalog the same without the table. A URI is logged
 and stored, so a property with a secret is not part of it: it is given as the storage option ``namespace.PROPERTY``.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SCHEME = "lance+namespace"
 """The scheme of the URIs."""
 PROPERTY = "namespace."
-"""What the name of a storage option begins with that is a property of the catalog."""
+"""The prefix of storage options that are properties of the catalog."""
 _PAGE = 1000
 _TIMEOUT = 60.0
 # How the client of REST catalogs tells of an answer that is none of the specification's: that of a proxy, for example.
@@ -79,7 +79,7 @@ class Catalog:
         """The catalog at a URI, with further properties among the storage options.
 
         Raises:
-            InvalidUsageError: the URI is none of a catalog, or has a secret.
+            InvalidUsageError: the URI is not that of a catalog, or has a secret.
         """
         parts = urlsplit(uri, allow_fragments=False)
         if not is_catalog(uri) or not parts.netloc:
@@ -107,7 +107,7 @@ class Catalog:
         """The names of its tables that have data, ascending. One request for a page.
 
         Raises:
-            MemwalOpsError: the catalog is away, refuses, or has no such path.
+            MemwalOpsError: the catalog is unreachable, refuses, or has no such path.
         """
         namespaces, client = self._connect()
         names: set[str] = set()
@@ -126,7 +126,7 @@ class Catalog:
         yield from sorted(names)
 
     def describe(self) -> Vended:
-        """Where the table is whose URI this is, with new credentials.
+        """Return the location of the table with this URI, with new credentials.
 
         Raises:
             MemwalOpsError: there is no such table, or as for :meth:`tables`.
@@ -167,22 +167,22 @@ class Catalog:
         return lance_namespace, self._ask(lance_namespace, lambda: lance_namespace.connect(self.impl, properties))
 
     def _ask(self, namespaces: Any, work: Callable[[], Any]) -> Any:
-        """The answer, within a minute: the clients have no time-out of their own."""
-        answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        """The response; an error after a minute, since the clients have no timeout of their own."""
+        results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
         def ask() -> None:
             try:
-                answers.put((work(), None))
+                results.put((work(), None))
             except Exception as error:  # noqa: BLE001 - raised below
-                answers.put((None, error))
+                results.put((None, error))
 
         threading.Thread(target=ask, name="catalog", daemon=True).start()
         try:
-            answer, error = answers.get(timeout=_TIMEOUT)
+            result, error = results.get(timeout=_TIMEOUT)
         except queue.Empty:
-            raise StoreUnavailableError(f"The catalog {self.uri()} did not answer within {_TIMEOUT:.0f} s.") from None
+            raise StoreUnavailableError(f"The catalog {self.uri()} did not respond within {_TIMEOUT:.0f} s.") from None
         if error is None:
-            return answer
+            return result
         if isinstance(error, MemwalOpsError):
             raise error
         raise self._translated(namespaces, error) from None  # the cause quotes the request, with its headers
@@ -202,4 +202,4 @@ class Catalog:
             kind = StoreUnavailableError
         elif kind is StorageError and status and status[1] in _FORBIDDEN:
             kind = StorageCredentialsError
-        return kind(redact(f"The catalog {self.uri()} has no answer: {text}."))
+        return kind(redact(f"The catalog {self.uri()} failed: {text}."))

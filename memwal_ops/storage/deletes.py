@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from memwal_ops.storage.retries import RetryPolicy
 
-_AT_ONCE = 8  # single deletes in flight
+_CONCURRENT_DELETES = 8  # single deletes in flight
 # Failures of the store, not of one object: the next batch would fail in the same way.
-_OF_THE_STORE = (StorageCredentialsError, StoreUnavailableError, TableNotFoundError)
+_STORE_FAILURES = (StorageCredentialsError, StoreUnavailableError, TableNotFoundError)
 
 
 def delete_many(
@@ -92,7 +92,7 @@ def _delete_batch(
             cause = exc.__cause__ or exc
             if len(part) == 1 and is_absent(cause):
                 continue
-            if isinstance(exc, _OF_THE_STORE):
+            if isinstance(exc, _STORE_FAILURES):
                 failed.update({path: str(exc) for rest in (part, *pending) for path in rest})
                 return exc
             if len(part) == 1 or is_whole_request(cause):
@@ -132,14 +132,14 @@ def _delete_singly(
             return None if is_absent(exc.__cause__ or exc) else exc
         return None
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for start in range(0, len(paths), _AT_ONCE):
-            group = paths[start : start + _AT_ONCE]
+    with ThreadPoolExecutor(_CONCURRENT_DELETES) as pool:
+        for start in range(0, len(paths), _CONCURRENT_DELETES):
+            group = paths[start : start + _CONCURRENT_DELETES]
             errors = list(zip(group, pool.map(attempt, group), strict=True))
             failed.update({path: str(error) for path, error in errors if error is not None})
-            broken = next((error for _, error in errors if isinstance(error, _OF_THE_STORE)), None)
+            broken = next((error for _, error in errors if isinstance(error, _STORE_FAILURES)), None)
             if broken is not None:
-                failed.update({path: str(broken) for path in paths[start + _AT_ONCE :]})
+                failed.update({path: str(broken) for path in paths[start + _CONCURRENT_DELETES :]})
                 return broken
     return None
 

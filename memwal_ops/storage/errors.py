@@ -1,7 +1,7 @@
 """Classify errors of obstore, boto3 and pylance by their texts, and translate them to :mod:`memwal_ops.errors`.
 
 obstore has coarse error types and pylance hardly any (``OSError`` and ``ValueError`` with
-a text), but both quote the store's answer in the same words, since both use the same
+a text), but both quote the store's response in the same words, since both use the same
 Rust client. All code that depends on those texts is in this module. It does no I/O.
 """
 
@@ -89,7 +89,7 @@ _NO_CREDENTIALS = re.compile(
     r"no providers in chain provided credentials|CredentialsNotLoaded|NoCredentials"
     r"|Failed to get AWS credentials|CredentialsError|External AWS credential provider"
 )
-_BROKEN_LINK = re.compile(
+_BROKEN_CONNECTION = re.compile(
     r"HTTP error|error sending request|connection (?:reset|closed|error)|broken pipe|timed out"
     r"|operation timed out|unexpected end of file|error reading a body|error decoding response body",
     re.IGNORECASE,
@@ -102,7 +102,7 @@ _WRONG_ADDRESS = re.compile(
 )
 _NO_TABLE_TEXT = re.compile(r"Dataset at path .* was not found|Table not found|The specified bucket does not exist")
 # The client's listing fails as a whole if one name is not UTF-8, or has a control character or an empty segment.
-_ODD_NAME = re.compile(r"Encountered object with invalid path")
+_INVALID_NAME = re.compile(r"Encountered object with invalid path")
 _NO_OBJECT_TEXT = re.compile(r"Object at location .* not found|(?:^|: )Not found: ")
 # Many messages of obstore do not name the store, but have REDACTED in place of a URL with a SAS.
 _AZURE = re.compile(
@@ -115,8 +115,7 @@ _AZURE_REMEDIES: dict[type[MemwalOpsError], str] = {
     "holds and what it permits, and the account's firewall; secrets are never printed.",
     ReadOnlyStoreError: "Give this job read, write, delete and list permission on the container (a SAS with sp=racwdl, "
     "the role Storage Blob Data Contributor), and let the account's firewall pass.",
-    TableNotFoundError: "Check the container in the URI, and the account name and azure_storage_endpoint, for a typing "
-    "error.",
+    TableNotFoundError: "Check the container in the URI, and the account name and azure_storage_endpoint, for a typo.",
 }
 _BOTO_CREDENTIALS = (
     "NoCredentialsError",
@@ -137,7 +136,7 @@ _BOTO_UNREACHABLE = ("HTTPClientError", "MetadataRetrievalError")
 def is_transient(exc: BaseException) -> bool:
     """Whether the same request may succeed a little later: timeouts, resets, 5xx, throttling.
 
-    This includes 409 ``ConditionalRequestConflict``: S3's answer to a conditional write that is concurrent with
+    This includes 409 ``ConditionalRequestConflict``: S3's response to a conditional write that is concurrent with
     another one or with a delete; the object may not exist at all.
     """
     if isinstance(exc, (MemwalOpsError, FileNotFoundError, obstore.exceptions.PreconditionError)):
@@ -151,7 +150,7 @@ def is_transient(exc: BaseException) -> bool:
     if isinstance(exc, obstore.exceptions.AlreadyExistsError) or _WRONG_ADDRESS.search(text):
         return False
     unreachable = isinstance(exc, (TimeoutError, ConnectionError)) or _is_boto(exc, _BOTO_UNREACHABLE)
-    return unreachable or bool(_BROKEN_LINK.search(text))
+    return unreachable or bool(_BROKEN_CONNECTION.search(text))
 
 
 def is_absent(exc: BaseException) -> bool:
@@ -225,7 +224,7 @@ def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
         )
     if kind is StoreUnavailableError and _WRONG_ADDRESS.search(str(exc)):
         return StoreUnavailableError(message, remedy="Check the endpoint's name, its certificate and allow_http.")
-    if kind is StorageError and _ODD_NAME.search(str(exc)):
+    if kind is StorageError and _INVALID_NAME.search(str(exc)):
         return StorageError(message, remedy="Rename or remove the named object: its name cannot be listed.")
     return kind(message)
 
@@ -272,35 +271,35 @@ def _is_boto(exc: BaseException, names: tuple[str, ...]) -> bool:
     return known is not None and isinstance(exc, tuple(getattr(known, name) for name in names))
 
 
-def _answer(exc: BaseException, part: str) -> dict[str, Any]:
-    """A part of the answer that an error of botocore carries."""
+def _response_part(exc: BaseException, part: str) -> dict[str, Any]:
+    """A part of the response that an error of botocore carries."""
     response: dict[str, dict[str, Any]] = getattr(exc, "response", {})
     return response.get(part, {})
 
 
 def _short_text(exc: BaseException) -> str:
-    """The first paragraph of the error; if the store answered in XML, its status, code and message."""
+    """The first paragraph of the error; if the store responded in XML, its status, code and message."""
     text = str(exc)
     head = _RUST_PLACE.sub("", text.partition("\n\nDebug source:")[0]).strip()
     code, status, message = _CODE.search(text), _STATUS.search(text), _MESSAGE.search(text)
     if code is not None:
-        answer = f"the store answered {status.group(1)} {code.group(1)}" if status else code.group(1)
+        summary = f"the store responded with {status.group(1)} {code.group(1)}" if status else code.group(1)
         # Ceph sends an empty message, Azure one of several lines.
         words = " ".join(_AZURE_TAIL.sub(" ", message.group(1)).split()) if message else ""
-        return f"{answer}: {words}" if words else answer
+        return f"{summary}: {words}" if words else summary
     return " ".join(head.split()) or type(exc).__name__
 
 
 def _status(exc: BaseException, text: str) -> int | None:
     if _is_boto(exc, _BOTO_CLIENT):
-        return _answer(exc, "ResponseMetadata").get("HTTPStatusCode")
+        return _response_part(exc, "ResponseMetadata").get("HTTPStatusCode")
     match = _STATUS.search(text) or _STATUS_IN_BATCH.search(text)
     return int(match.group(1)) if match else None
 
 
 def _code(exc: BaseException, text: str) -> str | None:
     if _is_boto(exc, _BOTO_CLIENT):
-        return _answer(exc, "Error").get("Code")
+        return _response_part(exc, "Error").get("Code")
     match = _CODE.search(text)
     return match.group(1) if match else None
 

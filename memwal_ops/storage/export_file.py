@@ -1,4 +1,4 @@
-"""The file of an export: a table's metadata without values, and a read-only store that answers from it.
+"""The file of an export: a table's metadata without values, and a read-only store that reads it.
 
 A ZIP archive: ``export.json`` (what it is), ``objects.jsonl`` (all objects with sizes and times, one a line), and below
 ``files/`` the contents of those that are exported.
@@ -28,7 +28,7 @@ _ABOUT, _OBJECTS, _FILES = "export.json", "objects.jsonl", "files/"
 _KEY = "memwal_ops_export"
 _MADE_AT = (1980, 1, 1, 0, 0, 0)
 # What a file may unpack to: a hundred times what the largest table of the tests needs.
-_MOST_BYTES = 8 << 30
+_MAX_BYTES = 8 << 30
 _ARCHIVE = b"PK"
 _REMEDY = "Ask for the file again: memwal-ops export-support URI writes it."
 
@@ -99,7 +99,7 @@ class ExportedStore:
 
         Raises:
             InvalidUsageError: it cannot be read.
-            InvalidFormatError: it is no export, or is damaged.
+            InvalidFormatError: it is not an export, or is damaged.
             UnsupportedFeatureError: it is from a later release.
         """
         self._path = path
@@ -209,13 +209,15 @@ class ExportedStore:
                 head = file.read(len(_ARCHIVE))
             archive = zipfile.ZipFile(self._path)
         except OSError as error:
-            raise InvalidUsageError(f"{self._path} cannot be read: {error.strerror}.", remedy="Give a file.") from error
+            raise InvalidUsageError(
+                f"{self._path} cannot be read: {error.strerror}.", remedy="Give the path of an export."
+            ) from error
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
             what = "is cut short or damaged" if head == _ARCHIVE else "is not an export of memwal-ops"
             raise self._invalid(f"{what}.") from error
         size = sum(one.file_size for one in archive.infolist())
-        if size > _MOST_BYTES:
-            raise self._invalid(f"unpacks to {size:,} bytes, which no export does.")
+        if size > _MAX_BYTES:
+            raise self._invalid(f"unpacks to {size:,} bytes, more than an export may have.")
         return archive
 
     def _member(self, name: str) -> bytes:
@@ -262,7 +264,7 @@ class ExportedStore:
         try:
             return checked_path(path)
         except InvalidUsageError as error:
-            raise self._invalid(f"has a file that leads elsewhere: {path!r}.") from error
+            raise self._invalid(f"has a file outside of the table: {path!r}.") from error
 
     def _json(self, data: bytes) -> dict[str, Any]:
         try:

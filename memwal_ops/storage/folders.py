@@ -21,7 +21,7 @@ class FolderListings:
 
     The listing is read on from folder to folder. At the end of a page that does not reach the next one, it is begun
     again there: so it takes no more requests than a listing of each folder, but one for each that ends with a page.
-    It may be a page older than the question: an object that was added meanwhile may be missing.
+    It may be a page older than the call: an object that was added meanwhile may be missing.
 
     A folder in which it finds fewer objects than are expected is listed by itself: some are gone, the store does not
     list in order (local files, S3 Express), or the folder was asked for out of order.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Names that obstore does not support. It treats "x|" and "x:" as a Windows drive: it makes a folder of that
 # name and then answers put-if-absent with "exists", though no object was written there.
-_UNNAMEABLE = re.compile(r"#[0-9]+$|[A-Za-z][:|]$")
+_UNSUPPORTED_NAME = re.compile(r"#[0-9]+$|[A-Za-z][:|]$")
 # An upload of obstore in progress.
 _UPLOAD = re.compile(r"#[0-9]+$")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -66,8 +66,8 @@ class LocalObjectStore(ObjectStore):
         objects = self._walk(folder)
         if after is None:
             return objects
-        least = os.fsencode(after)
-        return (meta for meta in objects if os.fsencode(meta.path) > least)
+        first = os.fsencode(after)
+        return (meta for meta in objects if os.fsencode(meta.path) > first)
 
     def list_level(self, prefix: str = "") -> Listing:
         """The entries directly in the folder ``prefix``; folders without any object are listed as ``empty``."""
@@ -80,7 +80,7 @@ class LocalObjectStore(ObjectStore):
             path = _joined(folder, entry.name)
             if entry.is_dir(follow_symlinks=False):
                 (empty if next(self.list(path), None) is None else full).append(path)
-            elif self._is_barred(entry):
+            elif self._is_unfollowed_link(entry):
                 links.append(path)
             elif (meta := self._meta(path, entry)) is not None:
                 objects.append(meta)
@@ -111,7 +111,7 @@ class LocalObjectStore(ObjectStore):
 
     def _checked(self, path: str) -> str:
         checked_path(path)
-        if _UNNAMEABLE.search(path):
+        if _UNSUPPORTED_NAME.search(path):
             raise InvalidUsageError(f"{path!r} cannot be a local file here: its name ends in '#1', 'x:' or the like.")
         self._refuse_links(path)
         return path
@@ -175,7 +175,7 @@ class LocalObjectStore(ObjectStore):
         except OSError as exc:
             raise translate(exc, path=folder or self._root, action="list") from exc
 
-    def _is_barred(self, entry: os.DirEntry[str]) -> bool:
+    def _is_unfollowed_link(self, entry: os.DirEntry[str]) -> bool:
         """Whether it is a link that is not followed."""
         return entry.is_symlink() and not self._leads_to_a_file_inside(entry.path)
 
@@ -184,7 +184,7 @@ class LocalObjectStore(ObjectStore):
         if _UPLOAD.search(entry.name):
             return None
         try:
-            state = entry.stat(follow_symlinks=not self._is_barred(entry))
+            state = entry.stat(follow_symlinks=not self._is_unfollowed_link(entry))
         except FileNotFoundError:
             return None
         except OSError as exc:

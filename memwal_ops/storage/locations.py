@@ -212,7 +212,7 @@ def _at(
     found: Vended, table: Catalog, uri: str, vend: Callable[[], tuple[Mapping[str, str], datetime | None]]
 ) -> Location:
     if is_catalog(found.location):
-        raise UnsupportedFeatureError(f"The catalog's location of {table.uri()} is again in a catalog.")
+        raise UnsupportedFeatureError(f"The catalog locates {table.uri()} in another catalog, which is not supported.")
     if _SCHEME.match(_with_slashes(found.location)) is None and not os.path.isabs(found.location):
         raise InvalidUsageError(f"Its location {redact(found.location)!r} is a relative path.")
     written = found.location.split("://", 1)[0].lower() if "://" in found.location else "file"

@@ -1,8 +1,8 @@
-"""Local files with a compare-and-swap between processes of this suite, for formats that keep one manifest object.
+"""Local files with a compare-and-swap between processes of memwal-ops, for formats that keep one manifest object.
 
 A file system has no write that is conditional on a tag. A lock file replaces it: a swap takes the lock (``flock``,
 which the kernel releases if the process dies), compares the hash of the content, and renames a synced file into place.
-It is **safe among processes of this suite on one machine only**: another program that writes the file does not take
+It is **safe among processes of memwal-ops on one machine only**: another program that writes the file does not take
 the lock, and not every network file system supports locks.
 """
 
@@ -36,11 +36,11 @@ class LockedFolder(LocalObjectStore):
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """See the interface; the file is synced, since a synced manifest will refer to it."""
-        landed = super().put_if_absent(path, data)
-        if landed:
+        created = super().put_if_absent(path, data)
+        if created:
             with self._translated(path):
                 _sync(self._absolute(path))
-        return landed
+        return created
 
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
         """Replace the file if its content still has that hash; False if it has another one, or is absent.

@@ -163,11 +163,11 @@ class ObjectStore:
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Write if no object exists at the path; False if one does (S0-051, S3-045).
 
-        If the store's answer is lost, the object is read back: True if it then has exactly
+        If the store's response is lost, the object is read back: True if it then has exactly
         these bytes. See :func:`memwal_ops.storage.retries.conditional_write`.
 
         Raises:
-            StoreUnavailableError: no answer before the deadline; it may have been written.
+            StoreUnavailableError: no response before the deadline; it may have been written.
             ConditionalWriteUnsupportedError: the store refuses the condition itself.
         """
         name = self._checked(path)
@@ -195,7 +195,7 @@ class ObjectStore:
 
         Raises:
             ConditionalWriteUnsupportedError: the store has no compare-and-swap (local files).
-            StoreUnavailableError: no answer before the deadline; it may have been written.
+            StoreUnavailableError: no response before the deadline; it may have been written.
         """
         self._checked(path)
         with self._tag_lock:

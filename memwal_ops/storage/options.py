@@ -99,7 +99,7 @@ _LANCE_PREFIXES = ("base_", "headers.", "lance.", "new_table_")
 
 
 def parse_options(items: Iterable[str]) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a dict; a value may itself contain ``=`` and may be empty.
+    """``KEY=VALUE`` strings as a dict; a value may itself contain ``=`` and may be empty.
 
     Raises:
         InvalidUsageError: an item has no ``=`` or no key, or a key is given twice. The

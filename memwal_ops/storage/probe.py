@@ -36,7 +36,7 @@ def probe_conditional_writes(store: Store, *, again: bool = False) -> None:
     On local files a hard link to an existing name must be refused too: the write is made
     exclusive by a link there. The objects are deleted in any case. A success is remembered until the process ends, and
     of a remote store (its service and bucket) for a day, see :mod:`memwal_ops.storage.proven_stores`; a failure
-    never is. ``again``: try it, whatever is remembered.
+    never is. ``again``: try it, even if a success is remembered.
 
     Raises:
         ConditionalWriteUnsupportedError: the store does not enforce it.
@@ -94,8 +94,8 @@ def probe_compare_and_swap(store: Store) -> None:
             raise ConditionalWriteUnsupportedError(f"{store.root} gives its objects no entity tags.", remedy=NO_SWAP)
         rivals = [f"rival {number} ".encode() + os.urandom(16) for number in range(_RIVALS)]
         with ThreadPoolExecutor(_RIVALS) as pool:
-            landed = pool.map(lambda data: store.compare_and_swap(name, data, tag), rivals)
-            won = [rival for rival, first in zip(rivals, landed, strict=True) if first]
+            results = pool.map(lambda data: store.compare_and_swap(name, data, tag), rivals)
+            won = [rival for rival, first in zip(rivals, results, strict=True) if first]
         if len(won) != 1 or store.get(name) != won[0]:
             raise ConditionalWriteUnsupportedError(
                 f"{store.root} let {len(won)} of {_RIVALS} writers replace one object at the same time.",
@@ -132,8 +132,8 @@ def _refuses_second(store: Store, name: str, written: list[str]) -> None:
 def _has_one_winner(store: Store, name: str) -> None:
     rivals = [f"rival {number} ".encode() + os.urandom(16) for number in range(_RIVALS)]
     with ThreadPoolExecutor(_RIVALS) as pool:
-        landed = pool.map(lambda data: store.put_if_absent(name, data), rivals)
-        won = [rival for rival, first in zip(rivals, landed, strict=True) if first]
+        results = pool.map(lambda data: store.put_if_absent(name, data), rivals)
+        won = [rival for rival, first in zip(rivals, results, strict=True) if first]
     if len(won) != 1 or store.get(name) != won[0]:
         raise ConditionalWriteUnsupportedError(
             f"{store.root} let {len(won)} of {_RIVALS} writers create one object at the same time."

@@ -1,8 +1,8 @@
-"""Which stores were seen to enforce conditional writes, remembered for a day in the user's cache folder.
+"""Cache, for a day and in the user's cache folder, which stores passed the probe of conditional writes.
 
 One small file for each store. Whatever cannot be read, is older than a day, comes from the future, or from another
-release of this package or of the client library, is as if it were not there: the store is tried again. Nothing is ever
-remembered of a trial that failed, and a folder that cannot be written costs the trials only.
+release of this package or of the client library, is ignored: the store is probed again. A failed
+probe is never cached, and with a folder that cannot be written, every process probes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 CACHE_VARIABLE = "MEMWAL_OPS_CACHE"
-_SECONDS = 86_400.0
+_VALID_SECONDS = 86_400.0
 _RELEASES = f"memwal-ops {__version__}, obstore {obstore.__version__}"
 # Parts of the names of variables that lead requests elsewhere or change them; client libraries read them themselves.
-_TELLING = ("ENDPOINT", "ACCOUNT_NAME", "EMULATOR", "PROXY", "CONDITIONAL", "BASE_URL")
+_ENDPOINT_VARIABLES = ("ENDPOINT", "ACCOUNT_NAME", "EMULATOR", "PROXY", "CONDITIONAL", "BASE_URL")
 
 
 def service_of(location: Location) -> str | None:
     """Identify the service behind a location: scheme, bucket, and all options but credentials.
 
-    None for what is not remembered beyond this process: memory, and local files, where a trial takes some
+    None for what is not remembered beyond this process: memory, and local files, where a probe takes some
     milliseconds, and the same path may be another file system a minute later.
     """
     if location.scheme in {"file", "memory"}:
@@ -46,7 +46,9 @@ def service_of(location: Location) -> str | None:
         if not is_secret_key(key) and not is_lance_only(key)
     )
     variables = sorted(
-        (name, redact(value)) for name, value in os.environ.items() if any(part in name.upper() for part in _TELLING)
+        (name, redact(value))
+        for name, value in os.environ.items()
+        if any(part in name.upper() for part in _ENDPOINT_VARIABLES)
     )
     digest = hashlib.sha256(json.dumps([location.scheme, bucket, options, variables]).encode()).hexdigest()
     return f"{location.scheme}://{bucket} {digest}"
@@ -61,7 +63,7 @@ def is_proven(service: str) -> bool:
         with open(path, "rb") as file:
             found = json.loads(file.read(4096))
         age = time.time() - float(found["proven"])
-        return bool(found["service"] == service and found["releases"] == _RELEASES and 0 <= age < _SECONDS)
+        return bool(found["service"] == service and found["releases"] == _RELEASES and 0 <= age < _VALID_SECONDS)
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return False
 
@@ -87,7 +89,7 @@ def remember(service: str) -> None:
 
 
 def forget(service: str) -> None:
-    """Forget a success of before."""
+    """Remove a cached success."""
     path = _path(service)
     if path is not None:
         with suppress(OSError):
@@ -95,7 +97,7 @@ def forget(service: str) -> None:
 
 
 def _path(service: str) -> str | None:
-    """Where it is remembered; None if there is no cache folder."""
+    """The path of its cache file; None if there is no cache folder."""
     given = os.environ.get(CACHE_VARIABLE)
     if given is None:
         given = os.environ.get("XDG_CACHE_HOME", "")
@@ -110,5 +112,5 @@ def _remove_old(folder: str) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _SECONDS:
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _VALID_SECONDS:
                     os.unlink(entry.path)

@@ -27,12 +27,12 @@ _SECRET_KEY = re.compile(_SENSITIVE, re.IGNORECASE)
 _NOT_SECRET_KEY = re.compile(r"(?:_file|_path|_uri|_url)$|^google_service_account$", re.IGNORECASE)
 
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s,;&"'<>(){}\[\]]+)"""
-# A limit on names: without it, a text of 5,000 letters takes a minute.
+# A limit on names: without it, a string of 5,000 letters takes a minute.
 _SOME = "{0,128}"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # https://user:password@host; in abfss://CONTAINER@ACCOUNT there is no user name before the @
     (re.compile(r"(?<=://)(?:(?<!abfs://)(?<!abfss://)[^/\s@]+|[^/\s@:]*:[^/\s@]*)@"), f"{MASK}@"),
-    # the parts of an S3 error answer that repeat the request's credentials
+    # the parts of an S3 error response that repeat the request's credentials
     (
         re.compile(
             r"<(AWSAccessKeyId|StringToSign|StringToSignBytes|SignatureProvided|CanonicalRequest"
@@ -59,9 +59,9 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
 )
 
-_SHORTEST_ANYWHERE = 8
-_SHORTEST_AS_WORD = 4
-_MOST_REMEMBERED = 512
+_MIN_LENGTH_ANYWHERE = 8
+_MIN_LENGTH_AS_WORD = 4
+_MAX_REMEMBERED = 512
 _known: OrderedDict[str, re.Pattern[str]] = OrderedDict()
 _lock = threading.Lock()
 
@@ -80,15 +80,15 @@ def remember(values: Iterable[str | None]) -> None:
     """
     with _lock:
         for value in values:
-            if value is None or len(value) < _SHORTEST_AS_WORD:
+            if value is None or len(value) < _MIN_LENGTH_AS_WORD:
                 continue
             for form in {value, quote(value, safe=""), value.replace("/", "\\/")}:
                 pattern = re.escape(form)
-                if len(value) < _SHORTEST_ANYWHERE:
+                if len(value) < _MIN_LENGTH_ANYWHERE:
                     pattern = rf"(?<![\w]){pattern}(?![\w])"
                 _known[form] = re.compile(pattern)
                 _known.move_to_end(form)
-        while len(_known) > _MOST_REMEMBERED:
+        while len(_known) > _MAX_REMEMBERED:
             _known.popitem(last=False)
 
 

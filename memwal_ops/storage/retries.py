@@ -30,7 +30,7 @@ class RetryPolicy:
 
     deadline: float = 60.0
     first_wait: float = 0.1
-    longest_wait: float = 5.0
+    max_wait: float = 5.0
 
 
 class _UndecidedError(Exception):
@@ -46,7 +46,7 @@ def call(attempt: Callable[[], T], *, path: str, action: str, policy: RetryPolic
     """
     retrying = Retrying(
         retry=retry_if_exception(lambda exc: isinstance(exc, _UndecidedError) or is_transient(exc)),
-        wait=wait_random_exponential(multiplier=policy.first_wait, max=policy.longest_wait),
+        wait=wait_random_exponential(multiplier=policy.first_wait, max=policy.max_wait),
         stop=stop_before_delay(policy.deadline),
         reraise=True,
     )
@@ -59,40 +59,40 @@ def call(attempt: Callable[[], T], *, path: str, action: str, policy: RetryPolic
 def conditional_write(
     write: Callable[[], bool], read_back: Callable[[], bool | None], *, path: str, policy: RetryPolicy
 ) -> bool:
-    """Make a conditional write; if the store's answer is lost, read the object back to determine the outcome.
+    """Make a conditional write; if the store's response is lost, read the object back to determine the outcome.
 
     Why reading back is needed: (1) version 7 is put if absent; (2) the store writes it and the
-    connection breaks; (3) the put is repeated and answered with "already exists"; (4) taking that for a
+    connection breaks; (3) the put is repeated and refused with "already exists"; (4) taking that for a
     commit conflict, the caller would write version 8 with the same content.
 
     Args:
         write: one attempt; True if it was written, False if the store refused it.
-        read_back: after a lost answer: True if this write's content is stored, False if other content is, None
+        read_back: after a lost response: True if this write's content is stored, False if other content is, None
             if the condition still holds and nothing was decided.
         path: for messages.
         policy: see :class:`RetryPolicy`.
 
     A refusal of the first attempt is final and not read back. Equal contents of two
-    writers cannot be distinguished after a lost answer: a caller for which that matters writes
+    writers cannot be distinguished after a lost response: a caller for which that matters writes
     something unique into the content.
 
     Raises:
-        StoreUnavailableError: no answer before the deadline; whether the write succeeded is unknown.
+        StoreUnavailableError: no response before the deadline; whether the write succeeded is unknown.
     """
-    answer_lost = False
+    response_lost = False
 
     def attempt() -> bool:
-        nonlocal answer_lost
-        if answer_lost:
+        nonlocal response_lost
+        if response_lost:
             stored = read_back()
             if stored is not None:
                 return stored
         try:
             written = write()
         except Exception as exc:
-            answer_lost = answer_lost or is_transient(exc)
+            response_lost = response_lost or is_transient(exc)
             raise
-        if written or not answer_lost:
+        if written or not response_lost:
             return written
         # Refused, but an earlier attempt may have arrived late.
         stored = read_back()

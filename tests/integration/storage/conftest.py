@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tests.support.servers import RealStore
 
 # For stores that never answer well, and for those that do after some attempts, however long they take.
-IMPATIENT = RetryPolicy(deadline=2.0, first_wait=0.01, longest_wait=0.05)
-PATIENT = RetryPolicy(deadline=600.0, first_wait=0.01, longest_wait=0.05)
+IMPATIENT = RetryPolicy(deadline=2.0, first_wait=0.01, max_wait=0.05)
+PATIENT = RetryPolicy(deadline=600.0, first_wait=0.01, max_wait=0.05)
 
 
 REAL = [pytest.param(name, marks=pytest.mark.real_store) for name in ("azurite", "rgw")]

@@ -260,14 +260,15 @@ def test_messages_are_one_line_and_speak_of_azure(server: AzureServer, by_sas: O
     with pytest.raises(ReadOnlyStoreError) as refused:
         by_sas.put("x", b"")
     assert str(refused.value) == (
-        "Cannot write 'x': the store answered 403 AuthorizationPermissionMismatch: "
+        "Cannot write 'x': the store responded with 403 AuthorizationPermissionMismatch: "
         "This request is not authorized to perform this operation."
     )
     assert "SAS" in refused.value.remedy
     with pytest.raises(ObjectNotFoundError) as absent:
         by_sas.get("x")
     assert (
-        str(absent.value) == "Cannot read 'x': the store answered 404 BlobNotFound: The specified blob does not exist."
+        str(absent.value)
+        == "Cannot read 'x': the store responded with 404 BlobNotFound: The specified blob does not exist."
     )
 
 
@@ -294,7 +295,7 @@ def test_azures_errors(status: int, code: str, message: str, kind: type[Exceptio
     for action in ("write", "commit to"):
         found = translate(said, path=URI, action=action)
         assert type(found) is kind
-        assert str(found) == f"Cannot {action} {URI!r}: the store answered {status} {code}: {message}"
+        assert str(found) == f"Cannot {action} {URI!r}: the store responded with {status} {code}: {message}"
         assert "AWS" not in found.remedy
         assert "account" in found.remedy
     for action in ("read", "list"):

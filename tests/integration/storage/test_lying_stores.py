@@ -94,7 +94,7 @@ def test_a_late_request_of_ours_is_recognised() -> None:
         return False
 
     answers: Iterator[bool | None] = iter([None, True])
-    policy = RetryPolicy(deadline=600, first_wait=0.001, longest_wait=0.002)
+    policy = RetryPolicy(deadline=600, first_wait=0.001, max_wait=0.002)
     assert conditional_write(write, lambda: next(answers), path="v/7", policy=policy) is True
     assert attempts == 2
 

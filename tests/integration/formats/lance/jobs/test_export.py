@@ -282,7 +282,7 @@ def test_files_that_are_no_export(whole: LsmTable, tmp_path: Path, capfd: pytest
     refused(archive(**{"export.json": later}), 8, "later release (9.0)")
     refused(archive(**{"export.json": json.dumps({**about, "format": "iceberg"}).encode()}), 8, "'iceberg'")
     away = b'{"path": "../../away", "size": 1, "modified": "2026-01-01T00:00:00+00:00", "opened": true}\n'
-    refused(archive(**{"objects.jsonl": away, "files/../../away": b"x"}), 17, "leads elsewhere")
+    refused(archive(**{"objects.jsonl": away, "files/../../away": b"x"}), 17, "outside of the table")
     for given in (["--from", str(good), whole.uri], [], ["--from", str(good), "--storage-option", "a=b"]):
         for command in ("inspect", "verify"):
             assert run_here(capfd, command, *given).code == 2
