@@ -23,18 +23,18 @@ _DARK = (
 )
 _FONT = "system-ui, sans-serif"
 _TICKS = 3
-_MANY = 24 * 3600
+_DATES_FROM_SECONDS = 24 * 3600
 
 
 def backlog_chart(samples: Sequence[tuple[float, float]], *, small: bool) -> bytes:
-    """A line of amounts over time.
+    """Draw amounts over time as a line chart.
 
     Args:
         samples: seconds since 1970, UTC, and amounts; in the order of time.
-        small: without axes, for a line of a list.
+        small: without axes, for a row of a list.
     """
     points = [(datetime.fromtimestamp(when, UTC).replace(tzinfo=None), amount) for when, amount in samples]
-    long = bool(samples) and samples[-1][0] - samples[0][0] > _MANY
+    long = bool(samples) and samples[-1][0] - samples[0][0] > _DATES_FROM_SECONDS
     plot: Any = pygal.DateTimeLine(
         **_common(small=small),
         x_value_formatter=lambda when: f"{when:%m-%d %H:%M}" if long else f"{when:%H:%M}",
@@ -48,7 +48,7 @@ def backlog_chart(samples: Sequence[tuple[float, float]], *, small: bool) -> byt
 
 
 def bar_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> bytes:
-    """Bars, one group for each label."""
+    """Draw a bar chart, one group for each label."""
     plot: Any = pygal.Bar(**{**_common(small=False), "show_legend": len(series) > 1}, x_labels_major_count=_TICKS)
     plot.x_labels = [*labels]
     plot.show_minor_x_labels = False
@@ -58,7 +58,7 @@ def bar_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> b
 
 
 def line_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str], amount: str) -> bytes:
-    """Lines over the same labels, not from zero; ``amount`` is the format of a value: ``{:.2f}``."""
+    """Draw lines over the same labels, not from zero; ``amount`` is the format of a value: ``{:.2f}``."""
     own = {"show_legend": True, "value_formatter": amount.format, "include_x_axis": False}
     plot: Any = pygal.Line(**{**_common(small=False), **own}, x_labels_major_count=_TICKS)
     plot.x_labels = [*labels]

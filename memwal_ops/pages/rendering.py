@@ -35,7 +35,7 @@ def _style() -> str:
 
 @cache
 def content_security_policy() -> str:
-    """The policy of every page, as it is in the page itself; a server adds ``frame-ancestors``, which only it can."""
+    """The policy of every page. A server adds ``frame-ancestors``, which a page cannot set itself."""
     digest = b64encode(hashlib.new(_HASH, _style().encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src '{_HASH}-{digest}'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
@@ -102,7 +102,7 @@ def amount_text(value: float | None, unit: str = "count") -> str:
 
 
 def split_command(do: str) -> tuple[str, str]:
-    """What to do, and the command at its end, if there is one: such a text ends with ``: `` and the command."""
+    """Split a remedy into its sentence and the command after ``: `` at its end; empty if there is none."""
     if do.endswith("."):
         return do, ""
     words, _, command = do.partition(": ")
