@@ -1,4 +1,4 @@
-"""Import what is used of Airflow, from where this release has it; a clear ImportError without Airflow."""
+"""Import the parts of Airflow that are used, or raise an ImportError that tells how to install it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def connection_parts(conn_id: str) -> Mapping[str, Any]:
 
 
 async def aconnection_parts(conn_id: str) -> Mapping[str, Any]:
-    """Return the same in a trigger, without blocking its event loop."""
+    """As :func:`connection_parts`, in a trigger, without blocking its event loop."""
     return _parts(await Connection.async_get(conn_id))
 
 

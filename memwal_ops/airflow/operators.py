@@ -89,7 +89,7 @@ class MemWalMergeOperator(MemWalJobOperator):
 
 
 class MemWalCatchupOperator(MemWalJobOperator):
-    """Bring the base indexes up to what was merged. ``apply=False`` is ``--dry-run``."""
+    """Bring the base indexes up to date with merged rows. ``apply=False`` is ``--dry-run``."""
 
     def __init__(self, *, apply: bool = True, **kwargs: Any) -> None:
         super().__init__(**{"job": "catchup", **kwargs}, apply=apply)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MemWalBacklogSensor(BaseSensorOperator):
-    """Wait until ``when`` holds for a job's backlog metrics, which the task returns (XCom).
+    """Wait until a job's backlog metrics meet ``when``, which the task returns (XCom).
 
     Args:
         uri: the table.
@@ -30,7 +30,7 @@ class MemWalBacklogSensor(BaseSensorOperator):
         job: the job that defines the metrics: those of ``merge`` are generations, rows, bytes, oldest_age,
             regions_behind and blocked_regions.
         storage_conn_id: see :class:`MemWalJobOperator`.
-        storage_options: see there.
+        storage_options: see :class:`MemWalJobOperator`.
         deferrable: poll once, then wait in the triggerer, which occupies no worker.
     """
 

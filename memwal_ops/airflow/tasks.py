@@ -28,7 +28,7 @@ def read_storage(conn_id: str | None, options: Mapping[str, str] | None) -> dict
 
 
 async def aread_storage(conn_id: str | None, options: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the same, in the triggerer."""
+    """Return the storage options of a task, in the triggerer."""
     return _joined(conn_id, await aconnection_parts(conn_id) if conn_id else None, options)
 
 

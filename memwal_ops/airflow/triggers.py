@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MemWalBacklogTrigger(BaseTrigger):
-    """Fires when ``when`` holds for a job's backlog metrics. Its serialized arguments contain no secret.
+    """Fires when a job's backlog metrics meet ``when``. Its serialized arguments contain no secret.
 
     The event is ``{"figures": ...}``, or ``{"error": ..., "retry": ...}`` if polling again cannot help.
     """
