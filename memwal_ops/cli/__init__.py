@@ -1,4 +1,4 @@
-"""The command line: commands, their output for people and scripts, and their exit codes."""
+"""The command line: commands, their output for terminals and scripts, and their exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def _import_structlog() -> None:
-    """Import structlog without rich, which it takes along for tracebacks that no command prints: a third of --help."""
+    """Import structlog without rich, which takes a third of the time of --help, and is for tracebacks only."""
     if sys.modules.keys().isdisjoint({"structlog", "rich"}):
         sys.modules["rich"] = None  # type: ignore[assignment]
         try:

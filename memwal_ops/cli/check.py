@@ -1,4 +1,4 @@
-"""``memwal-ops check --nagios``: one line and an exit code from 0 to 3, for monitoring that speaks no Prometheus."""
+"""``memwal-ops check --nagios``: one line and an exit code from 0 to 3, for monitoring without Prometheus."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.config.model import HttpConfig
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-_LONGEST = 300
+_MAX_LENGTH = 300
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Finding:
     figures: list[str] = field(default_factory=list)
 
     def add(self, level: int, text: str) -> None:
-        """Add a text; the level of the check is the worst one."""
+        """Add a message; the level of the check is the worst one."""
         self.level = max(self.level, level)
         self.texts.append((level, text))
 
@@ -59,7 +59,7 @@ class Finding:
         """Return the output line: the texts, the worst first, or ``summary``; then the figures."""
         worst_first = sorted(self.texts, key=lambda entry: -entry[0])
         text = "; ".join(part for _, part in worst_first) or summary
-        text = text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} ..."
+        text = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH].rstrip()} ..."
         figures = f" | {' '.join(self.figures)}" if self.figures else ""
         return redact(f"MEMWAL {_WORDS[self.level]} - {text}{figures}".replace("\n", " "))
 
@@ -100,7 +100,7 @@ def check(
     """Check the table at URI, or with --config all tables of a running service, and print one line.
 
     With --config also: jobs that failed, jobs that are late (3 or 10 times their interval, at least 3 or 10 minutes),
-    a bad configuration file, and a service that does not answer.
+    a bad configuration file, and a service that does not respond.
 
     \b
     Examples:
@@ -142,7 +142,9 @@ def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, 
 def _service(file: str, limits: Limits) -> tuple[Finding, str]:
     http = load_settings(file).config.http
     if not http.enabled:
-        raise InvalidUsageError("The service serves no HTTP (http.enabled: false).", remedy="Check each URI instead.")
+        raise InvalidUsageError(
+            "The service does not serve HTTP (http.enabled: false).", remedy="Check each URI instead."
+        )
     found = Finding()
     status, why = ask_service(http)
     if status is None:
@@ -152,7 +154,7 @@ def _service(file: str, limits: Limits) -> tuple[Finding, str]:
         found.add(WARNING, "the service is not ready")
     refused = status["service"]["config"]["error"]
     if refused:
-        found.add(WARNING, f"the configuration file was not taken up, or not all of it: {refused}")
+        found.add(WARNING, f"the configuration file was not applied, or only in part: {refused}")
     if status["service"].get("state_error"):
         found.add(WARNING, str(status["service"]["state_error"]))
     for fault in status["service"].get("discovery_faults", ()):
@@ -161,7 +163,7 @@ def _service(file: str, limits: Limits) -> tuple[Finding, str]:
     if not tables:
         found.add(WARNING, "no table is maintained: no pattern matches any")
     for table in tables:
-        for level, text in trouble(table):
+        for level, text in table_faults(table):
             found.add(level, text)
     most, where = _worst(tables, "backlog")
     noun = shared_noun((table["backlog"] for table in tables), "backlog")
@@ -182,18 +184,18 @@ def ask_service(http: HttpConfig) -> tuple[dict[str, Any] | None, str]:
     """Return the status of the service at an address, or None and the reason."""
     host = "127.0.0.1" if http.host in {"0.0.0.0", "::", ""} else http.host  # noqa: S104 - compared, not bound
     try:
-        with urllib.request.urlopen(f"http://{host}:{http.port}/api/v1/status", timeout=10) as answer:
-            status = json.load(answer)
+        with urllib.request.urlopen(f"http://{host}:{http.port}/api/v1/status", timeout=10) as response:
+            status = json.load(response)
     except (OSError, ValueError, HTTPException) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         why = (isinstance(why, OSError) and why.strerror) or why
-        return None, f"the service does not answer on {host}:{http.port} ({why})"
+        return None, f"the service does not respond on {host}:{http.port} ({why})"
     if not isinstance(status, dict) or not {"service", "tables"} <= status.keys():
-        return None, f"what answers on {host}:{http.port} is not memwal-ops"
+        return None, f"the server on {host}:{http.port} is not memwal-ops"
     return status, ""
 
 
-def trouble(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     """Yield the faults of a table in a status document: level and text."""
     blocked = int(amount(table["backlog"], "blocked") or 0)
     if blocked:

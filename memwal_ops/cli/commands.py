@@ -20,19 +20,28 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _LAZY = {
-    "check": ("memwal_ops.cli.check:check", "One line and an exit code from 0 to 3, for Nagios and its kin."),
+    "check": (
+        "memwal_ops.cli.check:check",
+        "One line and an exit code from 0 to 3, for Nagios and compatible monitoring.",
+    ),
     "config": ("memwal_ops.cli.config:config", "Check a configuration file of the supervisor."),
     "demo": ("memwal_ops.cli.demo:demo", "Make a table, merge it, and prove that nothing was lost."),
-    "doctor": ("memwal_ops.cli.doctor:doctor", "Check this machine, and a store, for what would stop a job later."),
+    "doctor": (
+        "memwal_ops.cli.doctor:doctor",
+        "Check this machine, and a store, for what would make a job fail later.",
+    ),
     "export-support": (
         "memwal_ops.cli.export_support:export_support",
         "Write a table's metadata, without values, into a file for support.",
     ),
     "history": ("memwal_ops.cli.history:history", "Show what the supervisor did, and how each run ended."),
-    "hold": ("memwal_ops.cli.hold:hold", "Keep a base version for a reader that takes long."),
+    "hold": ("memwal_ops.cli.hold:hold", "Keep a base version for a long-running reader."),
     "init": ("memwal_ops.cli.init:init", "Prepare a table for the jobs of its format."),
     "lease": ("memwal_ops.cli.lease:lease", "Show or break the leases of supervisors on a table."),
-    "probe": ("memwal_ops.cli.probe:probe", "Try a store's conditional writes, and compare its clock with ours."),
+    "probe": (
+        "memwal_ops.cli.probe:probe",
+        "Test a store's conditional writes, and compare its clock with this machine's.",
+    ),
     "report": ("memwal_ops.cli.report:report", "Write a page about a table, with its history, as one HTML file."),
     "run": ("memwal_ops.cli.run:run", "Maintain the tables of a configuration file, until stopped."),
     "scan": (

@@ -49,7 +49,7 @@ Examples:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to make the table.  [default: a new temporary folder]",
 )
-@click.option("--no-merge", is_flag=True, help="Stop before the merge: a table with something waiting.")
+@click.option("--no-merge", is_flag=True, help="Stop before the merge: the table keeps a backlog.")
 def demo(format_name: str, layout: str | None, folder: Path | None, no_merge: bool) -> int:
     """Run the demo of a format."""
     place = folder or Path(tempfile.mkdtemp(prefix="memwal-ops-demo-"))

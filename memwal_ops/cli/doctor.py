@@ -1,4 +1,4 @@
-"""``memwal-ops doctor``: check the machine, and with a URI the store and the table, for what would stop a job later."""
+"""``memwal-ops doctor``: check the machine, and with a URI the store and the table, for causes of later failures."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 OK, WARNING, ERROR = "ok", "warning", "error"
-_OLDEST_PYTHON = (3, 11)
-_LITTLE_DISK, _LITTLE_MEMORY, _FEW_DESCRIPTORS = 5 << 30, 2 << 30, 1024
-_MOST_SKEW_SECONDS = 5
+_MIN_PYTHON = (3, 11)
+_MIN_DISK_BYTES, _MIN_MEMORY_BYTES, _MIN_DESCRIPTORS = 5 << 30, 2 << 30, 1024
+_MAX_SKEW_SECONDS = 5
 _UNSUPPORTED = UnsupportedFeatureError.exit_code
-_OF_USERS = ("spark", "lm-diskann", "expressions", "airflow")
+_EXTRAS = ("spark", "lm-diskann", "expressions", "airflow")
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Check:
     """One thing that was checked.
 
     Attributes:
-        name: what.
+        name: what was checked.
         level: ok, warning or error.
-        found: what is the case.
+        found: the result.
         do: what to do; empty if nothing.
         exit_code: of an error.
     """
@@ -63,7 +63,7 @@ class Check:
         return {"name": self.name, "level": self.level, "found": self.found, "do": self.do}
 
 
-@click.command(short_help="Check this machine, and a store, for what would stop a job later.")
+@click.command(short_help="Check this machine, and a store, for what would make a job fail later.")
 @click.argument("uri", required=False)
 @storage_options
 @json_output
@@ -71,8 +71,8 @@ def doctor(uri: str | None, storage_options: dict[str, str], as_json: bool) -> i
     """Check this machine: Python, packages and their tested ranges, Java, memory, disk, file descriptors.
 
     With URI also the store: listing, reading, writing and deleting, each tried; conditional writes; its clock against
-    ours; versioning and lifecycle rules of an S3 bucket; and whether the table there can be opened. Small objects are
-    written below _mem_wal_ops/ and deleted again.
+    this machine's; versioning and lifecycle rules of an S3 bucket; and whether the table there can be opened. Small
+    objects are written below _mem_wal_ops/ and deleted again.
 
     \b
     Examples:
@@ -95,28 +95,30 @@ def doctor(uri: str | None, storage_options: dict[str, str], as_json: bool) -> i
 
 
 def machine() -> Iterator[Check]:
-    """What is the same for every table: no store is asked."""
+    """Check the machine itself; sends no request to a store."""
     version = platform.python_version()
     python = tuple(map(int, platform.python_version_tuple()[:2]))
-    yield _judged("Python", python >= _OLDEST_PYTHON, version, "Install Python 3.11 or later.", ERROR)
+    yield _judged("Python", python >= _MIN_PYTHON, version, "Install Python 3.11 or later.", ERROR)
     yield from _packages()
     yield _java()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     more = "Lower --max-bytes of merges, and the supervisor's pools."
-    yield _judged("memory", memory >= _LITTLE_MEMORY, size_text(memory), more)
+    yield _judged("memory", memory >= _MIN_MEMORY_BYTES, size_text(memory), more)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     many = "Raise it (ulimit -n, LimitNOFILE=): the supervisor holds one for each connection and worker."
-    yield _judged("file descriptors", soft < 0 or soft >= _FEW_DESCRIPTORS, str(soft), many)
+    yield _judged("file descriptors", soft < 0 or soft >= _MIN_DESCRIPTORS, str(soft), many)
     free = shutil.disk_usage(os.environ.get("TMPDIR") or "/tmp").free  # noqa: S108 - Python's own default
-    yield _judged("temporary folder", free >= _LITTLE_DISK, f"{size_text(free)} free", "Set TMPDIR to a larger disk.")
+    yield _judged(
+        "temporary folder", free >= _MIN_DISK_BYTES, f"{size_text(free)} free", "Set TMPDIR to a larger disk."
+    )
 
 
 def _packages() -> Iterator[Check]:
-    """Required packages, and those of extras that are installed, against the ranges that were tested."""
+    """Compare required packages, and those of installed extras, with the ranges that were tested."""
     known: set[str] = set()
     for wanted in map(Requirement, importlib.metadata.requires("memwal-ops") or ()):
         needed_by = [
-            extra for extra in ("", *_OF_USERS) if wanted.marker is None or wanted.marker.evaluate({"extra": extra})
+            extra for extra in ("", *_EXTRAS) if wanted.marker is None or wanted.marker.evaluate({"extra": extra})
         ]
         if wanted.name in known or not needed_by:
             continue
@@ -142,7 +144,7 @@ def _java() -> Check:
 
 
 def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
-    """The store, then the table; after an error that makes the rest meaningless, no more."""
+    """Check the store, then the table; stop after an error that makes the rest meaningless."""
     from memwal_ops.storage.locations import resolve  # noqa: PLC0415 - the clients of stores: not for the machine alone
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - see above
 
@@ -151,7 +153,12 @@ def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
         if not os.path.isdir(location.uri):
             raise TableNotFoundError(f"There is no folder {location.uri}.")
         free = shutil.disk_usage(location.uri).free
-        yield _judged("disk", free >= _LITTLE_DISK, f"{size_text(free)} free", "A merge needs what it writes anew.")
+        yield _judged(
+            "disk",
+            free >= _MIN_DISK_BYTES,
+            f"{size_text(free)} free",
+            "A merge needs space for the files that it writes.",
+        )
     store = open_store(location)
     permitted = [*_permissions(store)]
     yield from permitted
@@ -163,7 +170,7 @@ def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
 
 
 def _permissions(store: Store) -> Iterator[Check]:
-    """Each kind of request that jobs make, tried."""
+    """Try each kind of request that jobs make."""
     name = f"_mem_wal_ops/probe/{uuid.uuid4().hex}-doctor"
     tries: tuple[tuple[str, Callable[[], object], str], ...] = (
         ("list", lambda: next(iter(store.list("_mem_wal_ops/probe")), None), "Every job lists."),
@@ -200,16 +207,16 @@ def _guarantees(store: Store) -> Iterator[Check]:
         probe_compare_and_swap(store)
         yield Check("compare-and-swap", OK, "enforced")
     except ConditionalWriteUnsupportedError:
-        yield Check("compare-and-swap", OK, "not there; Lance tables do not need it, Zeppelin namespaces on S3 do")
+        yield Check("compare-and-swap", OK, "not supported; Lance tables do not need it, Zeppelin namespaces on S3 do")
     except MemwalOpsError as error:
         yield Check("compare-and-swap", WARNING, str(error), error.remedy)
     skew = clock_skew(store)
     do = "Set this machine's clock by NTP: leases and grace periods go by the store's."
-    yield _judged("clock", abs(skew) <= _MOST_SKEW_SECONDS, f"{skew:+.0f} s against the store's", do)
+    yield _judged("clock", abs(skew) <= _MAX_SKEW_SECONDS, f"{skew:+.0f} s against the store's", do)
 
 
 def _bucket(location: Location) -> Iterator[Check]:
-    """Settings of a bucket that delete, or keep, behind gc's back."""
+    """Check the bucket's settings that delete objects, or keep deleted ones, without gc's knowledge."""
     from memwal_ops.storage.buckets import bucket_settings  # noqa: PLC0415 - boto3, only for S3
     from memwal_ops.storage.locations import bucket_and_prefix  # noqa: PLC0415
 
@@ -220,7 +227,7 @@ def _bucket(location: Location) -> Iterator[Check]:
     if settings.versioning is None:
         yield Check("bucket versioning", OK, f"not known: {settings.why}")
     else:
-        kept = "what gc deletes stays as old versions, and costs"
+        kept = "what gc deletes stays as noncurrent versions, which are billed"
         do = "A lifecycle rule for noncurrent versions frees the space."
         freed = settings.versioning != "Enabled" or settings.expires_noncurrent
         yield _judged("bucket versioning", freed, settings.versioning + ("" if freed else f": {kept}"), do)

@@ -28,7 +28,7 @@ _SUFFIX = "-support.zip"
 @click.command(short_help="Write a table's metadata, without values, into a file for support.")
 @click.argument("uri")
 @click.option("-o", "--output", metavar="FILE", help=f"The file to write.  [default: NAME{_SUFFIX}]")
-@click.option("--force", is_flag=True, help="Replace FILE even if it is no earlier export.")
+@click.option("--force", is_flag=True, help="Replace FILE even if it is not an earlier export.")
 @click.option("--versions", type=IntRange(min=1), default=1000, show_default=True, help="At most N versions.")
 @storage_options
 @json_output
@@ -46,7 +46,7 @@ def export_support(
       memwal-ops export-support s3://bucket/orders.lance
       memwal-ops export-support orders.lance -o /tmp/orders.zip
 
-    Exit codes: 0; 2 FILE is no export, or the format has none; others: runbooks/README.md.
+    Exit codes: 0; 2 FILE is not an export, or the format cannot be exported; others: runbooks/README.md.
     """  # noqa: D301 - click keeps the lines of a block that begins so
     found, location, store = locate(uri, storage_options)
     if not isinstance(found, ExportsMetadata):
@@ -68,7 +68,7 @@ def export_support(
 
 
 def _history(table_format: TableFormat, location: Location, store: Store) -> Any:
-    """The history of the table; the reason if it cannot be read, perhaps for the problem that is reported."""
+    """The history of the table; or the reason why it cannot be read, which may be the reported problem."""
     try:
         return history_document(table_format.open(location, store), _HISTORY)
     except MemwalOpsError as error:

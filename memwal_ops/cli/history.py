@@ -61,14 +61,14 @@ def history(
 
 
 def _check_known(kind: str, name: str | None, known: Collection[str]) -> None:
-    """Reject a name that cannot have runs: for a misspelled name, "No run." would look as if all were well."""
+    """Reject a name that cannot have runs: for a misspelled name, "No run." would look like success."""
     if name is not None and name not in known:
         listed = ", ".join(sorted(known)) or "none"
         raise InvalidUsageError(f"The history has no {kind} {name!r}.", remedy=f"It has these {kind}s: {listed}.")
 
 
 def describe(runs: list[dict[str, Any]]) -> str:
-    """Return the list for people, and the errors of the first failed runs."""
+    """Return the list as human-readable text, and the errors of the first failed runs."""
     if not runs:
         return "No run."
     rows = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.holds import Hold
 
 
-@click.command(short_help="Keep a base version for a reader that takes long.")
+@click.command(short_help="Keep a base version for a long-running reader.")
 @click.argument("uri")
 @click.option("--version", "version", type=IntRange(min=1), help="The version to keep.  [default: the newest]")
 @click.option(
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How long to keep it, from now on, for example 90m or 3d; then the hold ends by itself.",
 )
-@click.option("--note", default="", help="Why, for readers of the list.")
+@click.option("--note", default="", help="The reason, which --list shows.")
 @click.option("--list", "show", is_flag=True, help="Show all holds instead.")
 @click.option("--release", type=IntRange(min=1), metavar="HOLD", help="End a hold before its time instead.")
 @storage_options
@@ -86,7 +86,7 @@ def _entry(one: Hold) -> dict[str, object]:
 
 
 def describe(found: tuple[Hold, ...]) -> str:
-    """Return the list for people."""
+    """Return the list as human-readable text."""
     if not found:
         return "There is no hold."
     rows = [

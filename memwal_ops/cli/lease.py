@@ -89,7 +89,7 @@ def state(one: Lease, now: datetime) -> str:
 
 
 def describe(found: list[Lease], now: datetime) -> str:
-    """Return the list for people."""
+    """Return the list as human-readable text."""
     if not found:
         return "No lease of this table was ever taken."
     rows = [

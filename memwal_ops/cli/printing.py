@@ -1,4 +1,4 @@
-"""Print to the terminal, for all commands: text for people without control characters, and JSON for scripts."""
+"""Print to the terminal, for all commands: human-readable text without control characters, and JSON for scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a text for people, of one line or several (:func:`memwal_ops.text.printable`)."""
+    """Print human-readable text, of one line or several (:func:`memwal_ops.text.printable`)."""
     click.echo(printable(text, lines=True), err=err)
 
 
@@ -33,7 +33,7 @@ def echo_json(document: object, *, default: Callable[[object], object] | None = 
 
 
 def echo_result(document: object, text: str, *, as_json: bool) -> None:
-    """Print the result of a command: its document, or the text for people."""
+    """Print the result of a command: its document, or its human-readable text."""
     if as_json:
         echo_json(document)
     else:

@@ -20,24 +20,25 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 # Stores report whole seconds.
-_EQUAL = timedelta(seconds=1)
+_RESOLUTION = timedelta(seconds=1)
 _SWAP = {
     "enforced": "Compare-and-swap is enforced.",
-    "unsupported": "There is no compare-and-swap, which Lance tables do not need.",
+    "unsupported": "Compare-and-swap is not supported; Lance tables do not need it.",
 }
 
 
-@click.command(short_help="Try a store's conditional writes, and compare its clock with ours.")
+@click.command(short_help="Test a store's conditional writes, and compare its clock with this machine's.")
 @click.argument("uri")
 @storage_options
 @json_output
 def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
-    """Try put-if-absent at URI, as every job does before its first commit, and compare the store's clock with ours.
+    """Try put-if-absent at URI, as every job does before its first commit, and compare the clocks.
 
-    Jobs remember for a day that a store passed, in $XDG_CACHE_HOME/memwal-ops or the folder $MEMWAL_OPS_CACHE (empty:
-    nothing is remembered); this command always tries. Compare-and-swap is tried too; Lance tables do not need it, and
-    local files have none. There need not be a table yet, but a local folder must exist: it is not created. Some small
-    objects are written below _mem_wal_ops/ and deleted again.
+    The store's clock is compared with this machine's. Jobs cache for a day that a store passed, in
+    $XDG_CACHE_HOME/memwal-ops or the folder $MEMWAL_OPS_CACHE (empty: nothing is cached); this command always tries.
+    Compare-and-swap is tried too; Lance tables do not need it, and local files have none. There need not be a table
+    yet, but a local folder must exist: it is not created. Some small objects are written below _mem_wal_ops/ and
+    deleted again.
 
     \b
     Examples:
@@ -73,12 +74,12 @@ def clock_skew(store: Store) -> float:
     before = datetime.now(UTC)
     store_time = store_clock(store)
     after = datetime.now(UTC)
-    if before - _EQUAL <= store_time <= after + _EQUAL:
+    if before - _RESOLUTION <= store_time <= after + _RESOLUTION:
         return 0.0
     return (before + (after - before) / 2 - store_time).total_seconds()
 
 
 def _clocks(skew: float) -> str:
     if not skew:
-        return "Its clock and ours agree."
-    return f"Our clock is {abs(skew):,.0f} s {'ahead of' if skew > 0 else 'behind'} its clock."
+        return "Its clock agrees with this machine's."
+    return f"This machine's clock is {abs(skew):,.0f} s {'ahead of' if skew > 0 else 'behind'} its clock."

@@ -36,7 +36,7 @@ _LEVELS = {Severity.ERROR: CRITICAL, Severity.WARNING: WARNING, Severity.INFO: O
 @click.command(short_help="Write a page about a table, with its history, as one HTML file.")
 @click.argument("uri")
 @click.option("-o", "--output", metavar="FILE", help="The file to write; - is stdout. An earlier report is replaced.")
-@click.option("--force", is_flag=True, help="Replace FILE even if it is no earlier report.")
+@click.option("--force", is_flag=True, help="Replace FILE even if it is not an earlier report.")
 @click.option("--limit", type=IntRange(1, 1000), default=100, show_default=True, help="At most N versions.")
 @storage_options
 @json_output
@@ -142,7 +142,7 @@ class _Reading:
 
 
 def _read(table: Table, limit: int) -> _Reading:
-    """Read a table; what cannot be read of its history or its storage is a note: the rest is the more needed."""
+    """Read a table; an error in its history or storage becomes a note, so that the rest is still reported."""
     found = _Reading(table)
     try:
         found.history = history_document(table, limit)

@@ -54,9 +54,9 @@ def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
             error = f" ({ran['error']['message']})" if ran["error"] else ""
             echo(printable(f"{ran['table']} {ran['job']}: {ran['outcome']}, {ran['decision'] or 'no decision'}{error}"))
         for leased in service.leased_elsewhere:
-            until = "" if leased["expires"] is None else f", until its lease expires at {leased['expires']}"
+            until = "" if leased["expires"] is None else f" until {leased['expires']}"
             holder = leased["holder"] or "another supervisor"
-            echo(printable(f"{leased['table']} {leased['job']}: left to {holder}{until}"))
+            echo(printable(f"{leased['table']} {leased['job']}: skipped, its lease is held by {holder}{until}"))
         if not done and not service.leased_elsewhere:
             echo(_idle(service.status()["tables"]))
         echo(f"done: {counted(len(done), 'run')}, exit code {code}.")
@@ -72,7 +72,7 @@ def _idle(tables: Sequence[TableStatus]) -> str:
     upcoming = min(((job["next_due"], name) for name, job in jobs if job["next_due"]), default=None)
     if upcoming is None:
         return "Nothing was due: no trigger fires."
-    return f"Nothing was due: no trigger fires; by schedule {upcoming[1]} comes next, at {upcoming[0]}."
+    return f"Nothing was due: no trigger fires; the next scheduled run is {upcoming[1]}, at {upcoming[0]}."
 
 
 def _configure_log(context: click.Context, level: str) -> None:

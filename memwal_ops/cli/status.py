@@ -111,7 +111,7 @@ def _service(settings: Settings) -> tuple[Mapping[str, Any] | None, str]:
     service, why_not = ask_service(settings.config.http)
     if service is not None and service["service"]["state_dir"] != state_dir(settings.config):
         theirs = service["service"]["state_dir"]
-        return None, f"the service that answers is that of another configuration (its state_dir is {theirs})"
+        return None, f"the service at that address runs another configuration (its state_dir is {theirs})"
     return service, why_not
 
 

@@ -1,4 +1,4 @@
-"""Format the document of ``memwal-ops status`` for people."""
+"""Format the document of ``memwal-ops status`` as human-readable text."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def _head(document: Mapping[str, Any]) -> str:
         why_not = document["service_error"]
         lines = [
             f"{why_not[:1].upper()}{why_not[1:]}: what follows is from the tables and the history.",
-            f"What is due is run only where a service runs: see {page_path('runbooks/alerts/MemwalOpsDown.md')}",
+            f"Due jobs run only while a service runs: see {page_path('runbooks/alerts/MemwalOpsDown.md')}",
         ]
     else:
         word = "stopping" if service["stopping"] else "runs" if service["ready"] else "is not ready yet"
         lines = [f"Service: {word} as {service['holder']}, since {service['started'][:19].replace('T', ' ')} UTC."]
     if document["history_error"] is not None:
-        lines.append(f"{document['history_error']} When jobs ran is known from their leases alone.")
+        lines.append(f"{document['history_error']} The times of runs are known from leases only.")
     return "\n".join(paragraph(line) for line in lines)
 
 

@@ -25,8 +25,8 @@ def test_a_folder_that_is_no_table_yet(tmp_path: Path, capfd: pytest.CaptureFixt
     )
     assert contents(str(tmp_path)) == {}
     said = run_here(capfd, "probe", str(tmp_path)).out
-    swap = "There is no compare-and-swap, which Lance tables do not need."
-    assert said == f"{tmp_path}: put-if-absent is enforced. {swap} Its clock and ours agree.\n"
+    swap = "Compare-and-swap is not supported; Lance tables do not need it."
+    assert said == f"{tmp_path}: put-if-absent is enforced. {swap} Its clock agrees with this machine's.\n"
 
 
 def test_nothing_is_created_where_nothing_exists(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_a_store_whose_clock_is_wrong(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, hours: int, word: str
 ) -> None:
     monkeypatch.setattr(command, "store_clock", lambda _: datetime.now(UTC) + timedelta(hours=hours))
-    assert f"Our clock is 3,600 s {word} its clock." in run_here(capfd, "probe", str(tmp_path)).out
+    assert f"This machine's clock is 3,600 s {word} its clock." in run_here(capfd, "probe", str(tmp_path)).out
     skew = run_here(capfd, "probe", str(tmp_path), "--json").document["clock_skew_seconds"]
     assert abs(skew + 3600 * hours) < 1
 

@@ -112,7 +112,7 @@ def test_check_of_a_service_that_is_not_there(tmp_path: Path, capfd: pytest.Capt
     file = tmp_path / "c.yaml"
     file.write_text("http: {port: 1}\ntables: [{uri: /a}]\n")
     outcome = run_here(capfd, "check", "--nagios", "--config", str(file))
-    said = "MEMWAL CRITICAL - the service does not answer on 127.0.0.1:1 (Connection refused)\n"
+    said = "MEMWAL CRITICAL - the service does not respond on 127.0.0.1:1 (Connection refused)\n"
     assert (outcome.code, outcome.out) == (2, said)
     file.write_text("htp: {}\n")
     assert run_here(capfd, "check", "--nagios", "--config", str(file)).code == 3
@@ -145,7 +145,7 @@ def test_check_names_the_table_that_is_behind(
     tables[1] |= {"look_error": None, "backlog": {"generations": 40.0}}
     config["error"] = "http: takes effect at a restart only; the rest is in effect"
     assert line(*enough).endswith(
-        "not taken up, or not all of it: http: takes effect at a restart only; the rest is in effect"
+        "not applied, or only in part: http: takes effect at a restart only; the rest is in effect"
     )
 
 

@@ -411,7 +411,7 @@ def the_service_is_gone(drill: Drill) -> None:
     assert running.process.wait(PATIENCE) == 0
     running.config.write_text(CONFIG.format(root=drill.root, port=port))
     first, ready, _, history = drill.follow("MemwalOpsDown", ends={0: 2})
-    assert "the service does not answer" in first
+    assert "the service does not respond" in first
     assert ready == "no answer\n"
     assert "merge" in history
 

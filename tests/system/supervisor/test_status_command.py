@@ -189,12 +189,12 @@ def test_no_service_is_no_fault_of_the_tables(fleet: dict[str, Workload], ask: A
     outcome = ask()
     assert outcome.code == 0
     assert outcome.out.startswith(
-        f"The service does not answer on 127.0.0.1:{port} (Connection refused): what follows is"
+        f"The service does not respond on 127.0.0.1:{port} (Connection refused): what follows is"
     )
     assert "What is due is run only where a service runs" in outcome.out
     document = ask("--json").document
     assert (document["exit_code"], document["service"]) == (0, None)
-    assert document["service_error"] == f"the service does not answer on 127.0.0.1:{port} (Connection refused)"
+    assert document["service_error"] == f"the service does not respond on 127.0.0.1:{port} (Connection refused)"
 
 
 def test_the_status_has_the_reason_why_nothing_merges_a_backlog(
