@@ -115,12 +115,12 @@ def from_bytes(values: pa.Array) -> pa.Array:
     return pa.ExtensionArray.from_storage(BlobType(), storage)
 
 
-def _slices(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+def _slices(sizes: npt.NDArray[np.int64], max_bytes: int) -> Iterator[tuple[int, int]]:
     ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):
-        room = (ends[start - 1] if start else 0) + most
-        end = max(start + 1, int(np.searchsorted(ends, room, side="right")))
+        limit = (ends[start - 1] if start else 0) + max_bytes
+        end = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
         yield start, end - start
         start = end
 

@@ -34,10 +34,10 @@ _INDEX_FILE, _STORAGE_FILE = "index.idx", "auxiliary.idx"
 # Positions of buffers in the file, which are not part of their content.
 _POSITIONS = ("codebook_position", "rotate_mat_position")
 # Parameters of quantizers that are in a VectorModel, or follow from it.
-_TAKEN = frozenset(
+_SUPPORTED_PARAMETERS = frozenset(
     {"dim", "codebook_position", "nbits", "num_sub_vectors", "dimension", "codebook_tensor", "transposed"}
 )
-# By Lance's number of them.
+# numpy types by Lance's number of the tensor type.
 _TENSOR_TYPES = {1: "<f2", 2: "<f4", 3: "<f8"}
 
 
@@ -106,7 +106,7 @@ def codebook_at(location: Location, folder: str, name: str) -> Codebook:
 
 @dataclass(frozen=True, slots=True)
 class VectorModel:
-    """What a vector index was trained to, as pylance takes it to build one like it.
+    """The trained parameters of a vector index, from which pylance can build an index with the same ones.
 
     Attributes:
         centroids: of the partitions, one row each.
@@ -121,17 +121,17 @@ def read_model(location: Location, folder: str, name: str) -> VectorModel:
     """The model of an index segment; arguments as :func:`codebook_at`.
 
     Raises:
-        UnsupportedFeatureError: its quantizer has parameters that pylance does not take, or its files cannot be read.
+        UnsupportedFeatureError: its quantizer has parameters that pylance does not accept, or its files cannot be read.
         StorageError: the store failed.
     """
     try:
         index = _open(location, f"{folder}/{_INDEX_FILE}")
         storage = _open(location, f"{folder}/{_STORAGE_FILE}")
         parameters = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
-        if not parameters.keys() <= _TAKEN:
+        if not parameters.keys() <= _SUPPORTED_PARAMETERS:
             raise UnsupportedFeatureError(
                 f"Index {name} has a quantizer ({json.loads(_text(index, 'lance:index'))['type']}) that pylance trains "
-                "anew for each index: it takes none of another one, and distances from both would not compare.",
+                "anew for each index: it accepts no existing one, and the distances of the two could not be compared.",
                 remedy="Use an IVF_FLAT, IVF_PQ, IVF_HNSW_FLAT or IVF_HNSW_PQ index; or leave this one out of the "
                 "maintained indexes.",
             )

@@ -5,23 +5,23 @@ whenever its conflict check finds no overlap, and that check does not consider m
 timelines, each measured and kept as a contract test, that lose or duplicate a row:
 
 1. Merger A plans generations 1-5 at V; B merges 1-3 and inserts key k (put in 2, deleted in 4).
-   A's delete found no k at V. A's marked upsert for 5 is rebased over B's commit without a
-   conflict: the deleted k is back, and by the recorded progress generation 4 is never read again.
+   A's delete found no k at V. A's upsert with merge progress 5 is rebased over B's commit without a
+   conflict: the deleted k reappears, and by the recorded progress generation 4 is never read again.
 2. The same conflict with the indexed join: both insert key k as new, neither sees the other's row,
    and the base has k twice.
-3. A marker carried by ``execute_uncommitted`` is dropped by ``LanceDataset.commit``: data is
-   committed, progress is not.
+3. ``LanceDataset.commit`` drops the merge progress from a transaction that ``execute_uncommitted``
+   returned: data is committed, progress is not.
 
 Therefore pylance builds the new version in a local folder (:mod:`memwal_ops.formats.lance.local_build`), or under a
 detached name, which no reader opens; the version number and the progress are stamped into it; pylance opens the
-stamped manifest once to verify that it is readable; and one put-if-not-exists publishes it as V+1. The second of two
-writers finds the name taken, reads everything again and decides again. Progress, data and deletions of all regions of
+stamped manifest once to verify that it is readable; and one put-if-absent publishes it as V+1. The second of two
+writers finds the name taken, reads everything again and replans. Progress, data and deletions of all regions of
 a pass are one version: none of them is ever visible without the others.
 
 A change of indexes alone (region snapshots, catch-up, an index that was brought up to date) needs
 no detached version: :func:`commit_indexes` copies the newest manifest, including unknown fields,
 replaces index entries, and publishes in the same way. pylance's own commit
-of such a change takes a concurrent merge's progress back without a conflict (landmine 1).
+of such a change reverts a concurrent merge's progress without a conflict (landmine 1).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from memwal_ops.formats.lance.publication import (
     is_taken,
     lost,
     publish,
-    refuse_overtaken,
+    refuse_if_not_newest,
     verify_in_history,
 )
 from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
@@ -163,7 +163,7 @@ def commit_strict(
 
     Raises:
         CommitLostError: that version exists already; nothing was published.
-        CommitStateUnknownError: the store gave no answer and reading back gave none either.
+        CommitStateUnknownError: the store did not respond, and reading back failed as well.
         UnsupportedFeatureError: see :func:`check_committable`.
         InvariantViolatedError: progress would decrease, or the stamped manifest is not readable.
     """
@@ -183,7 +183,7 @@ def commit_strict(
         if not _is_readable_locally(table, stamped):
             temporary[:0] = [detached_path] if local else []
             _verify_readable(table, stamped, detached, detached_path)
-        refuse_overtaken(table, version)
+        refuse_if_not_newest(table, version)
         temporary.pop()  # from here on a version may refer to its transaction file
         publish(table, encode_version_manifest(stamped), version)
     finally:
@@ -203,7 +203,7 @@ def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
 
     Raises:
         CommitLostError: that version exists already; nothing was published.
-        CommitStateUnknownError: the store gave no answer and reading back gave none either.
+        CommitStateUnknownError: the store did not respond, and reading back failed as well.
         InvariantViolatedError: the change would change merge progress, or remove an entry that does not exist.
         UnsupportedFeatureError: see :func:`check_rewritable`.
     """
@@ -231,7 +231,7 @@ def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.
 
     Raises:
         CommitLostError: that version exists already; nothing was published.
-        CommitStateUnknownError: the store gave no answer and reading back gave none either.
+        CommitStateUnknownError: the store did not respond, and reading back failed as well.
         InvariantViolatedError: pylance does not read it as it was built; nothing was published.
         UnsupportedFeatureError: see :func:`check_rewritable`.
     """
@@ -299,7 +299,7 @@ def _publish_built(table: Table, built: VersionManifest, transaction: table_pb2.
     # The file is deleted only if no version can refer to it: not if the outcome is unknown, nor at Ctrl-C or
     # SIGTERM, which may arrive right after the version was published.
     try:
-        refuse_overtaken(table, version)
+        refuse_if_not_newest(table, version)
         publish(table, data, version)
     except CommitStateUnknownError:
         raise
@@ -396,9 +396,9 @@ def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation,
 def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
     """Refuse the version if pylance built it on another merger's version.
 
-    By a URI, a detached commit, too, is rebased over every version published since ``read_version``, by the same
-    conflict check that does not consider merge progress. The result is then not what was decided. By a handle that is
-    pinned, as here, release 14.0 does not; whatever another one does is refused.
+    A detached commit made through a URI is also rebased over every version published since ``read_version``, with the
+    same conflict check, which does not consider merge progress; its result is not the planned one. Through a pinned
+    handle, as here, pylance 14.0 does not rebase; if another release does, its version is refused here.
     """
     entry = None if built.indexes is None else find_memwal_entry(built.indexes)
     if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
@@ -421,7 +421,7 @@ def _verify_readable(table: Table, stamped: VersionManifest, detached: int, path
 
 
 def _is_readable_locally(table: Table, stamped: VersionManifest) -> bool:
-    """Verify the same without a request; False if that is not possible."""
+    """Verify the same in a local folder, without a request; False if that is not possible."""
     read = open_locally(table, stamped)
     if read is not None:
         _compare(table, stamped, *read)

@@ -37,17 +37,17 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 REFS_FOLDER = "_refs"
-# All other classes are specific about the cause.
-_VAGUE = (StorageError, ObjectNotFoundError)
+# All other classes name the cause.
+_UNSPECIFIC = (StorageError, ObjectNotFoundError)
 _CONCURRENT_READS = 16
-_MOST_FILES = 10_000
+_MAX_FILES = 10_000
 _TAIL_BYTES = 32 << 10
 _MISSING = "is missing, although the newest version refers to it"
 _PATH = re.compile(r"[\w./-]+")
 # Files before Lance 2.0 (written as 0.3) have another footer.
 _FOOTER_SINCE = (0, 3)
 REMEDIES = {
-    REFS_FOLDER: "Restore the file from a backup, or make the tag again at its version; before that, gc and expire "
+    REFS_FOLDER: "Restore the file from a backup, or create the tag again at its version; before that, gc and expire "
     "delete nothing.",
     DATA_FOLDER: "Restore the file from a backup; do not run gc or expire before that.",
     INDICES_FOLDER: "Drop the index and build it again, or restore the file from a backup.",
@@ -75,7 +75,7 @@ def name_damage(table: Table, error: MemwalOpsError) -> MemwalOpsError:
 
     Requests, after an unspecific error: one listing, and one or two for each file, at most 10,000 files.
     """
-    if type(error) not in _VAGUE:
+    if type(error) not in _UNSPECIFIC:
         return error
     try:
         newest = table.newest()
@@ -105,10 +105,10 @@ def damages(table: Table) -> Iterator[tuple[str, str]]:
     for meta in table.store.list(REFS_FOLDER):
         if meta.path.endswith(".json") and not _is_object(table.store.get(meta.path)):
             yield meta.path, "is damaged: it is not a JSON document of a tag or branch"
-    for key in missing_files(table.store, islice(sorted(references(table.manifest).own), _MOST_FILES)):
+    for key in missing_files(table.store, islice(sorted(references(table.manifest).own), _MAX_FILES)):
         yield key, _MISSING
-    yield from islice(_missing_of_indexes(table), _MOST_FILES)
-    files = islice(_files(table), _MOST_FILES)
+    yield from islice(_missing_of_indexes(table), _MAX_FILES)
+    files = islice(_files(table), _MAX_FILES)
     for (path, _, _), why in concurrently(lambda file: _damage(table, *file), files, threads=_CONCURRENT_READS):
         if why is not None:
             yield path, f"is damaged: {why}"
@@ -133,12 +133,12 @@ def _index_folder(index: table_pb2.IndexMetadata) -> str:
 
 
 def _missing_of_indexes(table: Table) -> Iterator[tuple[str, str]]:
-    """Single files that are missing of an index that has others; releases before pylance 14 do not list them."""
+    """Missing files of indexes of which other files exist; releases before pylance 14 do not list an index's files."""
     for index in () if table.manifest.indexes is None else table.manifest.indexes.indices:
         if index.files and not index.HasField("base_id"):
-            there = {meta.path for meta in table.store.list(_index_folder(index))}
+            existing = {meta.path for meta in table.store.list(_index_folder(index))}
             for file in index.files:
-                if there and (path := f"{_index_folder(index)}/{file.path}") not in there:
+                if existing and (path := f"{_index_folder(index)}/{file.path}") not in existing:
                     yield path, _MISSING
 
 

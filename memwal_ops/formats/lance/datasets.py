@@ -38,8 +38,8 @@ def open_dataset(location: Location, folder: str = "", *, version: int | None = 
 class PinnedDataset:
     """pylance's handle on one version, opened from its manifest at the first use. Safe in threads.
 
-    pylance sees that manifest, whatever is at its place by then. Opening is one request, and none of a job that only
-    compares manifests and listings.
+    pylance uses the manifest that was read, even if the object at its path was replaced since. Opening takes one
+    request; a job that only compares manifests and listings opens nothing.
     """
 
     def __init__(self, location: Location, version: VersionManifest, opened: lance.LanceDataset | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Choose what of a Lance table an export has, and take the values out of it.
+"""Select the objects of a Lance table for an export, and remove the table's values from them.
 
 Rows, WAL entries, index files, filters and transaction files are listed with sizes and times, and nothing more.
 """
@@ -40,15 +40,15 @@ _OF_GENERATION = re.compile(rf"{MEM_WAL_FOLDER}/[0-9a-f-]{{36}}/[^/]+/{VERSIONS_
 # As many as verify reads without --deep.
 _MANIFESTS = 20
 _MARK_DIGITS = 16
-_NUMBER, _TEXT = int | float, str
+_NUMBER, _STRING = int | float, str
 _LEASE: Mapping[str, Any] = {
     **dict.fromkeys(("token", "ttl_seconds"), _NUMBER),
-    **dict.fromkeys(("instance", "holder", "acquired", "ended", "outcome", "finished", "finished_by"), _TEXT),
+    **dict.fromkeys(("instance", "holder", "acquired", "ended", "outcome", "finished", "finished_by"), _STRING),
 }
-_HOLD: Mapping[str, Any] = {"versions": list, "ttl_seconds": _NUMBER, "by": _TEXT}
+_HOLD: Mapping[str, Any] = {"versions": list, "ttl_seconds": _NUMBER, "by": _STRING}
 _REF: Mapping[str, Any] = {
     **dict.fromkeys(("version", "manifestSize", "parentVersion", "createAt"), _NUMBER),
-    **dict.fromkeys(("branch", "parentBranch", "createdAt", "updatedAt"), _TEXT),
+    **dict.fromkeys(("branch", "parentBranch", "createdAt", "updatedAt"), _STRING),
 }
 
 
@@ -56,7 +56,7 @@ def exported(store: Store, versions: int) -> Iterator[Exported]:
     """All objects; the newest ``versions`` manifests of main, those of generations, and the newest of each region."""
     # First, so that no version has progress that the regions, which are listed later, do not show.
     main = [*store.list(VERSIONS_FOLDER)]
-    values = _Values()
+    redactor = _Redactor()
     numbers = [number for meta in main if (number := version_of_main(meta.path)) is not None]
     kept = frozenset(nlargest(versions, numbers))
     newest = max(kept, default=None)
@@ -70,11 +70,11 @@ def exported(store: Store, versions: int) -> Iterator[Exported]:
         if number == newest:
             snapshot = _snapshot_of(store, meta.path)
         keep = number in kept or number in tagged
-        yield Exported(meta, values.manifest if keep else None, listed=keep, opened=number == newest)
-    yield from _others(store, values, snapshot)
+        yield Exported(meta, redactor.manifest if keep else None, listed=keep, opened=number == newest)
+    yield from _others(store, redactor, snapshot)
 
 
-def _others(store: Store, values: _Values, snapshot: str) -> Iterator[Exported]:
+def _others(store: Store, redactor: _Redactor, snapshot: str) -> Iterator[Exported]:
     """Everything but the versions of main; a region's manifests come last, when its newest are known."""
     regions: dict[str, list[tuple[int, ObjectMeta]]] = defaultdict(list)
     for meta in store.list(""):
@@ -86,15 +86,15 @@ def _others(store: Store, values: _Values, snapshot: str) -> Iterator[Exported]:
         if of_region is not None and number is not None:
             regions[of_region[1]].append((number, meta))
             continue
-        yield Exported(meta, values.rule(path, snapshot), opened=_is_opened(path))
+        yield Exported(meta, redactor.rule(path, snapshot), opened=_is_opened(path))
     for found in regions.values():
         newest = {number for number, _ in nlargest(_MANIFESTS, found, key=lambda one: one[0])}
         for number, meta in found:
-            yield Exported(meta, values.region if number in newest else None)
+            yield Exported(meta, redactor.region if number in newest else None)
 
 
 def _is_opened(path: str) -> bool:
-    """Whether pylance opens the file itself: it lists tags, and opens generations."""
+    """Whether pylance opens the file directly: it lists tags, and opens generations."""
     return path.startswith(f"{REFS_FOLDER}/") or _is_manifest_of_generation(path)
 
 
@@ -104,7 +104,7 @@ def _is_manifest_of_generation(path: str) -> bool:
 
 
 def _tagged(store: Store) -> frozenset[int]:
-    """The versions of main that tags name: whether one is there is part of what verify checks."""
+    """The versions of main that tags name: ``verify`` checks that they exist."""
     found = set()
     for meta in store.list(f"{REFS_FOLDER}/tags"):
         try:
@@ -130,14 +130,14 @@ def _snapshot_of(store: Store, path: str) -> str:
         return ""  # verify reports it
 
 
-class _Values:
-    """What takes the values out, by kind of file. Equal values have equal marks in one export, and in no other."""
+class _Redactor:
+    """Remove values from files, by kind of file. In one export equal values get equal marks; other exports differ."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def rule(self, path: str, snapshot: str) -> Callable[[bytes], bytes] | None:
-        """The rule for a path; None: its contents are left out."""
+        """The function that removes the values from the file at a path; None: its content is not exported."""
         if path == snapshot:
             return _snapshot
         if _is_manifest_of_generation(path):
@@ -153,11 +153,11 @@ class _Values:
         return next((rule for folder, rule in folders if path.startswith(folder)), None)
 
     def manifest(self, data: bytes) -> bytes:
-        """Of a version, of the table or of a generation."""
+        """The manifest of a version, of the table or of a generation, without values."""
         return manifest_without_values(data, _snapshot_or_nothing, redact, self._mark)
 
     def region(self, data: bytes) -> bytes:
-        """Of a region."""
+        """A region manifest without values."""
         return region_manifest_without_values(data, self._mark)
 
     def _mark(self, value: bytes) -> bytes:
@@ -169,7 +169,7 @@ def _snapshot(data: bytes) -> bytes:
 
 
 def _snapshot_or_nothing(data: bytes) -> bytes:
-    """A snapshot inside a manifest; one that does not decode must not take the manifest with it."""
+    """A snapshot inside a manifest; if it does not decode, the manifest is exported without it."""
     try:
         return _snapshot(data)
     except InvalidFormatError:
@@ -182,7 +182,7 @@ def _hint(data: bytes) -> bytes:
 
 
 def _json(data: bytes, keys: Mapping[str, Any], **added: object) -> bytes:
-    """A JSON document with these keys, if their values are of these types; texts without secrets and escapes.
+    """A JSON document with these keys, if their values are of these types; strings without secrets and escapes.
 
     Raises:
         InvalidFormatError: it is not a JSON object.

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta, Store
 
 _PLAIN, _WITH_LOG = "plain", "log"
-# Where the start of a listing saves no request: local files, and Azure, whose listings always start at the beginning.
-_WITHOUT_START = ("/", "az://")
+# Stores on which a listing's start key saves no request: local files, and Azure, which lists from the beginning.
+_WITHOUT_START_KEY = ("/", "az://")
 # Sorts directly after the slash that ends a folder's name in a path.
 _AFTER_FOLDER = "0"
 
@@ -82,7 +82,7 @@ def _newest_versions(store: Store) -> Sequence[ObjectMeta]:
 
 def _log_objects(store: Store) -> Sequence[ObjectMeta]:
     """Objects of the log, the manifests of all regions among them."""
-    if store.root.startswith(_WITHOUT_START):
+    if store.root.startswith(_WITHOUT_START_KEY):
         return _region_manifests(store)
     found: list[ObjectMeta] = []
     after: str | None = None
@@ -97,7 +97,7 @@ def _log_objects(store: Store) -> Sequence[ObjectMeta]:
 
 
 def _next_start(last: str) -> str:
-    """Where a listing continues after a full page: a region's other files are passed over, its manifests are not.
+    """Where a listing continues after a full page: it skips a region's other files, but not its manifests.
 
     In a region's folder, directories of generations sort before ``manifest/``, and ``wal/`` after it.
     """

@@ -31,7 +31,7 @@ class LanceFormat:
     demo = DEMO
 
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
-        """The region, and the generation in it."""
+        """The names of the blocked region and generation in messages; the second is empty if the region is blocked."""
         generation = blocked.get("generation")
         return f"Region {blocked['region_id']}", "" if generation is None else f"generation {generation}"
 

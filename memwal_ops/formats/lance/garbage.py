@@ -60,7 +60,7 @@ class Needed:
     # Objects and not paths: a version's number, so its path, may be used again.
     _seen: set[ObjectMeta] = field(default_factory=set)
 
-    def read(self, store: Store, going: Collection[str] = ()) -> None:
+    def read(self, store: Store, expiring: Collection[str] = ()) -> None:
         """Read every manifest that was not read before; the first call also reads the copies that were set aside.
 
         Manifests are listed before copies, and listed again if one was deleted before it was read: so a version that
@@ -69,13 +69,13 @@ class Needed:
 
         Args:
             store: the table's.
-            going: paths of manifests that count as expired, for a plan.
+            expiring: paths of manifests that count as expired, for a plan.
 
         Raises:
             TableCorruptError: a manifest does not decode; the result must not be used.
             UnsupportedFeatureError: a manifest may refer to files in unknown ways.
         """
-        while not self._read_manifests(store, going):
+        while not self._read_manifests(store, expiring):
             pass
         if not self._complete:
             self._complete = True
@@ -83,11 +83,11 @@ class Needed:
             for _, found in read_references(store, [one.meta.path for one in self.copies]):
                 self.expired |= found.all
 
-    def _read_manifests(self, store: Store, going: Collection[str]) -> bool:
+    def _read_manifests(self, store: Store, expiring: Collection[str]) -> bool:
         fresh = {path: meta for path, meta in list_manifests(store).items() if meta not in self._seen}
         for path, found in read_references(store, sorted(fresh)):
             self._seen.add(fresh.pop(path))
-            if path in going:
+            if path in expiring:
                 self.expired |= found.all
                 continue
             self.keys |= found.all

@@ -1,7 +1,7 @@
 """Anchor deletion plans to the manifest of a Lance table's version, or of a region.
 
 A manifest is never rewritten, and is removed only with its table or by an expiry; so a plan is tied to the manifest of
-the version or region that it was made on (:mod:`memwal_ops.core.anchors`). New versions do not invalidate it.
+the version or region that it was made from (:mod:`memwal_ops.core.anchors`). New versions do not invalidate it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def table_anchor(table: Table) -> Anchor:
-    """The anchor of everything that is decided on ``table``. One request, two without entity tags.
+    """The anchor of plans that are made from ``table``. One request, two without entity tags.
 
     The manifest is read again, unless it is the same object that was listed before it was read.
 
@@ -46,7 +46,7 @@ def anchored(table: Table) -> tuple[Table, Anchor]:
 
 
 def region_anchor(table: Table, manifest: RegionManifest) -> Anchor:
-    """The anchor of everything that is decided on a region with the newest manifest ``manifest``. Two requests.
+    """The anchor of plans that are made from a region with the newest manifest ``manifest``. Two requests.
 
     Raises:
         TableReplacedError: that manifest does not exist any more.
@@ -62,7 +62,7 @@ def region_anchor(table: Table, manifest: RegionManifest) -> Anchor:
 
 
 def _checked(anchor: Anchor, *, same: bool) -> Anchor:
-    """Return the anchor if the content, read after the HEAD request, is the one that the plan was made on."""
+    """Return the anchor if the content, read after the HEAD request, is the one that the plan was made from."""
     if not same:
-        raise TableReplacedError(f"{anchor.what} has changed since it was read: a table was made or restored there.")
+        raise TableReplacedError(f"{anchor.what} has changed since it was read: the table was recreated or restored.")
     return anchor

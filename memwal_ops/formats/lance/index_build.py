@@ -94,7 +94,7 @@ def update_index(table: Table, name: str, *, merge: int | None, retrain: bool = 
         merge: merge that many of its segments with the new rows; 0: the new rows get a segment
             of their own; None: pylance's default, which must not be used for vector indexes
             (landmine 22).
-        retrain: build it anew instead, with new centroids, as many as its rows ask for.
+        retrain: build it anew instead, with new centroids; pylance derives their number from the number of rows.
 
     Returns:
         The segments; None if pylance had nothing to do.
@@ -125,7 +125,7 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
     prefix = f"{TRANSACTIONS_FOLDER}/{table.version}-"
     before = set(_names(table, prefix))
     found: list[table_pb2.CreateIndex] = []
-    asked: list[BaseException | None] = []
+    lock_outcomes: list[BaseException | None] = []
 
     def lock(_: int) -> NoReturn:
         failure = None
@@ -133,7 +133,7 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
             found.extend(_operations(table, name, sorted(set(_names(table, prefix)) - before)))
         except BaseException as error:  # noqa: BLE001 - pylance would turn Ctrl-C into text, and the run would continue
             failure = error
-        asked.append(failure)
+        lock_outcomes.append(failure)
         raise _NotToBePublishedError
 
     with lance_errors("build index", name):
@@ -151,9 +151,9 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        if asked and asked[-1] is not None:
-            raise asked[-1] from error
-        if asked and not found:
+        if lock_outcomes and lock_outcomes[-1] is not None:
+            raise lock_outcomes[-1] from error
+        if lock_outcomes and not found:
             raise _no_transaction_file(table, name) from error
         if not found and is_commit_conflict(error):
             # pylance found before the lock that the index was changed; its files are left to its own clean-up.

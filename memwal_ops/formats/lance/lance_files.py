@@ -24,14 +24,14 @@ def lance_bytes(rows: pa.Table, version: str, what: str) -> bytes:
     Args:
         rows: the rows.
         version: the format version.
-        what: the file in words, for errors.
+        what: a description of the file, for errors.
 
     Raises:
         StorageError: pylance cannot write such columns.
     """
-    # Errors of its clean-up: where the program ends while a thread in the background still writes there.
-    place = tempfile.TemporaryDirectory(prefix="memwal-ops-", ignore_cleanup_errors=True)
-    with place as folder, lance_errors("encode", what):
+    # Its removal fails if the program ends while a background thread still writes there.
+    temporary = tempfile.TemporaryDirectory(prefix="memwal-ops-", ignore_cleanup_errors=True)
+    with temporary as folder, lance_errors("encode", what):
         path = Path(folder) / _NAME
         with LanceFileWriter(str(path), rows.schema, version=version) as writer:
             for batch in rows.to_batches():
@@ -39,13 +39,13 @@ def lance_bytes(rows: pa.Table, version: str, what: str) -> bytes:
         return path.read_bytes()
 
 
-def lance_rows(data: bytes, what: str, *, most_rows: int | None = None) -> pa.Table:
+def lance_rows(data: bytes, what: str, *, max_rows: int | None = None) -> pa.Table:
     """Decode the rows of a Lance file.
 
     Args:
         data: the file.
-        what: the file in words, for errors.
-        most_rows: refuse a file that claims more rows; None: no limit.
+        what: a description of the file, for errors.
+        max_rows: refuse a file that claims more rows; None: no limit.
 
     Raises:
         InvalidFormatError: it is not a Lance file, or is damaged.
@@ -57,7 +57,7 @@ def lance_rows(data: bytes, what: str, *, most_rows: int | None = None) -> pa.Ta
             check_lance_file(data, len(data))
             with lance_errors("decode", what):
                 reader = LanceFileReader(str(path))
-                if most_rows is not None and reader.num_rows() > most_rows:
+                if max_rows is not None and reader.num_rows() > max_rows:
                     raise InvalidFormatError(f"it claims {reader.num_rows()} rows in {len(data)} bytes")
                 return reader.read_all().to_table()
         except Exception as error:

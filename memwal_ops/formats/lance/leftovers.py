@@ -1,6 +1,6 @@
 """Find and delete the leftovers of killed commits: detached manifests with their transaction files.
 
-No reader opens either; they take space, and a clean-up by pylance keeps the files to which they refer.
+No reader opens either; they use space, and a clean-up by pylance keeps the files to which they refer.
 Leftovers of memwal-ops are recognized by their transaction properties (docs/jobs.md); those of other writers
 are never deleted.
 """

@@ -1,7 +1,7 @@
 """Let pylance build and open a version of a table in a local folder that has only its manifest.
 
-A version is made of manifests alone: pylance reads no data file to build one, nor to open one. So for a table in an
-object store, neither is a request. If anything fails here, it is done at the store instead.
+pylance needs only the manifest to build or to open a version, and no data file. So for a table in an object store, both
+are possible without a request. If anything fails here, they are done at the store instead.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class LegacyOptions(Options):
         if names := self.given():
             listed = ", ".join(f"{{{name}}}" for name in names)
             raise OptionError(
-                f"{listed} is for tables with the legacy MemWAL index only; this one has today's.", *names
+                f"{listed} applies only to tables with the legacy MemWAL index; this table has the current one.", *names
             )
 
 
@@ -99,10 +99,10 @@ class MigrateOptions(LegacyOptions):
         help="The layout: shard is pylance's own, region that of the specification.",
         shown_default="shard for a legacy table; else none",
     )
-    rollback: bool = flag(help="Put the layout of before back: the legacy index only until regions were written.")
+    rollback: bool = flag(help="Restore the previous layout; a legacy index only while no region was written.")
 
     def validate(self) -> None:
-        """Refuse a rollback that is to do more."""
+        """Refuse a rollback with other options."""
         if self.rollback and self.given():
             raise OptionError("{rollback} takes no other options.", "rollback")
 
@@ -161,7 +161,7 @@ class CatchupOptions(Options):
         help="Report an IVF index whose largest partition has this many times the rows of its smallest (S4-038).",
     )
     retrain: bool = flag(
-        help="Of a plain table: train new centroids of its vector indexes, for the rows of today. --index selects one."
+        help="Plain tables only: train new centroids for vector indexes from the current rows; --index selects one."
     )
     migrate_codebook: tuple[str, ...] = texts(
         values=2,
@@ -216,7 +216,7 @@ class ExpireOptions(Options):
 
 
 @dataclass(frozen=True)
-class CareOptions(Options):
+class RetentionOptions(Options):
     """The retention periods on which the gates of gc depend."""
 
     reader_grace: timedelta = duration(
@@ -275,7 +275,7 @@ class CareOptions(Options):
 
 
 @dataclass(frozen=True)
-class GcOptions(CollectOptions, CareOptions):
+class GcOptions(CollectOptions, RetentionOptions):
     """Options of gc."""
 
 
@@ -310,7 +310,7 @@ class InspectOptions(Options):
 
 
 @dataclass(frozen=True)
-class WhyOptions(CareOptions):
+class WhyOptions(RetentionOptions):
     """Options of why: the target, and the retention periods that gc would use."""
 
     target: str = text("", positional=True, metavar="PATH_OR_REGION[/GENERATION]", help="The object to explain.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import lance
 
     SameField = Callable[[int, bool], bool | None]
-    IsOne = Callable[["Node", "Node"], bool]
+    Matches = Callable[["Node", "Node"], bool]
 
 TOMBSTONE = "_tombstone"
 
@@ -79,7 +79,7 @@ class Projection:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the generation has the base's columns, by the same names and types: one condition means one thing."""
+        """Whether all base columns are in the generation with the same names and types: a filter is valid for both."""
         return all(
             column.source is not None
             and column.source.name == column.target.name
@@ -146,16 +146,16 @@ def plan_projection(
     # Recognized by name alone: the id of _tombstone is the next free one at the flush, which a
     # column added to the base later may have (landmine 14).
     values = [node for node in generation if node.name != TOMBSTONE]
-    unsure: list[Node] = []
+    undecided: list[Node] = []
     verdicts: list[bool | None] = []
 
-    def is_one(source: Node, target: Node) -> bool:
+    def matches(source: Node, target: Node) -> bool:
         verdicts.append(is_same(target.field_id, source.name != target.name))
-        return _is_one(source, target, verdicts[-1], unsure)
+        return _matches(source, target, verdicts[-1], undecided)
 
-    columns = _match_all(values, base, is_one)
-    if unsure:
-        raise _undecided(unsure)
+    columns = _match_all(values, base, matches)
+    if undecided:
+        raise _undecided(undecided)
     if verdicts and all(verdict is None for verdict in verdicts):
         # Timeline of the loss: the table is removed and created again, its first versions expire, and the old regions
         # are copied back. No column was ever dropped, so a required one would be matched with the old table's.
@@ -193,12 +193,12 @@ def _entries(kind: pa.MapType) -> pa.StructType:
     return pa.struct([kind.key_field, kind.item_field])
 
 
-def _match_all(sources: Sequence[Node], targets: Sequence[Node], is_one: IsOne) -> tuple[Column, ...]:
+def _match_all(sources: Sequence[Node], targets: Sequence[Node], matches: Matches) -> tuple[Column, ...]:
     by_id = {node.field_id: (position, node) for position, node in enumerate(sources)}
     columns = []
     for target in targets:
         position, source = by_id.get(target.field_id, (-1, None))
-        if source is not None and not is_one(source, target):
+        if source is not None and not matches(source, target):
             source = None
         if source is None:
             _refuse_changed_type(target, [one for one in sources if one.field_id != target.field_id])
@@ -206,7 +206,7 @@ def _match_all(sources: Sequence[Node], targets: Sequence[Node], is_one: IsOne) 
                 raise SchemaProjectionError(f"The generation has no values for the required column {target.name!r}.")
             columns.append(Column(target, None))
         else:
-            columns.append(Column(target, source, position, _inner(source, target, is_one)))
+            columns.append(Column(target, source, position, _inner(source, target, matches)))
     return tuple(columns)
 
 
@@ -219,8 +219,8 @@ def _refuse_changed_type(target: Node, sources: Sequence[Node]) -> None:
             )
 
 
-def _is_one(source: Node, target: Node, verdict: bool | None, unsure: list[Node]) -> bool:  # noqa: FBT001 - an answer
-    """Whether two fields with the same id are the same field; undecided ones are added to ``unsure``."""
+def _matches(source: Node, target: Node, verdict: bool | None, undecided: list[Node]) -> bool:  # noqa: FBT001 - a result
+    """Whether two fields with the same id are the same field; undecided ones are added to ``undecided``."""
     if verdict is not None:
         return verdict
     if source.name != target.name:
@@ -232,7 +232,7 @@ def _is_one(source: Node, target: Node, verdict: bool | None, unsure: list[Node]
             "rename the copy, so that it has another field id.",
         )
     if target.nullable:  # only a nullable column can be added to a table that has rows
-        unsure.append(target)
+        undecided.append(target)
     return True
 
 
@@ -248,15 +248,15 @@ def _undecided(fields: Sequence[Node]) -> SchemaProjectionError:
     )
 
 
-def _inner(source: Node, target: Node, is_one: IsOne) -> tuple[Column, ...]:
+def _inner(source: Node, target: Node, matches: Matches) -> tuple[Column, ...]:
     """The match of the nested fields; empty if both sides are identical in all of them."""
-    if _is_identical(source, target) and _unchanged_inside(source, target, is_one):
+    if _is_identical(source, target) and _unchanged_inside(source, target, matches):
         return ()
     if pa.types.is_struct(source.type) and pa.types.is_struct(target.type):
-        return _match_all(source.children, target.children, is_one)
+        return _match_all(source.children, target.children, matches)
     if type(source.type) is type(target.type) and source.children and target.children:
         item_source, item_target = source.children[0], target.children[0]
-        return (Column(item_target, item_source, 0, _inner(item_source, item_target, is_one)),)
+        return (Column(item_target, item_source, 0, _inner(item_source, item_target, matches)),)
     if not source.type.equals(target.type):
         raise SchemaProjectionError(
             f"Column {target.name!r} has type {target.type} in the base table and {source.type} in the generation."
@@ -264,11 +264,11 @@ def _inner(source: Node, target: Node, is_one: IsOne) -> tuple[Column, ...]:
     return ()
 
 
-def _unchanged_inside(source: Node, target: Node, is_one: IsOne) -> bool:
+def _unchanged_inside(source: Node, target: Node, matches: Matches) -> bool:
     """Whether no nested field was dropped and added again."""
     return all(
-        is_one(mine, other) and _unchanged_inside(mine, other, is_one)
-        for mine, other in zip(source.children, target.children, strict=True)
+        matches(inner, other) and _unchanged_inside(inner, other, matches)
+        for inner, other in zip(source.children, target.children, strict=True)
     )
 
 

@@ -1,7 +1,7 @@
 """Publish a version under exactly its number, and determine the outcome.
 
-One put-if-not-exists publishes a version. This module handles the cases in which its answer is not
-reliable: the answer was lost, a repeated request was answered with "exists", or the number was used and freed
+One put-if-absent publishes a version. This module handles the cases in which its response does not
+show the outcome: it was lost, a repeated request got "exists", or the number was used and freed
 again by a clean-up during a stall. The content of the version is built in
 :mod:`memwal_ops.formats.lance.commit`.
 """
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class CommitLostError(MemwalOpsError):
-    """Another writer published ``V + 1`` first: nothing of this run is visible, and it has to decide again.
+    """Another writer published ``V + 1`` first: nothing of this run is visible, and it has to replan.
 
     ``files_unreferenced``: no version refers to the files that the operation wrote, so they can be deleted.
     """
@@ -79,8 +79,8 @@ class CommitNote:
         return {"memwal-ops.job": self.job, "memwal-ops.run_id": self.run_id, "memwal-ops.version": self.release}
 
 
-def refuse_overtaken(table: Table, version: int) -> None:
-    """Refuse to publish if another version was published since: its name may be free again.
+def refuse_if_not_newest(table: Table, version: int) -> None:
+    """Refuse to publish if another version was published since ``table`` was read: its name may be free again.
 
     Timeline: a merger stalls at V; others commit V+1 and V+2, a clean-up removes V+1 and the files
     to which only V referred. The name V+1 is free, but a version under it would refer to deleted files.
@@ -103,7 +103,7 @@ def refuse_replaced(table: Table, version: int, listed: VersionPage) -> None:
     """Refuse to publish if the table was replaced by another one at the same version.
 
     Timeline: a merger reads version 3; the table is removed and created again by the same steps, so that it
-    is at version 3, too. A version 4 made from what was read would refer to files of the removed table.
+    is also at version 3. A version 4 that is built on the first version 3 would refer to files of the removed table.
 
     The manifest is read again, unless the listings before it was read and now show the same object, by its entity tag.
     """
@@ -148,7 +148,7 @@ def publish(table: Table, data: bytes, version: int) -> None:
 
     Raises:
         CommitLostError: another writer published that version.
-        CommitStateUnknownError: the store gave no answer and reading back gave none either.
+        CommitStateUnknownError: the store did not respond, and reading back failed as well.
     """
     path = version_path(version, table.naming)
     try:
@@ -159,17 +159,17 @@ def publish(table: Table, data: bytes, version: int) -> None:
             # Not there now, but a request that is still in flight may succeed later: the outcome is
             # unknown, so this run must not report a failure and must not clean up.
             raise CommitStateUnknownError(
-                f"The store gave no answer to the commit of version {version}: {error}"
+                f"The store did not respond to the commit of version {version}: {error}"
             ) from error
         published = stored == data
     else:
         if not published:
-            # The name is taken, perhaps by this run: a client that repeats a put after a lost answer
+            # The name is taken, perhaps by this run: a client that repeats a put after a lost response
             # gets "exists". Every build of a version contains its own transaction uuid,
             # so equal bytes were written by this run.
             stored = _read_back(table, path, None)
             if stored is None:
-                # Taken a moment ago, and absent now: cleaned up, or this answer is stale and the
+                # Taken a moment ago, and absent now: cleaned up, or this read is stale and the
                 # manifest is this run's. The files to which it may refer must be kept.
                 raise lost(table, version, files_unreferenced=False)
             published = stored == data
@@ -183,7 +183,7 @@ def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | N
     except ObjectNotFoundError:
         return None
     except StorageError as error:
-        raise CommitStateUnknownError(f"The store gave no answer to the commit at {path}: {error}") from (
+        raise CommitStateUnknownError(f"The store did not respond to the commit at {path}: {error}") from (
             cause or error
         )
 
@@ -191,7 +191,7 @@ def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | N
 def verify_in_history(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
     """Verify that the published version is in the table's history: later versions are built on it.
 
-    :func:`refuse_overtaken` does not cover the put itself: a run that stalls between the two publishes
+    :func:`refuse_if_not_newest` does not cover the put itself: a run that stalls between the two publishes
     a version on which no later version is built. It must not report success, and the version may be broken.
 
     Only a version that cannot be read is deleted here, and none to which a tag, a branch or a hold refers: whether it
@@ -225,17 +225,17 @@ def _verify_in_history(table: Table, published: VersionManifest, progress: Mappi
     if newest.version <= version or added & _names(newest.manifest):
         return
     if added and _was_published_late(table, version, added):
-        # Times may be wrong, so later versions may be built on this one. Deciding again loses nothing.
+        # Times may be wrong, so later versions may be built on this one. Replanning loses nothing.
         kept = not _delete_unreadable(newest, published)
         get_logger(__name__).warning("published_late", table=table.location.uri, version=version, kept=kept)
         raise CommitLostError(
             f"Version {version} of {table.location.uri} was published after a later version.", files_unreferenced=False
         )
     if any(newest.index.merged_generations.get(region_id, 0) < merged for region_id, merged in progress.items()):
-        # A later version took progress back (a plain commit of the MemWAL index does that,
+        # A later version reverted the progress (a plain commit of the MemWAL index does that,
         # landmine 1), or it cannot be determined which was published first. Merging again is idempotent.
         raise CommitLostError(
-            f"Version {newest.version} of {table.location.uri} took back the merge progress of version {version}.",
+            f"Version {newest.version} of {table.location.uri} reverted the merge progress of version {version}.",
             files_unreferenced=False,
         )
 
@@ -301,10 +301,10 @@ def _names(version: VersionManifest) -> set[tuple[object, ...]]:
 def advance_hint(table: Table, version: int) -> None:
     """Advance pylance's hint of the newest version, best effort: readers probe onward from an older one.
 
-    On object stores there is none, as the listing shows that the table was opened by.
+    Object stores have none; the listing from which the table was opened shows whether there is one.
 
     Errors are ignored, because the version is published. Timeline of the loss that this prevents: a merger publishes
-    V+1, its lease is lost, the write of the hint is denied, and the caller takes that for a failed commit and deletes
+    V+1, its lease is lost, the write of the hint is denied, and the caller treats that as a failed commit and deletes
     the files of V+1.
     """
     try:

@@ -1,7 +1,7 @@
 """Commit index segments of a plain table by pylance's own commit, which is rebased over concurrent commits.
 
-There is no merge progress that a rebase could take back, and a commit of exactly V + 1 would starve if writers append
-in a loop. pylance's conflict check refuses what does not fit: another change of the same index, or a rewrite of the
+There is no merge progress that a rebase could revert, and a commit of exactly V + 1 would starve if writers append
+in a loop. pylance's conflict check refuses conflicting changes: another change of the same index, or a rewrite of the
 fragments that the segments cover.
 """
 
@@ -116,7 +116,7 @@ def drop_index(table: Table, name: str) -> Table:
 
 
 def _is_published(table: Table, build: IndexBuild) -> bool | None:
-    """Whether a version since ``table``'s names the segments; None: a version that may is gone."""
+    """Whether a version after ``table``'s names the segments; None: a version that may have is gone."""
     newest = table.newest()
     if _names(newest.manifest, build):
         return True
@@ -136,13 +136,13 @@ def _names(manifest: VersionManifest, build: IndexBuild) -> bool:
 
 
 def _index(entry: table_pb2.IndexMetadata) -> Index:
-    """An entry as pylance takes it.
+    """An entry as an argument for pylance.
 
     Raises:
-        UnsupportedFeatureError: it has fields that this release does not know, and would drop.
+        UnsupportedFeatureError: it has fields that this release does not define, and would drop.
     """
     if len(UnknownFieldSet(entry)):
-        raise UnsupportedFeatureError(f"The entry of index {entry.name} has fields that this release does not know.")
+        raise UnsupportedFeatureError(f"The entry of index {entry.name} has fields that this release does not define.")
     return Index(
         uuid=str(UUID(bytes=entry.uuid.uuid)),
         name=entry.name,

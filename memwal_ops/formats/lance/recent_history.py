@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta
 
 _CONCURRENT_READS = 16
-_MOST_REGIONS = 20
-_MOST_MANIFESTS = 20
+_MAX_REGIONS = 20
+_MAX_MANIFESTS = 20
 # Field numbers of the operations of a transaction (protos/transaction.proto of Lance).
 _OPERATIONS: Mapping[int, str] = {
     100: "append",
@@ -81,7 +81,7 @@ def recent_history(table: Table, limit: int) -> TableHistory:
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         versions = [one for one in pool.map(lambda meta: _version(table, meta), _newest(table, limit + 1)) if one]
         ids = () if table.memwal is None else table.regions.region_ids
-        regions = [*pool.map(lambda region_id: _region(table, region_id), ids[:_MOST_REGIONS])]
+        regions = [*pool.map(lambda region_id: _region(table, region_id), ids[:_MAX_REGIONS])]
     sizes = {
         (region.region_id, flushed.generation): flushed
         for region in regions
@@ -90,8 +90,8 @@ def recent_history(table: Table, limit: int) -> TableHistory:
     }
     revisions = [_revision(one, previous, sizes) for one, previous in zip(versions, [*versions[1:], None], strict=True)]
     left_out = ""
-    if len(ids) > _MOST_REGIONS:
-        left_out = f"generations of {_MOST_REGIONS} of {len(ids):,} regions"
+    if len(ids) > _MAX_REGIONS:
+        left_out = f"generations of {_MAX_REGIONS} of {len(ids):,} regions"
     log = [record for region in regions for record in _generations(table, region, versions)]
     log.sort(key=lambda record: record[0], reverse=True)
     return TableHistory(
@@ -172,7 +172,7 @@ def _region(table: Table, region_id: UUID) -> _Region:
     )
     numbered = ((number, meta.last_modified) for number, meta in named if number is not None)
     manifests = []
-    for number, published in sorted(nlargest(_MOST_MANIFESTS, numbered, key=lambda one: one[0])):
+    for number, published in sorted(nlargest(_MAX_MANIFESTS, numbered, key=lambda one: one[0])):
         try:
             manifests.append((published, region.read(number)))
         except RegionManifestCorruptError:
@@ -191,9 +191,9 @@ def _generations(
     lists = [(when, {flushed.generation for flushed in one.flushed_generations}) for when, one in region.manifests]
     for number, flushed in listed.items():
         first = next(at for at, (_, numbers) in enumerate(lists) if number in numbers)
-        gone = next((at for at in range(first, len(lists)) if number not in lists[at][1]), None)
+        unlisted = next((at for at in range(first, len(lists)) if number not in lists[at][1]), None)
         merge = _merge_of(versions, region.region_id, number)
-        removed = None if gone is None else lists[gone][0]
+        removed = None if unlisted is None else lists[unlisted][0]
         state = "removed" if removed else "merged" if number <= progress else "waiting"
         began = lists[first][0] if first else None
         record = LogRecord(
@@ -224,7 +224,7 @@ def _indexes(table: Table) -> Iterator[IndexRecord]:
 
 
 def _storage(table: Table, versions: Sequence[_Version]) -> Iterator[StorageRecord]:
-    """The data files of the base table; ``gc`` reports what holds the rest."""
+    """The data files of the base table; why other files are kept, ``gc`` reports."""
     newest = _files(table.manifest)
     yield StorageRecord("data files", len(newest), sum(newest.values()), f"version {table.version}, the newest")
     older: dict[str, int] = {}

@@ -42,7 +42,7 @@ _SIDECAR = re.compile(rf"({DATA_FOLDER}/[^/]+)/[^/]+\.blob")
 _INDEX = re.compile(rf"({INDICES_FOLDER}/{_UUID})/.+")
 _OTHER = re.compile(rf"({DELETIONS_FOLDER}/[^/]+\.(?:arrow|bin)|{TRANSACTIONS_FOLDER}/[^/]+\.txn)")
 _UNFINISHED = re.compile(rf"{DATA_FOLDER}/(?:[^/]+/)?\.tmp[^/]*|{VERSIONS_FOLDER}/\.tmp[^/]*")
-# Indexes of Lance's own have no files, or have them by other rules.
+# Lance's system indexes have no files, or name them by other rules.
 _SYSTEM_INDEX = "__lance_"
 
 

@@ -96,8 +96,8 @@ class Retention:
     def _read_refs(self, table: Table) -> None:
         """Read the tags and branches, unless a listing shows that their files are those that were read.
 
-        The listing is made before the files are read: what changes between the two makes the next listing another one.
-        On local files a link may lead to a file that changes; there nothing is saved, and all are read.
+        The listing is made before the files are read, so a change between the two appears in the next listing.
+        On local files a link may lead to a file that changes; there all are always read.
         """
         files = None
         if not table.store.root.startswith("/"):
@@ -138,7 +138,7 @@ class Retention:
     @property
     def points_into_mem_wal(self) -> bool:
         """Whether a version may have data files below ``_mem_wal/``: then nothing there is deletable."""
-        return any(tree.pointing for tree in self._trees.values())
+        return any(tree.into_mem_wal for tree in self._trees.values())
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -185,16 +185,20 @@ class Retention:
             path, why = next(iter(self.unreadable.items()))
             return f"{path} cannot be read, and may need it: {why}"
         trees = sorted(self._trees.items(), key=lambda item: item[0] or "")
-        parts = [self._words(name, versions) for name, tree in trees if (versions := tree.below(region_id, generation))]
+        parts = [
+            self._described(name, versions) for name, tree in trees if (versions := tree.below(region_id, generation))
+        ]
         return " and ".join(parts) or None
 
-    def _words(self, branch: str | None, versions: Sequence[int]) -> str:
+    def _described(self, branch: str | None, versions: Sequence[int]) -> str:
         at = {version for tree, version in self.tags.values() if tree == branch}
         at |= {version for hold in self.holds for version in hold.versions if branch is None}
-        named = [text for version in sorted(at) if _holds(versions, version) for text in self._named(branch, version)]
+        named = [
+            text for version in sorted(at) if _contains(versions, version) for text in self._named(branch, version)
+        ]
         text = _span(versions)
         if branch == _DETACHED:
-            text = "a commit under way or a detached version"
+            text = "a commit in progress or a detached version"
         elif branch is not None:
             text = f"branch {branch} ({text})"
         if named:
@@ -246,10 +250,10 @@ class _Tree:
         versions: those with a MemWAL index, ascending. The others have no generations to read.
         index_uuids: ids of their MemWAL index entries.
         unreadable: the reason for each file that cannot be read.
-        pointing: those that may have data files below ``_mem_wal/``.
+        into_mem_wal: those that may have data files below ``_mem_wal/``.
     """
 
-    pointing: set[int] = field(default_factory=set)
+    into_mem_wal: set[int] = field(default_factory=set)
     versions: list[int] = field(default_factory=list)
     index_uuids: dict[UUID, int] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
@@ -305,8 +309,8 @@ class _Tree:
                 below += self.versions[bisect_left(self.versions, start) : bisect_left(self.versions, end)]
         return below
 
-    def _add(self, version: int, meta: ObjectMeta, outcome: VersionProgress | str | _Gone) -> None:
-        if isinstance(outcome, _Gone):
+    def _add(self, version: int, meta: ObjectMeta, outcome: VersionProgress | str | _Expired) -> None:
+        if isinstance(outcome, _Expired):
             return
         self._seen[version] = _identity(meta)
         self._highest = version
@@ -315,7 +319,7 @@ class _Tree:
             self._paths[version] = meta.path
             return
         if outcome.points_into_mem_wal:
-            self.pointing.add(version)
+            self.into_mem_wal.add(version)
         uuid = outcome.index_uuid
         if uuid is None:
             return
@@ -332,7 +336,7 @@ class _Tree:
 
     def _drop(self, version: int) -> None:
         del self._seen[version]
-        self.pointing.discard(version)
+        self.into_mem_wal.discard(version)
         self.unreadable.pop(self._paths.pop(version, ""), None)
         uuid = self._uuids.pop(version, None)
         if uuid is None:
@@ -344,7 +348,7 @@ class _Tree:
 
     def _forget(self) -> None:
         for collection in (
-            self.pointing,
+            self.into_mem_wal,
             self.versions,
             self.index_uuids,
             self.unreadable,
@@ -358,15 +362,15 @@ class _Tree:
         self._highest = 0
 
 
-class _Gone:
+class _Expired:
     """A version that was expired between the listing and the read."""
 
 
-def _read(store: Store, meta: ObjectMeta) -> VersionProgress | str | _Gone:
+def _read(store: Store, meta: ObjectMeta) -> VersionProgress | str | _Expired:
     try:
         return read_version_progress(store, meta)
     except ObjectNotFoundError:
-        return _Gone()
+        return _Expired()
     except (InvalidFormatError, TableCorruptError, LegacyLayoutError, LinkError) as error:
         return str(error)
 
@@ -375,7 +379,7 @@ def _identity(meta: ObjectMeta) -> tuple[int, float, str | None]:
     return (meta.size, meta.last_modified.timestamp(), meta.e_tag)
 
 
-def _holds(ascending: Sequence[int], version: int) -> bool:
+def _contains(ascending: Sequence[int], version: int) -> bool:
     at = bisect_left(ascending, version)
     return at < len(ascending) and ascending[at] == version
 

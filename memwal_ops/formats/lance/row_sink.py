@@ -1,4 +1,4 @@
-"""Fill a Lance table from another format, and turn MemWAL on for it.
+"""Write the rows of another format to a Lance table, and create its MemWAL index.
 
 The record of the migration is in the schema's metadata. The rows of the first run and the record are one version, so a
 run that is killed before it leaves files that no version needs, and no table.
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 RECORD = "memwal_ops.migration"
 _KEY = {"lance-schema:unenforced-primary-key": "true"}
-_DELETED_AT_ONCE = 1000
-# What a first run leaves that was killed before its version.
+_KEYS_PER_DELETE = 1000
+# Folders that a first run leaves if it is killed before it commits.
 _UNFINISHED = {"data", "_transactions"}
 _SAME_ROWS = ("CreateIndex", "Rewrite", "UpdateConfig", "ReserveFragments")
 
@@ -44,7 +44,7 @@ class LanceSink:
     """See :class:`memwal_ops.core.row_sink.RowSink`."""
 
     def __init__(self, location: Location, store: Store, guard: CommitGuard, source: str) -> None:
-        """Look at what is there; raises as :meth:`memwal_ops.core.row_sink.ReceivesRows.open_sink`."""
+        """Open the table if it exists; raises as :meth:`memwal_ops.core.row_sink.ReceivesRows.open_sink`."""
         self._location, self._store, self._guard = location, store, guard
         root = store.list_level("")
         self._dataset: lance.LanceDataset | None = None
@@ -54,7 +54,7 @@ class LanceSink:
         elif root.objects or not {*root.directories} <= _UNFINISHED:
             raise InvalidUsageError(
                 f"{location.uri} is not empty, and has no Lance table.",
-                remedy="Give a place for the new table where nothing is.",
+                remedy="Give an empty prefix for the new table.",
             )
 
     @property
@@ -110,9 +110,9 @@ class LanceSink:
 
     def delete(self, keys: Sequence[str], key: str) -> None:
         """See the protocol."""
-        for start in range(0, len(keys), _DELETED_AT_ONCE):
+        for start in range(0, len(keys), _KEYS_PER_DELETE):
             self._guard.check()
-            literals = ", ".join(map(sql_literal, keys[start : start + _DELETED_AT_ONCE]))
+            literals = ", ".join(map(sql_literal, keys[start : start + _KEYS_PER_DELETE]))
             with lance_errors("delete from", self._location.uri):
                 self._opened.delete(f"`{key}` IN ({literals})")
             self._refresh()
@@ -158,12 +158,12 @@ class LanceSink:
             self._dataset = open_dataset(self._location)
 
     def _check(self, source: str) -> None:
-        """Refuse a table that this migration did not make, or that others write by now."""
+        """Refuse a table that this migration did not create, or that others have written since it finished."""
         record, uri = self.record, self._location.uri
         if record is None or record.get("source") != source:
-            whose = "no migration made it" if record is None else f"it was migrated from {record.get('source')}"
+            origin = "no migration created" if record is None else f"was migrated from {record.get('source')}"
             raise InvalidUsageError(
-                f"{uri} has a Lance table, and {whose}.", remedy="Give a place for the new table where nothing is."
+                f"{uri} already has a Lance table that {origin}.", remedy="Give an empty prefix for the new table."
             )
         table = read_table(self._location, self._store)
         if table.regions.region_ids:
@@ -185,5 +185,5 @@ class LanceSink:
 def _written_by_others(uri: str, what: str) -> InvalidUsageError:
     return InvalidUsageError(
         f"{uri} {what} since the migration finished: another run would undo what others wrote.",
-        remedy="The migration is over: write to the table. To begin again, give another target.",
+        remedy="The migration is finished: write to the table. To migrate again, give another target.",
     )

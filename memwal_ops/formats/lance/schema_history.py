@@ -119,7 +119,7 @@ class SchemaHistory:
             flush: the generation's.
             renamed: whether their names differ.
             adopted: the version to whose columns the rows belong by an operator's decision (``adopt``), if later than
-                the flush; used if the table was overwritten since.
+                the flush; used if the table was overwritten after the flush.
 
         Returns:
             False if the id was reused in between; None if the versions that would show it no longer exist, or if the
@@ -129,7 +129,7 @@ class SchemaHistory:
         at = by_store if flush.clock_is_ahead else self._version_by_writer(flush.by_writer)
         if adopted and (at is None or not self._same_table(at)):
             # The table was overwritten since the flush, so its columns are unrelated to those before. If it was not,
-            # they are related, and the decision about a region's rows must not bring a dropped column back.
+            # they are related, and the decision about a region's rows must not restore a dropped column.
             by_store, at = (max(adopted, one or 0) for one in (by_store, at))
         verdict = None if at is None else self._same(field_id, at)
         if verdict is False and at != by_store:
@@ -273,15 +273,15 @@ class SchemaHistory:
                 self._read_down(number, min(self._in_a_row, _CONCURRENT_READS))
             return self._read[number]
 
-    def _read_down(self, number: int, most: int) -> None:
-        """Read a version, and with it those below it, as most questions are answered by the versions in a row.
+    def _read_down(self, number: int, count: int) -> None:
+        """Read a version and the ``count`` - 1 before it at once, as most searches go through consecutive versions.
 
         Raises:
             SchemaProjectionError: it is damaged; the others are read again when they are needed.
         """
         known = self._validated()
-        missing = [one for one in range(number, max(0, number - most), -1) if one not in self._read]
-        fetched = dict(concurrently(partial(self._known_or_fetched, known), missing, threads=most))
+        missing = [one for one in range(number, max(0, number - count), -1) if one not in self._read]
+        fetched = dict(concurrently(partial(self._known_or_fetched, known), missing, threads=count))
         for one in missing:
             found = fetched[one]
             if isinstance(found, SchemaProjectionError):

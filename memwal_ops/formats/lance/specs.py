@@ -275,10 +275,10 @@ Exit code 0 also if a region is blocked: inspect reports it, and does not fail."
 )
 VERIFY = read_only_job(
     name="verify",
-    summary="Check everything of a table against everything else; changes nothing.",
+    summary="Check the objects of a table and their references; changes nothing.",
     help="""Check the table at URI: files of the newest version, older versions, region manifests, generations, logs,
-the MemWAL index, leases and holds; with --deep also rows and keys. Changes nothing. Each finding has where, what
-follows, and what to do.
+the MemWAL index, leases and holds; with --deep also rows and keys. Changes nothing. Each finding names the object, the
+consequence and the remedy.
 
 \b
 Examples:
@@ -292,11 +292,11 @@ Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks
 )
 REPAIR = repair_job(
     help="""Verify the table at URI, and fix each finding that has a provably safe fix: hints, references to merged
-generations without files, snapshots that cannot be read, catch-up entries that claim too much, expired leases,
-transaction files, versions that a commit of indexes emptied. For the other findings it prints what you can decide, and
-what that costs.
+generations without files, snapshots that cannot be read, stale catch-up entries, expired leases, transaction files,
+versions that a commit of indexes emptied. For the other findings it prints the choices that you have, and their
+consequences.
 
-What is replaced is kept below _mem_wal_ops/quarantine/; --undo ID brings it back, unless it was changed since. Safe to
+What is replaced is kept below _mem_wal_ops/quarantine/; --undo ID restores it, unless it was changed since. Safe to
 kill, to run twice, and to run beside writers and all other jobs. Without --apply, nothing is changed.
 
 \b
@@ -304,7 +304,7 @@ Examples:
   memwal-ops repair s3://bucket/orders.lance
   memwal-ops repair orders.lance --apply
 
-Exit codes: 0 nothing_to_repair, planned, repaired or undone; 9 a person has to decide about an error; others:
+Exit codes: 0 nothing_to_repair, planned, repaired or undone; 9 an error needs your decision; others:
 runbooks/README.md.""",
     load=f"{_JOBS}.repair:JOB",
 )
@@ -333,7 +333,7 @@ A table with the MemWAL index of Lance 0.31 to 1.x: its regions get ids, what is
 primary key is marked, and the index is replaced, in one version. MemWALs that are not flushed are replayed from their
 logs, or refused: their writers lose them.
 
-A table of today's layouts, with --to: its regions of the other layout are fenced, flushed, sealed and merged, and one
+A table of a current layout, with --to: its regions of the other layout are fenced, flushed, sealed and merged, and one
 version records the layout. Stop their writers before: they cannot continue. No row that was acknowledged as durable is
 lost. New writers make regions of their own. See docs/formats/lance.md.
 
@@ -360,7 +360,7 @@ LEGACY_CODE = {
     "migrate": MIGRATE.load,
     "maintain": MAINTAIN.load,
 }
-"""Per job that applies to tables with the legacy MemWAL index, the code that it has for them."""
+"""The implementation of each job that applies to tables with the legacy MemWAL index."""
 PLAIN_CODE = {
     "inspect": INSPECT.load,
     "verify": VERIFY.load,
@@ -372,10 +372,10 @@ PLAIN_CODE = {
     "maintain": MAINTAIN.load,
     "repair": REPAIR.load,
 }
-"""Per job that applies to plain tables, which have no MemWAL index, the code that it has for them."""
+"""The implementation of each job that applies to plain tables, which have no MemWAL index."""
 INIT = InitSpec(
     summary="adds a MemWAL index to a Lance table, so that region-layout writers can use it; docs/jobs.md "
-    "(Turning MemWAL on) has what to think of first.",
+    "(Turning MemWAL on) lists what to consider first.",
     options=InitOptions,
     load=f"{_JOBS}.init:init",
 )

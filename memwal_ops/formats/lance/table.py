@@ -1,7 +1,7 @@
 """Open a Lance table as an immutable ``Table``, pinned to one version.
 
 Its dataset, its manifest and its merge progress all belong to the same version.
-After a commit conflict, a job takes a new one with :meth:`Table.newest` and decides again from the start.
+After a commit conflict, a job opens a new one with :meth:`Table.newest` and replans from the start.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location
 
-_OPENINGS = 4
+_OPEN_ATTEMPTS = 4
 _KEY_FLAG = "lance-schema:unenforced-primary-key"
 _KEY_POSITION = "lance-schema:unenforced-primary-key:position"
 _TRUE = frozenset({b"true", b"1", b"yes"})
@@ -112,7 +112,7 @@ class Table(GuardedTable):
     def jobs(self) -> Mapping[str, JobSpec]:
         """The registered jobs that apply to the table's layout."""
         registered = registry.job_specs(self.format.name)
-        # Region and shard have all of them, and telling those apart takes listings.
+        # All apply to region and shard, and distinguishing those two takes listings.
         return registered if self.memwal is not None else self.layout.jobs(registered)
 
     def why_not(self, job: str) -> MemwalOpsError | None:
@@ -177,10 +177,10 @@ class Table(GuardedTable):
         return self.layout.without_index(self.location, self.store) if self.memwal is None else self.memwal
 
     def require_memwal(self, what: str = "This") -> None:
-        """Refuse a table without today's MemWAL index, for what needs regions.
+        """Refuse a table without the current MemWAL index, for operations that need regions.
 
         Args:
-            what: what was asked for, as the subject of a sentence.
+            what: the operation, as the subject of the message.
 
         Raises:
             NoMemWalIndexError, LegacyLayoutError: it has none.
@@ -201,7 +201,7 @@ class Table(GuardedTable):
 
     @property
     def layout_record(self) -> LayoutRecord | None:
-        """What a migration between the layouts of today recorded."""
+        """The record of a migration between the current layouts."""
         return layout_record(self.manifest.manifest)
 
     def layout_of(self, region_id: UUID) -> Layout:
@@ -241,7 +241,7 @@ class Table(GuardedTable):
         """Remember the version that a commit published on this one, if a listing proves that it is stored as encoded.
 
         The proof is the entity tag, where that is the MD5 sum of the content: on S3, without encryption by customer
-        keys. So no other object can be taken for it, not even if the table was replaced since.
+        keys. So no other object can be mistaken for it, not even if the table was replaced since.
         """
         data = encode_version_manifest(published)
         file = listed.versions.get(int(published.manifest.version))
@@ -277,7 +277,7 @@ def open_lance_table(uri: str | os.PathLike[str], storage_options: Mapping[str, 
 
 
 def load(location: Location, store: Store, known: Table | None = None) -> Table:
-    """Open the newest version of a Lance table: with MemWAL, of today's or of the legacy layout, or without.
+    """Open the newest version of a Lance table: with MemWAL, in a current or the legacy layout, or without.
 
     Args:
         location: of the table.
@@ -310,7 +310,7 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
 
     Raises: see :func:`load`, but NoMemWalIndexError and NoPrimaryKeyError.
     """
-    for attempt in range(_OPENINGS):
+    for attempt in range(_OPEN_ATTEMPTS):
         listed = list_page(store)
         naming = _naming_scheme(location, store, listed)
         try:
@@ -327,7 +327,7 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
         except (ObjectNotFoundError, TableNotFoundError) as error:
             # If others commit meanwhile, a clean-up may remove the version after it was found to be the newest and
             # before it is read: then there is a newer one.
-            if attempt == _OPENINGS - 1:
+            if attempt == _OPEN_ATTEMPTS - 1:
                 raise NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error
             continue
         return _table_of(location, store, manifest, naming, listed, handle)
@@ -394,8 +394,8 @@ def _primary_key(version: VersionManifest) -> tuple[str, ...]:
     marked: list[tuple[int, str]] = []
     columns = [one for one in version.manifest.fields if one.parent_id < 0]
     for order, column in enumerate(columns):
-        said = column.metadata.get(_KEY_POSITION, b"")
-        position = column.unenforced_primary_key_position or (int(said) if said.isdigit() else 0)
+        text = column.metadata.get(_KEY_POSITION, b"")
+        position = column.unenforced_primary_key_position or (int(text) if text.isdigit() else 0)
         if position > 0:
             marked.append((position, column.name))
         elif column.unenforced_primary_key or column.metadata.get(_KEY_FLAG, b"").lower() in _TRUE:

@@ -72,32 +72,32 @@ def check_versions(table: Table) -> VersionsCheck:
     does not decode is counted as unreadable by its own path.
     """
     manifests = {version: meta for version, meta in table.history.listed().items() if version < table.version}
-    look = VersionsCheck(len(manifests) + 1)
+    check = VersionsCheck(len(manifests) + 1)
     newest = references(table.manifest).own
-    asked: dict[str, bool] = {}
+    is_missing: dict[str, bool] = {}
     oldest = sorted(manifests.items())[:_VERSIONS]
     sizes = accumulate(meta.size for _, meta in oldest)
     bounded = [one for one, size in zip(oldest, sizes, strict=True) if size <= _MANIFEST_BYTES]
     read = partial(_own_files, table)
     for (version, meta), found in concurrently(read, bounded, threads=_CONCURRENT_READS):
         if found is None:
-            look.unreadable[version] = meta.path
-            look.checked += 1
+            check.unreadable[version] = meta.path
+            check.checked += 1
             continue
         own = found - newest
-        fresh = own - asked.keys()
-        if len(asked) + len(fresh) > _FILES:
+        fresh = own - is_missing.keys()
+        if len(is_missing) + len(fresh) > _FILES:
             break
         lost = frozenset(missing_files(table.store, fresh))
-        asked |= {key: key in lost for key in fresh}
-        if gone := [key for key in own if asked[key]]:
-            look.unreadable[version] = min(gone)
-        look.checked += 1
+        is_missing |= {key: key in lost for key in fresh}
+        if gone := [key for key in own if is_missing[key]]:
+            check.unreadable[version] = min(gone)
+        check.checked += 1
     # The files of a version that was expired meanwhile are not missing but deleted.
-    for version in [*look.unreadable]:
+    for version in [*check.unreadable]:
         if table.store.head(manifests[version].path) is None:
-            del look.unreadable[version]
-    return look
+            del check.unreadable[version]
+    return check
 
 
 def _own_files(table: Table, listed: tuple[int, ObjectMeta]) -> frozenset[str] | None:

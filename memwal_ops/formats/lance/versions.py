@@ -60,7 +60,7 @@ def list_page(store: Store) -> VersionPage:
 
 
 def is_ascending(page: Sequence[ObjectMeta]) -> bool:
-    """Whether a page is in order of its names, so that what follows sorts after it (S3 Express lists in none)."""
+    """Whether a page is in order of its names, so that what follows sorts after it (S3 Express lists in no order)."""
     paths = [os.fsencode(meta.path) for meta in page]
     return paths == sorted(paths)
 

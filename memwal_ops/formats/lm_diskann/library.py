@@ -390,7 +390,7 @@ class Index:
                 if found is not None:
                     return found
                 # A slot was reused since this view was published: a newer view has its current content.
-                if not self.view.refresh() and attempt > 2:  # noqa: PLR2004 - a commit may be under way
+                if not self.view.refresh() and attempt > 2:  # noqa: PLR2004 - a commit may be in progress
                     raise self.view.fail()
                 self.view.reload()
         raise self.view.fail()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ITERATIONS = 25
 ROWS_PER_CLUSTER = 3000
-MOST_CLUSTERS = 4096
+MAX_CLUSTERS = 4096
 SAMPLES_PER_CLUSTER = 256
 # If more rows were upserted since the last training than this many times the rows then, the centroids are outdated.
 GROWTH = 5.0
@@ -48,7 +48,7 @@ class Training:
 
 def clusters_for(rows: int) -> int:
     """The number of clusters of a segment with that many rows."""
-    return max(1, min(MOST_CLUSTERS, round(rows / ROWS_PER_CLUSTER)))
+    return max(1, min(MAX_CLUSTERS, round(rows / ROWS_PER_CLUSTER)))
 
 
 def imbalance(sizes: Sequence[int]) -> float:

@@ -101,7 +101,7 @@ def publish_beside(patch: Patch) -> None:
         table.store.put(publication.version_path(version, table.naming), data)
 
     patch.setattr(commit, "publish", put)
-    patch.setattr(commit, "refuse_overtaken", lambda *_: None)
+    patch.setattr(commit, "refuse_if_not_newest", lambda *_: None)
 
 
 def delete_the_newest_first(patch: Patch) -> None:

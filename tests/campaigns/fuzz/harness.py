@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LONGEST_SECONDS = 3.0
 HANG_SECONDS = 20.0
-MOST_BYTES = 512 << 20
+MAX_BYTES = 512 << 20
 _ADDRESS_SPACE = 3 << 30
 _SHRINK_SECONDS = 5.0
 _MOST_FAILURES = 20
@@ -93,7 +93,7 @@ def trouble(decoder: Decoder, data: bytes) -> tuple[str, bool]:
     except BaseException as error:
         found, accepted = f"{type(error).__name__} at {_place(error)}: {str(error)[:200]}", False
     seconds, grown = time.process_time() - started, _peak() - before
-    if not found and grown > MOST_BYTES:
+    if not found and grown > MAX_BYTES:
         found = f"takes {grown >> 20} MiB of memory"
     if not found and seconds > LONGEST_SECONDS:
         found = f"takes {seconds:.1f} s"

@@ -222,4 +222,4 @@ def test_migration(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert words[-1] == "done"
     assert "dropped" in words
     text = run_here(capfd, *go_on)
-    assert text.out == "done: vector_idx is gone, and fresh has its place.\nNext: Nothing is left to do.\n"
+    assert text.out == "done: vector_idx is dropped, and fresh replaces it.\nNext: Nothing is left to do.\n"

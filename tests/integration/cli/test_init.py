@@ -53,9 +53,9 @@ def test_init(uri: str, capfd: pytest.CaptureFixture[str]) -> None:
     before = contents(uri)
     again = run_here(capfd, *given, "--format", "lance")
     assert again.code == 0
-    assert "was there already" in again.out
+    assert "exists already" in again.out
     assert contents(uri) == before
-    assert "was there already" in run_here(capfd, "init", uri).out
+    assert "exists already" in run_here(capfd, "init", uri).out
     assert contents(uri) == before
 
 
@@ -84,7 +84,7 @@ def test_a_spec_and_an_index_are_added(uri: str, capfd: pytest.CaptureFixture[st
     again = run_here(capfd, *given, "--json")
     assert (again.code, again.document["decision"], again.document["added_region_specs"]) == (0, "unchanged", [])
     first = run_here(capfd, "init", uri, "--region-field", "bucket(id, 16)")
-    assert (first.code, "was there already" in first.out) == (0, True), "the older spec is still there"
+    assert (first.code, "exists already" in first.out) == (0, True), "the older spec is still there"
     assert contents(uri) == before
 
     # What it tells to do is what the router waits for.

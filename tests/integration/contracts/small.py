@@ -120,7 +120,7 @@ def mem_wal_index(index_uuid: str, version: int, details: bytes) -> Index:
 
 def publish_detached(uri: str, detached: int, version: int, marks: Sequence[tuple[str, int]]) -> None:
     """The strict commit by hand: stamp version and progress into a detached manifest, publish it as
-    exactly `version` by put-if-not-exists, remove the detached file."""
+    exactly `version` by put-if-absent, remove the detached file."""
     files = Files(uri)
     path = f"_versions/d{detached}.manifest"
     manifest = wire.parse_manifest(files.get(path)).replaced(f3=version)

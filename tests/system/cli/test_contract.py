@@ -284,7 +284,7 @@ def test_demo(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
     spent = os.times().children_user - before_it.children_user
     assert spent < 120, "two minutes, the clone included, are what a new user has"
-    for part in ("1. A TABLE", "2. WHAT WAITS", "3. THE MERGE", "4. THE PROOF", "nothing to do"):
+    for part in ("1. A TABLE", "2. THE BACKLOG", "3. THE MERGE", "4. THE PROOF", "nothing to do"):
         assert part in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 110 + len(str(tmp_path))
     table = tmp_path / "new/orders.lance"

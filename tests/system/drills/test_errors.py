@@ -370,14 +370,14 @@ def test_29_region_replaced(drill: Drill, table: Workload) -> None:
 
 
 def test_30_commit_conflict(drill: Drill, table: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = commit.refuse_overtaken
+    real = commit.refuse_if_not_newest
 
     def overtaken(pinned: Any, version: int) -> None:
         lance.dataset(table.uri).update_metadata({"by": f"somebody who is faster than {version}"})
         real(pinned, version)
 
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "refuse_overtaken", overtaken)
+        patch.setattr(commit, "refuse_if_not_newest", overtaken)
         patch.setattr(commit_retry, "MAX_CONSECUTIVE_CONFLICTS", 3)
         drill.told(drill.run('memwal-ops snapshot "$URI" --json'))
         _, versions, _ = drill.follow(3)

@@ -158,7 +158,7 @@ def test_up_to_date_is_not_printed_for_what_cannot_be_read(tmp_path: Path) -> No
     said = inspect(open_table(table.uri)).describe()
     assert "every flushed generation that can be read. 1 region has a problem" in said
     merged = job.apply(open_table(table.uri), job.MergeOptions()).describe()
-    assert "No other generation waits, as far as is known" in merged
+    assert "No other generation is known to be unmerged" in merged
     assert "All generations are merged" not in merged
 
 

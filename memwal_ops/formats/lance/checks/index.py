@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import InvalidFormatError, runbook
 from memwal_ops.formats.lance.base_indexes import base_indexes
-from memwal_ops.formats.lance.catchup_claims import stale_claims
+from memwal_ops.formats.lance.catchup_entries import stale_entries
 from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def check_catchup(table: Table) -> Iterator[Finding]:
             Severity.INFO, "catchup_of_unknown_index", _INDEX, f"It has catch-up entries of an index {name!r}.",
             "None: the index was dropped.", "None: memwal-ops catchup URI leaves them out at its next commit.",
         )  # fmt: skip
-    for name, correct in sorted(stale_claims(table, sorted(indexes)).items()):
+    for name, correct in sorted(stale_entries(table, sorted(indexes)).items()):
         claimed = recorded.get(name)
         wrong = claimed is not None and any(number > correct.get(region, 0) for region, number in claimed.items())
         if claimed is None:

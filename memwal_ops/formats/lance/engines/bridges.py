@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
-_MOST_VERSIONS = 64
+_MAX_VERSIONS = 64
 
 
 def bridges(unmerged: Unmerged, index: BaseIndex) -> tuple[GenerationRef, ...] | None:
@@ -52,7 +52,7 @@ def _merged_into(table: Table, fragments: frozenset[int]) -> Mapping[UUID, tuple
     """Per region the progress before and after the merges that made these fragments; None: not known."""
     spans: dict[UUID, tuple[int, int]] = {}
     missing, version = set(fragments), table.manifest
-    for number in range(table.version - 1, max(table.version - 1 - _MOST_VERSIONS, -1), -1):
+    for number in range(table.version - 1, max(table.version - 1 - _MAX_VERSIONS, -1), -1):
         if not missing:
             break
         try:

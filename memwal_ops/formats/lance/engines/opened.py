@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _CONCURRENT_READS = 8
-_MOST_OPEN = 64
+_MAX_OPEN = 64
 _FILTER_BYTES = 64 << 20
 _Kept = TypeVar("_Kept")
 
@@ -55,7 +55,7 @@ class Opened:
 
     def __init__(self) -> None:
         """Nothing yet."""
-        self._generations: _Recent[Generation] = _Recent(_MOST_OPEN)
+        self._generations: _Recent[Generation] = _Recent(_MAX_OPEN)
         self._filters: _Recent[BloomFilter | None] = _Recent(_FILTER_BYTES)
 
     def generations(self, table: Table, refs: Sequence[GenerationRef]) -> list[Generation]:

@@ -18,7 +18,7 @@ from sqlglot.dialects import Dialect
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MOST_VALUES = 1000
+_MAX_VALUES = 1000
 # Quotes, escapes and comments that SQL dialects read in different ways.
 _AMBIGUOUS = ('"', "\\", "--", "/*", "#", "$", "{", ";")
 _COMPARISONS: dict[type[exp.Binary], str] = {exp.EQ: "=", exp.GT: ">", exp.GTE: ">", exp.LT: "<", exp.LTE: "<"}
@@ -81,7 +81,7 @@ class Domain:
         """All values, also of a short range of whole numbers; None: too many, or not known."""
         if self.values is not None:
             return self.values
-        if type(self.low) is int and type(self.high) is int and self.high - self.low < _MOST_VALUES:
+        if type(self.low) is int and type(self.high) is int and self.high - self.low < _MAX_VALUES:
             return frozenset(range(self.low, self.high + 1))
         return None
 
@@ -135,7 +135,7 @@ def _listed(node: exp.Between | exp.In, kinds: Mapping[str, pa.DataType]) -> dic
         return {name: ends[0][name] & ends[1][name]}
     plain = {name for name, value in node.args.items() if value} == {"this", "expressions"}
     found = [_compared(node.this, "=", one, kinds) for one in node.expressions] if plain else []
-    if not found or not all(found) or len(found) > _MOST_VALUES:
+    if not found or not all(found) or len(found) > _MAX_VALUES:
         return {}
     (name,) = found[0]
     return {name: Domain(frozenset[Any]().union(*(one[name].values or () for one in found)))}

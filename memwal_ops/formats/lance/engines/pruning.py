@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.memwal.region_values import RegionValues
     from memwal_ops.formats.lance.table import Table
 
-_MOST_COMBINED = 1000
+_MAX_COMBINED = 1000
 _MONOTONE = frozenset({"identity", "truncate", "year"})
 
 
@@ -80,7 +80,7 @@ class WantedRows:
         """The field's values of all rows that are wanted; None: not known, or too many."""
         known = [self._domains.get(str(name), Domain()).enumerated() for name in one.sources]
         sets = [values for values in known if values is not None]
-        if len(sets) < len(known) or prod(map(len, sets)) > _MOST_COMBINED:
+        if len(sets) < len(known) or prod(map(len, sets)) > _MAX_COMBINED:
             return None
         return self._of(one, [*product(*sets)])
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _OPEN_AT_ONCE = 64
 # Grouping by key takes about three times the keys.
 _SHARE_OF_BUDGET = 4
-_MOST_PARTS = 1 << 16
+_MAX_PARTS = 1 << 16
 _REGION = "__memwal_ops_region"
 
 
@@ -67,7 +67,7 @@ def refuse_shared_keys(table: Table, whole: MergePass, read: ReadKeys | None = N
             tables.append(part)
             regions.append(np.full(part.num_rows, region_numbers[region_id]))
             size += part.nbytes
-            while size > whole.max_bytes // _SHARE_OF_BUDGET and modulus < _MOST_PARTS:
+            while size > whole.max_bytes // _SHARE_OF_BUDGET and modulus < _MAX_PARTS:
                 parts.append((2 * modulus, remainder + modulus))
                 modulus *= 2
                 masks = [_in_part(table, keys, modulus, remainder) for keys in tables]

@@ -1,4 +1,4 @@
-"""The adopt job: record a person's decision whether a region with a reused id is the old region.
+"""The adopt job: record an operator's decision whether a region with a reused id is the old region.
 
 A region that is not, or may not be, the one to which the table's recorded progress belongs is blocked
 (:mod:`memwal_ops.formats.lance.memwal.region_identity`). Two decisions are possible:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Answer(enum.StrEnum):
-    """A person's decision about a region."""
+    """An operator's decision about a region."""
 
     MERGED = "merged"
     UNMERGED = "unmerged"
@@ -63,7 +63,7 @@ class Adoption:
         generations: those that it lists.
         rows: in them, as recorded by the writers.
         merged: the table's progress for its id.
-        unflushed_wal_entries: entries of its log that no generation holds.
+        unflushed_wal_entries: entries of its log that no generation contains.
         record: the record to be stored in the table; None: the region is moved.
     """
 
@@ -137,7 +137,9 @@ def _described(adoption: Adoption, report: AdoptReport) -> str:
         return f"{region}; {to}. Its writers continue under the new id."
     log = counted(adoption.unflushed_wal_entries, "entry", "entries")
     warning = (
-        f" Its log has {log} that no generation holds: stop its writer first." if adoption.unflushed_wal_entries else ""
+        f" Its log has {log} that no generation contains: stop its writer first."
+        if adoption.unflushed_wal_entries
+        else ""
     )
     return f"{region}; would be {to}. It would be sealed, and its writer fenced.{warning}"
 
@@ -164,7 +166,7 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
     Raises:
         InvalidUsageError: see :func:`plan`.
         CommitConflictError: too many commit conflicts in a row.
-        CommitStateUnknownError: the store lost the answer to the commit; run it again.
+        CommitStateUnknownError: the outcome of the commit is unknown; run it again.
     """
     del context
     started = time.monotonic()
@@ -194,7 +196,7 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
 def _answer(options: AdoptOptions) -> Answer:
     if options.answer is None:
         raise InvalidUsageError(
-            "Neither --as merged nor --as unmerged was given: a person has to decide which.",
+            "Neither --as merged nor --as unmerged was given, and memwal-ops cannot determine which is correct.",
             remedy="runbooks/merge-blocked.md has the steps to find out.",
         )
     return Answer(options.answer)
@@ -219,8 +221,8 @@ def _as_merged(table: Table, manifest: RegionManifest) -> Adoption:
     if merged >= manifest.current_generation:
         raise InvalidUsageError(
             f"Region {manifest.region_id} flushes generation {manifest.current_generation} next, and the table records "
-            f"generations up to {merged} as merged: the next flush would be taken for merged, and its rows lost.",
-            remedy="Give its generations a region of their own: --as unmerged.",
+            f"generations up to {merged} as merged: the next flush would count as merged, and its rows be lost.",
+            remedy="Move its generations to a new region: --as unmerged.",
         )
     last = max(
         (flushed for flushed in manifest.flushed_generations if flushed.generation <= merged),

@@ -34,7 +34,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.base_indexes import BaseIndex, base_indexes, coverage, covered_by
-from memwal_ops.formats.lance.catchup_claims import claim, stale_claims
+from memwal_ops.formats.lance.catchup_entries import catchup_entry, stale_entries
 from memwal_ops.formats.lance.codebook import Codebook, read_codebook
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
 from memwal_ops.formats.lance.damage import name_damage, names_damage
@@ -108,7 +108,7 @@ def apply(table: Table, options: CatchupOptions, context: RunContext | None = No
     Raises:
         InvalidUsageError: an index that the table does not have.
         UnsupportedFeatureError: a table whose manifest must not be rewritten here.
-        CommitStateUnknownError: the store lost the answer to a commit; run it again.
+        CommitStateUnknownError: the outcome of a commit is unknown; run it again.
     """
     context = context or RunContext()
     if options.migrate_codebook:
@@ -159,8 +159,8 @@ def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> Catc
 def _check_options(table: Table, options: CatchupOptions) -> None:
     if options.retrain and table.memwal is not None:
         raise InvalidUsageError(
-            f"{table.location.uri} has a log: distances from unmerged generations, which have the old centroids, would "
-            "not compare with those from retrained indexes.",
+            f"{table.location.uri} has a log: distances from unmerged generations, which have the old centroids, could "
+            "not be compared with those from retrained indexes.",
             remedy="Use --migrate-codebook OLD NEW.",
         )
 
@@ -208,7 +208,7 @@ def _need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
 def _next_need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     """As :func:`_need`; a stale entry in ``index_catchup`` counts as an update."""
     need = _need(table, index, options)
-    return "update" if need != "update" and stale_claims(table, [index.name]) else need
+    return "update" if need != "update" and stale_entries(table, [index.name]) else need
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,7 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> str:
         return "updated"
 
     def change(newest: Table) -> IndexChange:
-        generations = claim(newest, covered, progress_when_built=table.index.merged_generations)
+        generations = catchup_entry(newest, covered, progress_when_built=table.index.merged_generations)
         details = with_catchup(newest.index.details, {index.name: generations})
         return IndexChange(details, added=build.added, removed=build.removed)
 
@@ -366,7 +366,7 @@ def _segments_to_merge(index: BaseIndex, options: CatchupOptions) -> int | None:
 
 
 def _build_with_codebook(table: Table, index: BaseIndex) -> IndexBuild | None:
-    """Build a vector index anew with the codebook that it has; None where pylance takes none of that kind.
+    """Build a vector index anew with its current codebook; None if pylance accepts no codebook of that kind.
 
     Where all rows under an index were deleted or moved, pylance's update of it trains another one.
     """
@@ -411,7 +411,7 @@ def _record(run: _Run, names: Collection[str]) -> frozenset[str]:
 
     def change(table: Table) -> IndexChange | None:
         stale.clear()
-        stale.update(stale_claims(table, names))
+        stale.update(stale_entries(table, names))
         return IndexChange(with_catchup(table.index.details, stale)) if stale else None
 
     run.table = publish_change(run.table, change, run.note, run.retry)

@@ -3,7 +3,7 @@
 A codebook cannot be changed in place: distances from the base and from unmerged generations would
 no longer compare. So a second index with new centroids is built next to the first, writers maintain
 both, and the first is dropped when it is no longer needed. Each run determines the state,
-takes at most one step, and reports which one comes next: to run it again is to agree to that step.
+performs at most one step, and reports which one comes next: running it again confirms that step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.base_indexes import BaseIndex, base_indexes, coverage
-from memwal_ops.formats.lance.catchup_claims import claim
+from memwal_ops.formats.lance.catchup_entries import catchup_entry
 from memwal_ops.formats.lance.codebook import read_codebook
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
 from memwal_ops.formats.lance.datasets import open_dataset
@@ -60,8 +60,8 @@ _STEPS = {
     "maintained": "maintained: writers that start from now on maintain {new} as well.",
     "caught_up": "caught_up: {new} covers everything that is merged.",
     "waiting": "waiting: {old} is still needed.",
-    "dropped": "dropped: {old} is gone.",
-    "done": "done: {old} is gone, and {new} has its place.",
+    "dropped": "dropped: {old} no longer exists.",
+    "done": "done: {old} is dropped, and {new} replaces it.",
     "dry_run": "dry_run: nothing was changed.",
 }
 _HOLDS_SHOWN = 10
@@ -69,7 +69,7 @@ _HOLDS_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What still needs the old index: a generation without the new one, or an unflushed log (generation None)."""
+    """A generation that still needs the old index, since it lacks the new one; None: a log that is not flushed."""
 
     region_id: UUID
     generation: int | None
@@ -85,7 +85,7 @@ class MigrationReport:
     """Report of one step of a migration.
 
     ``decision`` is one of created, maintained, caught_up, waiting, dropped, done, dry_run;
-    ``next`` is the step that the next run takes, in words.
+    ``next`` describes the step that the next run performs.
     """
 
     decision: str
@@ -128,7 +128,7 @@ class MigrationReport:
 
 
 def migrate(table: Table, old: str, new: str, *, dry_run: bool = False) -> MigrationReport:
-    """Take the next step of replacing the vector index ``old`` by ``new``.
+    """Perform the next step of replacing the vector index ``old`` by ``new``.
 
     Args:
         table: any version of the table.
@@ -149,7 +149,7 @@ def migrate(table: Table, old: str, new: str, *, dry_run: bool = False) -> Migra
     decision = "dry_run"
     if not dry_run:
         probe_conditional_writes(table.store)
-        decision = _take(table, step, old, new, note)
+        decision = _perform(table, step, old, new, note)
         table = table.newest()
         step, holds = _next_step(table, old, new)
     return MigrationReport(
@@ -191,7 +191,7 @@ def _next_step(table: Table, old: str, new: str) -> tuple[str, tuple[Hold, ...]]
     return ("wait" if holds else "drop"), holds
 
 
-def _take(table: Table, step: str, old: str, new: str, note: CommitNote) -> str:
+def _perform(table: Table, step: str, old: str, new: str, note: CommitNote) -> str:
     retry = CommitRetry()
     if step == "create":
         _create(table, old, new, note, retry)
@@ -262,7 +262,7 @@ def _create_with_pylance(new: str, arguments: dict[str, Any], dataset: lance.Lan
 
 
 def _created(new: str, build: IndexBuild, built_on: Table, newest: Table) -> IndexChange:
-    generations = claim(newest, build.covered, progress_when_built=built_on.index.merged_generations)
+    generations = catchup_entry(newest, build.covered, progress_when_built=built_on.index.merged_generations)
     return IndexChange(with_catchup(newest.index.details, {new: generations}), added=build.added)
 
 

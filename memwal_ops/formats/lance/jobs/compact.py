@@ -2,8 +2,8 @@
 
 Planning, rewriting and committing are pylance's own. Its commit is rebased over concurrent commits:
 it succeeds over a merge that only added rows, and conflicts with one that changed a rewritten
-fragment, or with a change of indexes; then everything is planned again. Two things
-are added to it. A rebase ignores versions that are missing (landmine 24), so nothing is
+fragment, or with a change of indexes; then everything is planned again. Two checks
+are added. A rebase ignores versions that are missing (landmine 24), so nothing is
 committed if one is missing. And pylance changes the MemWAL index, which :mod:`compact_memwal` restores;
 a plain table has none. The rewriting itself may run on Spark; all else is the same there.
 """
@@ -54,17 +54,17 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 # pylance's default; given with every plan, since the text of "unchanged" depends on it.
-MOST_DELETED = 0.1
-# After so many conflicts in a row, fragments that other writers changed meanwhile are left for the next run.
-_PATIENCE = 3
-_SPENT = "That is all that --max-bytes allows a run; the next run continues."
+MAX_DELETED = 0.1
+# After this many conflicts in a row, fragments that other writers changed meanwhile are left for the next run.
+_CONFLICTS_UNTIL_SKIPPED = 3
+_BUDGET_USED = "The run has used its --max-bytes; the next run continues."
 _BUSY = "Fragments that other writers kept changing are left for the next run."
 
 __all__ = ["CompactOptions", "CompactReport", "apply", "backlog", "plan"]
 
 
 @dataclass(slots=True)
-class _Done:
+class _Totals:
     """Totals of the commits that were published so far."""
 
     removed: int = 0
@@ -97,7 +97,7 @@ class _Attempt:
     def run(self, executor: TaskExecutor, rows: int, max_bytes: int | None, context: RunContext) -> int | None:
         """Plan, rewrite and commit; return the published version, or None if there was nothing to do.
 
-        At least one group of fragments; more only up to so many rows, and bytes.
+        It rewrites at least one group of fragments, and more only up to that many rows and bytes.
         """
         table, uri = self.table, self.table.location.uri
         with lance_errors("plan the compaction of", uri):
@@ -217,7 +217,7 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
     limit, busy = _ids(table), set[int]()
     before = len(limit)
     had_snapshot = is_external(table) and _has_file(table)
-    retry, done = CommitRetry(), _Done()
+    retry, done = CommitRetry(), _Totals()
     if limit:
         probe_conditional_writes(table.store)
     table = exclude_dropped_rows(table, None, note, retry)
@@ -231,14 +231,14 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
             version = attempt.landed_as(newest)
             if version is None:
                 newest = _conflict(retry, table, newest, error)
-                if retry.consecutive >= _PATIENCE:
+                if retry.consecutive >= _CONFLICTS_UNTIL_SKIPPED:
                     busy |= limit & _changed(table, newest)
                 # So that next to busy writers each conflict wastes less work.
                 table, rows = newest, min(rows, attempt.rows) // 2
                 continue
         else:
             if version is None and busy and not done.removed:
-                busy.clear()  # it is these or none
+                busy.clear()  # nothing else is left to rewrite, so they are tried again
                 continue
             if version is None:
                 break
@@ -275,11 +275,11 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
 def _unfinished(left: int | None, busy: Collection[int]) -> str | None:
     """Why a run that rewrote something did not rewrite all."""
     if left is not None and left <= 0:
-        return _SPENT
+        return _BUDGET_USED
     return _BUSY if busy else None
 
 
-def _left(options: CompactOptions, done: _Done) -> int | None:
+def _left(options: CompactOptions, done: _Totals) -> int | None:
     """Bytes that the run may still rewrite; None: any number."""
     return None if options.max_bytes is None else options.max_bytes - done.bytes
 
@@ -287,7 +287,7 @@ def _left(options: CompactOptions, done: _Done) -> int | None:
 def _lance_options(options: CompactOptions, excluded: Collection[int]) -> CompactionOptions:
     return {
         "target_rows_per_fragment": options.target_rows,
-        "materialize_deletions_threshold": MOST_DELETED,
+        "materialize_deletions_threshold": MAX_DELETED,
         "excluded_fragment_ids": sorted(excluded),
     }
 
@@ -297,9 +297,9 @@ def _ids(table: Table) -> set[int]:
 
 
 def _indexed_elsewhere(table: Table) -> frozenset[int]:
-    """Fragments under an index whose files a shallow clone reads at its source.
+    """Fragments covered by an index whose files belong to the table that this one was cloned from (shallow clone).
 
-    Remapping such an index, pylance writes the new files here and still looks for them there: queries would fail.
+    When pylance remaps such an index, it writes the new files here, and still reads them at the source: queries fail.
     """
     entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
     return covered_by(entry for entry in entries if entry.HasField("base_id"))
@@ -351,7 +351,7 @@ def _conflict(retry: CommitRetry, table: Table, newest: Table, error: MemwalOpsE
     # If there is a newer version, this one was cleaned up meanwhile; else the table is missing.
     gone = isinstance(error, (ObjectNotFoundError, TableNotFoundError)) and newest.version > table.version
     if isinstance(error, CommitLostError) or gone or is_commit_conflict(error):
-        # A file to which the newest version refers is missing: to try again on it does not help.
+        # A file to which the newest version refers is missing: a retry cannot succeed.
         if gone and (named := name_damage(newest, error)) is not error:
             raise named from error
         return retry.conflict(table, error)
@@ -372,13 +372,13 @@ def _why(table: Table, options: CompactOptions) -> str:
     if not fragments:
         return "The base table has no fragments."
     reason = (
-        f"No fragment has more than {MOST_DELETED:.0%} of its rows deleted, and no two neighbours below "
+        f"No fragment has more than {MAX_DELETED:.0%} of its rows deleted, and no two neighbours below "
         f"{options.target_rows:,} rows are covered by the same segments of the same indexes."
     )
     if _indexed_elsewhere(table):
         reason += (
-            " Fragments under an index of the table that this one was cloned from are left as they are: "
-            "create the index again, here, by pylance's create_index(..., replace=True)."
+            " Fragments that an index of the source of this shallow clone covers are not rewritten: "
+            "create the index again in this table by pylance's create_index(..., replace=True)."
         )
     if sum(fragment.physical_rows < options.target_rows for fragment in fragments) > 1:
         indexes = base_indexes(table)

@@ -1,10 +1,10 @@
-"""Keep rows that a compaction dropped out of the results of indexes, on tables with stable row ids.
+"""On tables with stable row ids, exclude rows that a compaction dropped from the results of indexes.
 
-There pylance's compaction leaves the files of indexes as they are: a vector or full-text index still has the dropped
-rows. A query that wants the best k rows takes k from the index, and then loses those that no longer exist: it returns
-fewer rows, or none. pylance excludes dropped rows beforehand where a fragment that a segment covers has deleted rows,
-or does not exist any more. After a compaction neither is so, until the segment's bitmap has the id of a fragment that
-was rewritten. That claims nothing new: the segment covered it, and its id is not given to another one.
+On such tables pylance's compaction does not change the files of indexes: a vector or full-text index still has the
+dropped rows. A query for the best k rows gets k from the index, then drops those that no longer exist, and so returns
+fewer rows, or none. pylance excludes dropped rows beforehand if a fragment that a segment covers has deleted rows,
+or does not exist any more. After a compaction neither is the case. Therefore the id of a rewritten fragment is added to
+the segment's bitmap. The bitmap stays correct: the segment covered that fragment, and its id is never reused.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 _FULL_TEXT = "Inverted"
-_EARLIER = 16
+_EARLIER_VERSIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """A segment's entry, as it is and with the id of a rewritten fragment in its bitmap."""
+    """A segment's entry, unchanged and with the id of a rewritten fragment in its bitmap."""
 
     old: table_pb2.IndexMetadata
     new: table_pb2.IndexMetadata
 
 
 def exclude_dropped_rows(table: Table, before: Table | None, note: CommitNote, retry: CommitRetry) -> Table:
-    """Make pylance exclude dropped rows from what each vector and full-text index finds; return the newest version.
+    """Make pylance exclude dropped rows from the results of vector and full-text indexes; return the newest version.
 
-    One commit, if there is such an index that covered fragments which were rewritten, and has none of their ids.
+    One commit, if such an index covered fragments that were rewritten, and its bitmap has none of their ids.
 
     Args:
         table: the newest version.
@@ -108,7 +108,7 @@ def _to_change(table: Table, before: Table | None) -> list[_Segment]:
 
 
 def _earlier(table: Table) -> Iterator[VersionManifest]:
-    for version in range(table.version - 1, max(0, table.version - 1 - _EARLIER), -1):
+    for version in range(table.version - 1, max(0, table.version - 1 - _EARLIER_VERSIONS), -1):
         try:
             yield read_version_manifest(table.store, version, table.naming)
         except ObjectNotFoundError:

@@ -1,4 +1,4 @@
-"""Restore what pylance's compaction changed in the MemWAL index, and check that merge progress did not fall.
+"""Restore what pylance's compaction changed in the MemWAL index, and check that merge progress did not decrease.
 
 pylance clears ``index_catchup`` and gives the index another id, under which a snapshot's file is not found. One more
 commit restores both, with what concurrent commits changed meanwhile.
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 def check_progress(before: Mapping[UUID, int], after: Mapping[UUID, int], table: Table) -> None:
     """Raise ``InvariantViolatedError`` if the merge progress of a region is lower than before."""
-    fallen = sorted(region_id for region_id, merged in before.items() if after.get(region_id, 0) < merged)
-    if fallen:
+    lower = sorted(region_id for region_id, merged in before.items() if after.get(region_id, 0) < merged)
+    if lower:
         raise InvariantViolatedError(
-            f"After the compaction of {table.location.uri} the merge progress of {', '.join(map(str, fallen))} "
+            f"After the compaction of {table.location.uri} the merge progress of {', '.join(map(str, lower))} "
             "is lower than before.",
             remedy="Run memwal-ops merge: merging again is idempotent. Then report this with the table's _versions/.",
         )
 
 
 def restore_memwal_index(table: Table, newest: Table, version: int, note: CommitNote, retry: CommitRetry) -> Table:
-    """Undo pylance's changes of the MemWAL index between ``table`` and ``version``; return the newest version then.
+    """Undo pylance's changes of the MemWAL index between ``table`` and ``version``; return the resulting version.
 
     A rewrite moves rows without changes, and never joins fragments that different indexes cover, so that the
     ``index_catchup`` of the version before is still correct.

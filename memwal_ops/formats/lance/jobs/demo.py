@@ -1,4 +1,4 @@
-"""The demo ``memwal-ops demo`` of a Lance table: make it, merge it, and prove that no row was lost."""
+"""The demo ``memwal-ops demo`` for Lance: create a table, merge it, and prove that no row was lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def demo(run: DemoRun) -> Iterator[str]:
-    """Make a table with pylance's own MemWAL writer, and merge it unless the run says otherwise.
+    """Create a table with pylance's own MemWAL writer, and merge it, unless ``run.merge`` is false.
 
     Yields: the output, step by step.
 
@@ -36,7 +36,7 @@ def demo(run: DemoRun) -> Iterator[str]:
     before = open_lance_table(made.uri)
     yield indented(inspect(before).describe())
     view_before = job.last_write_wins(before)
-    prove(view_before == made.expected, "The writer's view before the merge is not what was written.")
+    prove(view_before == made.expected, "Before the merge, the table does not read as the writes that were made.")
     if not run.merge:
         yield _first_steps(made, run)
         return
@@ -49,7 +49,7 @@ def demo(run: DemoRun) -> Iterator[str]:
     again = merge_job.apply(after, merge_job.MergeOptions())
     prove(report.decision == "merged", f"The merge decided {report.decision!r}.")
     prove(job.base_rows(after) == made.expected, "The base table is not the last write of every key.")
-    prove(job.last_write_wins(after) == view_before, "The writer's view changed.")
+    prove(job.last_write_wins(after) == view_before, "The merge changed what pylance reads.")
     prove(again.decision == "nothing_to_merge", f"A second merge decided {again.decision!r}.")
     results = [entry.result for entry in report.passes if entry.result is not None]
     prove(len(results) == 1, f"The merge took {len(results)} passes.")
@@ -72,16 +72,16 @@ def _bring_up_to_date(made: job.DemoTable) -> Iterator[str]:
     prove(caught_up.decision == "caught_up", f"The catch-up decided {caught_up.decision!r}.")
     prove(taken.decision == "built", f"The snapshot decided {taken.decision!r}.")
     found = read_snapshot(after)
-    prove(found is not None and len(found.regions) == job.REGIONS, "The snapshot does not hold every region.")
+    prove(found is not None and len(found.regions) == job.REGIONS, "The snapshot does not have every region.")
     prove(job.base_rows(after) == made.expected, "The base table changed.")
 
 
 def _collect(made: job.DemoTable) -> Iterator[str]:
     """Plan a garbage collection; nothing is deleted."""
-    yield f"\n6. WHAT COULD GO   memwal-ops gc {made.uri}\n"
+    yield f"\n6. WHAT COULD BE DELETED   memwal-ops gc {made.uri}\n"
     plan = gc_job.plan(open_lance_table(made.uri), gc_job.GcOptions())
     yield indented(plan.describe())
-    prove(plan.decision == "nothing_to_delete", f"The collector decided {plan.decision!r}, though all is young.")
+    prove(plan.decision == "nothing_to_delete", f"gc decided {plan.decision!r}, although all is recent.")
 
 
 def _story(made: job.DemoTable) -> str:
@@ -92,7 +92,7 @@ def _story(made: job.DemoTable) -> str:
    the base table yet: every writer left "flushed generations" beside it, small tables of what
    changed. Until they are merged, each reader has to put base and generations together again.
 
-2. WHAT WAITS   memwal-ops inspect {made.uri}
+2. THE BACKLOG   memwal-ops inspect {made.uri}
 """
 
 
@@ -117,7 +117,7 @@ def _proof(made: job.DemoTable, version: int) -> str:
    ok  the base table alone holds {counted(len(made.expected), "order")} ({job.BASE_ORDERS:,} + {made.inserts:,} new - {made.deletes:,} deleted), each with the
        last values that were written for it; all were compared
    ok  pylance's own reader, which puts base and generations together, sees the same rows as before
-   ok  all of it became visible at once, as version {version}: rows, deletions and the note of what is merged.
+   ok  all of it became visible at once, as version {version}: rows, deletions and the merge progress.
        A crash at any moment leaves version {version - 1} or version {version}, nothing in between
    ok  a second merge found nothing to do"""
 
@@ -128,8 +128,8 @@ def _first_steps(made: job.DemoTable, run: DemoRun) -> str:
 3. YOUR TURN   Nothing is merged yet. The table stays until you remove it:   rm -r {run.to_remove(made.uri)}
 
    {command} merge {made.uri} --dry-run   what a merge would do
-   {command} merge {made.uri}             merge what waits
-   {command} inspect {made.uri}           what waits, and where
+   {command} merge {made.uri}             merge it
+   {command} inspect {made.uri}           the backlog, by region
    {command} maintain {made.uri}          merge, index and snapshot, and a plan of what could be deleted"""
 
 

@@ -1,6 +1,6 @@
 """The demo ``memwal-ops demo --layout region``: a writer is killed and replaced, and the reader loses no row.
 
-The first writer is a process of its own (``python -m memwal_ops.formats.lance.jobs.demo_region URI``), which prints the
+The first writer is a separate process (``python -m memwal_ops.formats.lance.jobs.demo_region URI``), which prints the
 number of each write that was acknowledged, until it is killed with SIGKILL in the middle of its work.
 """
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from memwal_ops.core.demo import DemoRun
 
 REGION = uuid.UUID("6f1c2d3e-4b5a-4c6d-8e7f-9a0b1c2d3e4f")
-_KILLED_AFTER, _SUCCESSOR, _ENOUGH = 40, 30, 100_000
+_KILLED_AFTER, _SUCCESSOR_WRITES, _MAX_WRITES = 40, 30, 100_000
 _ROWS = 5
 
 
 def demo(run: DemoRun) -> Iterator[str]:
-    """Make a table, have a writer killed and replaced, and merge what both wrote, unless the run says otherwise.
+    """Create a table, kill a writer and replace it, and merge what both wrote, unless ``run.merge`` is false.
 
     Yields: the output, step by step.
 
@@ -57,7 +57,7 @@ def demo(run: DemoRun) -> Iterator[str]:
     for number in range(acknowledged):
         expected |= write(number)
     seen = _read(uri)
-    # A put whose answer the process did not receive before it was killed may be in the log, or not.
+    # A put whose response the process did not receive before it was killed may be in the log, or not.
     late = seen != expected
     if late:
         expected |= write(acknowledged)
@@ -68,14 +68,14 @@ def demo(run: DemoRun) -> Iterator[str]:
     second = RegionWriter(uri, REGION)
     replayed = len(second.unflushed())
     prove(_read(uri) == expected, "The claim changed what the reader sees.")
-    for number in range(_ENOUGH, _ENOUGH + _SUCCESSOR):
+    for number in range(_MAX_WRITES, _MAX_WRITES + _SUCCESSOR_WRITES):
         second.put(job.rows(write(number).values()))
         expected |= write(number)
     second.flush()
     prove(_read(uri) == expected, "The reader does not see what the second writer wrote.")
     third = RegionWriter(uri, REGION)
-    third.put(job.rows(write(2 * _ENOUGH).values()))
-    expected |= write(2 * _ENOUGH)
+    third.put(job.rows(write(2 * _MAX_WRITES).values()))
+    expected |= write(2 * _MAX_WRITES)
     refused = _refused(second)
     third.close()
     prove(_read(uri) == expected, "What was refused is visible, or what was acknowledged is not.")
@@ -97,7 +97,7 @@ def demo(run: DemoRun) -> Iterator[str]:
 
 
 def write(number: int) -> dict[int, job.Order]:
-    """The rows of a write: any process knows them by its number."""
+    """The rows of a write, derived from its number, so that every process can compute them."""
     random_ = random.Random(number)  # noqa: S311 - data, not secrets
     return {
         key: job.order(random_, key, f"write {number}") for key in random_.sample(range(2 * job.BASE_ORDERS), _ROWS)
@@ -109,11 +109,11 @@ def _killed(uri: str) -> int:
     command = [sys.executable, "-m", "memwal_ops.formats.lance.jobs.demo_region", uri]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - ourselves
         prove(process.stdout is not None, "The writer has no output.")
-        told = 0
-        for told, _ in enumerate(process.stdout or (), 1):
-            if told == _KILLED_AFTER:
+        printed = 0
+        for printed, _ in enumerate(process.stdout or (), 1):
+            if printed == _KILLED_AFTER:
                 process.kill()
-        return told
+        return printed
 
 
 def _read(uri: str) -> dict[int, job.Order]:
@@ -122,7 +122,7 @@ def _read(uri: str) -> dict[int, job.Order]:
 
 def _refused(writer: RegionWriter) -> str:
     try:
-        writer.put(job.rows(write(3 * _ENOUGH).values()))
+        writer.put(job.rows(write(3 * _MAX_WRITES).values()))
     except WriterFencedError as error:
         return str(error)
     return "nothing"
@@ -154,7 +154,7 @@ def _replaced(replayed: int, second: int, third: int, refused: str) -> str:
 
    ok  a second writer claims the region with epoch {second} and replays {replayed} entries; the reader sees
        the same rows
-   ok  it writes {_SUCCESSOR} times and flushes a generation, which points to the log: no row is copied
+   ok  it writes {_SUCCESSOR_WRITES} times and flushes a generation, which points to the log: no row is copied
    ok  a third one claims the region with epoch {third}; the second one is fenced at its next write:
        {refused}
    ok  the reader sees every write that was acknowledged, and nothing of the one that was refused
@@ -181,7 +181,7 @@ def _your_turn(number: int, uri: str, run: DemoRun) -> str:
 
 def _main() -> None:
     writer = RegionWriter(sys.argv[1], REGION)
-    for number in range(_ENOUGH):
+    for number in range(_MAX_WRITES):
         writer.put(job.rows(write(number).values()))
         sys.stdout.write(f"{number}\n")
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """The demo's table: orders, written by pylance's own MemWAL writer, and the check that a merge kept them.
 
-Only the data are special to the demo: any pylance program would make such a table,
-and the merge that runs on it is the merge job.
+Only the data are specific to the demo: any pylance program writes such a table,
+and the demo runs the real merge job on it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DemoTable:
 
 
 def make_table(path: str, *, seed: int = 7) -> DemoTable:
-    """Create a table at a path where nothing is: a base, then several regions with several generations each."""
+    """Create a table at an empty path: a base, then several regions with several generations each."""
     random_ = random.Random(seed)  # noqa: S311 - data, not secrets
     expected = {key: order(random_, key, "placed") for key in range(BASE_ORDERS)}
     dataset = lance.write_dataset(rows(expected.values()), path)
@@ -65,7 +65,7 @@ def make_table(path: str, *, seed: int = 7) -> DemoTable:
     counts = {"updates": 0, "inserts": 0, "deletes": 0}
     region_ids = [uuid.UUID(int=random_.getrandbits(128), version=4) for _ in range(REGIONS)]
     for region, region_id in enumerate(region_ids):
-        # Every key belongs to exactly one region (here: id modulo 3), so that "newest" has one answer.
+        # Every key belongs to exactly one region (here: id modulo 3), so that "newest" is unambiguous.
         for generation in range(GENERATIONS):
             with lance.dataset(path).mem_wal_writer(str(region_id)) as writer:
                 own_keys = [key for key in expected if key % REGIONS == region]

@@ -1,4 +1,4 @@
-"""The expire job: delete old base versions and the files that only they refer to, so that gc can delete what they held.
+"""The expire job: delete old base versions, and the files and generations that only they need (the latter by gc).
 
 Versions with tags, branches or holds are kept. pylance's own clean-up is not used: it ignores holds, deletes data
 before the manifests that refer to it, follows directory links out of the table, and counts deletions that the store
@@ -27,7 +27,7 @@ from memwal_ops.formats.lance.jobs.gc_collectors import views
 from memwal_ops.formats.lance.jobs.gc_rules import read_rules
 from memwal_ops.formats.lance.jobs.gc_wal import WalView
 from memwal_ops.formats.lance.memwal.backlog import oldest_flush
-from memwal_ops.formats.lance.options import CareOptions, ExpireOptions
+from memwal_ops.formats.lance.options import ExpireOptions, RetentionOptions
 from memwal_ops.formats.lance.referenced_files import (
     BASE_FOLDERS,
     file_key,
@@ -59,9 +59,9 @@ _MISSING = (
     "Files of listed versions are missing, so that those cannot be read: a clean-up was killed, or files were deleted "
     "by hand. The versions are deleted when they are old enough; to keep one, restore its file from a backup before."
 )
-_DANGER = (
-    "Versions younger than 1 h are expired: a writer that began at version N commits after N+1; if N+1 is gone by "
-    "then, pylance does not detect the conflict, and rows are lost or doubled. Do this only without other writers."
+_TOO_YOUNG = (
+    "Versions younger than 1 h are expired: a writer that began at version N commits after N+1; if N+1 is deleted by "
+    "then, pylance does not detect the conflict, and rows are lost or duplicated. Do this only without other writers."
 )
 
 __all__ = ["ExpireOptions", "ExpireReport", "apply", "backlog", "plan"]
@@ -69,7 +69,7 @@ __all__ = ["ExpireOptions", "ExpireReport", "apply", "backlog", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class KeptVersion:
-    """A version that is kept, and why. ``old_enough``: until when, if its age alone keeps it."""
+    """A version that is kept, and why. ``old_enough``: when it becomes old enough, if only its age keeps it."""
 
     version: int
     because: str
@@ -171,17 +171,17 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     retention = Retention()
     now = datetime.now(UTC)
     retention.refresh(table, now)
-    going, kept = _choose(table, retention, options, now)
+    expired, kept = _choose(table, retention, options, now)
     needed = Needed()
-    needed.read(table.store, {version_path(version, table.naming) for version in going})
+    needed.read(table.store, {version_path(version, table.naming) for version in expired})
     found = find_garbage(table.store, needed, now)
-    report = _report("nothing_to_expire", table, retention, options, going, kept)
-    if going or found.objects:
+    report = _report("nothing_to_expire", table, retention, options, expired, kept)
+    if expired or found.objects:
         report.decision = "planned"
-        report.objects = found.objects + len(going)
-        report.bytes = found.bytes + sum(map(retention.manifest_bytes, going))
+        report.objects = found.objects + len(expired)
+        report.bytes = found.bytes + sum(map(retention.manifest_bytes, expired))
         report.for_branches = found.for_branches
-        report.frees = _frees(table, going)
+        report.frees = _frees(table, expired)
     _note_missing(report, table, found)
     report.seconds = time.monotonic() - started
     return report
@@ -192,7 +192,7 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
     """Delete old versions. Safe to kill, to repeat and to run twice concurrently; completes what a killed run left.
 
     Of a version the manifest is deleted first (:mod:`memwal_ops.formats.lance.set_aside`). Each batch has its own
-    proof: tags, branches and holds as read just before, and that the table is the one that was planned on.
+    proof: tags, branches and holds as read just before, and that the table is the one that the plan was made from.
 
     Raises:
         StorageError: the store failed, or a base folder is a link. No version is listed without its files, and the
@@ -216,13 +216,13 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
     if planned or run.objects or run.copies:
         _, kept = run.choose()
         run.delete_copies()
-    gone = tuple(sorted(set(planned) - set(run.retention.versions)))
+    deleted = tuple(sorted(set(planned) - set(run.retention.versions)))
     decision = "incomplete" if run.failed else "expired" if run.objects else "nothing_to_expire"
-    report = _report(decision, table, run.retention, options, gone, kept, applied=True)
+    report = _report(decision, table, run.retention, options, deleted, kept, applied=True)
     report.objects, report.bytes, report.failed = run.objects, run.bytes, run.failed
     report.put_back = tuple(sorted(run.put_back))
     report.for_branches = found.for_branches
-    report.frees = frees if gone else (0, 0)
+    report.frees = frees if deleted else (0, 0)
     _note_missing(report, table, found)
     context.figures["bytes_collected"] += report.bytes
     context.figures["versions_expired"] += len(report.versions)
@@ -254,7 +254,7 @@ class _Run:
         """The versions to delete and those to keep, by the store's current state; restores versions needed again.
 
         Called after manifests were deleted and before their files are. Timeline of the loss without it: tags are
-        listed; a user tags version 3; version 3 is deleted, and then its files, although it is tagged by now.
+        listed; a user tags version 3; version 3 is deleted, and then its files, although it is tagged.
         """
         self.retention.refresh(self.table, self.now)
         if back := put_back(self.table, self.retention.protected(), self.retention.versions):
@@ -294,8 +294,8 @@ class _Run:
     def delete_copies(self) -> None:
         """Delete the manifest copies of versions without files. That of a listed version is kept: a run may use it.
 
-        Of files that are kept for branches and detached versions alone, one copy is kept for each: when those are
-        deleted, nothing else shows that the files do not belong to a commit that is under way.
+        For each file that is kept only for branches and detached versions, one copy that refers to it is kept: when
+        those are deleted, nothing else shows that the file does not belong to a commit in progress.
         """
         if self.failed or self._needed is None:
             return
@@ -322,9 +322,9 @@ class _Run:
     def _delete(self, sizes: Mapping[str, int]) -> None:
         outcome = delete_proven(self.table.store, list(sizes), [self.anchor])
         self.failed |= outcome.failed
-        gone = sizes.keys() - outcome.failed.keys()
-        self.objects += len(gone)
-        self.bytes += sum(sizes[path] for path in gone)
+        deleted = sizes.keys() - outcome.failed.keys()
+        self.objects += len(deleted)
+        self.bytes += sum(sizes[path] for path in deleted)
 
 
 def _uptime() -> float:
@@ -366,19 +366,19 @@ def _report(
     table: Table,
     retention: Retention,
     options: ExpireOptions,
-    going: tuple[int, ...],
+    expired: tuple[int, ...],
     kept: tuple[KeptVersion, ...],
     *,
     applied: bool = False,
 ) -> ExpireReport:
-    warnings = (_DANGER,) if going and options.older_than < _SAFE_AGE else ()
-    return ExpireReport(decision, applied, going, kept, table.version, retention.branches, warnings=warnings)
+    warnings = (_TOO_YOUNG,) if expired and options.older_than < _SAFE_AGE else ()
+    return ExpireReport(decision, applied, expired, kept, table.version, retention.branches, warnings=warnings)
 
 
 def _choose(
     table: Table, retention: Retention, options: ExpireOptions, now: datetime
 ) -> tuple[tuple[int, ...], tuple[KeptVersion, ...]]:
-    going: list[int] = []
+    expired: list[int] = []
     kept: list[KeptVersion] = []
     versions = retention.versions
     newest = set(versions[-options.keep :])
@@ -401,15 +401,15 @@ def _choose(
             because = f"the newest until {retention.written(following):%Y-%m-%d %H:%M} UTC"
             kept.append(KeptVersion(version, because, until))
         else:
-            going.append(version)
-    return tuple(going), tuple(kept)
+            expired.append(version)
+    return tuple(expired), tuple(kept)
 
 
 def _frees(table: Table, versions: Collection[int]) -> tuple[int, int]:
-    """Number of generations that only these versions hold, and their bytes."""
+    """Number of generations that only these versions keep, and their bytes."""
     if not versions:
         return 0, 0
-    rules = read_rules(table, CareOptions(), datetime.now(UTC))
+    rules = read_rules(table, RetentionOptions(), datetime.now(UTC))
     left = rules.retention.without(frozenset(versions))
     count = size = 0
     for _, log in views(rules):

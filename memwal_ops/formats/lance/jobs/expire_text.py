@@ -23,7 +23,7 @@ def describe(report: ExpireReport) -> str:
     if report.frees[0]:
         freed = f"{counted(report.frees[0], 'generation')} ({size_text(report.frees[1])})"
         word = "were" if report.applied and report.frees[0] > 1 else "was" if report.applied else "would be"
-        parts.append(f"{freed} {word} held only by these versions; memwal-ops gc can drain and delete them.")
+        parts.append(f"{freed} {word} kept only by these versions; memwal-ops gc can drain and delete them.")
     if report.for_branches:
         files = counted(report.for_branches, "file")
         verb = "is" if report.for_branches == 1 else "are"
@@ -48,12 +48,12 @@ def describe(report: ExpireReport) -> str:
 
 
 def _headline(report: ExpireReport) -> str:
-    going, kept = counted(len(report.versions), "version"), counted(len(report.kept), "version")
+    versions, kept = counted(len(report.versions), "version"), counted(len(report.kept), "version")
     match report.decision:
         case "planned":
-            return f"planned: {going} would be deleted ({size_text(report.bytes)} of base files), {kept} kept."
+            return f"planned: {versions} would be deleted ({size_text(report.bytes)} of base files), {kept} kept."
         case "expired" | "incomplete" as word:
-            return f"{word}: {going} ({size_text(report.bytes)} of base files), {kept} kept, {report.seconds:.2f} s."
+            return f"{word}: {versions} ({size_text(report.bytes)} of base files), {kept} kept, {report.seconds:.2f} s."
         case _:
             first = min((kept.old_enough for kept in report.kept if kept.old_enough is not None), default=None)
             when = "" if first is None else f" The first is old enough at {first:%Y-%m-%d %H:%M} UTC."

@@ -1,4 +1,4 @@
-"""The gc job: delete objects that are no longer needed, and report what holds the others.
+"""The gc job: delete objects that are no longer needed, and report why the others are kept.
 
 Planning, proving and deleting are the same for every format (:mod:`memwal_ops.core.collector`). The candidates of a
 Lance table and their gates are in the modules ``gc_*``.
@@ -22,7 +22,7 @@ from memwal_ops.formats.lance.jobs.gc_collectors import RegionCollector, TableCo
 from memwal_ops.formats.lance.jobs.gc_rules import Basis, read_rules
 from memwal_ops.formats.lance.jobs.gc_wal import WalView
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
-from memwal_ops.formats.lance.options import CareOptions, GcOptions
+from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted
@@ -59,7 +59,7 @@ class GcReport(BaseReport[LanceCandidate]):
 
     def about(self) -> str:
         """See the base class."""
-        text = f"{counted(self.regions, 'region')}, {counted(self.versions, 'version')} that may be opened"
+        text = f"{counted(self.regions, 'region')}, {counted(self.versions, 'retained version')}"
         return f"{text}, {counted(self.sealed, 'sealed region')}" if self.sealed else text
 
     def notes(self) -> Iterator[str]:
@@ -89,7 +89,7 @@ class GcReport(BaseReport[LanceCandidate]):
 
 @names_damage
 def plan(table: Table, options: GcOptions, context: RunContext | None = None) -> GcReport:
-    """What is deletable, what is held and by what, what is not recognized. Reads only, in constant memory.
+    """Report what is deletable, what is kept and why, and what is not recognized. Reads only, in constant memory.
 
     Args:
         table: the newest version of it.
@@ -126,7 +126,9 @@ def apply(table: Table, options: GcOptions, context: RunContext | None = None) -
     return report
 
 
-def candidates(table: Table, options: CareOptions, regions: Iterable[UUID] | None = None) -> Iterator[LanceCandidate]:
+def candidates(
+    table: Table, options: RetentionOptions, regions: Iterable[UUID] | None = None
+) -> Iterator[LanceCandidate]:
     """All candidates of a plan; if ``regions`` are given, only those that belong to these."""
     report = GcReport(applied=False)
     basis = Basis(read_rules(table, options, datetime.now(UTC)))

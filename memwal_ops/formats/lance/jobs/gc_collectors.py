@@ -126,7 +126,7 @@ class RegionCollector(Collector[LanceCandidate]):
         return 0
 
     def stages(self) -> Iterator[Stage[LanceCandidate]]:
-        """The deletions of the module's docstring, in that order; strays last."""
+        """The deletions in the order of the module's docstring; strays last."""
         if self._drained:
             self._log = WalView(read_region_view(self.basis.rules, self.part))
         yield Stage(self.view.directories())
@@ -135,7 +135,7 @@ class RegionCollector(Collector[LanceCandidate]):
         yield Stage(self.view.strays())
 
     def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
-        """Judge again by the current rules and region manifest; the listing is that of the view."""
+        """Check the gates again by the current rules and region manifest; the listing is that of the view."""
         self.basis.renew()
         with self._of_one_table():
             view = self._renewed()
@@ -149,11 +149,11 @@ class RegionCollector(Collector[LanceCandidate]):
         return (candidate for candidate in judged if candidate is not None)
 
     def objects(self, candidate: LanceCandidate) -> Iterable[tuple[str, int]]:
-        """Directories are listed again: objects that were added since are deleted, too.
+        """The objects of a candidate. Directories are listed again, so objects that were added since are deleted too.
 
-        Small ones share a listing, of which a page may be older than the proof of their batch. It is never older than
-        the region's anchor, which is checked after it and right before the deletion: so it is of the same region.
-        What was added to a directory behind it is an orphan for the next run.
+        Small directories share a listing, of which a page may be older than the proof of their batch. It is never older
+        than the region's anchor, which is checked after it and right before the deletion: so it is of the same region.
+        Objects that are added to a directory after its listing are orphans for the next run.
         """
         if candidate.kind not in DIRECTORIES:
             return super().objects(candidate)
@@ -173,7 +173,7 @@ class RegionCollector(Collector[LanceCandidate]):
 
     @contextmanager
     def _of_one_table(self) -> Iterator[None]:
-        """Raise ``PartReplacedError`` if only the region may be another one: the rest of the table is collected."""
+        """Raise ``PartReplacedError`` if only the region may have been replaced: the rest of the table is collected."""
         try:
             yield
         except TableReplacedError as error:
@@ -195,7 +195,7 @@ class RegionCollector(Collector[LanceCandidate]):
         manifests = self.basis.rules.table.region(self.part)
         hint = manifests.hint()
         if hint is None or not (parse_region_manifest_name(last.name) or 0) < hint <= newest:
-            # Else: the region is created again, and this hint has a version that it does not have: a permanent gap.
+            # Otherwise, if the region was created again, the hint would name a version that it lacks: a permanent gap.
             with self._of_one_table():
                 for anchor in self.anchors:
                     anchor.check(self.store)
@@ -203,7 +203,7 @@ class RegionCollector(Collector[LanceCandidate]):
 
 
 class TableCollector(Collector[LanceCandidate]):
-    """Collects what does not belong to a region."""
+    """Collects the objects that belong to no region."""
 
     def __init__(self, basis: Basis) -> None:
         """Keep the basis; nothing is read."""
@@ -219,7 +219,7 @@ class TableCollector(Collector[LanceCandidate]):
         yield Stage(table_candidates(self.basis.rules))
 
     def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
-        """List and judge again."""
+        """List the candidates again, with their gates."""
         self.basis.renew()
         wanted = {candidate.path for candidate in batch}
         return (candidate for candidate in table_candidates(self.basis.rules) if candidate.path in wanted)

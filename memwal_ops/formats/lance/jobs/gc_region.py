@@ -1,10 +1,10 @@
 """Candidates of gc in one region: generations, orphans, manifest versions, strays.
 
-The region manifest's versions are the region's clock. A reader uses the version that it has
-read for at most ``reader_grace``; so the *settled* version, the newest that was published that long
-ago, is the oldest that a reader may still follow. What neither it nor any later version needs, no
-reader will open. This rule alone gives the waiting time of drained generations, of WAL entries
-behind a flush, and of the manifest versions themselves; no other state has to be stored.
+All waiting times are derived from the publication times of the region manifest's versions. A reader uses the
+version that it has read for at most ``reader_grace``; so the *settled* version, the newest that was published that
+long ago, is the oldest that a reader may still use. Objects that neither it nor any later version needs are opened by
+no reader. This rule gives the waiting time of drained generations, of flushed WAL entries, and of the manifest
+versions themselves; no other state has to be stored.
 """
 
 from __future__ import annotations
@@ -123,12 +123,14 @@ class RegionView:
         # A writer that resumes and finds it deleted cannot rename it, and fails: nothing was acknowledged.
         gates = (
             Gate(met=True, text="a writer wrote it under a temporary name, and ended before it published it"),
-            self.rules.age_gate("a write may be under way: written", state.modified, self.rules.options.orphan_min_age),
+            self.rules.age_gate(
+                "a write may be in progress: written", state.modified, self.rules.options.orphan_min_age
+            ),
         )
         return LanceCandidate(Kind.LEFTOVER, path, state.bytes, 1, gates, region_id=self.region_id)
 
     def revalidate(self, candidate: LanceCandidate) -> LanceCandidate | None:
-        """A candidate other than a log entry, judged again; None if it does not exist any more."""
+        """A candidate other than a log entry, with its gates checked again; None if it does not exist any more."""
         if candidate.kind is Kind.LEFTOVER:
             return self._stray(candidate.path)
         name = candidate.name
@@ -206,7 +208,7 @@ class RegionView:
             *self.base_gates(),
             self._never_listed(),
             self._not_lost(generation),
-            self.rules.age_gate("a flush may be under way: last written", state.youngest, age),
+            self.rules.age_gate("a flush may be in progress: last written", state.youngest, age),
         )
         return self._directory_candidate(Kind.ORPHAN, name, generation, state, gates)
 
@@ -217,7 +219,7 @@ class RegionView:
         return Gate(met=True, text="not listed by any existing region manifest version")
 
     def _not_lost(self, generation: int) -> Gate:
-        """Whether an unlisted directory's rows are elsewhere: in the log, in another directory, or in the base."""
+        """The gate that an unlisted directory's rows are elsewhere: in the log, in another directory, or in the base."""
         if generation >= self.newest.current_generation:
             return Gate(met=True, text="its flush was never published, and its rows are still in the log")
         if generation in self._listed_numbers:
@@ -236,7 +238,7 @@ class RegionView:
         return None if last is None else max(last, self.history().broken) + 1
 
     def base_gates(self) -> tuple[Gate, ...]:
-        """Empty, or the gate that holds everything: files of the base table below ``_mem_wal/``."""
+        """Empty, or one unmet gate for all candidates: the base table has files below ``_mem_wal/``."""
         if self.rules.base_points_into_mem_wal:
             return (Gate(met=False, text="a base version that may be opened has files below _mem_wal/"),)
         return ()
@@ -274,7 +276,7 @@ class RegionView:
             text = f"a reader that began less than --reader-grace ({grace}) ago may follow it"
             gates.append(Gate(met=False, text=text))
         else:
-            gates.append(Gate(met=True, text="version_hint.json points past it, or is made to first"))
+            gates.append(Gate(met=True, text="version_hint.json names a later version, or is advanced first"))
         path = self.rules.table.region(self.region_id).path(version)
         size = self.contents.manifests[version].bytes
         return LanceCandidate(Kind.REGION_MANIFEST, path, size, 1, tuple(gates), region_id=self.region_id)
@@ -283,8 +285,9 @@ class RegionView:
         """The content of all existing versions, also those since the listing; each is read once."""
         history = self._history = self._history or _History()
         if history.read_to < self.newest.version:
-            # Those since the listing, too. Else: a slow flush is published and drained meanwhile, no version that we
-            # read lists it, and it is deleted as an orphan, at once, under readers that follow the version between.
+            # Including those since the listing. Timeline of the loss otherwise: a slow flush is published and drained
+            # meanwhile, no version that was read lists it, and it is deleted as an orphan at once, while readers use
+            # the version in between.
             newer = range(max(self.contents.manifests, default=self.newest.version) + 1, self.newest.version + 1)
             for version in [*sorted(self.contents.manifests), *newer]:
                 if version > history.read_to:

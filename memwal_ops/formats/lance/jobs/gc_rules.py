@@ -1,4 +1,4 @@
-"""The inputs of gc's proofs, as of one moment: the table, the versions that may be opened, the clock.
+"""The inputs of gc's proofs at one point in time: the table, the versions that may be opened, the clock.
 
 A proof is never older than one batch of deletions: before each, all inputs are read again
 (:meth:`Basis.renew`).
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.candidates import Gate, age_gate
-from memwal_ops.formats.lance.catchup_claims import covered_generations
+from memwal_ops.formats.lance.catchup_entries import covered_generations
 from memwal_ops.formats.lance.identity import table_anchor
 from memwal_ops.formats.lance.retention import Retention
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.anchors import Anchor
-    from memwal_ops.formats.lance.options import CareOptions
+    from memwal_ops.formats.lance.options import RetentionOptions
     from memwal_ops.formats.lance.table import Table
 
 
@@ -40,7 +40,7 @@ class Rules:
     retention: Retention
     covered: Mapping[str, Mapping[UUID, int]]
     now: datetime
-    options: CareOptions
+    options: RetentionOptions
 
     def reread(self) -> Rules:
         """The same, read again. ``now`` stays: candidates do not age during a run.
@@ -65,8 +65,8 @@ class Rules:
         """The gates of a generation that do not depend on its region's manifest (S0-184, S0-188, S0-189)."""
         merged = self.table.index.merged_generations.get(region_id, 0)
         if generation > merged:
-            return (Gate(met=False, text=f"not merged yet: the base table holds generations up to {merged}"),)
-        gates = [Gate(met=True, text=f"merged: the base table holds generations up to {merged}")]
+            return (Gate(met=False, text=f"not merged yet: the base table has generations up to {merged}"),)
+        gates = [Gate(met=True, text=f"merged: the base table has generations up to {merged}")]
         behind = {name: reached.get(region_id, 0) for name, reached in self.covered.items()}
         gates += [
             Gate(met=False, text=f"index {name} covers generations only up to {reached} (memwal-ops catchup)")
@@ -126,7 +126,7 @@ class Basis:
             anchor.check(self.rules.table.store)
 
 
-def read_rules(table: Table, options: CareOptions, now: datetime) -> Rules:
+def read_rules(table: Table, options: RetentionOptions, now: datetime) -> Rules:
     """All inputs of proofs but the regions, as of now."""
     retention = Retention()
     retention.refresh(table, now)

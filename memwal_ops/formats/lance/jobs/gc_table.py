@@ -66,7 +66,7 @@ def _snapshot_candidate(rules: Rules, meta: ObjectMeta, uuid: UUID) -> LanceCand
             return None
         gates = (
             Gate(met=True, text="a region snapshot that no version, tag or branch names"),
-            rules.age_gate("a commit may be under way: written", meta.last_modified, rules.options.orphan_min_age),
+            rules.age_gate("a commit may be in progress: written", meta.last_modified, rules.options.orphan_min_age),
         )
     return LanceCandidate(Kind.SNAPSHOT, meta.path, meta.size, 1, gates)
 
@@ -77,14 +77,14 @@ def leftover_candidates(rules: Rules) -> Iterator[LanceCandidate]:
     for leftover in find_leftovers(rules.table):
         meta = leftover.manifest
         if leftover.job is None:
-            why = "a detached version that memwal-ops did not make; a reader with its number may open it"
+            why = "a detached version that memwal-ops did not create; a reader with its number may open it"
             yield unrecognized(meta.path, meta.size, why)
             continue
         keeper = protected.get(leftover.version)
         gates = (
             Gate(met=True, text=f"left by a {leftover.job} (run {leftover.run_id}) that was killed while it committed"),
             Gate(met=keeper is None, text="no tag, branch or hold names it" if keeper is None else f"kept by {keeper}"),
-            rules.age_gate("a commit may be under way: written", meta.last_modified, rules.options.orphan_min_age),
+            rules.age_gate("a commit may be in progress: written", meta.last_modified, rules.options.orphan_min_age),
         )
         if leftover.transaction is not None:
             file = rules.table.store.head(leftover.transaction)
@@ -94,7 +94,7 @@ def leftover_candidates(rules: Rules) -> Iterator[LanceCandidate]:
 
 
 def own_candidates(rules: Rules) -> Iterator[LanceCandidate]:
-    """What memwal-ops keeps for itself: objects of killed jobs that read the store's clock, or probed its writes."""
+    """Objects of memwal-ops: the quarantine, and those of killed jobs that read the store's clock or probed writes."""
     age = max(rules.options.orphan_min_age, _PROBE_AGE)
     store = rules.table.store
     folders = store.list_level(_OPS_FOLDER).directories
@@ -110,7 +110,7 @@ def own_candidates(rules: Rules) -> Iterator[LanceCandidate]:
 
 
 def quarantine_candidates(rules: Rules) -> Iterator[LanceCandidate]:
-    """What repairs replaced: always held, since a person may want it back."""
+    """Objects that repairs replaced: always kept, since an operator may undo the repair."""
     for meta in rules.table.store.list(QUARANTINE_FOLDER):
         name = meta.path.removeprefix(f"{QUARANTINE_FOLDER}/").partition("/")[0]
         why = f"memwal-ops repair URI --undo {name} needs it; delete the folder yourself when it is not needed"

@@ -40,7 +40,7 @@ class WalView:
         self._pointers: Mapping[int, str] | None = None
 
     def under(self, view: RegionView) -> WalView:
-        """The same log, judged by a newer view of the region; what was read of the log is not read again."""
+        """The same log with a newer view of its region; entries that were read are not read again."""
         newer = type(self)(view)
         newer._posts, newer._references = self._posts, self._references  # noqa: SLF001 - its own class
         return newer
@@ -65,7 +65,7 @@ class WalView:
             yield self._entry(at, (replayed if ids[at] > flushed else young,))
 
     def revalidate(self, candidate: LanceCandidate) -> LanceCandidate | None:
-        """An entry that was listed, judged again; None if its name is not that of an entry."""
+        """An entry that was listed, with its gates checked again; None if its name is not that of an entry."""
         entry = parse_wal_entry_name(candidate.name)
         if entry is None:
             return None
@@ -134,7 +134,7 @@ class WalView:
 
     @cached_property
     def _log_is_needed(self) -> Gate | None:
-        """The gate that holds all entries if a generation is lost: the log may be the only copy of its rows."""
+        """The gate that keeps all entries if a generation is lost: the log may be the only copy of its rows."""
         merged = self.view.rules.table.index.merged_generations.get(self.view.region_id, 0)
         listed = {flushed.generation: flushed.path for flushed in self.view.newest.flushed_generations}
         for generation in range(merged + 1, self.view.newest.current_generation):
@@ -181,7 +181,7 @@ class WalView:
         return Gate(met=True, text="no remaining generation has rows in it")
 
     def _no_post(self, run: int, at: int) -> Gate:
-        """The gate that holds a fence post; see ``memwal.fence_posts``."""
+        """The gate that keeps a fence post; see ``memwal.fence_posts``."""
         post = self.fence_posts().post(run, at)
         if post is None:
             return Gate(met=True, text="not a fence post: no fenced writer may write here")
@@ -196,7 +196,7 @@ class WalView:
             return None
 
     def _claim(self, epoch: int, runs: Sequence[EpochRun]) -> Claim | None:
-        """What is known of a claim; None if it was never made."""
+        """The lower bound of a claim's position, and the latest time at which it was made; None: it was never made."""
         history = self.view.history()
         first = history.claims.get(epoch)
         oldest = min(history.claims.values(), key=lambda claim: claim.version, default=None)

@@ -23,7 +23,7 @@ def publish_change(
 
     Args:
         table: the newest version that the caller has read.
-        change: returns the change for a version, or None if none is needed (any more).
+        change: returns the change for a version, or None if none is needed.
 
     Returns:
         The newest version; ``table`` itself if no change was needed on it.
@@ -101,8 +101,8 @@ def publish_build(
         CommitStateUnknownError: they may have been published, or not.
     """
     table = built_on
-    # Whether a version may name the new files: then they must be kept. True from before the put until
-    # a failure is known: Ctrl-C or SIGTERM may come when the version was just published.
+    # Whether a version may name the new files: then they must be kept. True from before the put until it is certain
+    # that it failed: Ctrl-C or SIGTERM may arrive right after the version was published.
     named = False
     try:
         while still_fits(build, built_on, table, name):

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
-_WORDS = {
+_RESULTS = {
     "created": "was created",
     "added": "was extended",
-    "unchanged": "was there already",
+    "unchanged": "exists already",
     "dry_run": "would be created",
 }
-# So many region ids a text for a person lists.
+# The number of region ids that the text report lists.
 _SHOWN = 5
 
 
@@ -78,9 +78,9 @@ class InitReport:
         """The text for a terminal."""
         fields = [f"{field.field_id} ({field.result_type})" for one in self.specs for field in one.fields]
         regions = f"regions by {', '.join(fields)}" if fields else "regions that writers choose"
-        kept = f"indexes that writers keep: {', '.join(self.maintained_indexes) or 'that of the key'}"
+        kept = f"indexes that writers maintain: {', '.join(self.maintained_indexes) or 'that of the key'}"
         extends = self.decision == "dry_run" and (self.added_specs or self.added_indexes)
-        done = "would be extended" if extends else _WORDS[self.decision]
+        done = "would be extended" if extends else _RESULTS[self.decision]
         text = f"The MemWAL index of {self.uri} {done} (version {self.version}): {regions}; {kept}."
         if self.added_specs:
             text += f"\nNew region specs: {', '.join(map(str, self.added_specs))}."
@@ -112,7 +112,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
             check_primary_key(table, options.primary_key)
         return _add(table, wanted, dry_run=dry_run)
     if table.manifest.indexes is not None and find_memwal_entry(table.manifest.indexes) is not None:
-        _ = table.index  # legacy: raises, with the way out
+        _ = table.index  # legacy: raises an error with a remedy
     refuse_existing(table)
     if options.primary_key and check_primary_key(table, options.primary_key):
         if dry_run:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.unreadable_versions import VersionsCheck
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
 
-# In this order generations are kept if not all fit the limit.
+# If not all generations fit the limit, the first ones in this order are reported.
 _STATES = ("missing", "pending", "merged")
 _CONCURRENT_REGIONS = 16
 
@@ -56,7 +56,7 @@ class GenerationState:
 
 @dataclass(frozen=True, slots=True)
 class RegionState:
-    """One region, and the fault that keeps it from being read or merged, as far as a listing shows it.
+    """One region, and the fault because of which it cannot be read or merged, as far as a listing shows it.
 
     ``unflushed_wal_entries``: entries of its log after the last flushed one, including those with which a writer
     claims the region; None if its manifest cannot be read. ``counts``: per state how many generations
@@ -140,7 +140,7 @@ class Inspection:
 
     @property
     def faults(self) -> tuple[Blocked, ...]:
-        """Of the regions that have one."""
+        """The faults of the regions that have one."""
         return tuple(region.fault for region in self.regions if region.fault is not None)
 
     def describe(self) -> str:
@@ -189,7 +189,7 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
     """One version of a table, and the newest state of its regions.
 
     Args:
-        limit: most generations, and most strays, in the report; missing and unmerged generations come first.
+        limit: the maximum of generations, and of strays, in the report; missing and unmerged generations come first.
 
     Requests: those of the backlog; a listing for each region with unmerged generations; and for every region those
     to find the end of its log.

@@ -1,7 +1,7 @@
 """The gc job of tables with the legacy MemWAL index: trim what is merged, then collect its logs.
 
-A trim takes MERGED MemWALs off the index that every user index has caught up with, by Lance's own rule. What is
-trimmed is recorded beside the table before the commit, since the index does not have the paths of its log afterwards.
+A trim removes from the index those MERGED MemWALs that every user index has caught up with, by Lance's own rule. They
+are recorded beside the table before the commit, since the index does not have the paths of their logs afterwards.
 A log is deleted when no version that may be opened lists its MemWAL as unmerged: a reader of such a version replays it.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.anchors import Anchor
-    from memwal_ops.formats.lance.options import CareOptions, GcOptions
+    from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 
@@ -52,7 +52,7 @@ __all__ = ["apply", "backlog", "candidates", "plan"]
 _LOG = "wal_root"
 _RECORD = "trim_record"
 _TRIMMED = f"{LEGACY_FOLDER}/trimmed"
-# Lance's folders, and those of memwal-ops: no log is there, whatever an index says.
+# Folders of Lance and of memwal-ops: a log is never in one of them, even if an index has such a path.
 _NOT_LOGS = frozenset(
     {"_versions", "data", "_indices", "_deletions", "_transactions", "_refs", "tree", "_mem_wal", "_mem_wal_ops"}
 )
@@ -67,25 +67,25 @@ class LegacyGcReport(GcReport):
 
 @dataclass
 class _View:
-    """What a collection is decided on: one version, every other one that may be opened, and what was trimmed."""
+    """The inputs of a collection: one version, every other one that may be opened, and the records of trims."""
 
     table: Table
     now: datetime
-    options: CareOptions
+    options: RetentionOptions
     unmerged_in: Mapping[str, str]
     trimmed: Mapping[str, MemWal]
     emptied: bool
 
     @classmethod
-    def read(cls, table: Table, options: CareOptions, now: datetime) -> _View:
+    def read(cls, table: Table, options: RetentionOptions, now: datetime) -> _View:
         is_legacy_table = table.memwal is None
         emptied = is_legacy_table and find_emptied(table) is not None
         return cls(table, now, options, _unmerged_logs(table), _records(table), emptied)
 
     def trimmable(self) -> tuple[MemWal, ...]:
-        """What a trim takes off the index: all that Lance's rule removes, except the last MemWAL of the table.
+        """The MemWALs that a trim removes: all that Lance's rule removes, except the last MemWAL of the table.
 
-        Details without a MemWAL are those of the current layouts: the table would be taken for one that has regions.
+        Details without a MemWAL are those of the current layouts: the table would be opened as one that has regions.
         """
         if self.table.memwal is not None or self.emptied:
             return ()
@@ -109,7 +109,7 @@ def _unmerged_logs(table: Table) -> dict[str, str]:
             if entry is not None and is_legacy(entry):
                 for one in decode_mem_wals(entry.index_details.value):
                     if one.state is not State.MERGED:
-                        found.setdefault(_place(table, one.wal_location), meta.path)
+                        found.setdefault(_log_path(table, one.wal_location), meta.path)
     return found
 
 
@@ -129,7 +129,7 @@ def _records(table: Table) -> dict[str, MemWal]:
     return found
 
 
-def _place(table: Table, location: str) -> str:
+def _log_path(table: Table, location: str) -> str:
     """A log's path relative to the table's root if it is below it; else unchanged."""
     relative = location.removeprefix(f"{table.location.uri}/").removeprefix(f"file://{table.location.uri}/")
     return posixpath.normpath(relative) if "://" not in relative else relative.rstrip("/")
@@ -156,7 +156,7 @@ class _Logs(Collector[LanceCandidate]):
         self._anchors = (table_anchor(table),)
 
     def drain(self) -> int:
-        """Trim: record first what is trimmed, then publish. Where another writer is faster, the next run does it."""
+        """Trim: first record what is trimmed, then publish. After a commit conflict, the next run does it."""
         assert self._note is not None  # noqa: S101 - apply gives it
         self._renew()
         table = self.view.table
@@ -182,12 +182,12 @@ class _Logs(Collector[LanceCandidate]):
         return len(chosen)
 
     def stages(self) -> Iterator[Stage[LanceCandidate]]:
-        """The files of each log; then the records of logs that are gone."""
+        """The files of each log; then the records of logs that are deleted."""
         yield Stage(self._files())
         yield Stage(self._finished())
 
     def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
-        """List and judge again."""
+        """List the candidates again, with their gates."""
         self._renew()
         wanted = {one.path for one in batch}
         found = self._files() if batch[0].kind == _LOG else self._finished()
@@ -197,7 +197,7 @@ class _Logs(Collector[LanceCandidate]):
         listed = {one.id for one in self._listed()}
         trimmed = {one.id: one for one in self.view.trimmed.values() if one.id not in listed}
         for one in [*trimmed.values(), *self._listed()]:
-            place = _place(self.view.table, one.wal_location)
+            place = _log_path(self.view.table, one.wal_location)
             if one.state is not State.MERGED or not _is_below(place):
                 continue
             gates = self._gates(one, place, is_trimmed=one.id in trimmed)
@@ -205,7 +205,7 @@ class _Logs(Collector[LanceCandidate]):
                 yield LanceCandidate(_LOG, meta.path, meta.size, 1, gates, generation=one.id.generation)
 
     def _log_files(self, one: MemWal) -> Iterator[ObjectMeta]:
-        place = _place(self.view.table, one.wal_location)
+        place = _log_path(self.view.table, one.wal_location)
         return self.store.list(place) if _is_below(place) else iter(())
 
     def _listed(self) -> tuple[MemWal, ...]:
@@ -233,9 +233,9 @@ class _Logs(Collector[LanceCandidate]):
         return tuple(gates)
 
     def _places(self, one: MemWal) -> Iterator[str]:
-        yield _place(self.view.table, one.wal_location)
+        yield _log_path(self.view.table, one.wal_location)
         if one.state is not State.MERGED:
-            yield _place(self.view.table, one.mem_table_location)
+            yield _log_path(self.view.table, one.mem_table_location)
 
     def _why_listed(self, one: MemWal) -> str:
         covered = covered_version(self.view.table.manifest.indexes)
@@ -251,7 +251,7 @@ class _Logs(Collector[LanceCandidate]):
     def _finished(self) -> Iterator[LanceCandidate]:
         listed = {one.id for one in self._listed()}
         for path, one in self.view.trimmed.items():
-            place = _place(self.view.table, one.wal_location)
+            place = _log_path(self.view.table, one.wal_location)
             gone = _is_below(place) and next(iter(self.store.list(place)), None) is None
             if path not in self._recorded:
                 if self._note is not None and gone and one.id not in listed:
@@ -268,7 +268,7 @@ class _Logs(Collector[LanceCandidate]):
 
 
 def _is_below(place: str) -> bool:
-    """Whether it is a folder below the table that is none of Lance's: only there gc deletes logs."""
+    """Whether the path is below the table and in none of Lance's folders: gc deletes logs only there."""
     first = place.split("/", 1)[0]
     return "://" not in place and not place.startswith("/") and first not in _NOT_LOGS | {"", ".", ".."}
 
@@ -296,7 +296,7 @@ def apply(table: Table, options: GcOptions, context: RunContext | None = None) -
     return collector.collect([logs], report, options, context or RunContext())
 
 
-def candidates(table: Table, options: CareOptions) -> Iterable[LanceCandidate]:
+def candidates(table: Table, options: RetentionOptions) -> Iterable[LanceCandidate]:
     """All candidates of a plan."""
     return collector.candidates([_Logs(_View.read(table, options, datetime.now(UTC)))], LegacyGcReport(applied=False))
 

@@ -74,12 +74,12 @@ class LegacyInspection:
 
     @property
     def faults(self) -> tuple[BlockedMemWal, ...]:
-        """Of the regions that have one."""
+        """The faults of the regions that have one."""
         return tuple(work.blocked for work in self.work.values() if work.blocked is not None)
 
     @property
     def rows(self) -> int:
-        """Of the base table, by its manifest."""
+        """Rows of the base table, by its manifest."""
         return live_rows(self.table.manifest.manifest.fragments)
 
     def to_json(self) -> dict[str, Any]:
@@ -134,8 +134,8 @@ class LegacyInspection:
                 error_of = work.blocked.error
                 what = f"PROBLEM in region {work.region!r} ({error_of.reason}): {error_of} {error_of.remedy}"
                 lines += ["", paragraph(what)]
-            elif (said := disorder(work.mem_wals, work.region)) is not None:
-                lines += ["", paragraph(f"PROBLEM in region {work.region!r}: {said}")]
+            elif (problem := disorder(work.mem_wals, work.region)) is not None:
+                lines += ["", paragraph(f"PROBLEM in region {work.region!r}: {problem}")]
         return "\n".join(lines)
 
     def _behind(self) -> str:
@@ -143,9 +143,7 @@ class LegacyInspection:
         waiting = sum(len(one.waiting) for one in self.work.values())
         more = f" {counted(waiting, 'MemWAL')} not flushed yet." if waiting else ""
         if not pending:
-            return (
-                f"No flushed MemWAL waits to be merged.{more} Current pylance cannot write beside this index: migrate."
-            )
+            return f"No flushed MemWAL is unmerged.{more} Current pylance cannot write to a table with this index: migrate."
         return (
             f"{counted(pending, 'flushed MemWAL')} to be merged.{more} Current pylance cannot write: merge and migrate."
         )

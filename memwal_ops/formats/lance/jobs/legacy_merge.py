@@ -1,7 +1,7 @@
-"""The merge job of tables with the legacy MemWAL index: FLUSHED MemWALs into the base table, in order.
+"""The merge job of tables with the legacy MemWAL index: merge FLUSHED MemWALs into the base table, in order.
 
-A pass is one version: new fragments, deletion vectors and the state MERGED together. There is no upsert that is
-followed by a change of states: killed between the two, it would be repeated over what a user updated meanwhile.
+A pass is one version: new fragments, deletion vectors and the state MERGED together. If states changed in a second
+commit after the upsert, a run killed between the two would repeat the upsert over updates that users made meanwhile.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 
 __all__ = ["apply", "backlog", "plan"]
 
-# Every part of the keys takes all MemTables to be opened again.
+# For every part of the keys all MemTables are opened again.
 _MIN_KEY_BYTES = 16 << 20
 _FAULTS = (GenerationMissingError, GenerationCorruptError, SchemaProjectionError)
 
 
 @dataclass(slots=True)
 class _Run:
-    """What a run still may merge: what was FLUSHED when it began, less the regions that are blocked."""
+    """State of a run: what it may still merge (what was FLUSHED when it began, without blocked regions), and results."""
 
     options: MergeOptions
     limit: frozenset[MemWalId]
@@ -121,7 +121,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
         TableCorruptError: the newest version was emptied, and ``options.restore`` is not given.
         NoPrimaryKeyError: the key is not known.
         CommitConflictError: too many commit conflicts in a row.
-        CommitStateUnknownError: the store lost the answer to a commit; run it again.
+        CommitStateUnknownError: the outcome of a commit is unknown; run it again.
         MemwalOpsError: any other refusal; what earlier passes published stays merged.
     """
     started = time.monotonic()
@@ -171,7 +171,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
 
 
 def _step(table: Table, run: _Run) -> bool:
-    """Publish the next version, if there is anything to do: rows brought back, states alone, or a pass.
+    """Publish the next version, if there is anything to do: restored rows, states alone, or a pass.
 
     Returns:
         Whether it did; False: nothing is left.
@@ -197,7 +197,7 @@ def _step(table: Table, run: _Run) -> bool:
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """What waits, by the index alone: it records no sizes."""
+    """The unmerged MemWALs, from the index alone, which records no sizes."""
     work = read_work(mem_wals_of(table), Meanings(table))
     pending = [one for region in work.values() for one in region.pending]
     ages = [_age(table, one.last_updated_dataset_version) for one in pending]
@@ -231,7 +231,7 @@ def _work(table: Table, options: MergeOptions) -> Mapping[str, RegionWork]:
 
 
 def _merged(table: Table, done: Sequence[MemWal]) -> Change:
-    """All of them MERGED; the owner is the one that the version names."""
+    """The change that sets all of them to MERGED; each owner is the one in the table's version."""
     mem_wals = mem_wals_of(table)
     change = Change()
     for one in done:
@@ -292,7 +292,7 @@ def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
 
 
 def _next(
-    mem_tables: MemTables, waiting: Sequence[MemWal], budget: int, most: int | None
+    mem_tables: MemTables, waiting: Sequence[MemWal], budget: int, max_generations: int | None
 ) -> tuple[list[MemWal], list[Generation]]:
     """The next MemWALs in order, up to the budget and always at least one, and those that have rows, opened.
 
@@ -303,7 +303,7 @@ def _next(
     generations: list[Generation] = []
     size = 0
     for one in waiting:
-        if chosen and most is not None and len(chosen) >= most:
+        if chosen and max_generations is not None and len(chosen) >= max_generations:
             break
         try:
             generation = mem_tables.generation(one)
@@ -334,7 +334,7 @@ def _refuse_shared(table: Table, waiting: Sequence[MemWal], budget: int, options
 def _repeated(table: Table, example: Mapping[str, Any]) -> DuplicateKeysError:
     return DuplicateKeysError(
         f"{table.location.uri} has several rows with the key {dict(example)}: all of them would be replaced by one.",
-        remedy="Give the columns that identify a row as --primary-key; or remove the rows that are too many first.",
+        remedy="Give the columns that identify a row as --primary-key; or remove the duplicate rows first.",
     )
 
 

@@ -60,8 +60,8 @@ class LegacyMergeReport:
 
     Attributes:
         marked: MemWALs that only got the state MERGED: FLUSHED by a release for which that means merged.
-        work: per region what there was to do, when the run ended.
-        restored: the version whose rows were brought back first; None: none had to be.
+        work: per region the unmerged MemWALs when the run ended.
+        restored: the version whose rows were restored first; None: that was not needed.
     """
 
     decision: MergeDecision
@@ -104,7 +104,7 @@ class LegacyMergeReport:
             parts.append(
                 paragraph(
                     f"The newest version had no rows: those of version {self.restored} "
-                    f"{'would be' if self.decision is MergeDecision.DRY_RUN else 'were'} brought back first."
+                    f"{'would be' if self.decision is MergeDecision.DRY_RUN else 'were'} restored first."
                 )
             )
         if self.marked:

@@ -1,4 +1,4 @@
-"""The verify job of tables with the legacy MemWAL index: its states against the rules, the history and the data."""
+"""The verify job of tables with the legacy MemWAL index: check its states against the rules, history and data."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
         if found.fault is not None:
             where = f"{place}, generation {found.fault.generation}"
             yield finding_of(found.fault.error, found.fault.error.reason, where, _STOPS)
-        elif (said := disorder(mem_wals, region)) is not None:
+        elif (problem := disorder(mem_wals, region)) is not None:
             yield Finding(
-                Severity.WARNING, "mem_wal_states", place, said, "A merge waits for the lower generation.",
+                Severity.WARNING, "mem_wal_states", place, problem, "A merge waits for the lower generation.",
                 "Let the region's writer seal and flush it; or migrate, which replays its log.",
                 "docs/legacy-memwal.md",
             )  # fmt: skip

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @names_damage
 def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -> Explanation:
-    """Why a file, or those of a folder, are still here.
+    """Why a file, or the files of a folder, are kept.
 
     Raises:
         ObjectNotFoundError: the target does not exist.

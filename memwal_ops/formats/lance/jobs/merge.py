@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MergeDecision", "MergeOptions", "MergeReport", "apply", "backlog", "plan"]
 
-_MOST_GENERATIONS_AGED = 4
+_MAX_GENERATIONS_AGED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def apply(
 
     Raises:
         CommitConflictError: too many commit conflicts in a row.
-        CommitStateUnknownError: the store lost the answer to a commit; run it again.
+        CommitStateUnknownError: the outcome of a commit is unknown; run it again.
         MemwalOpsError: any other refusal; what earlier passes published stays merged.
     """
     options.refuse_legacy()
@@ -234,7 +234,7 @@ def _merge_all(
 
 
 def _record_regions(table: Table, backlog: Backlog, note: CommitNote) -> Table:
-    """Record to which regions the progress of other mergers belongs: only versions that will expire show it.
+    """Record to which regions the progress of other mergers belongs: otherwise only versions that expire show it.
 
     Best effort: the next run determines it again, or blocks the region if no version shows it any more.
     """
@@ -373,7 +373,7 @@ def backlog(table: Table) -> Mapping[str, float]:
     ages: list[float] = []
     with_missing: set[UUID] = set()
     for region_id, region in current.regions.items():
-        for ref in _waiting(region)[:_MOST_GENERATIONS_AGED]:
+        for ref in _waiting(region)[:_MAX_GENERATIONS_AGED]:
             age = _age(table, ref)
             if age is not None:
                 ages.append(age)
@@ -390,7 +390,7 @@ def backlog(table: Table) -> Mapping[str, float]:
 
 
 def _waiting(region: RegionBacklog) -> list[GenerationRef]:
-    """The unmerged generations of a region, in order; also those behind a missing one, which have an age, too."""
+    """The unmerged generations of a region, in order; including those behind a missing one, which have an age as well."""
     listed = sorted(region.manifest.flushed_generations, key=lambda flushed: flushed.generation)
     region_id = region.manifest.region_id
     return [generation_ref(region_id, flushed) for flushed in listed if flushed.generation > region.merged]

@@ -101,11 +101,11 @@ class MergeReport:
         if self.passes:
             parts.append(_passes(self))
         parts += [problem(fault, "BLOCKED") for fault in self.blocked]
-        parts.append(_what_waits(self))
+        parts.append(_backlog(self))
         return "\n\n".join(parts) if len(parts) > 2 else "\n".join(parts)  # noqa: PLR2004 - nothing to set apart
 
 
-def _what_waits(report: MergeReport) -> str:
+def _backlog(report: MergeReport) -> str:
     after = report.backlog_after.to_json()
     if after["generations"]:
         return paragraph(
@@ -113,7 +113,7 @@ def _what_waits(report: MergeReport) -> str:
             f"{counted(after['rows'], 'row')}, {size_text(after['bytes'])}."
         )
     if any(fault.region_id not in report.backlog_after.regions for fault in report.blocked):
-        return "No other generation waits, as far as is known: a blocked region may have more."
+        return "No other generation is known to be unmerged; a blocked region may have more."
     return "All generations are merged."
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import CommitConflictError, InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.base_indexes import base_indexes
-from memwal_ops.formats.lance.catchup_claims import covered_generations
+from memwal_ops.formats.lance.catchup_entries import covered_generations
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, check_committable, commit_details
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.migrate_layout_report import LayoutRegion, LayoutReport

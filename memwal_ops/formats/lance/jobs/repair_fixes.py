@@ -21,7 +21,7 @@ from memwal_ops.core.quarantine import ObjectPlace
 from memwal_ops.core.repair import Fix, FixAttempt, UnsafeError
 from memwal_ops.core.verification import Severity
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
-from memwal_ops.formats.lance.catchup_claims import stale_claims
+from memwal_ops.formats.lance.catchup_entries import stale_entries
 from memwal_ops.formats.lance.commit import CommitNote, IndexChange
 from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.gc_region import read_region_view
@@ -172,7 +172,7 @@ def _catchup(table: Table, finding: Finding) -> Fix[Table]:
 
     def make(table: Table, keep: Keep) -> FixAttempt:
         def change(newest: Table) -> IndexChange | None:
-            claims = stale_claims(newest, [name])
+            claims = stale_entries(newest, [name])
             if not claims:
                 return None
             details = with_catchup(newest.index.details, claims)

@@ -132,7 +132,7 @@ def apply(table: Table, options: SnapshotOptions, context: RunContext | None = N
 
     Raises:
         CommitConflictError: too many commit conflicts in a row.
-        CommitStateUnknownError: the store lost the answer to the commit; run it again.
+        CommitStateUnknownError: the outcome of the commit is unknown; run it again.
         UnsupportedFeatureError: a table whose manifest must not be rewritten here.
     """
     return take(table, options, context or RunContext())

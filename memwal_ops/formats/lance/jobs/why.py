@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.options import CareOptions, WhyOptions
+    from memwal_ops.formats.lance.options import RetentionOptions, WhyOptions
     from memwal_ops.formats.lance.table import Table
 
 _GENERATION = re.compile(r"[0-9]{1,20}")
@@ -74,7 +74,7 @@ def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -
 apply = plan
 
 
-def explain(table: Table, target: str, options: CareOptions) -> Explanation:
+def explain(table: Table, target: str, options: RetentionOptions) -> Explanation:
     """Why a region, a generation, or a file is still here.
 
     Args:
@@ -149,7 +149,7 @@ def _wanted(path: str) -> tuple[UUID | None, Callable[[LanceCandidate], bool]]:
     return region_id, lambda candidate: covers(candidate, full)
 
 
-def _version(table: Table, path: str, options: CareOptions) -> list[LanceCandidate]:
+def _version(table: Table, path: str, options: RetentionOptions) -> list[LanceCandidate]:
     name = parse_version_manifest_name(path.rsplit("/", 1)[-1])
     if name is None or name.detached:
         return [candidate for candidate in gc.candidates(table, options) if candidate.path == path]

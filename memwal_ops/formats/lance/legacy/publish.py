@@ -102,7 +102,7 @@ def publish(table: Table, change: Change, note: CommitNote, draft: Draft | None 
 
     Raises:
         CommitLostError: that version exists already; nothing was published.
-        CommitStateUnknownError: the store gave no answer and reading back gave none either.
+        CommitStateUnknownError: the store did not respond, and reading back failed as well.
         InvariantViolatedError: pylance does not read the version as it was built; nothing was published.
         UnsupportedFeatureError: as :func:`check_rewritable`.
     """

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
 _INDEPENDENT = frozenset({103, 104, 107, 110, 114})
-_MOST_TAKEN = 10_000
+_MAX_TAKEN = 10_000
 
 
 class MemWalWriter:
@@ -126,13 +126,13 @@ class MemWalWriter:
         first = 0 if one.wal_entries.highest is None else one.wal_entries.highest + 1
         # Another writer may have used another suffix.
         taken = {entry_of(meta.path) for meta in store.list()}
-        for number in range(first, first + _MOST_TAKEN):
+        for number in range(first, first + _MAX_TAKEN):
             self._table.guard.check()
             if number in taken or not store.put_if_absent(f"{number:020}.arrow", data):
                 continue
             self._record(one.id, number)
             return number
-        raise CommitConflictError(f"{_MOST_TAKEN:,} entries of {one.id} are taken by writers that do not record them.")
+        raise CommitConflictError(f"{_MAX_TAKEN:,} entries of {one.id} are taken by writers that do not record them.")
 
     def seal(self) -> int:
         """Seal the current generation and open the next one, in one version (S1-018).

@@ -1,6 +1,6 @@
 """Determine the fence posts: WAL entries that must be kept so that a fenced writer finds its position taken.
 
-A writer learns that it was fenced when its put-if-not-exists finds its position taken. Timeline of
+A writer learns that it was fenced when its put-if-absent finds its position taken. Timeline of
 the loss if positions are freed: writer A stalls with position 4 next; writer B claims the region,
 writes entry 4, flushes; entry 4 is collected; A resumes and writes entry 4. The put succeeds, A
 acknowledges the row, and no writer ever replays position 4 again.
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _ALWAYS = 2
 # One claim every 26 seconds for thirty days; a damaged manifest may have any number.
-_MOST_EPOCHS = 100_000
+_MAX_EPOCHS = 100_000
 _NO_END = 1 << 64
 
 
@@ -122,7 +122,7 @@ def unsettled_epochs(
     """
     dead = max((run.epoch for run in runs if run.epoch is not None and long_ago(run.start)), default=0)
     settled = {run.epoch for run in runs if not sentinels or run.end - run.start > 1}
-    first = max(dead, newest_epoch - _MOST_EPOCHS) + 1
+    first = max(dead, newest_epoch - _MAX_EPOCHS) + 1
     return tuple(epoch for epoch in range(first, newest_epoch + 1) if epoch not in settled)
 
 

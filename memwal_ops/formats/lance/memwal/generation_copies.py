@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 """Generations of more are read where they are: their bytes need most of pylance's requests anyway."""
 _SHARE_OF_BUDGET = 4
 
@@ -79,7 +79,7 @@ class GenerationCopies:
         Raises:
             StorageError: the store failed.
         """
-        if (ref.bytes or 0) > MOST_BYTES:
+        if (ref.bytes or 0) > MAX_BYTES:
             return False
         listed = {meta.path.removeprefix(f"{ref.folder}/"): meta for meta in self._table.store.list(ref.folder)}
         manifests = [meta for path, meta in listed.items() if version_of_main(path) is not None]
@@ -100,7 +100,7 @@ class GenerationCopies:
 
     def _takes(self, size: int) -> bool:
         with self._lock:
-            if size > min(MOST_BYTES, self._room):
+            if size > min(MAX_BYTES, self._room):
                 return False
             self._room -= size
             return True

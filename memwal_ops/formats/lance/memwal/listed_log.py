@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MANIFESTS = frozenset({"manifest", VERSIONS_FOLDER})
 _SMALL = 64 << 10
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 
 
 def with_listed_log(table: Table) -> Table:
@@ -121,7 +121,7 @@ class ListedLog(StoreWrapper):
         data = super().get(path)
         if meta is not None and meta.size <= _SMALL and path.split("/")[-2] in _MANIFESTS:
             with self._lock:
-                if path in self._files and sum(map(len, self._content.values())) < _MOST_BYTES:
+                if path in self._files and sum(map(len, self._content.values())) < _MAX_BYTES:
                     self._content[path] = data
         return data
 

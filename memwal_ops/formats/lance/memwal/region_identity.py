@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 _CONCURRENT_READS = 16
 # Bytes of a manifest that is kept decoded, and how many are.
-_SMALL, _MOST_KEPT = 64 << 10, 64
+_SMALL, _MAX_KEPT = 64 << 10, 64
 # Coarser than any store's times: S3 has whole seconds.
 _TICK = timedelta(seconds=1)
 # A file whose stored time is this much later than the timestamp inside was copied.
@@ -203,7 +203,7 @@ class MergeHistory:
         if meta.path in self._manifests:
             return self._manifests[meta.path]
         version = decode_version_manifest(self._store.get(meta.path))
-        if meta.size <= _SMALL and len(self._manifests) < _MOST_KEPT:
+        if meta.size <= _SMALL and len(self._manifests) < _MAX_KEPT:
             self._manifests[meta.path] = version
         return version
 

@@ -1,6 +1,6 @@
 """List the regions of a table, and read and commit region manifests.
 
-A region's manifests are numbered from 1, immutable, and written by put-if-not-exists
+A region's manifests are numbered from 1, immutable, and written by put-if-absent
 (S0-050 to S0-053). The newest is found by HEAD requests from ``version_hint.json`` on; these stop at the
 first missing number, so a gap would hide every later version. A job that changes a
 region therefore passes ``checked=True``, which lists the folder once and refuses a gap.

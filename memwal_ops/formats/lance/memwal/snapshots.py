@@ -155,4 +155,4 @@ def encode_file(rows: pa.Table) -> bytes:
 
 def decode_file(data: bytes) -> pa.Table:
     """Decode the rows of a Lance file. Raises ``InvalidFormatError`` if it is not one."""
-    return lance_rows(data, _WHAT, most_rows=len(data))
+    return lance_rows(data, _WHAT, max_rows=len(data))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MOST_SHIFT = 63
+_MAX_SHIFT = 63
 
 
 class Allow(enum.Enum):
@@ -67,7 +67,7 @@ def allowed_fields(data: bytes, rules: Mapping[int, Rule]) -> bytes:
 def _varint(data: bytes, position: int) -> tuple[int, int]:
     """A number, and the position after it."""
     number = shift = 0
-    while position < len(data) and shift <= _MOST_SHIFT:
+    while position < len(data) and shift <= _MAX_SHIFT:
         byte = data[position]
         position += 1
         number |= (byte & 0x7F) << shift

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BLOCK = 32
 _WORDS, _BITS = 8, 32
 _WORD = 8
-_MOST_BYTES = 128 << 20
+_MAX_BYTES = 128 << 20
 # Those of Lance: about 1 in 1,754 keys that are not there seems to be.
 _FALSE_POSITIVES = 0.00057
 _FEWEST_KEYS = 8192
@@ -49,7 +49,7 @@ class BloomFilter:
     def for_keys(cls, keys: int) -> BloomFilter:
         """An empty one for so many keys."""
         bits = -8 * max(keys, _FEWEST_KEYS) / math.log(1 - _FALSE_POSITIVES ** (1 / 8))
-        size = min(max(int(bits) // 8, BLOCK), _MOST_BYTES)
+        size = min(max(int(bits) // 8, BLOCK), _MAX_BYTES)
         return cls(np.zeros(((1 << (size - 1).bit_length()) // BLOCK, 8), np.uint32))
 
     @classmethod

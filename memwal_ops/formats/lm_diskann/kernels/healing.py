@@ -30,7 +30,7 @@ from memwal_ops.formats.lm_diskann.kernels.reading import hashed, load, touch
 from memwal_ops.formats.lm_diskann.kernels.searching import beam, contains
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED
 
-_MOST_DEAD = 16
+_MAX_DEAD = 16
 _LINK_BACK = 4
 
 
@@ -176,7 +176,7 @@ def reconnect(src, lay, book, nodes, gone, dead, alpha, epoch, origin, first, ev
     Returns:
         0, or an error as ``load``.
     """
-    most = (1 + _MOST_DEAD) * lay.links
+    most = (1 + _MAX_DEAD) * lay.links
     ids, codes = np.empty(most, np.int64), np.empty((most, lay.code_bytes), np.uint8)
     vectors, distances = np.empty((most, lay.dimension), np.float32), np.empty(most, np.float32)
     size = 64
@@ -218,7 +218,7 @@ def reconnect(src, lay, book, nodes, gone, dead, alpha, epoch, origin, first, ev
                 count = _candidate(src, lay, book, row, at, mine, ids, codes, vectors, distances, count)
         held = count
         if not src.pool.u8[row, FLAGS] & TOMBSTONED:
-            for at in range(min(missing, _MOST_DEAD)):
+            for at in range(min(missing, _MAX_DEAD)):
                 near = load(src, lay.block_size, lost[at], epoch)
                 if near == INVISIBLE:
                     continue

@@ -29,7 +29,7 @@ _SECTION = struct.Struct("<8sQQII")
 HEADER_BYTES = _HEADER.size
 _SECTION_BYTES = _SECTION.size
 _AT_CHECKSUM = 56
-_MOST_SECTIONS = 64
+_MAX_SECTIONS = 64
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def decode(data: NDArray[np.uint8]) -> Frame | None:
         return None
     head = bytes(data[:HEADER_BYTES])
     magic, length, epoch, number, uuid, kind, count, digest = _HEADER.unpack(head)
-    if magic != MAGIC or not HEADER_BYTES <= length <= len(data) or length % ALIGN or count > _MOST_SECTIONS:
+    if magic != MAGIC or not HEADER_BYTES <= length <= len(data) or length % ALIGN or count > _MAX_SECTIONS:
         return None
     seen = xxhash.xxh3_64(head[:_AT_CHECKSUM] + bytes(8))
     seen.update(np.ascontiguousarray(data[HEADER_BYTES:length]).data)

@@ -19,8 +19,8 @@ METRICS = ("l2", "cosine")
 QUANTIZERS = ("pq", "ternary")
 PAGE = 4096
 HEADER = 64
-MOST_DIMENSIONS = 4096
-MOST_LINKS = 512
+MAX_DIMENSIONS = 4096
+MAX_LINKS = 512
 _ALIGN = 32
 _FORM = struct.Struct("<8sIIHHHHdIII4x16s56x")
 _BYTES = 128
@@ -64,9 +64,9 @@ class Parameters:
     def __post_init__(self) -> None:
         """Refuse impossible values. Raises ``InvalidUsageError``."""
         checks = (
-            (1 <= self.dimension <= MOST_DIMENSIONS, f"dimension must be from 1 to {MOST_DIMENSIONS}"),
+            (1 <= self.dimension <= MAX_DIMENSIONS, f"dimension must be from 1 to {MAX_DIMENSIONS}"),
             (self.metric in METRICS, f"metric must be one of {', '.join(METRICS)}"),
-            (4 <= self.links <= MOST_LINKS, f"R must be from 4 to {MOST_LINKS}"),  # noqa: PLR2004 - in the text
+            (4 <= self.links <= MAX_LINKS, f"R must be from 4 to {MAX_LINKS}"),  # noqa: PLR2004 - in the text
             (math.isfinite(self.alpha) and 1 <= self.alpha <= 4, "alpha must be from 1 to 4"),  # noqa: PLR2004
             (1 <= self.search_list <= 1 << 20, "L must be from 1 to 1048576"),
             (self.quantizer in QUANTIZERS, f"quantizer must be one of {', '.join(QUANTIZERS)}"),

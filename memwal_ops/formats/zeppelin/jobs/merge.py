@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest
 
 # A pass whose inputs were replaced starts again; a process that replaces them has our token, or none.
-_MOST_RESTARTS = 8
+_MAX_RESTARTS = 8
 
 
 class MergeDecision(enum.StrEnum):
@@ -208,7 +208,7 @@ class _Run:
                     raise
                 self.restarts += 1
                 self.context.figures["conflicts"] += 1
-                if self.restarts > _MOST_RESTARTS:
+                if self.restarts > _MAX_RESTARTS:
                     raise FencedError(f"The inputs were replaced {self.restarts} times in a row: {error}") from error
                 continue
             if not more:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.wire.fragment import Attributes
 
 _BITMAP, _TEXT = b"ZBMP\x01", b"ZFTS\x01"
-_MOST_VALUES = 10_000
+_MAX_VALUES = 10_000
 _WORD = re.compile(r"\w+")
 _LONGEST_WORD = 40
 
@@ -105,7 +105,7 @@ def _bitmap(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] | N
             values.setdefault(value_key(one), BitMap()).add(position)
             if isinstance(one, int | float) and not isinstance(one, bool):
                 numbers.add(float(one))
-    if len(values) > _MOST_VALUES:
+    if len(values) > _MAX_VALUES:
         return None
     return {
         "present": [*present.serialize()],

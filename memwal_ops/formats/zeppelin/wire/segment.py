@@ -27,7 +27,7 @@ CENTROIDS = "centroids.bin"
 _CENTROIDS_2 = b"ZCT2"
 _SECTIONS = (b"ZCL2", b"ZCL3")
 _GROUP_1, _GROUP_4, _GROUP_5 = b"ZBP1", b"ZBP\x04", b"ZBP\x05"
-_MOST_DIMENSIONS = 1 << 16
+_MAX_DIMENSIONS = 1 << 16
 
 
 def cluster_name(cluster: int) -> str:
@@ -176,7 +176,7 @@ def _layout(found: Any) -> Sequence[int]:
 
 def _header(data: bytes, at: int) -> tuple[int, int]:
     count, width = struct.unpack("<II", _whole(data, at, 8))
-    if width > _MOST_DIMENSIONS:
+    if width > _MAX_DIMENSIONS:
         raise InvalidFormatError(f"It begins with {data[:8]!r}, which is not a known layout.")
     return count, width
 

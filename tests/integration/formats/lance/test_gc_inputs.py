@@ -11,7 +11,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.errors import RegionManifestCorruptError
-from memwal_ops.formats.lance.catchup_claims import covered_generations, stale_claims
+from memwal_ops.formats.lance.catchup_entries import covered_generations, stale_entries
 from memwal_ops.formats.lance.jobs import catchup, compact, gc, merge
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.files import Files
@@ -44,7 +44,7 @@ def test_a_compaction_gives_old_rows_a_new_fragment_and_no_index(
         lance.dataset(table.uri).optimize.compact_files()
     after = open_table(table.uri)
     assert covered_generations(after)["id_idx"][region_id] == 0
-    assert all(not any(claim.values()) for claim in stale_claims(after, ["id_idx"]).values())
+    assert all(not any(claim.values()) for claim in stale_entries(after, ["id_idx"]).values())
     lance.dataset(table.uri).cleanup_old_versions(versions=list(range(1, after.version)))
     held = gc.apply(open_table(table.uri), IMMEDIATE).items[Verdict.HELD]
     assert {item.generation for item in held if item.generation} == {1, 2}
@@ -111,4 +111,4 @@ def test_fragments_that_change_faster_than_the_index(tmp_path: Path) -> None:
         after = open_table(table.uri)
         (reached,) = covered_generations(after)["id_idx"].values()
         assert reached == 0, "the index was not built again since generation 1"
-        assert all(not any(claim.values()) for claim in stale_claims(after, ["id_idx"]).values())
+        assert all(not any(claim.values()) for claim in stale_entries(after, ["id_idx"]).values())

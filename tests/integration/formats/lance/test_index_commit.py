@@ -168,7 +168,7 @@ def test_the_first_commit_wins(made: Workload, interfere: Callable[[str], None])
     assert transactions(made.uri) == left, "no transaction file of a lost commit"
 
 
-@pytest.mark.parametrize("moment", ["put", "refuse_overtaken"])
+@pytest.mark.parametrize("moment", ["put", "refuse_if_not_newest"])
 def test_taken_at_the_last_moment(made: Workload, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     table = open_table(made.uri)
     if moment == "put":
@@ -180,14 +180,14 @@ def test_taken_at_the_last_moment(made: Workload, monkeypatch: pytest.MonkeyPatc
         committing = replace(table, store=LyingStore(table.store, put_if_absent=put_if_absent))
     else:
         committing = table
-        real = commit.refuse_overtaken
+        real = commit.refuse_if_not_newest
 
         def late(*arguments: Any) -> None:
-            monkeypatch.setattr(commit, "refuse_overtaken", real)
+            monkeypatch.setattr(commit, "refuse_if_not_newest", real)
             real(*arguments)
             interfere_merge(made.uri)
 
-        monkeypatch.setattr(commit, "refuse_overtaken", late)
+        monkeypatch.setattr(commit, "refuse_if_not_newest", late)
     with pytest.raises(CommitLostError):
         commit_indexes(committing, snapshot_of(table), NOTE)
     newest = open_table(made.uri)

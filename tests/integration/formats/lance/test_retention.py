@@ -148,7 +148,7 @@ def test_versions_that_are_expired_while_they_are_read(monkeypatch: pytest.Monke
     tree = module._Tree()
 
     def refresh(tag: str, *versions: int, gone: bool) -> None:
-        outcome = module._Gone() if gone else VersionProgress({REGION: 2}, UUID(int=5), points_into_mem_wal=True)
+        outcome = module._Expired() if gone else VersionProgress({REGION: 2}, UUID(int=5), points_into_mem_wal=True)
         monkeypatch.setattr(module, "_read", lambda *_: outcome)
         listed = {version: ObjectMeta(str(version), 1, time, tag) for version in versions}
         tree.refresh(None, listed)  # type: ignore[arg-type]  # nothing is read from it

@@ -136,7 +136,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
     step("_refuse_rebased")
     step("stamp_progress", "stamped")
     step("_verify_readable")
-    step("refuse_overtaken")
+    step("refuse_if_not_newest")
     step("publish")
     step("verify_in_history")
     step("advance_hint")
@@ -156,7 +156,7 @@ def test_data_and_progress_are_published_together(steps: Any) -> None:
         ("_refuse_rebased", steps.built, 5),
         ("stamp_progress", table.manifest, progress, ("records", {REGION: "record"}), ("version", 5)),
         ("_verify_readable", "stamped", DETACHED, DETACHED_FILE),
-        ("refuse_overtaken", 5),
+        ("refuse_if_not_newest", 5),
         ("publish", "encoded stamped", 5),
         ("discard", DETACHED_FILE),
         ("verify_in_history", "stamped", progress),
@@ -172,7 +172,7 @@ def test_data_and_progress_are_published_together(steps: Any) -> None:
         ("_refuse_rebased", (DETACHED_FILE, FILE)),
         ("stamp_progress", (DETACHED_FILE, FILE)),
         ("_verify_readable", (DETACHED_FILE, FILE)),
-        ("refuse_overtaken", (DETACHED_FILE, FILE)),
+        ("refuse_if_not_newest", (DETACHED_FILE, FILE)),
         # A version may refer to the transaction file.
         ("publish", (DETACHED_FILE,)),
     ],
@@ -222,7 +222,7 @@ def index_steps(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(module, name, taken)
 
-    for name in ("refuse_overtaken", "publish", "verify_in_history", "advance_hint"):
+    for name in ("refuse_if_not_newest", "publish", "verify_in_history", "advance_hint"):
         step(name)
     return SimpleNamespace(log=log, firsts=firsts, faults=faults)
 
@@ -235,7 +235,12 @@ def test_a_change_of_indexes(index_steps: Any, monkeypatch: pytest.MonkeyPatch) 
     assert commit_indexes(table, change, NOTE) == 5
     assert all(one is table for one in index_steps.firsts)
     put, overtaken, published, verified, hint = index_steps.log
-    assert (overtaken, published[0], published[2], hint) == (("refuse_overtaken", 5), "publish", 5, ("advance_hint", 5))
+    assert (overtaken, published[0], published[2], hint) == (
+        ("refuse_if_not_newest", 5),
+        "publish",
+        5,
+        ("advance_hint", 5),
+    )
     built = decode_version_manifest(published[1])
     transaction = table_pb2.Transaction.FromString(put[2])
     assert put[:2] == ("put", f"_transactions/4-{transaction.uuid}.txn")
@@ -268,7 +273,7 @@ def test_the_records_of_regions_are_in_the_same_version(index_steps: Any) -> Non
     assert region_records(decode_version_manifest(published[1]).manifest) == {REGION: added, UUID(int=2): before}
 
 
-@pytest.mark.parametrize("fault", ["refuse_overtaken", "publish"])
+@pytest.mark.parametrize("fault", ["refuse_if_not_newest", "publish"])
 @pytest.mark.parametrize(
     ("error", "discarded"),
     [

@@ -27,7 +27,7 @@ from memwal_ops.formats.lance.publication import (
     is_taken,
     publish,
     refuse_gaps,
-    refuse_overtaken,
+    refuse_if_not_newest,
     refuse_replaced,
     verify_in_history,
 )
@@ -154,7 +154,9 @@ def test_an_answer_that_was_lost_after_another_writers_put() -> None:
 def test_no_answer_and_nothing_there() -> None:
     """The request may still be in flight."""
     store = MemoryStore(stores_nothing=True, faults={"put_if_absent": UNANSWERED})
-    with pytest.raises(CommitStateUnknownError, match="no answer to the commit of version 5: no answer") as raised:
+    with pytest.raises(
+        CommitStateUnknownError, match="did not respond to the commit of version 5: no answer"
+    ) as raised:
         publish(table(store), OURS, 5)
     assert raised.value.__cause__ is UNANSWERED
 
@@ -197,10 +199,10 @@ def test_nothing_is_published_on_a_version_that_is_not_the_newest(
     one = table(dataset=SimpleNamespace(latest_version=newest), manifest="read")
     if refused:
         with pytest.raises(CommitLostError, match="Version 5 of") as raised:
-            refuse_overtaken(one, 5)
+            refuse_if_not_newest(one, 5)
         assert raised.value.files_unreferenced
     else:
-        refuse_overtaken(one, 5)
+        refuse_if_not_newest(one, 5)
         refuse_replaced(one, 5, one.listed)
     assert read.call_args_list == [call(one.store, 4, V2)] * (0 if newest == 5 else 2 if not refused else 1)
 
@@ -336,7 +338,7 @@ def test_in_the_history(after: After, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("progress", "merged"), [(0, 3), (2, 3), (0, 1)])
 def test_progress_that_was_taken_back(progress: int, merged: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CommitLostError, match=r"Version 7 of .* took back the merge progress of version 5") as raised:
+    with pytest.raises(CommitLostError, match=r"Version 7 of .* reverted the merge progress of version 5") as raised:
         After(progress=progress, merged=merged).verify(monkeypatch)
     assert not raised.value.files_unreferenced
 

@@ -84,7 +84,7 @@ def test_what_is_not_copied_is_read_where_it_is(
     table, ref, folder = original(written)
     copies = GenerationCopies(table, copied, 1000 if why == "no room" else ROOM)
     if why == "large":
-        monkeypatch.setattr(generation_copies, "MOST_BYTES", 1000)
+        monkeypatch.setattr(generation_copies, "MAX_BYTES", 1000)
     if why == "versions":
         lance.dataset(str(folder)).delete("false")
         lance.dataset(str(folder)).update_config({"any": "change"})

@@ -177,7 +177,7 @@ def test_blobs_are_bytes(tmp_path: Path) -> None:
 
 
 def test_the_limits_of_what_a_reader_keeps(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened, "_MOST_OPEN", 2)
+    monkeypatch.setattr(opened, "_MAX_OPEN", 2)
     with RegionWriter(uri, REGION) as writer:
         for stamp in range(1, 5):
             writer.put(rows(stamp, stamp=stamp))

@@ -199,7 +199,7 @@ def test_merges_continue_after_the_progress(tmp_path: Path) -> None:
 
 def test_merged_is_refused_where_later_rows_would_be_lost(tmp_path: Path) -> None:
     uri = in_question(tmp_path, "removed", 2)
-    with pytest.raises(InvalidUsageError, match="would be taken for merged"):
+    with pytest.raises(InvalidUsageError, match="would count as merged"):
         adopt.apply(open_table(uri), MERGED)
 
 

@@ -145,7 +145,7 @@ def test_indexes_that_a_clone_reads_at_its_source(tmp_path: Path) -> None:
     assert (planned.fragments_removed, planned.why) == (2, None)
     report = run_job(clone, "compact")
     assert (report.fragments_removed, report.fragments_after) == (2, 5)
-    assert "cloned from" in str(run_job(clone, "compact").why)
+    assert "source of this shallow clone" in str(run_job(clone, "compact").why)
     assert lance.dataset(clone).to_table(filter="id = 7").num_rows == 1
     lance.dataset(clone).create_scalar_index("id", "BTREE", name="ids", replace=True)
     assert run_job(clone, "compact").fragments_after == 1

@@ -79,7 +79,7 @@ def test_orphans_are_deleted_when_no_flush_can_be_in_progress(tmp_path: Path, ki
     write(made, f"{half}/data/y.lance")
     items = planned(made, GcOptions())
     assert paths(items, Kind.ORPHAN, Verdict.DELETE) == {listed, later, far}
-    assert {path: "a flush may be under way" in why for path, why in reasons(items, Kind.ORPHAN).items()} == {
+    assert {path: "a flush may be in progress" in why for path, why in reasons(items, Kind.ORPHAN).items()} == {
         young: True,
         half: True,
     }
@@ -149,7 +149,7 @@ def test_external_snapshots(tmp_path: Path) -> None:
     why = reasons(items, Kind.SNAPSHOT)
     assert set(why) == {named, young}
     assert "names it" in why[named]
-    assert "a commit may be under way" in why[young]
+    assert "a commit may be in progress" in why[young]
     assert set(reasons(items, Kind.UNKNOWN)) == {torn}
     collect(made, GcOptions())
     standing = {path for path in (named, old, young, torn, other) if Path(made.uri, path).exists()}
@@ -181,7 +181,7 @@ def test_leftovers_of_killed_commits(tmp_path: Path) -> None:
     assert ours
     items = planned(made, GcOptions())
     assert ours <= set(reasons(items, Kind.LEFTOVER))
-    assert all("a commit may be under way" in why for why in reasons(items, Kind.LEFTOVER).values())
+    assert all("a commit may be in progress" in why for why in reasons(items, Kind.LEFTOVER).values())
     assert collect(made, GcOptions()).deleted_objects == 0
     dataset = open_dataset(made.uri)
     transaction = lance.Transaction(

@@ -130,7 +130,7 @@ def test_external_snapshots(made: LsmTable) -> None:
     data = Files(made.uri, made.storage_options).get(named)
     left = write(made, snapshot_path(uuid4()), data)
     torn = write(made, snapshot_path(uuid4()), data[:50])
-    assert "a commit may be under way" in reasons(planned(made, GcOptions()), Kind.SNAPSHOT)[left]
+    assert "a commit may be in progress" in reasons(planned(made, GcOptions()), Kind.SNAPSHOT)[left]
     items = planned(made)
     assert paths(items, Kind.SNAPSHOT, Verdict.DELETE) == {left}
     assert set(reasons(items, Kind.SNAPSHOT)) == {named}

@@ -357,7 +357,7 @@ def test_a_store_where_others_always_win(tmp_path: Path, monkeypatch: pytest.Mon
     made = Workload(1, regions=1, base_rows=20).create(str(tmp_path / "t.lance")).step(2)
     made.close()
     monkeypatch.setattr("memwal_ops.core.commit_retry._BACKOFF_SECONDS", 0)
-    monkeypatch.setattr("memwal_ops.formats.lance.commit.refuse_overtaken", lambda *_: None)
+    monkeypatch.setattr("memwal_ops.formats.lance.commit.refuse_if_not_newest", lambda *_: None)
 
     class Busy(StoreWrapper):
         def put_if_absent(self, path: str, data: bytes) -> bool:

@@ -14,7 +14,7 @@ from memwal_ops.formats.lance.jobs.gc_region import RegionView
 from memwal_ops.formats.lance.jobs.gc_rules import Rules
 from memwal_ops.formats.lance.memwal.region_contents import DirectoryContents, FileState, RegionContents
 from memwal_ops.formats.lance.memwal.regions import RegionManifestGoneError
-from memwal_ops.formats.lance.options import CareOptions
+from memwal_ops.formats.lance.options import RetentionOptions
 from memwal_ops.formats.lance.wire.names import region_manifest_name
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
 
@@ -102,7 +102,7 @@ def rules_of(manifests: Manifests, *, points: bool = False, needed: Collection[i
         region=region, store="the store", layout="the layout", layout_of=lambda _: "the layout"
     )
     retention: Any = SimpleNamespace(points_into_mem_wal=points)
-    rules = Given(table, retention, {}, NOW, CareOptions(allow_unsafe=True, **options))
+    rules = Given(table, retention, {}, NOW, RetentionOptions(allow_unsafe=True, **options))
     object.__setattr__(rules, "gates", {number: Gate(met=False, text=f"{number} is needed") for number in needed})
     return rules
 

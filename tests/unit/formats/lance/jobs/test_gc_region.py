@@ -151,7 +151,7 @@ def orphan(
 
 
 NEVER = Gate(met=True, text="not listed by any existing region manifest version")
-OLD = Gate(met=True, text="a flush may be under way: last written, 3 d ago; kept for 3 d")
+OLD = Gate(met=True, text="a flush may be in progress: last written, 3 d ago; kept for 3 d")
 
 
 @pytest.mark.req("S0-187")
@@ -184,7 +184,7 @@ def test_every_reason_for_which_an_orphan_may_be_needed(monkeypatch: pytest.Monk
 
 def test_an_orphan_of_a_flush_that_may_be_under_way() -> None:
     found = orphan(6, age=2 * 24 * HOUR)
-    assert found.why == "a flush may be under way: last written, 2 d ago; kept for 3 d"
+    assert found.why == "a flush may be in progress: last written, 2 d ago; kept for 3 d"
 
 
 def test_an_orphan_that_a_broken_version_may_list() -> None:
@@ -216,7 +216,7 @@ def test_a_write_that_was_not_published(days: int, verdict: Verdict) -> None:
     [found] = made.strays()
     gates = (
         Gate(met=True, text="a writer wrote it under a temporary name, and ended before it published it"),
-        Gate(met=days == 3, text=f"a write may be under way: written, {days} d ago; kept for 3 d"),
+        Gate(met=days == 3, text=f"a write may be in progress: written, {days} d ago; kept for 3 d"),
     )
     assert found == LanceCandidate(Kind.LEFTOVER, path, 8, 1, gates, region_id=REGION)
     assert found.verdict is verdict
@@ -245,7 +245,7 @@ def test_manifest_versions() -> None:
     found = [*made.manifests()]
     assert [candidate.verdict.value for candidate in found] == ["delete"] * 3 + ["held"] * 7
     follow = Gate(met=False, text="a reader that began less than --reader-grace (15m) ago may follow it")
-    past = Gate(met=True, text="version_hint.json points past it, or is made to first")
+    past = Gate(met=True, text="version_hint.json names a later version, or is advanced first")
     enough = "{} newer versions exist, 5 are kept"
     one_of = Gate(met=False, text="one of the newest 5 versions")
     assert [candidate.gates for candidate in found[2:6]] == [

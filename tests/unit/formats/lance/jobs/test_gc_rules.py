@@ -13,7 +13,7 @@ from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import TableReplacedError
 from memwal_ops.formats.lance.jobs import gc_rules as module
 from memwal_ops.formats.lance.jobs.gc_rules import Basis, Rules, read_rules
-from memwal_ops.formats.lance.options import CareOptions
+from memwal_ops.formats.lance.options import RetentionOptions
 
 REGION, OTHER = UUID(int=1), UUID(int=2)
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -46,10 +46,10 @@ def table(version: int = 5, newest: Any = None, **merged: int) -> Any:
 
 def rules(needed: str | None = None, covered: Any = None, **options: Any) -> Rules:
     retention: Any = Retained(needed)
-    return Rules(options.pop("table", table()), retention, covered or {}, NOW, CareOptions())
+    return Rules(options.pop("table", table()), retention, covered or {}, NOW, RetentionOptions())
 
 
-MERGED = Gate(met=True, text="merged: the base table holds generations up to 3")
+MERGED = Gate(met=True, text="merged: the base table has generations up to 3")
 NO_INDEX = Gate(met=True, text="there is no index to catch up")
 NOT_NEEDED = Gate(met=True, text="merged in every version, tag, branch and hold that may be opened")
 
@@ -58,10 +58,10 @@ NOT_NEEDED = Gate(met=True, text="merged in every version, tag, branch and hold 
 def test_a_generation_that_is_not_merged_is_held() -> None:
     one = rules()
     assert one.generation_gates(REGION, 4) == (
-        Gate(met=False, text="not merged yet: the base table holds generations up to 3"),
+        Gate(met=False, text="not merged yet: the base table has generations up to 3"),
     )
     assert one.generation_gates(OTHER, 1) == (
-        Gate(met=False, text="not merged yet: the base table holds generations up to 0"),
+        Gate(met=False, text="not merged yet: the base table has generations up to 0"),
     )
     assert one.generation_gates(REGION, 3) == (MERGED, NO_INDEX, NOT_NEEDED)
     assert one.retention.asked == [(REGION, 3)]  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ def test_rules_with_another_retention() -> None:
 def test_the_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "covered_generations", lambda one: f"covered of {one.version}")
     monkeypatch.setattr(module, "Retention", Retained)
-    one, options = table(), CareOptions()
+    one, options = table(), RetentionOptions()
     read = read_rules(one, options, NOW)
     assert (read.table, read.covered, read.now) == (one, "covered of 5", NOW)
     assert read.options is options

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 
-def claim(table: Table, covered: frozenset[int], *, progress_when_built: Mapping[UUID, int]) -> dict[UUID, int]:
+def catchup_entry(table: Table, covered: frozenset[int], *, progress_when_built: Mapping[UUID, int]) -> dict[UUID, int]:
     """The correct catch-up entry of an index that covers ``covered`` in ``table``'s version.
 
     Args:
@@ -56,7 +56,7 @@ def covered_generations(table: Table) -> dict[str, dict[UUID, int]]:
     return generations
 
 
-def stale_claims(table: Table, names: Iterable[str]) -> dict[str, dict[UUID, int]]:
+def stale_entries(table: Table, names: Iterable[str]) -> dict[str, dict[UUID, int]]:
     """The stale catch-up entries of the indexes ``names``, each with the correct entry.
 
     An absent index is caught up according to the specification (S0-079), and not caught up
@@ -68,13 +68,13 @@ def stale_claims(table: Table, names: Iterable[str]) -> dict[str, dict[UUID, int
         if name not in indexes or not table.index.merged_generations:
             continue
         recorded = table.index.index_catchup.get(name)
-        correct = _correct_claim(table, indexes[name], recorded)
+        correct = _correct_entry(table, indexes[name], recorded)
         if correct is not None and correct != recorded:
             stale[name] = correct
     return stale
 
 
-def _correct_claim(table: Table, index: BaseIndex, recorded: Mapping[UUID, int] | None) -> dict[UUID, int] | None:
+def _correct_entry(table: Table, index: BaseIndex, recorded: Mapping[UUID, int] | None) -> dict[UUID, int] | None:
     """The correct entry of an index; None: the recorded one is kept."""
     merged = table.index.merged_generations
     uncovered = coverage(index.covered, table.manifest).uncovered
@@ -126,11 +126,11 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
                 known[version] = None  # cleaned up meanwhile, with all older ones
         return known[version]
 
-    behind = table.manifest
-    while uncovered := coverage(covered, behind).uncovered:
+    candidate = table.manifest
+    while uncovered := coverage(covered, candidate).uncovered:
         oldest = min(uncovered)
         # No later version: there a compaction may have removed the fragment, and the search would never end.
-        low, high = 0, bisect_left(versions, behind.manifest.version)
+        low, high = 0, bisect_left(versions, candidate.manifest.version)
         while low < high:
             middle = (low + high) // 2
             version = read(versions[middle])
@@ -145,6 +145,6 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
             return None
         if any(fragment.id == oldest for fragment in earlier.manifest.fragments):
             return None  # the ids are not in order here: a version was restored
-        behind = earlier
-    entry = None if behind.indexes is None else find_memwal_entry(behind.indexes)
+        candidate = earlier
+    entry = None if candidate.indexes is None else find_memwal_entry(candidate.indexes)
     return {} if entry is None else decode_memwal_index(entry).merged_generations

@@ -8,7 +8,7 @@ from uuid import UUID
 import lance
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.catchup_claims import covered_generations
+from memwal_ops.formats.lance.catchup_entries import covered_generations
 from memwal_ops.formats.lance.jobs import catchup, compact, merge, snapshot
 from tests.support.tables.workload import Workload
 
