@@ -219,7 +219,7 @@ class RegionView:
         return Gate(met=True, text="not listed by any existing region manifest version")
 
     def _not_lost(self, generation: int) -> Gate:
-        """The gate that an unlisted directory's rows are elsewhere: in the log, in another directory, or in the base."""
+        """The gate that an unlisted directory's rows are also in the log, in another directory, or in the base."""
         if generation >= self.newest.current_generation:
             return Gate(met=True, text="its flush was never published, and its rows are still in the log")
         if generation in self._listed_numbers:

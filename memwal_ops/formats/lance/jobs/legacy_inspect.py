@@ -143,7 +143,7 @@ class LegacyInspection:
         waiting = sum(len(one.waiting) for one in self.work.values())
         more = f" {counted(waiting, 'MemWAL')} not flushed yet." if waiting else ""
         if not pending:
-            return f"No flushed MemWAL is unmerged.{more} Current pylance cannot write to a table with this index: migrate."
+            return f"No flushed MemWAL is unmerged.{more} Current pylance cannot write to this table: migrate it."
         return (
             f"{counted(pending, 'flushed MemWAL')} to be merged.{more} Current pylance cannot write: merge and migrate."
         )

@@ -60,7 +60,7 @@ _FAULTS = (GenerationMissingError, GenerationCorruptError, SchemaProjectionError
 
 @dataclass(slots=True)
 class _Run:
-    """State of a run: what it may still merge (what was FLUSHED when it began, without blocked regions), and results."""
+    """State of a run: what it may still merge (FLUSHED when it began, in no blocked region), and its results."""
 
     options: MergeOptions
     limit: frozenset[MemWalId]

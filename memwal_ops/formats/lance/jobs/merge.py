@@ -390,7 +390,7 @@ def backlog(table: Table) -> Mapping[str, float]:
 
 
 def _waiting(region: RegionBacklog) -> list[GenerationRef]:
-    """The unmerged generations of a region, in order; including those behind a missing one, which have an age as well."""
+    """The unmerged generations of a region, in order, including those behind a missing one."""
     listed = sorted(region.manifest.flushed_generations, key=lambda flushed: flushed.generation)
     region_id = region.manifest.region_id
     return [generation_ref(region_id, flushed) for flushed in listed if flushed.generation > region.merged]

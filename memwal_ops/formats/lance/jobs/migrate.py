@@ -1,7 +1,7 @@
-"""The migrate job: a table with the legacy MemWAL index into the present layout, and back.
+"""The migrate job: migrate a table with the legacy MemWAL index to a current layout, or back.
 
-See :mod:`memwal_ops.formats.lance.legacy.migration` for the order of its steps. A table of today's layouts is handed to
-:mod:`memwal_ops.formats.lance.jobs.migrate_layout`.
+See :mod:`memwal_ops.formats.lance.legacy.migration` for the order of its steps. Tables of the current layouts are
+migrated by :mod:`memwal_ops.formats.lance.jobs.migrate_layout`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def apply(table: Table, options: MigrateOptions, context: RunContext | None = No
     Raises:
         TableCorruptError: the newest version was emptied, and ``options.restore`` is not given.
         NoPrimaryKeyError: the key is not known.
-        DuplicateKeysError: the key that was given is not one.
+        DuplicateKeysError: the key that was given is not unique.
         CommitConflictError: too many commit conflicts in a row.
         MemwalOpsError: any other refusal; the table is as it was, or has other owners of MemWALs.
     """
@@ -142,7 +142,7 @@ def apply(table: Table, options: MigrateOptions, context: RunContext | None = No
 
 
 def _on_migrated(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> MigrateReport:
-    """The report for a table that has today's index: nothing to do, or what a rollback would do."""
+    """The report for a table that has the current index: nothing to do, or what a rollback would do."""
     if not options.rollback:
         if options.given():
             options.refuse_legacy()
@@ -164,7 +164,7 @@ def _roll_back(table: Table, options: MigrateOptions, note: CommitNote, started:
 
 
 def _checked(table: Table, options: MigrateOptions) -> Table:
-    """The table with its key. Refuses, before any work, what could not be published or is no key."""
+    """The table with its key. Refuses, before any work, a table that cannot be published, or an invalid key."""
     check_rewritable(table)
     keyed = with_key(table, options)
     if table.regions.region_ids and not _are_ours(table):
@@ -185,7 +185,7 @@ def _are_ours(table: Table) -> bool:
 
 
 def _refuse_no_key(table: Table) -> None:
-    """Refuse columns that are to be marked as the key, and are none: NULL in them, or values that repeat.
+    """Refuse columns that are to be marked as the key, but have NULL or duplicate values.
 
     Memory: the columns.
     """
@@ -206,12 +206,12 @@ def _refuse_no_key(table: Table) -> None:
         raise DuplicateKeysError(
             f"{', '.join(columns)} has {keys.num_rows - counts.num_rows:,} values twice or more in "
             f"{table.location.uri}: it is not a key.",
-            remedy="Give the columns that identify a row as --primary-key; or remove the rows that are too many first.",
+            remedy="Give the columns that identify a row as --primary-key; or remove the duplicate rows first.",
         )
 
 
 def _claim(table: Table) -> Change:
-    """The change that takes every MemWAL that is not flushed from its writer; empty where all are taken."""
+    """The change that sets this job as the owner of every MemWAL that is not flushed; empty if it is already."""
     mem_wals = mem_wals_of(table)
     change = Change()
     for one in mem_wals:
@@ -221,7 +221,7 @@ def _claim(table: Table) -> Change:
 
 
 def _regions(table: Table, options: MigrateOptions) -> tuple[RegionMigration, ...]:
-    """What becomes of each region; opens every MemTable that is to be adopted."""
+    """The planned migration of each region; opens every MemTable that is to be adopted."""
     mem_wals = mem_wals_of(table)
     meanings = Meanings(table, options.flushed_means)
     with MemTables(table, options) as mem_tables:
@@ -246,7 +246,7 @@ def _region(
             return RegionMigration(region, region_id, 0, 0, (), BlockedMemWal(region, one.id.generation, error))
         rows = 0 if generation is None else generation.physical_rows
         adopted.append(Adopted(one, one.id.generation + 1, rows))
-    # The next writer continues with an OPEN one without rows; any other keeps its number, with or without rows.
+    # The next writer continues in an OPEN MemWAL without rows; all others keep their numbers, with or without rows.
     if adopted and adopted[-1].mem_wal.state is State.OPEN and not adopted[-1].rows:
         adopted.pop()
     highest = max([found.done, *(one.mem_wal.id.generation for one in adopted)]) + 1
@@ -255,10 +255,10 @@ def _region(
 
 
 def _migrate(table: Table, options: MigrateOptions, note: CommitNote) -> tuple[tuple[RegionMigration, ...], Kept]:
-    """Write generations and region manifests, and publish today's details.
+    """Write generations and region manifests, and publish the current kind of details.
 
-    A region's newest manifest is read before the table's version is checked: what another run published for a later
-    version is then found by its number being taken.
+    A region's newest manifest is read before the table's version is checked: if another run then publishes a manifest
+    for a later version, this run finds the next number taken.
     """
     mem_wals = mem_wals_of(table)
     names = sorted({one.id.region for one in mem_wals})

@@ -1,17 +1,17 @@
-"""Migrate a table between the layouts of today: shard to region, or back.
+"""Migrate a table between the current layouts: shard to region, or back.
 
-Nothing is converted. What the regions of the other layout hold goes into the base table, as it would anyway, and new
-writers make new regions. The order, each step of which may be the last one before a crash:
+Nothing is converted. The rows in regions of the other layout are merged into the base table, as they would be anyway,
+and new writers create new regions. The order of steps; the run may be killed after any of them:
 
 1. Merge what these regions list, while their writers continue. A generation that cannot be merged is found here, before
    any writer is fenced.
 2. Seal each (:mod:`memwal_ops.formats.lance.memwal.region_seal`), and merge what that flushed.
 3. Publish version V + 1, which records the layout, if at V each such region is sealed and merged. If another
-   writer published V + 1 first, everything is decided again.
-4. List the regions again: one that a writer made since step 2 is sealed and merged as well. It loses nothing before:
+   writer published V + 1 first, everything is planned again.
+4. List the regions again: one that a writer created since step 2 is sealed and merged as well. Until then it is safe:
    each region is read, merged and collected by its own layout.
 
-Progress is never touched: a region's id keeps it, and is never used again.
+Progress is never changed: each region's id keeps it, and is never used again.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.options import MigrateOptions
     from memwal_ops.formats.lance.table import Table
 
-# Each round merges and seals; a second one merges what sealing flushed. More only where writers make new regions.
-_ROUNDS = 20
-_SEALED_AT_ONCE = 8
+# Each round merges and seals; a second one merges what sealing flushed. More only if writers create new regions.
+_MAX_ROUNDS = 20
+_CONCURRENT_SEALS = 8
 
 
 def target_of(table: Table, options: MigrateOptions) -> Layout | None:
-    """The layout that a table of today's layouts is to have afterwards; None: that is not what is asked.
+    """The layout to which a table of a current layout is to be migrated; None: no such migration was requested.
 
     Raises:
         OptionError: options for legacy tables were given.
@@ -94,7 +94,7 @@ def apply(table: Table, target: Layout, options: MigrateOptions, context: RunCon
     Raises:
         UnsupportedFeatureError: the table cannot be committed to, or has region specs that the layout cannot route by;
             nothing was changed.
-        CommitConflictError: writers claim regions, or make new ones, again and again; or too many commit conflicts.
+        CommitConflictError: writers keep claiming or creating regions; or too many commit conflicts.
         MemwalOpsError: as a merge.
     """
     run = _Run(target, options, table.layout.name)
@@ -110,9 +110,9 @@ def apply(table: Table, target: Layout, options: MigrateOptions, context: RunCon
         handled = {one.region_id: one for one in found.open} | handled
         if found.open and not blocked:
             changed, rounds = True, rounds + 1
-            if rounds > _ROUNDS:
+            if rounds > _MAX_ROUNDS:
                 raise CommitConflictError(
-                    f"Writers make regions of the {table.layout.name} layout in {table.location.uri} again and again.",
+                    f"Writers keep creating regions of the {table.layout.name} layout in {table.location.uri}.",
                     remedy="Stop them, and run it again.",
                 )
             blocked = _merge(table, found.open, context)
@@ -137,7 +137,7 @@ def apply(table: Table, target: Layout, options: MigrateOptions, context: RunCon
 
 
 class _Run:
-    """What is the same in each report of a run."""
+    """The values that all reports of a run share."""
 
     def __init__(self, target: Layout, options: MigrateOptions, before: str) -> None:
         self.note = CommitNote.new("migrate")
@@ -167,7 +167,7 @@ class _Found:
 
 
 def _check(table: Table, target: Layout) -> None:
-    """Refuse, before any work, what could not be merged, published or written afterwards."""
+    """Refuse, before any work, a table that could not be merged, published, or written to afterwards."""
     check_committable(table)
     if not target.generations_in_log:
         return
@@ -222,14 +222,14 @@ def _unreachable_rows(region: RegionBacklog) -> InvalidUsageError:
     manifest = region.manifest
     return InvalidUsageError(
         f"Region {manifest.region_id} is sealed, and its log has rows behind entry {manifest.replay_after_wal_id or 0} "
-        "that no generation has: a writer that does not follow the rules of fencing put them after it was sealed.",
-        remedy="Copy the region's wal folder to a safe place, and put the rows that are still wanted again, with a new "
+        "that no generation has: a writer that ignores fencing put them after the region was sealed.",
+        remedy="Copy the region's wal folder to a safe place, and put the rows that are still needed again, with a new "
         "writer. Then move these entries to a place outside the table, and run it again.",
     )
 
 
 def _merge(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> tuple[Blocked, ...]:
-    """Merge what these regions list; those that it could not."""
+    """Merge the generations that these regions list; return the regions that are blocked."""
     waiting = tuple(one.region_id for one in regions if one.unmerged)
     if not waiting:
         return ()
@@ -245,13 +245,13 @@ def _seal(table: Table, regions: Sequence[LayoutRegion], context: RunContext) ->
         seal_region(table, region_id)
         context.advance("sealing", "regions", 1, total=len(waiting))
 
-    with ThreadPoolExecutor(_SEALED_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_CONCURRENT_SEALS) as pool:
         for _ in pool.map(seal, waiting):
             context.checkpoint()
 
 
 def _publish(table: Table, target: Layout, run: _Run) -> int:
-    """Publish the next version, which records the layout. Progress, specs and maintained indexes stay as they are."""
+    """Publish the next version, which records the layout. Progress, specs and maintained indexes do not change."""
     details = memwal_pb2.MemWalIndexDetails()
     details.CopyFrom(table.index.details)
     # A snapshot has the columns that readers of the old layout expect. pylance counts its buckets in num_regions.
@@ -267,5 +267,5 @@ def _publish(table: Table, target: Layout, run: _Run) -> int:
             details = with_catchup(details, {name: covered[name] for name in unlisted})
     record = LayoutRecord(target.name, None if run.rollback else table.layout.name)
     manifest = with_layout_record(table.manifest.manifest, record)
-    manifest.config.pop(CONFIG_KEY, None)  # the legacy index cannot be put back any more
+    manifest.config.pop(CONFIG_KEY, None)  # the legacy index cannot be restored any more
     return commit_details(table, manifest, details.SerializeToString(deterministic=True), run.note)

@@ -1,4 +1,4 @@
-"""The report of a migration between the layouts of today, as JSON and as text."""
+"""The report of a migration between the current layouts, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class LayoutRegion:
 
 @dataclass(frozen=True, slots=True)
 class LayoutReport:
-    """Report of a migration between the layouts of today, or of its rollback.
+    """Report of a migration between the current layouts, or of its rollback.
 
     Attributes:
         before: the table's layout at the start.
-        to: the layout that was asked for.
-        rollback: whether that of before the last migration was asked for.
+        to: the requested layout.
+        rollback: whether the layout before the last migration was requested.
         regions: those of the other layout that had to be sealed or merged, as the run found them.
         blocked: regions that cannot be merged; nothing was published.
         version: the table's newest version.
@@ -109,9 +109,9 @@ class LayoutReport:
             parts.append(
                 paragraph(
                     "Stop the writers of these regions before: --apply fences them, flushes their logs, merges their "
-                    "generations and seals them. What a writer acknowledged as durable is kept; what it holds in "
-                    "memory is lost. A sealed region takes no writes any more: start writers again when the table is "
-                    "migrated, in regions of new ids."
+                    "generations and seals them. Rows that a writer acknowledged as durable are kept; rows that it has "
+                    "only in memory are lost. A sealed region accepts no more writes: start writers again when the "
+                    "table is migrated, in regions with new ids."
                 )
             )
         parts += [paragraph(_blocked_text(fault)) for fault in self.blocked]
@@ -144,7 +144,7 @@ def _grid(regions: tuple[LayoutRegion, ...]) -> str:
             str(len(one.unmerged)),
             f"{one.rows:,}",
             str(one.unflushed),
-            "sealed" if one.sealed else "takes writes",
+            "sealed" if one.sealed else "open",
         )
         for one in regions
     ]

@@ -84,7 +84,7 @@ class RegionMigration:
     blocked: BlockedMemWal | None
 
     def with_paths(self, region_id: UUID, flushed: Sequence[FlushedGeneration]) -> RegionMigration:
-        """The same after it was done."""
+        """The same after the migration, with the paths of its generations."""
         adopted = tuple(
             replace(one, path=found.path, rows=found.physical_rows or 0)
             for one, found in zip(self.adopted, flushed, strict=True)
@@ -108,9 +108,9 @@ class MigrateReport:
 
     Attributes:
         to: the layout.
-        rollback: whether the legacy index was to be put back.
-        restored: the version whose rows were, or would be, brought back first.
-        kept: where the old details are.
+        rollback: whether the legacy index was to be restored.
+        restored: the version whose rows were, or would be, restored first.
+        kept: the path of the old details.
         v1_names: whether manifests have V1 names.
     """
 
@@ -148,7 +148,7 @@ class MigrateReport:
 
     @property
     def blocked(self) -> tuple[BlockedMemWal, ...]:
-        """Of the regions that are."""
+        """The faults of the blocked regions."""
         return tuple(one.blocked for one in self.regions if one.blocked is not None)
 
     @property
@@ -177,7 +177,7 @@ class MigrateReport:
         parts = [paragraph(self._headline())]
         if self.restored is not None:
             word = "would be" if self.decision is MigrateDecision.PLANNED else "were"
-            parts.append(paragraph(f"The rows of version {self.restored} {word} brought back first."))
+            parts.append(paragraph(f"The rows of version {self.restored} {word} restored first."))
         shown = [one for one in self.regions if one.blocked is None]
         if shown:
             parts.append(_grid(shown))
@@ -192,8 +192,8 @@ class MigrateReport:
         if self.v1_names and not self.rollback and self.decision in {MigrateDecision.PLANNED, MigrateDecision.MIGRATED}:
             parts.append(
                 paragraph(
-                    "The table names its manifests by the V1 scheme, with which no job merges generations of today's "
-                    "layout: run memwal-ops merge before the migration; or, with no writer running, "
+                    "The table names its manifests by the V1 scheme, with which no job merges generations of the "
+                    "current layouts: run memwal-ops merge before the migration; or, with no writer running, "
                     "lance.dataset(uri).migrate_manifest_paths_v2() after it."
                 )
             )
@@ -213,7 +213,7 @@ class MigrateReport:
             "blocked": "nothing was migrated, see below",
         }
         if self.rollback:
-            texts["planned"] = f"would put the legacy index of {self.kept} back"
+            texts["planned"] = f"would restore the legacy index of {self.kept}"
             texts["nothing_to_migrate"] = "the table has its legacy index"
         return f"{self.decision}: {texts[self.decision]}."
 

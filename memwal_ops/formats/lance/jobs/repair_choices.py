@@ -1,4 +1,4 @@
-"""What a person can decide about findings of a Lance table that have no safe fix, and what each choice costs."""
+"""The choices that an operator has for findings of a Lance table without a safe fix, each with its consequence."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _REGION_BACKUP = Choice(
 )
 _NEW_REGION = Choice(
     "Stop the region's writer, let it write to a new region, and leave the old folder for a later decision.",
-    "The rows that wait in the old region are not merged, and older rows of their keys stay visible.",
+    "The unmerged rows of the old region are not merged, and older rows of their keys stay visible.",
 )
-# An unreadable generation is not moved away: its position has to keep blocking merges, which its entry in the
-# manifest does; files that still read would be out of a reader's reach; and a restore needs the folder at its place.
+# No choice moves an unreadable generation away: its entry in the manifest has to keep blocking merges; readers could
+# not open its intact files any more; and a restore needs the folder at its path.
 _GENERATION = (
     Choice(
         "Restore the generation's folder, with all its files under the same names, from a backup or the bucket's "
         "versions; then merge.",
-        "None: a generation is never rewritten, so that any copy is the right one.",
+        "None: a generation is never rewritten, so every copy is correct.",
     ),
     Choice(
-        "Copy the entries of the region's log away, have their rows written again by a writer, to a new region, and "
-        "leave this one.",
+        "Copy the entries of the region's log to another place, write their rows again with a writer of a new region, "
+        "and leave this one.",
         "The rows count as written now: later writes of the same keys are overwritten by them. The log has them only "
         "as long as gc has not collected it; it keeps entries of generations that are not merged.",
     ),
@@ -41,8 +41,8 @@ _BASE = (
     Choice("Restore the file from a backup or the bucket's versions.", "None: Lance never rewrites a file."),
     Choice(
         "Return to the newest version that does not need the file: lance.dataset(URI, version=N).restore().",
-        "What was committed since version N is lost to readers; merge progress goes back with it, and generations that "
-        "gc has collected since cannot be merged again. Hold version N first; run no gc and no expire.",
+        "What was committed since version N is lost to readers; merge progress is reverted with it, and generations "
+        "that gc has collected since cannot be merged again. Hold version N first; run no gc and no expire.",
     ),
     Choice("Leave it as it is.", "Scans that reach the file fail. Run no gc and no expire meanwhile."),
 )
@@ -52,9 +52,9 @@ _ROLLED_BACK = (
         "None: a manifest version is never rewritten.",
     ),
     Choice(
-        "If the hint is wrong and no version was ever lost (it was copied from another region, say): stop the writer, "
+        "If the hint is wrong and no version was lost (say, it was copied from another region): stop the writer, "
         "move version_hint.json out of the table, and run memwal-ops repair URI --apply.",
-        "If you are wrong, what the lost versions listed is never merged, and a fenced writer may be accepted again.",
+        "If you are wrong, generations of lost versions are never merged, and a fenced writer may be accepted again.",
     ),
     _WAIT,
 )
@@ -67,7 +67,7 @@ _SCHEMA = (
 )
 _KEYS = (
     Choice(
-        "Find out which row is the right one, and delete the others by row id.",
+        "Find out which row is correct, and delete the others by row id.",
         "Readers of older versions still get all of them.",
     ),
     Choice("Leave it as it is.", "Readers get the key more than once, until a merge replaces all of its rows by one."),
@@ -87,14 +87,14 @@ _LOG = (
     ),
     Choice(
         "Stop the region's writers, copy the log away, and open a new region.",
-        "Rows in entries that no generation holds are lost, except for what your producers can send again.",
+        "Rows in entries that no generation has are lost, except for those that your producers can send again.",
     ),
     Choice("Leave it as it is.", "A replay stops at the entry: rows that were acknowledged above it are lost to it."),
 )
 _PROGRESS = (
     Choice(
-        "Restore the region's folder, or the base table, so that both are of one time.",
-        "What was written to the part that is restored since its backup is lost.",
+        "Restore the region's folder, or the base table, so that both are of the same time.",
+        "What was written to the restored part after its backup is lost.",
     ),
     _NEW_REGION,
 )
@@ -122,11 +122,11 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
     ),
     "tag": (
         Choice("Delete the tag.", "Its readers fail with another message."),
-        Choice("Set it to a version that is there.", "Its readers get other rows than those it was made for."),
+        Choice("Set it to a version that exists.", "Its readers get the rows of another version."),
     ),
     "maintained_index": (
         Choice("Create the index.", "A scan of the base table."),
-        Choice("Initialise MemWAL without it.", "Queries of waiting rows do not use it."),
+        Choice("Initialise MemWAL without it.", "Queries of unmerged rows do not use it."),
     ),
     "generation_missing": _GENERATION,
     "generation_corrupt": _GENERATION,
@@ -170,20 +170,20 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
     "wal_epoch": (
         Choice(
             "Stop the region's writers, and find out which of them wrote the entries; then open a new region.",
-            "Rows of the writer that was fenced were never acknowledged as durable by the rules; what its producers "
-            "believe has to be sent again.",
+            "Rows of the fenced writer were not acknowledged as durable if it followed the specification; its "
+            "producers have to send them again.",
         ),
         _REGION_BACKUP,
     ),
     "null_keys": (
-        Choice("Give the rows keys, or delete them.", "They are other rows afterwards, or gone."),
+        Choice("Give the rows keys, or delete them.", "They count as other rows, or are deleted."),
         Choice("Leave it as it is.", "No merge can update or delete them; a generation with such rows is not merged."),
     ),
     "duplicate_keys": _KEYS,
     "shared_keys": (
         Choice(
             "Route each key to one region, and delete its rows in the other one through that region's writer.",
-            "The row that you delete is gone; which one is newer only your producers know.",
+            "The row is deleted; memwal-ops cannot determine which of the two is newer.",
         ),
         Choice("Leave it as it is.", "Merges of both regions stop."),
     ),

@@ -1,7 +1,7 @@
-"""The fixes of ``repair`` for Lance tables, each with its proof. A finding without one is left to a person.
+"""The fixes of ``repair`` for Lance tables, each with its proof. Findings without one need an operator's decision.
 
 * ``version_hint``: write that of the newest manifest. No version is missing, and the hint names none above it.
-* ``merged_generation_missing``: take it off the region's list. By gc's own conditions, nothing needs it.
+* ``merged_generation_missing``: remove it from the region's list. By gc's own conditions, it is not needed.
 * ``generation_order``: write the list in order. It decodes to the same generations.
 * ``index_catchup``, ``index_behind``: lower the entry to what the fragments cover. Users of the entry read more.
 * ``snapshot`` (or its ``base_file``) that cannot be read: take another. The manifests are authoritative, and all read.
@@ -89,7 +89,7 @@ def _hint(table: Table, finding: Finding) -> Fix[Table]:
             return FixAttempt.GONE
         data = encode_version_hint(version)
         keep(place.name, seen, data)
-        # Writers publish meanwhile, and a store without compare-and-swap takes the older hint: write the newer one.
+        # Writers publish meanwhile, and a store without compare-and-swap keeps the older hint: write the newer one.
         return FixAttempt.DONE if place.swap(seen, data) and region.latest().version == version else FixAttempt.CONFLICT
 
     return Fix(f"hint:{region_id}", f"write the hint of region {region_id}: version {newest}", make)
@@ -136,7 +136,7 @@ def _drainable(table: Table, region_id: UUID, wanted: int, now: datetime) -> tup
         gates = (*view.base_gates(), *rules.generation_gates(region_id, wanted))
         unmet = "; ".join(gate.text for gate in gates if not gate.met)
         raise UnsafeError(
-            f"To take it off the list would turn the error of a reader that needs it into missing rows: {unmet}."
+            f"If it were removed from the list, a reader that needs it would miss its rows without an error: {unmet}."
         )
     return view.newest, numbers
 
@@ -172,10 +172,10 @@ def _catchup(table: Table, finding: Finding) -> Fix[Table]:
 
     def make(table: Table, keep: Keep) -> FixAttempt:
         def change(newest: Table) -> IndexChange | None:
-            claims = stale_entries(newest, [name])
-            if not claims:
+            corrected = stale_entries(newest, [name])
+            if not corrected:
                 return None
-            details = with_catchup(newest.index.details, claims)
+            details = with_catchup(newest.index.details, corrected)
             before, after = (catchup_entry(one, name) for one in (newest.index.details, details))
             keep(CatchupPlace(newest, name).name, before, after)
             return IndexChange(details)
@@ -194,8 +194,8 @@ def _base_file(table: Table, finding: Finding) -> Fix[Table] | None:
 def _snapshot(table: Table, finding: Finding) -> Fix[Table]:
     if finding.severity is Severity.ERROR:
         raise UnsafeError(
-            "The snapshot knows a later manifest than there is: manifests were lost or restored. It may be the only "
-            "one to name generations that were flushed, so it is not replaced."
+            "The snapshot was made from a later manifest than the newest: manifests were lost or restored. It may be "
+            "the only object that names generations that were flushed, so it is not replaced."
         )
     return _take_snapshot(table)
 
@@ -224,7 +224,7 @@ def _take_snapshot(table: Table) -> Fix[Table]:
 
 
 def _options(table: Table) -> SnapshotOptions:
-    """With which the snapshot is stored where it is now."""
+    """The options with which a new snapshot is stored in the same place as the current one."""
     return SnapshotOptions(inline_threshold=0) if is_external(table) else SnapshotOptions()
 
 
@@ -284,7 +284,7 @@ def _rows_before(table: Table) -> VersionManifest:
     """The version before the newest, if the newest one lost its rows by a commit that cannot delete any."""
     transaction = transaction_of(table.store, table.manifest)
     if transaction is None or not transaction.HasField("create_index"):
-        raise UnsafeError("That the rows were not deleted on purpose cannot be proven: the commit may have done so.")
+        raise UnsafeError("The commit may have deleted the rows on purpose: the opposite cannot be proven.")
     try:
         before = read_version_manifest(table.store, table.version - 1, table.naming)
     except (ObjectNotFoundError, InvalidFormatError) as error:
@@ -293,7 +293,7 @@ def _rows_before(table: Table) -> VersionManifest:
         raise UnsafeError(f"Version {before.manifest.version} has no rows either, or other columns.")
     entry = None if before.indexes is None else find_memwal_entry(before.indexes)
     if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
-        raise UnsafeError(f"The merge progress of version {before.manifest.version} is another one.")
+        raise UnsafeError(f"The merge progress of version {before.manifest.version} differs.")
     gone = missing_files(table.store, references(before).own)
     if gone:
         raise UnsafeError(f"{next(iter(gone))} is missing, which version {before.manifest.version} needs.")

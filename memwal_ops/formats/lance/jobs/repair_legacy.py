@@ -1,4 +1,4 @@
-"""The fixes of ``repair`` for tables with the legacy MemWAL index: take back the loss of all rows to a state commit."""
+"""The fixes of ``repair`` for tables with the legacy MemWAL index: restore the rows that a state commit dropped."""
 
 from __future__ import annotations
 
@@ -52,10 +52,14 @@ def fix_of_legacy(table: Table, finding: Finding) -> Fix[Table] | None:
 
 
 def _emptied(table: Table) -> Emptied:
-    """What a state commit emptied, with the version that has the rows, which can be read."""
+    """The version that a state commit emptied, and a readable version that has the rows.
+
+    Raises:
+        UnsafeError: there is no such commit, or no such version.
+    """
     emptied = find_emptied(table)
     if emptied is None or emptied.source is None:
-        raise UnsafeError("That a commit of MemWAL states lost the rows cannot be proven, or no version has them.")
+        raise UnsafeError("It cannot be proven that a commit of MemWAL states lost the rows, or no version has them.")
     try:
         source = read_version_manifest(table.store, emptied.source, table.naming)
         gone = missing_files(table.store, references(source).own)

@@ -1,7 +1,7 @@
-"""The parts of a Lance table that ``repair`` replaces, as it reads, writes and restores them.
+"""Read, replace and restore the parts of a Lance table that ``repair`` fixes.
 
-A version, and a region's manifest, are never rewritten: their part is replaced by the next version or manifest, which
-has the other content. So their content here has no number in it.
+Versions and region manifests are never rewritten: a part of one is replaced by publishing the next version or manifest
+with the new content. So the contents that are compared here do not include the number.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _OBJECTS = re.compile(rf"object:(_mem_wal/{_UUID}/manifest/version_hint\.json|_t
 _REGION = re.compile(rf"region:({_UUID})")
 _CATCHUP = re.compile(r"catchup:(.+)", re.DOTALL)
 _DELETION_FILES = 1  # a feature flag
-# How many versions back the one is searched that had the rows.
-_SEARCHED = 100
+# The number of versions that are searched for the one that had the rows.
+_MAX_SEARCHED_VERSIONS = 100
 
 
 def place_of(table: Table, name: str) -> Place:
@@ -178,7 +178,7 @@ class SnapshotPlace:
 
 
 def snapshot_content(details: memwal_pb2.MemWalIndexDetails, file_id: UUID | None, rows: bytes | None) -> bytes:
-    """A snapshot as one content; ``rows`` are those of its file. The index's id belongs to it if there is a file."""
+    """A snapshot as one document; ``rows`` are those of its file, which is named by the index's id ``file_id``."""
     inline = details.inline_snapshots if details.HasField("inline_snapshots") else None
     document = {
         "timestamp_millis": details.snapshot_ts_millis,
@@ -222,7 +222,7 @@ class RowsPlace:
             manifest.writer_feature_flags |= _DELETION_FILES
         transaction = table_pb2.Transaction(read_version=newest.version, uuid=str(uuid.uuid4()))
         transaction.transaction_properties.update(CommitNote.new("repair").properties())
-        # The history of columns finds by it to which version these fragments belong: the one with these rows.
+        # From this, the schema history determines the version that these fragments come from.
         transaction.restore.version = _version_with(newest, data)
         try:
             commit_built(newest, replace(newest.manifest, manifest=manifest), transaction)
@@ -232,16 +232,16 @@ class RowsPlace:
 
 
 def _version_with(table: Table, fragments: bytes) -> int:
-    for version in range(table.version - 1, max(0, table.version - _SEARCHED), -1):
+    for version in range(table.version - 1, max(0, table.version - _MAX_SEARCHED_VERSIONS), -1):
         try:
             manifest = read_version_manifest(table.store, version, table.naming).manifest
         except (ObjectNotFoundError, InvalidFormatError):
             continue
         if fragments_of(manifest) == fragments:
             return version
-    raise VersionGoneError("No version that had these rows is left.")
+    raise VersionGoneError("No version that had these rows exists any more.")
 
 
 def fragments_of(manifest: table_pb2.Manifest) -> bytes:
-    """The fragments of a version, as one content."""
+    """The fragments of a version, encoded."""
     return table_pb2.Manifest(fragments=manifest.fragments).SerializeToString(deterministic=True)

@@ -65,7 +65,7 @@ __all__ = ["SnapshotOptions", "SnapshotReport", "apply", "backlog", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """All regions at one moment, ascending by id; ``specs`` and ``layout`` are those that they were read with."""
+    """All regions at one time, ascending by id; ``specs`` and ``layout`` are those that they were read with."""
 
     taken_millis: int
     regions: tuple[_Region, ...]
@@ -150,8 +150,8 @@ def take(
 
     Args:
         table, options, context: see :func:`apply`.
-        update_hints: also write the real end of each region's log into its manifest; where another builder was
-            faster and the regions are read again, it is written in any case.
+        update_hints: also write the actual end of each region's log into its manifest. If the regions are read again
+            after a conflict with another builder, it is written in any case.
         before_commit: called right before each attempt to publish, with the version that the change is relative to,
             the change, and the rows as a Lance file.
     """
@@ -180,8 +180,8 @@ def take(
                 or table.index.region_specs != observed.specs
                 or table.layout is not observed.layout
             ):
-                # Another builder read the regions later: never replace newer rows with older ones. And where no
-                # region had an entry, their layout was not known: rows of one layout are not rows of the other.
+                # Another builder read the regions later: never replace newer rows with older ones. And if no region
+                # had an entry, their layout was not known: the rows of the two layouts differ.
                 observed = _observe(table, update_hints=True)
                 hints_updated += observed.hints_updated
         else:
@@ -216,7 +216,7 @@ def _rows(observed: _Observation) -> pa.Table:
 
 
 def _is_stored(table: Table, rows: pa.Table, stored: str) -> bool:
-    """Whether the table's snapshot is this one already."""
+    """Whether the table already has this snapshot."""
     try:
         snapshot = read_snapshot(table)
     except InvalidFormatError:
@@ -259,15 +259,15 @@ def _observe(table: Table, *, update_hints: bool, on_region: Callable[[int], Non
     known end of its log, and a listing if the log has 1,000 objects or more; for any other its manifest as well.
     """
     taken = time.time_ns() // 1_000_000
-    # All before any thread starts: the first thread to read one would block the others.
-    looked = with_listed_log(table)
-    listing, layout, known = looked.regions, looked.layout, _known(table, looked.layout)
+    # All are read before any thread starts: the first thread to read one would block the others.
+    listed = with_listed_log(table)
+    listing, layout, known = listed.regions, listed.layout, _known(table, listed.layout)
 
     def read(region_id: UUID) -> _Region | Skipped:
         try:
-            return _read(looked, region_id, known.get(region_id))
+            return _read(listed, region_id, known.get(region_id))
         except NoRegionManifestError as error:
-            if looked.region(region_id).is_claimed():
+            if listed.region(region_id).is_claimed():
                 return _fault(region_id, error)
             return Skipped(region_folder(region_id), "unclaimed", _UNCLAIMED, is_fault=False)
         except REGION_FAULTS as error:
@@ -313,7 +313,7 @@ def _read(table: Table, region_id: UUID, known: Known | None) -> _Region:
     changed = known is None or known.version != newest
     strays = folder.strays
     if changed or table.store.root.startswith("/"):
-        # Free on local files; elsewhere one more request, which is saved for a region that is unchanged.
+        # On local files this is no request; on stores it is one, which an unchanged region does not need.
         strays += list_region_strays(table.store, region_id)
     if known is not None and not changed:
         last = last_wal_entry(table.store, region_id, known.replay_after_wal_id, known.wal_id_last_seen, layout)
@@ -355,10 +355,10 @@ def _write_hint(table: Table, region: _Region) -> _Region:
     manifest = region.source
     if isinstance(manifest, dict) or not region.lags:
         return region
-    better = manifest.next().with_wal_id_last_seen(region.last_wal_id)
+    updated = manifest.next().with_wal_id_last_seen(region.last_wal_id)
     try:
-        if table.region(region.region_id).commit(better):
-            return _as_read(better, region.last_wal_id, region.strays, hint_updated=True)
+        if table.region(region.region_id).commit(updated):
+            return _as_read(updated, region.last_wal_id, region.strays, hint_updated=True)
     except MemwalOpsError as error:
         get_logger(__name__).info("wal_hint_not_updated", region=str(region.region_id), error=str(error))
     return region

@@ -1,4 +1,4 @@
-"""The verify job: check everything of a table that can be checked without changing it."""
+"""The verify job: check the objects of a table and their references, without changing anything."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CONTENTS = (
     (re.compile(r".*/manifest/"), "older region manifests"),
     (re.compile(r""), "other files"),
 )
-"""What is not checked where the contents of such a path are not there."""
+"""Per path pattern, what is not checked if an export has no contents of such files."""
 
 
 def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
@@ -127,7 +127,7 @@ class _Verification:
             self._add("rows of generations", lambda: check_generation_rows(table, opened))
 
     def _add(self, what: str, check: Callable[[], Iterable[Finding]]) -> None:
-        """Run a check; one that cannot be finished is a finding itself."""
+        """Run a check; if it cannot be finished, that is a finding as well."""
         self.context.checkpoint()
         try:
             self.findings.extend(check())
@@ -136,7 +136,7 @@ class _Verification:
         except LinkError as error:
             self.findings.add(finding_of(error, "link", what, "Files behind a link are not checked."))
         except MemwalOpsError as error:
-            self.findings.add(finding_of(error, "not_checked", what, "This part could not be checked to its end."))
+            self.findings.add(finding_of(error, "not_checked", what, "This part was not checked completely."))
 
     def _region(self, state: RegionBacklog) -> _Region:
         """Check a region; again if it has an error and a newer manifest: gc may have deleted what is missing."""
@@ -169,7 +169,7 @@ class _Verification:
                     region.findings.append(one)
                     continue
                 region.generations += 1
-                if deep:  # a handle takes some KiB, and there may be many thousand
+                if deep:  # a handle needs some KiB, and there may be many thousand
                     region.opened.append(one)
             region.findings += check_log(self.table, state, contents, deep=deep)
             region.findings += check_unrecognized(contents)
@@ -177,7 +177,5 @@ class _Verification:
             pass  # it is in ``skipped``
         except MemwalOpsError as error:
             place = f"region {state.manifest.region_id}"
-            region.findings.append(
-                finding_of(error, "not_checked", place, "The region could not be checked to its end.")
-            )
+            region.findings.append(finding_of(error, "not_checked", place, "The region was not checked completely."))
         return region

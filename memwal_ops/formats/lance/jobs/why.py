@@ -1,4 +1,4 @@
-"""The why job: show every condition that holds an object or makes it deletable. Reads only."""
+"""The why job: show every condition because of which an object is kept or deletable. Reads only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _GENERATION = re.compile(r"[0-9]{1,20}")
-_OF_THE_BASE = "not of MemWAL: deleted with the last version that refers to it"
+_OF_THE_BASE = "not a MemWAL object: deleted with the last version that refers to it"
 _GROUPED = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
 
 
@@ -66,7 +66,7 @@ class Explanation:
 
 @names_damage
 def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -> Explanation:
-    """Why ``options.target`` is still here; see :func:`explain`."""
+    """Why ``options.target`` is kept or deletable; see :func:`explain`."""
     del context
     return explain(table, options.target, options)
 
@@ -75,7 +75,7 @@ apply = plan
 
 
 def explain(table: Table, target: str, options: RetentionOptions) -> Explanation:
-    """Why a region, a generation, or a file is still here.
+    """Why a region, a generation, or a file is kept or deletable.
 
     Args:
         table: the newest version of it.
@@ -86,7 +86,7 @@ def explain(table: Table, target: str, options: RetentionOptions) -> Explanation
     Raises:
         InvalidUsageError: the target is not one of these.
         ObjectNotFoundError: the target does not exist.
-        RegionReplacedError: a generation of a region that is blocked until a person runs adopt.
+        RegionReplacedError: a generation of a region that is blocked until an operator runs adopt.
     """
     path = _with_whole_id(table, target.removeprefix(table.location.uri).strip("/"))
     region_id, wanted = _wanted(path)
@@ -165,7 +165,7 @@ def _version(table: Table, path: str, options: RetentionOptions) -> list[LanceCa
 
 
 def _why_in_base(table: Table, path: str) -> str:
-    """What keeps a base file: the versions that refer to it. Reads every manifest."""
+    """Why a base file is kept: the versions that refer to it. Reads every manifest."""
     key = file_key(path)
     if key is None:
         return _OF_THE_BASE
