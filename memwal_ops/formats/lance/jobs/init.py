@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.formats.lance.commit import CommitLostError
 from memwal_ops.formats.lance.memwal.create import create_mem_wal, plan_additions, plan_mem_wal, refuse_existing
 from memwal_ops.formats.lance.memwal.primary_key import check_primary_key, mark_primary_key
 from memwal_ops.formats.lance.memwal.region_specs import RegionField, RegionSpec
@@ -114,12 +116,18 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     if table.manifest.indexes is not None and find_memwal_entry(table.manifest.indexes) is not None:
         _ = table.index  # legacy: raises an error with a remedy
     refuse_existing(table)
-    if options.primary_key and check_primary_key(table, options.primary_key):
+    retry = CommitRetry()
+    while options.primary_key and check_primary_key(table, options.primary_key):
+        marked = replace(table, primary_key=options.primary_key)
+        plan_mem_wal(marked, **wanted)
         if dry_run:
-            table = replace(table, primary_key=options.primary_key)
-        else:
-            plan_mem_wal(replace(table, primary_key=options.primary_key), **wanted)
+            table = marked
+            break
+        try:
             mark_primary_key(table, options.primary_key)
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+        else:
             table = read_table(location, store)
     details = plan_mem_wal(table, **wanted)
     if not dry_run:

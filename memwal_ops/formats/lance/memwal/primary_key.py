@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
+from memwal_ops.errors import DuplicateKeysError, InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.checks.rows import check_keys
 from memwal_ops.formats.lance.datasets import open_dataset
-from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.lance_errors import is_commit_conflict, lance_errors
+from memwal_ops.formats.lance.publication import lost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,11 +49,21 @@ def mark_primary_key(table: Table, columns: Sequence[str]) -> None:
     """Mark columns as the primary key, in this order, and as never NULL: two commits of pylance.
 
     Raises:
-        StorageError: the store failed, or a concurrent commit was in the way: run it again.
+        CommitLostError: a concurrent commit was in the way, perhaps of rows that nobody looked at: check again.
+        StorageError: the store failed: run it again.
     """
     table.guard.check()
+    try:
+        _mark(table, columns)
+    except MemwalOpsError as error:
+        if is_commit_conflict(error):
+            raise lost(table, table.version + 1) from error
+        raise
+
+
+def _mark(table: Table, columns: Sequence[str]) -> None:
     with lance_errors("mark the primary key of", table.location.uri):
-        dataset = open_dataset(table.location)
+        dataset = open_dataset(table.location, version=table.version)
         nullable = [name for name in columns if dataset.schema.field(name).nullable]
         if nullable:
             changes: list[Any] = [{"path": name, "nullable": False} for name in nullable]
