@@ -87,6 +87,8 @@ def main() -> None:
         at = Path(folder)
         shape = Shape(base=base, generations=2 if short else 10, rows=rows)
         print(f"## Speed: {shape}\n\n{HEAD}")
+        half = Shape(base=base // 2, generations=1 if short else 5, rows=rows)
+        measured(at, f"half: {half}", half, arguments.runs)
         phases = measured(at, "the workload", shape, arguments.runs)
         print(f"\nPhases of the last run, seconds: `{json.dumps(phases)}`")
 
