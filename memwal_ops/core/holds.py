@@ -16,7 +16,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import InvalidUsageError, ObjectNotFoundError, StorageError, VersionGoneError
+from memwal_ops.errors import (
+    InvalidUsageError,
+    ObjectNotFoundError,
+    StorageError,
+    TableReplacedError,
+    VersionGoneError,
+)
 from memwal_ops.storage.clock import store_time
 from memwal_ops.units import duration_text
 
@@ -106,7 +112,8 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
             raise VersionGoneError(f"Version {version} is being expired by {expiry.by} right now.")
         _check_exists(table, version)
     except VersionGoneError:
-        release_hold(table, hold.number)
+        with suppress(InvalidUsageError):  # gone, and the table with it
+            release_hold(table, hold.number)
         raise
     return hold
 
@@ -169,7 +176,10 @@ def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, n
             )
         if store.put_if_absent(_path(folder, number), json.dumps(document).encode()):
             _sweep(store, folder, entries)
-            return next(entry for entry in _entries(store, folder) if entry.number == number)
+            for entry in _entries(store, folder):
+                if entry.number == number:
+                    return entry
+            raise TableReplacedError(f"{_path(folder, number)} is gone right after it was written: so is the table.")
     raise StorageError(f"Other processes wrote the next number in {folder} first, {_ATTEMPTS} times in a row.")
 
 

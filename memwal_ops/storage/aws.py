@@ -131,7 +131,7 @@ class AwsAccess:
             # A catalog may vend credentials that end before obstore asks again.
             ends, asked = getattr(self.credentials, "_expiry_time", None), credential.get("expires_at")
             if ends is not None and asked is not None:
-                credential["expires_at"] = min(ends, asked)
+                credential["expires_at"] = min(ends, asked).astimezone(UTC)  # obstore takes no other zone
             return credential
 
         return provide

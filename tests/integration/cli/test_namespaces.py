@@ -202,6 +202,21 @@ def test_vended_credentials_are_used_and_renewed(
         resolve(_uri(catalog, "t"), given)
 
 
+def test_credentials_that_are_renewed_may_be_short_lived(
+    catalog: CatalogServer, bucket: tuple[str, dict[str, str]], no_aws_environment: None
+) -> None:
+    """Shorter than those of obstore are kept."""
+    root, options = bucket
+
+    def vend() -> dict[str, str]:
+        return {**options, "expires_at_millis": str(int((datetime.now(UTC).timestamp() + 60) * 1000))}
+
+    catalog.tables, catalog.vend = {"t": f"{root}/t.lance"}, vend
+    store = open_store(resolve(_uri(catalog, "t"), AUTHORIZATION))
+    store.put("x", b"1")
+    assert [meta.path for meta in store.list()] == ["x"]
+
+
 @pytest.mark.parametrize(
     ("location", "options", "says"),
     [

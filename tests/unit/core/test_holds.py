@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +23,7 @@ from memwal_ops.core.holds import (
     release_hold,
     take_hold,
 )
-from memwal_ops.errors import InvalidUsageError, StorageError, VersionGoneError
+from memwal_ops.errors import InvalidUsageError, StorageError, TableReplacedError, VersionGoneError
 from memwal_ops.formats.lance.jobs import expire, gc
 from memwal_ops.formats.lance.retention import Retention
 from memwal_ops.formats.lance.versions import version_path
@@ -198,3 +199,12 @@ def test_other_files_in_the_folder_are_no_holds(local: Table) -> None:
         local.store.put(f"{HOLDS_FOLDER}/{name}", b"x")
     assert standing(local) == []
     assert take_hold(local, 2, HOUR).number == 1
+
+
+@pytest.mark.parametrize(("verb", "part"), [("head", "clock"), ("list", "holds"), ("list", "expiries")])
+def test_a_table_that_is_removed_beside_a_hold_or_an_expiry(local: Table, verb: str, part: str) -> None:
+    """Told as what it is."""
+    gone = beside(verb, part, lambda: shutil.rmtree(local.location.uri))
+    table = replace(local, store=gone(local.store))
+    with pytest.raises((TableReplacedError, VersionGoneError)):
+        take_hold(table, table.version, HOUR)
