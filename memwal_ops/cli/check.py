@@ -36,7 +36,7 @@ _MAX_LENGTH = 300
 
 @dataclass(slots=True)
 class Finding:
-    """The result of a check: its level, texts with their levels, and figures for graphs."""
+    """The result of a check: its level, messages with their levels, and figures for graphs."""
 
     level: int = OK
     texts: list[tuple[int, str]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Finding:
         self.figures.append(f"{name}={value:g}{unit};{warning:g};{critical:g}")
 
     def line(self, summary: str) -> str:
-        """Return the output line: the texts, the worst first, or ``summary``; then the figures."""
+        """Return the output line: the messages, the worst first, or ``summary``; then the figures."""
         worst_first = sorted(self.texts, key=lambda entry: -entry[0])
         text = "; ".join(part for _, part in worst_first) or summary
         text = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH].rstrip()} ..."

@@ -61,7 +61,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names, sorted."""
-        return sorted({*super().list_commands(ctx), *_LAZY, *self._of_jobs()})
+        return sorted({*super().list_commands(ctx), *_LAZY, *self._job_entries()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name; a package cannot replace a built-in one."""
@@ -73,8 +73,8 @@ class Commands(click.Group):
             command = getattr(importlib.import_module(module), name)
             assert isinstance(command, click.Command)  # noqa: S101 - built in
             return command
-        entries = self._of_jobs().get(cmd_name)
-        return None if entries is None else _of_job(cmd_name, entries)
+        entries = self._job_entries().get(cmd_name)
+        return None if entries is None else _job_command(cmd_name, entries)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write all commands with their short help; that of jobs comes from their specs."""
@@ -95,7 +95,7 @@ class Commands(click.Group):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return super().resolve_command(ctx, args)
 
-    def _of_jobs(self) -> Mapping[str, Mapping[str, EntryPoint]]:
+    def _job_entries(self) -> Mapping[str, Mapping[str, EntryPoint]]:
         """Return for each command the entry points of its job, by format."""
         entries: dict[str, dict[str, EntryPoint]] = {}
         for entry in job_entries():
@@ -105,7 +105,7 @@ class Commands(click.Group):
         return entries
 
 
-def _of_job(name: str, entries: Mapping[str, EntryPoint]) -> click.Command | None:
+def _job_command(name: str, entries: Mapping[str, EntryPoint]) -> click.Command | None:
     """Return a job's command. One that cannot be imported fails only when it is called."""
     try:
         specs = {scope: load_spec(entry) for scope, entry in entries.items()}

@@ -112,7 +112,7 @@ def _opened(
         if namespace is not None:
             from memwal_ops.storage.catalogs import Catalog  # noqa: PLC0415 - few commands need it
 
-            uri = Catalog.of(namespace, storage).uri(*uri.split("/"))
+            uri = Catalog.from_uri(namespace, storage).uri(*uri.split("/"))
         return nullcontext(open_table(uri, storage))
     if uri is not None or namespace is not None or storage:
         raise InvalidUsageError("--from FILE takes the place of URI, --namespace and --storage-option: give it alone.")

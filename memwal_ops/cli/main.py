@@ -104,7 +104,7 @@ def _usage(error: click.ClickException) -> InvalidUsageError:
 def _report(error: MemwalOpsError, *, as_json: bool) -> None:
     if as_json:
         echo_json(error_document(error))
-    # Indented, so that the lines of a foreign message do not look like ours.
+    # Indented, so that the lines of a store's message do not look like output of memwal-ops.
     message, remedy = (redact(text).replace("\n", "\n  ") for text in (str(error), error.remedy))
     echo(f"Error ({error.reason}, exit code {error.exit_code}): {message}", err=True)
     echo(f"  {remedy}", err=True)

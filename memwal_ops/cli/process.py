@@ -34,7 +34,7 @@ def open_table(uri: str, storage_options: Mapping[str, str]) -> Table:
     """Bound the allocators of the process, and open a table (:func:`memwal_ops.core.registry.open_table`).
 
     Raises:
-        MemwalOpsError: see there.
+        MemwalOpsError: as :func:`memwal_ops.core.registry.open_table`.
     """
     from memwal_ops.allocators import bound_allocators  # noqa: PLC0415 - imports pyarrow: not before a table is opened
 

@@ -49,7 +49,7 @@ def scan(
     if sum((bool(uris), database is not None, namespace is not None)) != 1:
         raise InvalidUsageError("Give URIs of tables, or --database DIR, or --namespace URI.")
     if namespace is not None:
-        catalog = Catalog.of(namespace, storage_options)
+        catalog = Catalog.from_uri(namespace, storage_options)
         tables, entries = [catalog.uri(name) for name in catalog.tables()], [_namespace(catalog)]
         nothing = f"No table found in {catalog.uri()}: its list is empty."
     elif database is not None:

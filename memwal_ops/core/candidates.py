@@ -1,6 +1,6 @@
 """Candidates for deletion, and the conditions (gates) that each of them has to meet.
 
-A candidate is deletable only if every gate is met; the texts of the met gates are then its proof, and the texts of
+A candidate is deletable only if every gate is met; the sentences of the met gates are then its proof, and those of
 the others are the reasons why it is kept. An unrecognized object has the kind ``unknown`` and is kept.
 """
 

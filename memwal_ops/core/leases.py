@@ -174,8 +174,8 @@ def renew(store: Store, lease: Lease) -> Lease:
         return renewed
     newest = read_lease(store, lease.job)
     if newest is None or not _same_lease(newest, lease):
-        raise lost(lease, newest)
-    return newest  # our own write, whose response was lost
+        raise lease_lost(lease, newest)
+    return newest  # the holder's own write, whose response was lost
 
 
 def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
@@ -262,10 +262,10 @@ def check(store: Store, lease: Lease) -> None:
         return
     current = read_lease(store, lease.job)
     if current is None or not _same_lease(current, lease):
-        raise lost(lease, current)
+        raise lease_lost(lease, current)
 
 
-def lost(lease: Lease, newest: Lease | None) -> LeaseLostError:
+def lease_lost(lease: Lease, newest: Lease | None) -> LeaseLostError:
     """The error for a lease that was lost, with the newest object of the lease as the reason."""
     if newest is None:
         return LeaseLostError(f"The lease of {lease.job} (token {lease.token}) is gone.")

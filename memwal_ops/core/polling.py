@@ -1,4 +1,4 @@
-"""Cache, for one poll, what several jobs read from a table: otherwise each job's backlog reads every region again."""
+"""Cache, during one poll, what several jobs read from a table, so that a region is read once and not once per job."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _shared: ContextVar[dict[Hashable, Any] | None] = ContextVar("memwal_ops_poll", 
 
 
 @contextmanager
-def one_poll() -> Iterator[None]:
-    """Cache what :func:`shared` reads while the block runs; the next poll must see new writes."""
+def poll_cache() -> Iterator[None]:
+    """Cache what :func:`cached_for_poll` reads while the block runs; the next poll must see new writes."""
     before = _shared.set({})
     try:
         yield
@@ -23,13 +23,13 @@ def one_poll() -> Iterator[None]:
         _shared.reset(before)
 
 
-def shared(table: object, what: str, read: Callable[[], _T]) -> _T:
-    """``read()``, or what it returned before for the same table object in this poll; outside of a poll ``read()``."""
-    known = _shared.get()
-    if known is None:
+def cached_for_poll(table: object, what: str, read: Callable[[], _T]) -> _T:
+    """Return ``read()``, called once per table object, ``what`` and poll; outside of a poll, called every time."""
+    cache = _shared.get()
+    if cache is None:
         return read()
     key = (id(table), what)
-    if key not in known:
-        known[key] = (table, read())  # with the table: its id is not used again while this is known
-    found: _T = known[key][1]
+    if key not in cache:
+        cache[key] = (table, read())  # with the table: its id is not reused while it is referenced
+    found: _T = cache[key][1]
     return found

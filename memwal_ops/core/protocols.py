@@ -48,7 +48,7 @@ class TableFormat(Protocol):
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
         """The name of the part that a ``blocked`` entry of a report is about, and the place of the fault in it.
 
-        For example ``Region 3f...`` and ``generation 5``; empty texts if the entry has neither.
+        For example ``Region 3f...`` and ``generation 5``; empty strings if the entry has neither.
         """
 
     @property

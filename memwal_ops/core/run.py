@@ -44,7 +44,7 @@ def run_job(
             ``maintain`` is its ``--apply``: the steps that delete act, too.
         storage_options: as :func:`open_table` takes them; with a URI only.
         context: receives progress and stop requests.
-        **values: options by name; texts are parsed as on the command line (``"1GiB"``, ``"15m"``).
+        **values: options by name; strings are parsed as on the command line (``"1GiB"``, ``"15m"``).
 
     Returns:
         The job's report: ``decision``, ``exit_code``, ``to_json()`` and ``describe()``.
@@ -101,14 +101,14 @@ def plugin_errors(spec: JobSpec) -> Iterator[None]:
     except MemwalOpsError:
         raise
     except (Exception, SystemExit) as error:
-        fault = unexpected(error, spec)
+        fault = unexpected_error(error, spec)
         if not isinstance(fault, JobPluginError):
             raise
         get_logger(__name__).exception("unexpected_error", job=spec.name)
         raise fault from error
 
 
-def unexpected(error: BaseException, spec: JobSpec | None) -> MemwalOpsError:
+def unexpected_error(error: BaseException, spec: JobSpec | None) -> MemwalOpsError:
     """The error for an unexpected exception: a bug of memwal-ops, or of the package that registers the job."""
     package = None if spec is None else package_of(spec)
     cause = redact(f"{type(error).__name__}: {error}")

@@ -78,8 +78,8 @@ def without_backslash(path: str) -> str:
 def single_deletes(client: AzureStore) -> HTTPStore | None:
     """A client for ``DELETE`` of single blobs with the SAS that ``client`` uses; None if it uses none.
 
-    obstore sends every delete to Azure as a batch. With an account SAS Azurite answers 500, and with
-    a SAS for objects only Azure answers 403: a batch is a request to the container.
+    obstore sends every delete to Azure as a batch. With an account SAS Azurite responds with 500, and
+    with a SAS for objects only Azure responds with 403: a batch is a request to the container.
     """
     config: Mapping[str, str] = {str(key): str(value) for key, value in client.config.items()}
     sas = _setting(config, *_SAS)

@@ -35,7 +35,7 @@ PROPERTY = "namespace."
 """The prefix of storage options that are properties of the catalog."""
 _PAGE = 1000
 _TIMEOUT = 60.0
-# How the client of REST catalogs tells of an answer that is none of the specification's: that of a proxy, for example.
+# The REST client's message for a response that violates the specification, for example that of a proxy.
 _STATUS = re.compile(r"Failed to parse error response: status=(\d{3})")
 _AGAIN = ("429", "500", "502", "503", "504")
 _FORBIDDEN = ("401", "403")
@@ -75,7 +75,7 @@ class Catalog:
     storage_options: Mapping[str, str] = field(default_factory=RedactedOptions)
 
     @classmethod
-    def of(cls, uri: str, options: Mapping[str, str]) -> Catalog:
+    def from_uri(cls, uri: str, options: Mapping[str, str]) -> Catalog:
         """The catalog at a URI, with further properties among the storage options.
 
         Raises:

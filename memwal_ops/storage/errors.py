@@ -1,8 +1,8 @@
-"""Classify errors of obstore, boto3 and pylance by their texts, and translate them to :mod:`memwal_ops.errors`.
+"""Classify errors of obstore, boto3 and pylance by their messages, and translate them to :mod:`memwal_ops.errors`.
 
 obstore has coarse error types and pylance hardly any (``OSError`` and ``ValueError`` with
-a text), but both quote the store's response in the same words, since both use the same
-Rust client. All code that depends on those texts is in this module. It does no I/O.
+a message), but both quote the store's response in the same words, since both use the same
+Rust client. All code that depends on those messages is in this module. It does no I/O.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _UNSUPPORTED_CODES = frozenset({"NotImplemented", "XNotImplemented"})
 # A SAS for objects only does not permit requests to the container, such as a batch.
 _NO_BATCH_CODES = frozenset({"AuthorizationResourceTypeMismatch"})
 _NO_BATCH_STATUS = frozenset({400, 405, 500, 501})
-# Azurite answers a wrong account key or an expired SAS with 403 AuthorizationFailure, as Azure does for its firewall.
+# Azurite rejects a wrong account key or an expired SAS with 403 AuthorizationFailure, as Azure does for its firewall.
 _NOT_AUTHENTICATED = "Server failed to authenticate the request"
 _BEGINS_BEYOND_EMPTY = re.compile(r'CONTENT_RANGE header: "bytes [^"/]*/0"')
 _NO_CREDENTIALS = re.compile(
@@ -173,7 +173,7 @@ def is_no_table(exc: BaseException) -> bool:
 def starts_beyond_end(exc: BaseException) -> bool:
     """Whether a range was refused because it starts at or beyond the object's end."""
     text = str(exc)
-    # Azurite answers 206 with "bytes 0--1/0" for the first byte of an empty blob.
+    # Azurite responds with 206 with "bytes 0--1/0" for the first byte of an empty blob.
     return _status(exc, text) == 416 or "StartTooLarge" in text or _BEGINS_BEYOND_EMPTY.search(text) is not None
 
 
@@ -185,7 +185,7 @@ def has_no_swap(exc: BaseException) -> bool:
 def refuses_batches(exc: BaseException) -> bool:
     """Whether a batch delete was refused as a whole for a reason that may not apply to single deletes.
 
-    Azurite answers 500 to a batch that is signed by an account SAS; Azure refuses one with a SAS for objects only.
+    Azurite responds with 500 to a batch signed by an account SAS; Azure refuses one with a SAS for objects only.
     """
     text = str(exc)
     return is_whole_request(exc) and (_code(exc, text) in _NO_BATCH_CODES or _status(exc, text) in _NO_BATCH_STATUS)
@@ -219,7 +219,7 @@ def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
     if kind is StorageCredentialsError and not _changes(action) and _status(exc, str(exc)) == 403:
         return StorageCredentialsError(
             message,
-            remedy="Check the profile, role or keys (AWS_PROFILE, --storage-option). S3 also answers 403 for an "
+            remedy="Check the profile, role or keys (AWS_PROFILE, --storage-option). S3 also responds with 403 for an "
             "absent object if the permission s3:ListBucket is missing.",
         )
     if kind is StoreUnavailableError and _WRONG_ADDRESS.search(str(exc)):

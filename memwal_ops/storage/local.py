@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 # Names that obstore does not support. It treats "x|" and "x:" as a Windows drive: it makes a folder of that
-# name and then answers put-if-absent with "exists", though no object was written there.
+# name and then refuses put-if-absent with "exists", though no object was written there.
 _UNSUPPORTED_NAME = re.compile(r"#[0-9]+$|[A-Za-z][:|]$")
 # An upload of obstore in progress.
 _UPLOAD = re.compile(r"#[0-9]+$")

@@ -187,7 +187,7 @@ def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
 
     On S3, credentials that expire are vended again in time. Of other stores, each opening gets new ones.
     """
-    table = Catalog.of(uri, given)
+    table = Catalog.from_uri(uri, given)
 
     def vend() -> tuple[Mapping[str, str], datetime | None]:
         vended = table.describe()

@@ -1,7 +1,7 @@
-"""Mask secrets in every text that leaves the process: log lines, messages, reprs.
+"""Mask secrets in every string that leaves the process: log lines, messages, reprs.
 
 Masked are values that were registered as secrets when options were resolved (:func:`remember`),
-and values that look like a secret by the name next to them. The latter is for texts of client
+and values that look like a secret by the name next to them. The latter is for messages of client
 libraries, which quote whole requests and responses.
 """
 

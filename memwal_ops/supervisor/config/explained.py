@@ -46,7 +46,7 @@ def explained(document: Document, details: Any) -> Problem:
     )
 
 
-def without(data: Any, locations: Sequence[tuple[str | int, ...]]) -> tuple[Any, list[Place]]:
+def without_invalid(data: Any, locations: Sequence[tuple[str | int, ...]]) -> tuple[Any, list[Place]]:
     """Return the values without those at pydantic's locations, and the paths of what was removed.
 
     A table that is invalid as a whole is replaced by a placeholder, so that the others keep their numbers; of other

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from memwal_ops.core.registry import all_job_specs, formats, job_specs
 from memwal_ops.errors import InvalidConfigError, JobPluginError
 from memwal_ops.supervisor.config.document import Document, Problem, place_text, read_document
-from memwal_ops.supervisor.config.explained import explained, without
+from memwal_ops.supervisor.config.explained import explained, without_invalid
 from memwal_ops.supervisor.config.model import Config
 from memwal_ops.supervisor.config.resolver import Resolver
 
@@ -87,7 +87,7 @@ def _validated(document: Document) -> tuple[Config, list[Place]]:
                 for details in errors
                 if not any(place[: len(details["loc"])] == details["loc"] for place in removed)
             ]
-            data, removed_now = without(data, [details["loc"] for details in errors])
+            data, removed_now = without_invalid(data, [details["loc"] for details in errors])
             removed += removed_now
             if not removed_now:
                 break

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from memwal_ops.core.options import OptionError, Options, describe
 from memwal_ops.core.registry import format_of_folder, short_name
-from memwal_ops.core.run import unexpected
+from memwal_ops.core.run import unexpected_error
 from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.catalogs import PROPERTY, is_catalog, is_secret_property
@@ -288,7 +288,7 @@ class Resolver:
         except MemwalOpsError:
             raise
         except (Exception, SystemExit) as error:
-            raise unexpected(error, job) from error
+            raise unexpected_error(error, job) from error
 
     def _check_each(
         self, job: JobSpec, known: type[Options], layers: Layers, above: tuple[str, ...], given: Mapping[str, Any]

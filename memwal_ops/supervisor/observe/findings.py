@@ -57,7 +57,7 @@ class Limits:
     waiting: tuple[int, int]
     age: tuple[float, float]
 
-    def of(self, backlog: Mapping[str, float]) -> int:
+    def level(self, backlog: Mapping[str, float]) -> int:
         """Return the level of a backlog."""
         waiting, age = amount(backlog, "backlog") or 0, amount(backlog, "age") or 0
         return max(level_of(waiting, self.waiting), level_of(age, self.age))
@@ -138,8 +138,8 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         what = f"{counted_as(parts, noun_of(backlog, 'blocked'))} in total cannot be merged completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
     for name, job in table["jobs"].items():
-        yield from _of_job(table, name, job, errors, file)
-    behind = limits.of(backlog)
+        yield from _job_findings(table, name, job, errors, file)
+    behind = limits.level(backlog)
     if behind:
         count = counted_as(int(amount(backlog, "backlog") or 0), noun_of(backlog, "backlog"))
         waits = f"{count} wait{f', the oldest for {age_text(backlog)}' if age_text(backlog) else ''}"
@@ -151,7 +151,7 @@ def _inspect(table: Mapping[str, Any]) -> str:
     return f"memwal-ops inspect {shlex.quote(table['uri'])}"
 
 
-def _of_job(
+def _job_findings(
     table: Mapping[str, Any], name: str, job: Mapping[str, Any], errors: RunErrors, file: str
 ) -> Iterator[Finding]:
     for level, what in job_findings(name, job):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from memwal_ops.core.figures import amount, jobs_of, name_of
 from memwal_ops.core.leases import list_leases
 from memwal_ops.core.registry import all_job_specs, formats, open_table
-from memwal_ops.core.run import unexpected
+from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.observe.status import JobStatus, TableStatus, job_status
@@ -154,7 +154,7 @@ class FleetStatus:
     def _with_history(self, entry: Entry, now: datetime) -> Entry:
         if self._history is not None:
             try:
-                return Entry.after(self._history.last(*entry.key, now).clamped(now), entry.table, entry.settings)
+                return Entry.from_history(self._history.last(*entry.key, now).clamped(now), entry.table, entry.settings)
             except HistoryError as error:
                 self._close_damaged(error)
         return entry
@@ -246,7 +246,7 @@ def _read(found: FoundTable) -> TableReading:
     except MemwalOpsError as error:
         return replace(reading, error=reading.error or error)
     except Exception as error:  # noqa: BLE001 - one table must not hide the others
-        return replace(reading, error=reading.error or unexpected(error, None))
+        return replace(reading, error=reading.error or unexpected_error(error, None))
     return reading
 
 

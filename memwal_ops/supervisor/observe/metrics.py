@@ -178,12 +178,12 @@ class _StatusCollector(Collector):
         status = self._status()
         # Prometheus rejects the whole page if a name occurs twice.
         taken = set(self._registry._names_to_collectors)  # noqa: SLF001 - the library has no list of its names
-        for family in chain(self._of_service(status), self._of_jobs(status)):
+        for family in chain(self._service_gauges(status), self._job_gauges(status)):
             if family.name not in taken:
                 taken.add(family.name)
                 yield family
 
-    def _of_jobs(self, status: StatusDocument) -> Iterator[Family]:
+    def _job_gauges(self, status: StatusDocument) -> Iterator[Family]:
         exported = exported_metrics("backlog")
         rows: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in exported}
         for table in status["tables"]:
@@ -192,50 +192,50 @@ class _StatusCollector(Collector):
                 if figure in metrics and (name := metrics[figure].exported) is not None:
                     rows[name].append((labels, value))
         for name, metric in exported.items():
-            yield self._one(name, metric.help, rows[name], "table")
+            yield self._gauge(name, metric.help, rows[name], "table")
 
-    def _of_service(self, status: StatusDocument) -> Iterator[Family]:
+    def _service_gauges(self, status: StatusDocument) -> Iterator[Family]:
         service, tables, pools = status["service"], status["tables"], status["pools"]
         jobs = [((one["name"], job), of) for one in tables for job, of in one["jobs"].items()]
-        yield self._one("ready", "Whether the service is ready.", [((), float(service["ready"]))])
-        yield self._one("tables", "Tables that are maintained.", [((), float(len(tables)))])
+        yield self._gauge("ready", "Whether the service is ready.", [((), float(service["ready"]))])
+        yield self._gauge("tables", "Tables that are maintained.", [((), float(len(tables)))])
         faults = [((), float(len(service["discovery_faults"])))]
-        yield self._one("pattern_faults", "Patterns that could not be expanded, or match too many tables.", faults)
+        yield self._gauge("pattern_faults", "Patterns that could not be expanded, or match too many tables.", faults)
         good = 0.0 if service["config"]["error"] else 1.0
-        yield self._one("config_ok", "1 if the configuration file was valid when it was last read.", [((), good)])
+        yield self._gauge("config_ok", "1 if the configuration file was valid when it was last read.", [((), good)])
         for name in ("workers", "busy", "queued"):
             rows = [((pool,), float(figures[name])) for pool, figures in pools.items()]
-            yield self._one(f"pool_{name}", f"Of each pool: {name}.", rows, "pool")
+            yield self._gauge(f"pool_{name}", f"Of each pool: {name}.", rows, "pool")
         polled = [
             ((one["name"],), one["seconds_since_look"]) for one in tables if one["seconds_since_look"] is not None
         ]
-        yield self._one("poll_age_seconds", "Seconds since the backlog was last read.", polled, "table")
+        yield self._gauge("poll_age_seconds", "Seconds since the backlog was last read.", polled, "table")
         for name, text in (
             (
                 "seconds_since_success",
                 "Seconds since the last success; before the first, since it was first seen.",
             ),
-            ("consecutive_failures", "Failures in a row."),
+            ("consecutive_failures", "Consecutive failures."),
             ("waiting_seconds", "Seconds since the job became due without being started; 0 if it is not due."),
             ("running_seconds", "Seconds since the run in flight started; 0 if there is none."),
             ("backoff_seconds", "Seconds until the backoff after failures ends."),
             ("schedule_seconds", "Seconds between two runs by the schedule; 0 if the job has none."),
         ):
-            yield self._one(name, text, [(key, _amount(of, name)) for key, of in jobs], "table", "job")
+            yield self._gauge(name, text, [(key, _amount(of, name)) for key, of in jobs], "table", "job")
         deferred = [(key, float(of["waiting_for"] in _DEFERRED)) for key, of in jobs]
         text = "1 if the job is due, and deferred by a closed window or a spent budget."
-        yield self._one("deferred", text, deferred, "table", "job")
+        yield self._gauge("deferred", text, deferred, "table", "job")
         states = [((*key, state), float(of["lease"]["state"] == state)) for key, of in jobs for state in _LEASE_STATES]
         text = "1 for the state of the lease: free, held (by this service), elsewhere."
-        yield self._one("lease_state", text, states, "table", "job", "state")
+        yield self._gauge("lease_state", text, states, "table", "job", "state")
         elsewhere = [(key, float(of["lease"]["elsewhere_seconds"])) for key, of in jobs]
         text = "Seconds since another supervisor's lease first prevented a due run."
-        yield self._one("lease_elsewhere_seconds", text, elsewhere, "table", "job")
+        yield self._gauge("lease_elsewhere_seconds", text, elsewhere, "table", "job")
         skews = [((one["name"],), one["clock_skew_seconds"]) for one in tables if one["clock_skew_seconds"] is not None]
-        yield self._one(
+        yield self._gauge(
             "clock_skew_seconds", "This host's clock minus the store's, when a lease was last written.", skews, "table"
         )
 
     @staticmethod
-    def _one(name: str, text: str, rows: Sequence[tuple[tuple[str, ...], float]], *labels: str) -> Family:
+    def _gauge(name: str, text: str, rows: Sequence[tuple[tuple[str, ...], float]], *labels: str) -> Family:
         return Family(f"{PREFIX}_{name}", "gauge", text, labels, rows)

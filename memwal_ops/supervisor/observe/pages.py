@@ -134,9 +134,9 @@ class Pages:
             return None
         samples = self._samples(name)
         chart = data_uri(backlog_chart(samples, small=False)) if len(samples) > 1 else ""
-        runs = self._runs.of(_stamp(table), table=name, limit=_MAX_RUNS)
+        runs = self._runs.get(_stamp(table), table=name, limit=_MAX_RUNS)
         history = self._history(name)
-        collected = next(iter(self._runs.of(_stamp(table), table=name, job="gc", limit=1)), None)
+        collected = next(iter(self._runs.get(_stamp(table), table=name, job="gc", limit=1)), None)
         return render(
             "table",
             **history_view(history, None if collected is None else collected["report"]),
@@ -164,14 +164,14 @@ class Pages:
         """Return what the last run reported as blocked, if anything still is."""
         found: list[Mapping[str, Any]] = []
         for job in jobs_of("blocked", "run") if amount(table["backlog"], "blocked") else ():
-            for run in self._runs.of(_stamp(table), table=table["name"], job=job, limit=1):
+            for run in self._runs.get(_stamp(table), table=table["name"], job=job, limit=1):
                 entries = (run["report"] or {}).get("blocked") if run["exit_code"] == _BLOCKED_EXIT_CODE else None
                 found += [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
         return found
 
     def last_error(self, table: Mapping[str, Any], job: str) -> Mapping[str, Any] | None:
         """Return the error of a job's last failure."""
-        runs = self._runs.of(_stamp(table), table=table["name"], job=job, failed=True, limit=1)
+        runs = self._runs.get(_stamp(table), table=table["name"], job=job, failed=True, limit=1)
         return {**runs[0]["error"], "exit_code": runs[0]["exit_code"]} if runs and runs[0]["error"] else None
 
     def _chart(self, name: str, samples: Sequence[tuple[float, float]]) -> bytes:
@@ -207,7 +207,7 @@ class _CachedRuns:
         self._lock = threading.Lock()
         self._known: dict[tuple[Any, ...], tuple[object, list[dict[str, Any]]]] = {}
 
-    def of(self, stamp: object, **filters: Any) -> list[dict[str, Any]]:
+    def get(self, stamp: object, **filters: Any) -> list[dict[str, Any]]:
         key = tuple(sorted(filters.items()))
         with self._lock:
             known = self._known.get(key)

@@ -87,7 +87,7 @@ def figures_of(figures: Mapping[str, float], kind: str = "backlog") -> list[dict
 
 def _job_row(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     lease = job["lease"]
-    whose = " (this service)" if lease["state"] == "held" else ""
+    suffix = " (this service)" if lease["state"] == "held" else ""
     return {
         "name": name,
         "state": job["state"],
@@ -99,5 +99,5 @@ def _job_row(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         "failures": job["consecutive_failures"],
         "failing": bool(job["consecutive_failures"]),
         "due": due_text(job),
-        "lease": "" if lease["state"] == "free" else f"{holder_text(job)}{whose}",
+        "lease": "" if lease["state"] == "free" else f"{holder_text(job)}{suffix}",
     }

@@ -71,7 +71,7 @@ def discover(entries: Iterable[TableSettings], formats: MutableMapping[str, str]
     if unknown:
         with ThreadPoolExecutor(min(_THREADS, len(unknown))) as threads:
             known.update((uri, name) for uri, name in threads.map(_detect_format, unknown) if name is not None)
-    return replace(discovery, tables=tuple(_of_format(table, known.get(table.uri)) for table in discovery.tables))
+    return replace(discovery, tables=tuple(_with_format(table, known.get(table.uri)) for table in discovery.tables))
 
 
 def _detect_format(table: FoundTable) -> tuple[str, str | None]:
@@ -81,7 +81,7 @@ def _detect_format(table: FoundTable) -> tuple[str, str | None]:
         return table.uri, None
 
 
-def _of_format(table: FoundTable, name: str | None) -> FoundTable:
+def _with_format(table: FoundTable, name: str | None) -> FoundTable:
     if table.settings.format is not None:
         return table
     name = next(iter(table.settings.by_format)) if name is None else name
@@ -142,7 +142,7 @@ def _duplicate_names(pattern: str, tables: list[FoundTable], first: FoundTable) 
 def _matches(entry: TableSettings) -> Iterator[FoundTable]:
     """Yield the tables that match a pattern, by name: the part of the URI from the first wildcard on."""
     if is_catalog(str(entry.pattern)):
-        yield from _of_catalog(entry)
+        yield from _catalog_tables(entry)
         return
     pattern = str(entry.pattern).rstrip("/")
     scheme, separator, rest = pattern.rpartition("://")
@@ -158,9 +158,9 @@ def _matches(entry: TableSettings) -> Iterator[FoundTable]:
             yield FoundTable(f"{prefix}{name}", uri, entry)
 
 
-def _of_catalog(entry: TableSettings) -> Iterator[FoundTable]:
+def _catalog_tables(entry: TableSettings) -> Iterator[FoundTable]:
     """Yield the tables that a catalog lists. Whether a listed table exists is known only once it is opened."""
-    catalog = Catalog.of(str(entry.pattern), entry.storage_options)
+    catalog = Catalog.from_uri(str(entry.pattern), entry.storage_options)
     prefix = "" if entry.name == entry.pattern else f"{entry.name}/"
     for name in catalog.tables():
         uri = catalog.uri(name)

@@ -152,7 +152,7 @@ class Scheduler:
     def set_tables(self, found: Iterable[FoundTable]) -> None:
         """Make ``found`` the tables to maintain. Running jobs on tables that are removed finish."""
         now = self.clock.now()
-        removed = reconcile(self.tables, found, lambda table, settings: self._entry(table, settings, now))
+        removed = reconcile(self.tables, found, lambda table, settings: self._new_entry(table, settings, now))
         for name in removed:
             self.metrics.forget_table(name)
         for name, state in self.tables.items():
@@ -479,7 +479,7 @@ class Scheduler:
 
     # -- the tables
 
-    def _entry(self, table: FoundTable, settings: JobSettings, now: datetime) -> Entry:
+    def _new_entry(self, table: FoundTable, settings: JobSettings, now: datetime) -> Entry:
         running = next(
             (entry for entry in self._runs.values() if entry.matches(table.uri, table.name, settings.name)), None
         )
@@ -488,7 +488,7 @@ class Scheduler:
             running.removed, running.table, running.settings = False, table, settings
             return running
         last = self._recorder.last(table.name, settings.name, now)
-        entry = Entry.after(last, table, settings)
+        entry = Entry.from_history(last, table, settings)
         wait = wait_after(last.failures, self.settings.config.backoff, self._random)
         if wait and last.finished is not None:
             entry.not_before = last.finished + wait

@@ -96,7 +96,7 @@ class Entry:
     removed: bool = False
 
     @classmethod
-    def after(cls, last: LastRuns, table: FoundTable, settings: JobSettings) -> Entry:
+    def from_history(cls, last: LastRuns, table: FoundTable, settings: JobSettings) -> Entry:
         """Return the entry of a job, with its last runs from the history."""
         return cls(
             table,

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from memwal_ops.core.polling import one_poll
+from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.protocols import DetectsChanges
 from memwal_ops.core.registry import formats
-from memwal_ops.core.run import unexpected
+from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
@@ -28,7 +28,7 @@ def poll_table(table: Table, jobs: Iterable[JobSpec]) -> tuple[Mapping[str, floa
     """Return the figures of all jobs, and the errors: the failure of one job does not hide the figures of others."""
     figures: dict[str, float] = {}
     faults: list[MemwalOpsError] = []
-    with one_poll():
+    with poll_cache():
         for job in jobs:
             try:
                 if job.backlog_metrics:
@@ -37,7 +37,7 @@ def poll_table(table: Table, jobs: Iterable[JobSpec]) -> tuple[Mapping[str, floa
                 faults.append(error)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - code of another package, or a bug of ours
                 structlog.get_logger(__name__).exception("unexpected_error", job=job.name)
-                faults.append(unexpected(error, job))
+                faults.append(unexpected_error(error, job))
     return figures, faults
 
 

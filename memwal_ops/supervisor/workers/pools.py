@@ -160,12 +160,14 @@ class Pools:
 
     def free(self, pool: str) -> int:
         """Return how many more requests the pool can take now."""
-        busy = sum(worker.request is not None for worker in self._of(pool))
+        busy = sum(worker.request is not None for worker in self._workers_of(pool))
         return max(0, self._limits[pool].workers - busy)
 
     def assign(self, pool: str, request: Any) -> WorkerProcess:
         """Send a request to an idle worker, or to a new one."""
-        idle = next((worker for worker in self._of(pool) if worker.request is None and not worker.quitting), None)
+        idle = next(
+            (worker for worker in self._workers_of(pool) if worker.request is None and not worker.quitting), None
+        )
         worker = idle or WorkerProcess(pool, self._on_message, self.log_level)
         if idle is None:
             self._workers.setdefault(pool, []).append(worker)
@@ -186,7 +188,7 @@ class Pools:
         limit = self._limits[worker.pool]
         resident = worker.resident_bytes()
         heavy = limit.memory is not None and resident is not None and resident > limit.memory / 2
-        too_many = sum(not other.quitting for other in self._of(worker.pool)) > limit.workers
+        too_many = sum(not other.quitting for other in self._workers_of(worker.pool)) > limit.workers
         if worker.runs >= limit.max_runs or heavy or too_many or worker in self._foreign:
             self.recycled += 1
             worker.quit()
@@ -222,5 +224,5 @@ class Pools:
         for worker in workers:
             worker.wait(_GROUP_SECONDS + 1.0)
 
-    def _of(self, pool: str) -> list[WorkerProcess]:
+    def _workers_of(self, pool: str) -> list[WorkerProcess]:
         return self._workers.get(pool, [])

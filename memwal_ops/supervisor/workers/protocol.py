@@ -107,7 +107,7 @@ def lease_document(lease: Lease) -> dict[str, Any]:
     }
 
 
-def lease_of(document: Mapping[str, Any]) -> Lease:
+def lease_from_document(document: Mapping[str, Any]) -> Lease:
     """Return the lease of a :func:`lease_document`; its times are not set, as a worker does not need them."""
     never = datetime.min.replace(tzinfo=UTC)
     holder = Holder(document["instance"], document["name"])

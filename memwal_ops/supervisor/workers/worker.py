@@ -26,7 +26,7 @@ from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.leases import check
 from memwal_ops.core.registry import all_job_specs, open_table, skip_import_probe
-from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected
+from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected_error
 from memwal_ops.core.table_history import history_document
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
@@ -38,7 +38,7 @@ from memwal_ops.supervisor.workers.child_processes import (
     terminate_children,
 )
 from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
-from memwal_ops.supervisor.workers.protocol import Result, bounded, encode, lease_of
+from memwal_ops.supervisor.workers.protocol import Result, bounded, encode, lease_from_document
 from memwal_ops.supervisor.workers.validation import amounts, checked_report, whole_numbers
 
 if TYPE_CHECKING:
@@ -88,12 +88,12 @@ class Worker:
                 result = _failed(request["id"], error)
             except BaseException as error:  # noqa: BLE001 - the service must get a result, whatever a job does
                 structlog.get_logger(__name__).exception("unexpected_error")
-                result = _failed(request["id"], unexpected(error, None))
+                result = _failed(request["id"], unexpected_error(error, None))
             if os.getpid() != self._pid:
                 # A job forked, and its child returned here as well: it would send a second result, and wait forever.
                 os._exit(0)
             if request["do"] == "poll" and children():
-                terminate_children(0.0)  # no poll of ours starts a process; those of runs end with their worker
+                terminate_children(0.0)  # no built-in poll starts a process; those of runs end with their worker
             structlog.contextvars.clear_contextvars()
             self._current = None
             self._send(result)
@@ -123,7 +123,7 @@ class Worker:
         spec = applicable(table, request["job"])
         with plugin_errors(spec):
             options = spec.options.read(request["options"])
-        lease = None if request["lease"] is None else lease_of(request["lease"])
+        lease = None if request["lease"] is None else lease_from_document(request["lease"])
         checked = 0.0
 
         def check_lease() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.server import BUCKET, counting_server
-from memwal_ops.core.polling import one_poll, shared
+from memwal_ops.core.polling import cached_for_poll, poll_cache
 from memwal_ops.core.registry import open_table
 from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.layouts.shard import SHARD
@@ -65,14 +65,14 @@ def test_nothing_is_shared_between_tables_or_polls() -> None:
         return what
 
     for _ in range(2):
-        with one_poll():
+        with poll_cache():
             found = [
-                shared(table, "backlog", partial(read, name))
+                cached_for_poll(table, "backlog", partial(read, name))
                 for table, name in zip((one, other, one), "123", strict=True)
             ]
         assert found == ["1", "2", "1"]
     assert reads == ["1", "2"] * 2
-    assert [shared(one, "backlog", lambda: read("4")) for _ in range(2)] == ["4", "4"]
+    assert [cached_for_poll(one, "backlog", lambda: read("4")) for _ in range(2)] == ["4", "4"]
     assert reads[4:] == ["4", "4"]
 
 

@@ -13,7 +13,7 @@ from memwal_ops import open_table
 from memwal_ops.core.job import JobSpec, MetricSpec
 from memwal_ops.core.options import Options
 from memwal_ops.core.registry import clear_caches, job_specs, package_of
-from memwal_ops.core.run import unexpected
+from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import JobPluginError
 from memwal_ops.supervisor.workers.polling import poll_table
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
@@ -78,8 +78,8 @@ def test_whose_bug_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     clear_caches()
     specs = job_specs("lance")
     assert package_of(specs["merge"]) is None
-    assert unexpected(ValueError("oh"), specs["merge"]).exit_code == 1
-    theirs = unexpected(ValueError("oh"), specs["moody"])
+    assert unexpected_error(ValueError("oh"), specs["merge"]).exit_code == 1
+    theirs = unexpected_error(ValueError("oh"), specs["moody"])
     clear_caches()
     assert (theirs.reason, str(theirs)) == (
         "job_plugin",

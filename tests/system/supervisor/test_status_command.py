@@ -191,7 +191,7 @@ def test_no_service_is_no_fault_of_the_tables(fleet: dict[str, Workload], ask: A
     assert outcome.out.startswith(
         f"The service does not respond on 127.0.0.1:{port} (Connection refused): what follows is"
     )
-    assert "What is due is run only where a service runs" in outcome.out
+    assert "Due jobs run only while a service runs" in outcome.out
     document = ask("--json").document
     assert (document["exit_code"], document["service"]) == (0, None)
     assert document["service_error"] == f"the service does not respond on 127.0.0.1:{port} (Connection refused)"

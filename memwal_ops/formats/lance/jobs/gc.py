@@ -14,7 +14,7 @@ from memwal_ops.core import collector
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.gc_report import GcDecision
 from memwal_ops.core.gc_report import GcReport as BaseReport
-from memwal_ops.core.polling import shared
+from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.identity import anchored
 from memwal_ops.formats.lance.jobs.gc_candidates import KINDS, LanceCandidate
@@ -137,7 +137,7 @@ def candidates(
 
 def backlog(table: Table) -> Mapping[str, float]:
     """Generations that are merged, and still on a region's list."""
-    regions = shared(table, "backlog", lambda: read_backlog(table)).regions.values()
+    regions = cached_for_poll(table, "backlog", lambda: read_backlog(table)).regions.values()
     return {
         "merged_generations": sum(
             flushed.generation <= region.merged for region in regions for flushed in region.manifest.flushed_generations

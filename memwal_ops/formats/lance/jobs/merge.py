@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import Progress, RunContext
-from memwal_ops.core.polling import shared
+from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.errors import LeaseLostError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, check_committable, commit_indexes
 from memwal_ops.formats.lance.damage import names_damage
@@ -368,7 +368,7 @@ def _block(limits: _Limits, error: BlockedRegionsError, merged: Mapping[UUID, in
 
 def backlog(table: Table) -> Mapping[str, float]:
     """The size of the backlog, and the age of its oldest generation in seconds."""
-    current = shared(table, "backlog", lambda: read_backlog(table))
+    current = cached_for_poll(table, "backlog", lambda: read_backlog(table))
     sizes = current.to_json()
     ages: list[float] = []
     with_missing: set[UUID] = set()
