@@ -1,6 +1,6 @@
-"""Find merged generations whose indexes answer for base rows that the base's index does not cover yet (S0-201, S0-219).
+"""Find merged generations whose indexes cover base rows that the base's index does not cover yet (S0-201, S0-219).
 
-A merge puts rows into new fragments, which the base's index gets to know at the next catch-up. Until then the merged
+A merge puts rows into new fragments, which the base's index covers only after the next catch-up. Until then the merged
 generations, which are kept for it, have these rows in indexes of their own.
 """
 
@@ -29,8 +29,8 @@ _MAX_VERSIONS = 64
 def bridges(unmerged: Unmerged, index: BaseIndex) -> tuple[GenerationRef, ...] | None:
     """The merged generations that have every row of the fragments that the index does not cover.
 
-    None: there may be others, and these fragments have to be scanned: rows came into them by other commits than
-    merges, a generation is collected, or the versions that would show it are gone.
+    None: there may be others, so these fragments have to be scanned: other commits than merges wrote rows to them,
+    a generation was collected, or the versions that would show it no longer exist.
     """
     table = unmerged.table
     merged = _merged_into(table, coverage(index.covered, table.manifest).uncovered)
@@ -59,8 +59,8 @@ def _merged_into(table: Table, fragments: frozenset[int]) -> Mapping[UUID, tuple
             before = read_version_manifest(table.store, number, table.naming)
         except ObjectNotFoundError:
             return None
-        made = missing - {fragment.id for fragment in before.manifest.fragments}
-        if made:
+        added = missing - {fragment.id for fragment in before.manifest.fragments}
+        if added:
             old, new = _progress(before), _progress(version)
             risen = {region_id for region_id, progress in new.items() if progress > old.get(region_id, 0)}
             if not risen:
@@ -68,7 +68,7 @@ def _merged_into(table: Table, fragments: frozenset[int]) -> Mapping[UUID, tuple
             for region_id in risen:
                 until = spans.get(region_id, (0, new[region_id]))[1]
                 spans[region_id] = (old.get(region_id, 0), until)
-        missing -= made
+        missing -= added
         version = before
     return None if missing else spans
 

@@ -38,7 +38,7 @@ SHOWN_KEYS = 3
 
 @dataclass(frozen=True, slots=True)
 class KeysOf:
-    """The keys of one generation, or of what will be one.
+    """The keys of one generation, or of rows in memory that will be one.
 
     Attributes:
         region_id: of its region.
@@ -206,7 +206,7 @@ def _refuse_shared_keys(
     shared = region_of_row[newest] != region_of_row[oldest]
     if not bool(shared.any()):
         return
-    # They do not show the regions between: with those two alone, each attempt would block only two of them.
+    # They do not show the regions in between: from those two rows alone, each attempt would block only two regions.
     shared_by_region = regions_by_key(keys, region_of_row, region_numbers)
     raise BlockedRegionsError(
         {region_id: (None, shared_keys_error(region_id, *keys_of)) for region_id, keys_of in shared_by_region.items()}
@@ -242,6 +242,6 @@ def shared_keys_error(region_id: UUID, count: int, examples: Sequence[Mapping[st
     """The error of a region that shares ``count`` keys with other regions of the pass."""
     subject = "1 key of region {} is" if count == 1 else f"{count:,} keys of region {{}} are"
     return DuplicateKeysError(
-        f"{subject.format(region_id)} in another region, too, for example {list(examples)}; "
+        f"{subject.format(region_id)} in another region as well, for example {list(examples)}; "
         "the order of their writes is not known."
     )

@@ -110,7 +110,7 @@ class _Bitmap:
             bits = numbers.view(np.uint64)
             hashed: NDArray[np.uint64] = ((bits ^ (bits >> _FOLD)) * _MULTIPLIER) >> self._shift
             return hashed
-        # Below the lowest, and where the difference overflows, it is a large number without a sign.
+        # Numbers below the lowest, and differences that overflow, become large unsigned numbers.
         places: NDArray[np.uint64] = np.minimum((numbers - self._lowest).view(np.uint64), self._last)
         return places
 

@@ -1,8 +1,8 @@
 """Find the base rows that a pass supersedes: their row addresses, by key.
 
-There are two ways with the same result. The scan streams the key columns of the whole base past the
+There are two ways with the same result. The scan compares the key columns of the whole base, as a stream, with the
 winners' keys; its memory is one chunk, whatever the size of the base (a hash join over the base's keys, as
-``merge_insert`` runs it, grows with the base). The index looks up each winner's key; it is faster while
+``merge_insert`` runs it, grows with the base). The index looks up each winner's key; it is faster if
 there are few winners compared with the base.
 """
 
@@ -110,9 +110,9 @@ def replaced_ids(hits: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64],
 
 
 def repeated_keys(table: Table, winners: Winners, *, max_bytes: int) -> Mapping[str, Any] | None:
-    """A key of a winner that several rows of the base have; None where none has.
+    """A key of a winner that several rows of the base have; None: there is none.
 
-    For a key that a person names and no table marks: as an upsert, the pass would make one row of them.
+    For a key that the user names and the table does not mark: the upsert would replace all these rows by one.
     """
     columns = [*table.primary_key]
     chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)
@@ -201,5 +201,5 @@ def has_sql_literals(keys: pa.ChunkedArray) -> bool:
 
 
 def sql_literal(value: int | str) -> str:
-    """A value as SQL has it."""
+    """A value as an SQL literal."""
     return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"

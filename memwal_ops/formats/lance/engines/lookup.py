@@ -59,7 +59,7 @@ def keys_of(table: Table, given: pa.Table | Mapping[str, Any] | Sequence[Any]) -
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise InvalidUsageError(f"These are no keys of {table.location.uri} ({', '.join(names)}): {error}") from error
     if any(column.null_count for column in found.columns):
-        raise InvalidUsageError("A key has no NULL.")
+        raise InvalidUsageError("A key is NULL: keys have no NULL.", remedy="Remove it from the keys.")
     return found.group_by(names, use_threads=False).aggregate([]).select(names)
 
 
@@ -67,7 +67,7 @@ def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Open
     """The newest row of each of these keys that has one; of a key that was deleted none.
 
     A generation whose bloom filter has none of the keys is not opened (S0-218); one without a filter is. Once all keys
-    of a region are found, its older generations are not asked (S0-216).
+    of a region are found, its older generations are not searched (S0-216).
 
     Args:
         unmerged: the regions that may have the keys.
@@ -121,7 +121,7 @@ def _in_generations(table: Table, region: RegionRead, keys: pa.Table, opened: Op
 
 
 def _in_base(table: Table, keys: pa.Table, names: list[str]) -> pa.Table:
-    """By a filter on the key columns, which Lance answers by an index where there is one."""
+    """The base's rows of these keys, by a filter on the key columns; Lance uses an index if there is one."""
     parts = [_bytes_for_blobs(table)]
     with lance_errors("look up keys in", table.location.uri):
         for start in range(0, keys.num_rows, MAX_LOOKUPS):

@@ -1,7 +1,7 @@
 """Search by vector: the base table and each generation by its own index, and the rows in memory (S0-205).
 
-Each source gives its nearest rows, of which those that were written again or deleted since are left out; it is asked
-for more until it has given enough, or has no others. So no live row is missing for a stale one.
+Each source returns its nearest rows. Rows that were written again or deleted since are dropped, and the source is
+searched for more until enough are live, or it has no others. So no live row is missing because of a stale one.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ DISTANCE = "_distance"
 _METRIC = "l2"
 _CONCURRENT = 8
 _MAX_BYTES = 64 << 20
-_MORE = 4
+_LIMIT_GROWTH = 4
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked for.
+    """The parameters of a search.
 
     Attributes:
         column: of vectors.
@@ -61,8 +61,8 @@ class Query:
         k: how many rows, at least 1.
         condition: SQL; only rows that meet it count.
         nprobes: partitions of an index to search; None: Lance's default.
-        refine_factor: so many times ``k`` candidates of a quantized index are compared exactly; None: ``k`` of them
-            where several sources answer, as distances of quantized vectors do not compare with exact ones.
+        refine_factor: ``k`` times this number of candidates of a quantized index are compared exactly; None: ``k`` of
+            them if there are several sources, since quantized distances cannot be compared with exact ones.
     """
 
     column: str
@@ -101,7 +101,7 @@ def nearest(unmerged: Unmerged, query: Query, opened: Opened) -> pa.Table:
 
 
 def nearest_plan(unmerged: Unmerged, query: Query, opened: Opened) -> str:
-    """The plan of :func:`nearest`: which index answers for which source."""
+    """The plan of :func:`nearest`: which index is used for which source."""
     filters = [
         f"bf[{region.region_id}][gen={ref.generation}]" for region in unmerged.regions for ref in region.flushed[::-1]
     ]
@@ -145,15 +145,15 @@ def _sources(unmerged: Unmerged, query: Query, opened: Opened) -> list[_Source]:
 
 def _live(source: _Source, k: int) -> pa.Table:
     """At least ``k`` live rows of a source, or all."""
-    seen, parts, live, ask = np.empty(0, np.uint64), [], 0, k
+    seen, parts, live, limit = np.empty(0, np.uint64), [], 0, k
     while True:
-        found = source.search(ask, seen)
+        found = source.search(limit, seen)
         parts.append(source.live(found))
         live += parts[-1].num_rows
-        if live >= k or found.num_rows < ask:
+        if live >= k or found.num_rows < limit:
             return pa.concat_tables(parts)
         seen = np.concatenate([seen, found.column(ROW_ADDRESS).to_numpy()])
-        ask *= _MORE
+        limit *= _LIMIT_GROWTH
 
 
 @dataclass(frozen=True)
@@ -165,14 +165,14 @@ class _Search:
     refine_factor: int | None
 
     def of(self, column: str, k: int, *, use_index: bool = True) -> dict[str, Any]:
-        """Lance's argument."""
+        """The ``nearest`` argument for Lance's scanner."""
         given = {"column": column, "q": self.query.vector, "k": k, "metric": self.metric, "use_index": use_index}
         more = {"nprobes": self.query.nprobes, "refine_factor": self.refine_factor if use_index else None}
         return given | {name: value for name, value in more.items() if value is not None}
 
 
 class _Base:
-    """The base table: by its index, and what that does not cover row by row, or by generations that are merged."""
+    """The base table, by its index; rows without coverage are scanned, or found by indexes of merged generations."""
 
     def __init__(
         self, table: Table, search: _Search, staleness: Staleness, index: BaseIndex | None, *, bridged: bool
@@ -285,7 +285,7 @@ class _Generation:
 class _Bridge:
     """A merged generation, whose index finds rows of the base that the base's own index does not cover.
 
-    What it finds is looked up in the base: that has the row as it is, or no more.
+    The rows that it finds are looked up in the base, which has their current values, or no row.
     """
 
     def __init__(self, base: _Base, generation: _Generation) -> None:
@@ -302,7 +302,7 @@ class _Bridge:
 
 
 class _Memory:
-    """Rows that no generation has, one by one."""
+    """Rows that no generation has, by an exhaustive comparison."""
 
     def __init__(self, table: Table, search: _Search, region: RegionRead, rows: pa.Table) -> None:
         self._search = search
@@ -330,7 +330,7 @@ class _Memory:
 
 
 def _bridging(unmerged: Unmerged, query: Query, index: BaseIndex | None, opened: Opened) -> list[Generation] | None:
-    """The merged generations whose indexes answer for what the base's does not cover; None: no need, or not all do."""
+    """The merged generations whose indexes cover all that the base's does not; None: not needed, or not all exist."""
     if index is None or coverage(index.covered, unmerged.table.manifest).complete:
         return None
     refs = bridges(unmerged, index)
@@ -370,11 +370,11 @@ def _index_in(dataset: lance.LanceDataset, column: str) -> str | None:
 
 
 def _metric(table: Table, index: BaseIndex | None) -> str:
-    """That of the base's index; l2 where there is none."""
+    """The metric of the base's index; l2 without one."""
     if index is None:
         return _METRIC
     with lance_errors("read the indexes of", table.location.uri):
         described = next(one for one in table.dataset.describe_indices() if one.name == index.name)
-        said = (described.details or {}).get("metric_type")
+        recorded = (described.details or {}).get("metric_type")
         # Indexes of older releases do not describe it, and their statistics are costly.
-        return str(said or table.dataset.stats.index_stats(index.name)["indices"][0]["metric_type"]).lower()
+        return str(recorded or table.dataset.stats.index_stats(index.name)["indices"][0]["metric_type"]).lower()

@@ -1,4 +1,7 @@
-"""What a reader keeps of generations between its calls: they never change, and their directories have random names."""
+"""Cache opened generations and their bloom filters between a reader's calls.
+
+The cache needs no invalidation: generations never change, and their directories have random names.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ _Kept = TypeVar("_Kept")
 
 
 class _Recent(Generic[_Kept]):
-    """The values that were used last, up to a size."""
+    """A least-recently-used cache, bounded by the sum of its values' sizes."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._size = most, 0
+    def __init__(self, max_size: int) -> None:
+        self._max_size, self._size = max_size, 0
         self._kept: OrderedDict[Hashable, tuple[_Kept, int]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -41,10 +44,10 @@ class _Recent(Generic[_Kept]):
                 return self._kept[key][0]
         made, size = make()
         with self._lock:
-            if key not in self._kept and size <= self._most:
+            if key not in self._kept and size <= self._max_size:
                 self._kept[key] = made, size
                 self._size += size
-                while self._size > self._most:
+                while self._size > self._max_size:
                     _, (_, freed) = self._kept.popitem(last=False)
                     self._size -= freed
         return made
@@ -54,7 +57,7 @@ class Opened:
     """Generations that a reader opened, 64 at most, and their bloom filters, 64 MiB at most; for any thread."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start empty."""
         self._generations: _Recent[Generation] = _Recent(_MAX_OPEN)
         self._filters: _Recent[BloomFilter | None] = _Recent(_FILTER_BYTES)
 
@@ -69,7 +72,7 @@ class Opened:
         return _each(opened, refs)
 
     def filters(self, table: Table, refs: Sequence[GenerationRef]) -> list[BloomFilter | None]:
-        """Their bloom filters; None: of a release, or a key type, without one.
+        """Their bloom filters; None: the generation has none, because of its writer's release or its key's type.
 
         Raises:
             InvalidFormatError: one does not decode.

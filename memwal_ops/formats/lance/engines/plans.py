@@ -1,4 +1,4 @@
-"""Print what a reader does, with the specification's names of nodes (S0-202 to S0-206)."""
+"""Format the plans of a reader, with the specification's names of nodes (S0-202 to S0-206)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def deduplicated(unmerged: Unmerged, condition: str | None) -> Iterator[str]:
 
 
 def look_up_plan(unmerged: Unmerged, keys: str, index: bool) -> str:  # noqa: FBT001 - of one caller
-    """The plan of a look-up; ``keys`` is what it asks for, ``index`` whether the base's key has one."""
+    """The plan of a look-up; ``keys`` describes the keys, ``index`` is whether the base's key is indexed."""
     by = ", index=btree" if index else ""
     lines = [f"CoalesceFirstExec: return_first_non_null{pruned(unmerged).replace(':', ',', 1)}"]
     for region in unmerged.regions:
@@ -47,14 +47,14 @@ def look_up_plan(unmerged: Unmerged, keys: str, index: bool) -> str:  # noqa: FB
 
 
 def in_memory(region: RegionRead) -> str:
-    """The rows of a region that no generation has, as the generation that they will be."""
+    """The name of a region's rows in memory, by the generation that they will become."""
     source = "log" if region.writer is None else "memtable"
     rows = 0 if region.memory is None else region.memory.num_rows
     return f"{region.region_id}[gen={region.current}], {source}, rows={rows}"
 
 
 def pruned(unmerged: Unmerged) -> str:
-    """How many regions were left out; nothing where none was."""
+    """The number of regions that were pruned; empty if none was."""
     return f": regions={len(unmerged.regions)}, pruned={len(unmerged.pruned)}" if unmerged.pruned else ""
 
 

@@ -1,8 +1,8 @@
-"""Find what a filter in SQL demands of single columns, for the pruning of regions (S0-200).
+"""Derive the possible values of single columns from a filter in SQL, for the pruning of regions (S0-200).
 
-Only what is understood for certain counts: comparisons of a column with literals, ``IN`` and ``BETWEEN``, joined by
-``AND`` and ``OR``. Everything else demands nothing, so that no region is left out for it. Each of these conditions is
-false or NULL for a NULL, so that a row that meets it has a value in the column.
+Only expressions with a certain meaning are used: comparisons of a column with literals, ``IN`` and ``BETWEEN``, joined
+by ``AND`` and ``OR``. All others restrict nothing, so that no region is pruned because of them. Each of these
+conditions is false or NULL for a NULL, so that a row that meets it has a value in the column.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MAX_VALUES = 1000
 # Quotes, escapes and comments that SQL dialects read in different ways.
 _AMBIGUOUS = ('"', "\\", "--", "/*", "#", "$", "{", ";")
 _COMPARISONS: dict[type[exp.Binary], str] = {exp.EQ: "=", exp.GT: ">", exp.GTE: ">", exp.LT: "<", exp.LTE: "<"}
-_TURNED = {"=": "=", ">": "<", "<": ">"}
+_SWAPPED = {"=": "=", ">": "<", "<": ">"}
 _COARSE_UNITS = frozenset({"s", "ms", "us"})
 
 
 class _Lance(Dialect):  # type: ignore[misc]  # sqlglot's own metaclass, which types as Any
-    """The part of Lance's SQL that is read here: names in backticks, texts in single quotes."""
+    """The part of Lance's SQL that is parsed here: names in backticks, strings in single quotes."""
 
     class Tokenizer(tokens.Tokenizer):
         IDENTIFIERS = ["`"]  # noqa: RUF012 - as sqlglot declares it
@@ -39,8 +39,8 @@ class Domain:
     """The values that a column may have in a row that a filter lets through.
 
     Attributes:
-        values: these and no others; None: not known.
-        low, high: none below, none above; None: not known. Unused where ``values`` are known.
+        values: all possible values; None: not known.
+        low, high: inclusive bounds; None: not known. Unused if ``values`` are known.
     """
 
     values: frozenset[Any] | None = None
@@ -48,7 +48,7 @@ class Domain:
     high: Any = None
 
     def __and__(self, other: Domain) -> Domain:
-        """What both have."""
+        """The values that are in both."""
         if self.values is None and other.values is None:
             lows = [one.low for one in (self, other) if one.low is not None]
             highs = [one.high for one in (self, other) if one.high is not None]
@@ -57,7 +57,7 @@ class Domain:
         return Domain(frozenset(one for one in known.values or () if also.has(one)))
 
     def __or__(self, other: Domain) -> Domain:
-        """At least what either has."""
+        """A domain with all values of either; it may have more."""
         if self.values is not None and other.values is not None:
             return Domain(self.values | other.values)
         pairs = [(one.low, one.high) if one.values is None else _ends(one.values) for one in (self, other)]
@@ -91,15 +91,15 @@ def _ends(values: frozenset[Any]) -> tuple[Any, Any]:
 
 
 def domains(condition: str, schema: pa.Schema) -> Mapping[str, Domain]:
-    """Per column the values that it may have in rows that the filter lets through; a column that is not there: any.
+    """Per column the values that it may have in rows that meet the filter; a column that is absent may have any.
 
     Args:
-        condition: SQL, as Lance takes it.
-        schema: of the table; only columns of whole numbers, texts, dates and moments without a time zone are looked at.
+        condition: SQL, as for Lance.
+        schema: of the table; only columns of integers, strings, dates and timestamps without a time zone are used.
     """
     if any(mark in condition for mark in _AMBIGUOUS):
         return {}
-    # Names that differ in their case alone: which one is meant is Lance's business.
+    # Names that differ only in their case are ignored: which one is meant depends on Lance.
     folded = [name.casefold() for name in schema.names]
     kinds = {name: schema.field(name).type for name in schema.names if folded.count(name.casefold()) == 1}
     try:
@@ -122,11 +122,11 @@ def _domains(node: exp.Expr, kinds: Mapping[str, pa.DataType]) -> dict[str, Doma
     if not isinstance(node, exp.Binary) or type(node) not in _COMPARISONS:
         return {}
     sign = _COMPARISONS[type(node)]
-    return _compared(node.left, sign, node.right, kinds) or _compared(node.right, _TURNED[sign], node.left, kinds)
+    return _compared(node.left, sign, node.right, kinds) or _compared(node.right, _SWAPPED[sign], node.left, kinds)
 
 
 def _listed(node: exp.Between | exp.In, kinds: Mapping[str, pa.DataType]) -> dict[str, Domain]:
-    """What ``BETWEEN`` and ``IN`` demand."""
+    """The domain from a ``BETWEEN`` or ``IN``."""
     if isinstance(node, exp.Between):
         ends = [_compared(node.this, sign, node.args[end], kinds) for sign, end in ((">", "low"), ("<", "high"))]
         if node.args.get("symmetric") or not all(ends):
@@ -142,7 +142,7 @@ def _listed(node: exp.Between | exp.In, kinds: Mapping[str, pa.DataType]) -> dic
 
 
 def _compared(column: exp.Expr, sign: str, value: exp.Expr, kinds: Mapping[str, pa.DataType]) -> dict[str, Domain]:
-    """What a comparison demands; bounds count as inside, which leaves one value too many in."""
+    """The domain from a comparison; bounds are inclusive, so a strict comparison includes one value too many."""
     if not isinstance(column, exp.Column) or column.table or column.name not in kinds:
         return {}
     found = _literal(value, kinds[column.name])
@@ -153,7 +153,7 @@ def _compared(column: exp.Expr, sign: str, value: exp.Expr, kinds: Mapping[str, 
 
 
 def _literal(node: exp.Expr, kind: pa.DataType) -> Any:
-    """The value of a literal as the column has it; None where that is not certain."""
+    """The value of a literal in the column's type; None if that is not certain."""
     if pa.types.is_integer(kind):
         return _number(node)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -177,5 +177,5 @@ def _number(node: exp.Expr) -> int | None:
         return None if found is None else -found
     if not isinstance(node, exp.Literal) or node.is_string:
         return None
-    # int() takes 1_000, and digits of other scripts.
+    # int() also accepts 1_000, and digits of other scripts.
     return int(node.this) if node.this.isascii() and node.this.isdecimal() else None

@@ -1,9 +1,10 @@
-"""Determine which regions may have rows that a filter, or a look-up, asks for (S0-200, S0-204).
+"""Determine which regions may have rows that meet a filter, or have looked-up keys (S0-200, S0-204).
 
-A region is left out only where that is certain. Its rows have the values of its spec's fields, and these follow from
-key columns: so a filter that no key with these values can meet has no row there, neither a newer one of a base row.
+A region is pruned only if it is certain to have none. Its rows have the values of its spec's fields, which are computed
+from key columns. So if no key with these values can meet the filter, the region has no such row, and no newer version
+of a base row that meets it.
 Timeline with a field of another column: key 7 is in the base with a day of 2025, and in the region of 2026 with a day
-of 2026; a scan for 2025 that left out that region would return the row of the base, which was replaced.
+of 2026; a scan for 2025 that pruned that region would return the row of the base, which was replaced.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ _MONOTONE = frozenset({"identity", "truncate", "year"})
 
 
 class Wanted(Protocol):
-    """What is asked for."""
+    """The rows that a read needs."""
 
     def may_be_in(self, values: RegionValues) -> bool:
-        """Whether a region of these values may have rows of it."""
+        """Whether a region of these values may have such rows."""
 
 
 class WantedRows:
-    """The rows that a filter lets through."""
+    """The rows that meet a filter."""
 
     def __init__(self, table: Table, condition: str) -> None:
-        """Take a filter in SQL over the columns of a version."""
+        """Parse a filter in SQL over the columns of a version."""
         schema = table.dataset.schema
         self._key = {*table.primary_key}
         self._kinds = {name: schema.field(name).type for name in table.primary_key}
@@ -61,7 +62,7 @@ class WantedRows:
         )
 
     def _excluded(self, spec: RegionSpec, one: RegionField, value: Any) -> bool:
-        """Whether no row that is wanted has this value of a field."""
+        """Whether no row that meets the filter has this value of a field."""
         place = (spec.spec_id, one.field_id)
         if place not in self._possible:
             self._possible[place] = self._values(one)
@@ -77,7 +78,7 @@ class WantedRows:
         return any(value < least for least in low or ()) or any(value > most for most in high or ())
 
     def _values(self, one: RegionField) -> frozenset[Any] | None:
-        """The field's values of all rows that are wanted; None: not known, or too many."""
+        """The field's values of all rows that meet the filter; None: not known, or too many."""
         known = [self._domains.get(str(name), Domain()).enumerated() for name in one.sources]
         sets = [values for values in known if values is not None]
         if len(sets) < len(known) or prod(map(len, sets)) > _MAX_COMBINED:
@@ -85,7 +86,7 @@ class WantedRows:
         return self._of(one, [*product(*sets)])
 
     def _of(self, one: RegionField, rows: list[tuple[Any, ...]]) -> frozenset[Any] | None:
-        """The field's values of such rows; None where they cannot be computed."""
+        """The field's values of such rows; None if they cannot be computed."""
         try:
             columns = {
                 str(name): pa.array([row[at] for row in rows], self._kinds[str(name)])
@@ -115,10 +116,10 @@ def _day(moment: date) -> tuple[int, int, int]:
 
 
 class WantedKeys:
-    """The rows of some keys."""
+    """The rows with given keys."""
 
     def __init__(self, table: Table, keys: pa.Table) -> None:
-        """Take keys in the columns and types of the table's key."""
+        """Keep the keys, in the columns and types of the table's key."""
         self._table, self._keys = table, keys
         self._rows: dict[int | None, Mapping[tuple[Any, ...], pa.Array] | None] = {}
 
@@ -128,7 +129,7 @@ class WantedKeys:
         return rows is None or values.values in rows
 
     def among(self, values: RegionValues | None) -> NDArray[np.bool_]:
-        """Per key whether a region of these values may have it; of no values: each."""
+        """Per key whether a region of these values may have it; without values: all of them."""
         rows = None if values is None else self._rows_of(values)
         if rows is None or values is None:
             return np.ones(self._keys.num_rows, bool)
@@ -138,7 +139,7 @@ class WantedKeys:
         return found
 
     def _rows_of(self, values: RegionValues) -> Mapping[tuple[Any, ...], pa.Array] | None:
-        """Of a spec: per region values the numbers of the keys; None where they cannot be computed."""
+        """Per region values of a spec the positions of the keys; None if they cannot be computed."""
         spec = values.spec
         if spec.spec_id not in self._rows:
             self._rows[spec.spec_id] = self._routed(spec)

@@ -1,4 +1,4 @@
-"""Read a table with what is not merged yet: scan, look up, search, and say how (S0-191 to S0-206)."""
+"""Read a table with its unmerged rows: scan, look up, search, and explain the plan (S0-191 to S0-206)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SHOWN_KEYS = 5
 
 @dataclass(frozen=True)
 class Reader:
-    """A version of a table with what is not merged yet; each call reads the regions anew.
+    """A version of a table with its unmerged rows; each call reads the regions again.
 
-    Where generations that the version needs were merged and collected since, a call reads the newest version.
+    If generations that the version needs were merged and collected since, a call reads the newest version.
 
     Attributes:
         table: the version.
-        consistency: how new what is not merged has to be.
-        writer: of this process, whose rows in memory are read, too (S0-199).
+        consistency: how recent the unmerged rows have to be.
+        writer: of this process, whose rows in memory are read as well (S0-199).
     """
 
     table: Table
@@ -45,7 +45,7 @@ class Reader:
     _opened: Opened = field(default_factory=Opened, repr=False, compare=False)
 
     def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> Scan:  # noqa: A002 - Lance's word
-        """A scan of all rows, or of those that a filter in SQL lets through."""
+        """A scan of all rows, or of those that meet a filter in SQL."""
         wanted = None if columns is None else tuple(columns)
         return Scan(self.table, self.consistency, wanted, filter, self._writers(), self._opened)
 
@@ -57,7 +57,7 @@ class Reader:
 
         Raises:
             InvalidUsageError: these are no keys of the table.
-            MemwalOpsError: what may have a key is missing or damaged.
+            MemwalOpsError: an object that may have a key is missing or damaged.
         """
         return self.find(keys).rows
 
@@ -88,8 +88,8 @@ class Reader:
             column: of vectors.
             vector: of the column's length.
             k: how many.
-            filter: SQL; only rows that it lets through count.
-            nprobes, refine_factor: as Lance takes them, for each index.
+            filter: SQL; only rows that meet it count.
+            nprobes, refine_factor: as in Lance, for each index.
 
         Raises:
             InvalidUsageError: no such column, ``k`` below 1.
@@ -136,7 +136,7 @@ class Reader:
         *,
         filter: str | None = None,  # noqa: A002 - Lance's word
     ) -> str:
-        """The plan of :meth:`nearest` (S0-205), and which index answers for which rows (S0-201)."""
+        """The plan of :meth:`nearest` (S0-205), and which index is used for which rows (S0-201)."""
         query = Query(column, vector, k, filter)
         scan = self.scan(filter=filter)
         return at_newest(self.table, lambda table: nearest_plan(scan.unmerged(table), query, self._opened))

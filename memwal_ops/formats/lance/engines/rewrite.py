@@ -1,7 +1,7 @@
-"""Write what a pass changes: the winners' rows as new fragments, superseded rows as deletion vectors.
+"""Write the changes of a pass: the winners' rows as new fragments, superseded rows as deletion vectors.
 
 Nothing written here is visible: the files have names that no version mentions until the commit.
-The payload streams from the generations to the base, a batch at a time; it is never held whole.
+The payload streams from the generations to the base, a batch at a time; memory never holds all of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Scan a table with what is not merged yet: base, flushed generations and the rows in memory (S0-191, S0-192).
+"""Scan a table with its unmerged rows: base, flushed generations and the rows in memory (S0-191, S0-192).
 
-Keys first: the newest row of each unmerged key is found from keys and row addresses alone, and memory holds these.
-Then rows stream, one source after the other: the winners of each generation, chosen by address below its scan, and
+First the newest row of each unmerged key is found from keys and row addresses alone; memory holds these.
+Then rows stream, one source after the other: the winners of each generation, selected by address inside its scan, and
 the rows of the base whose key was not written since.
 """
 
@@ -43,8 +43,8 @@ _MAX_BYTES = 1 << 30
 # Of one source's batches, and of the base's rows that are compared with the unmerged keys at once.
 _BATCH_BYTES = 64 << 20
 _CHUNK_BYTES = 32 << 20
-# Where more rows than this part win, all are read: choosing by address costs more than it spares.
-_MOST = 0.5
+# If a larger share of the rows win, all are read: selecting by address would cost more than it saves.
+_MAX_SELECTED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class Winning:
-    """What a scan reads: ``parts`` of sources, and ``keys`` of which the base has no row any more."""
+    """The rows that a scan reads: ``parts`` of sources, and the base's rows except those of ``keys``."""
 
     unmerged: Unmerged
     keys: pa.Table
@@ -68,14 +68,14 @@ class Winning:
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan of a pinned version; nothing is read before it is asked for.
+    """One scan of a pinned version; nothing is read before the first call.
 
     Attributes:
         table: the version.
-        consistency: as :func:`memwal_ops.formats.lance.engines.unmerged.read_unmerged` takes it.
+        consistency: see :func:`memwal_ops.formats.lance.engines.unmerged.read_unmerged`.
         columns: None: all.
-        filter: SQL, as Lance takes it.
-        writers: of this process, whose rows in memory are read, too.
+        filter: SQL, as in Lance.
+        writers: of this process, whose rows in memory are read as well.
         opened: generations that the reader has opened before.
     """
 
@@ -90,9 +90,9 @@ class Scan:
         """The rows, in no order; each key once, as it was written last (S0-193).
 
         Raises:
-            InvalidUsageError: a column that the table has not.
+            InvalidUsageError: a column that the table does not have.
             UnsupportedFeatureError: a log whose entries cannot be read here.
-            MemwalOpsError: a generation or an entry is missing or damaged: no rows are better than wrong ones.
+            MemwalOpsError: a generation or an entry is missing or damaged; no partial result is returned.
         """
         return self.to_batches().read_all()
 
@@ -121,12 +121,12 @@ class Scan:
         return scan_plan(at_newest(self.table, self.unmerged), self.filter)
 
     def unmerged(self, table: Table) -> Unmerged:
-        """What is not merged in a version, of the regions that may have rows that are asked for."""
+        """The unmerged rows of a version, in the regions that may have rows that meet the filter."""
         wanted = None if self.filter is None else WantedRows(table, self.filter)
         return read_unmerged(table, self.consistency, wanted=wanted, writers=self.writers)
 
     def winning(self, table: Table) -> Winning:
-        """Find the newest row of each key among everything that is not merged in a version."""
+        """Find the newest row of each key among all unmerged rows of a version."""
         unmerged = self.unmerged(table)
         key = [*table.primary_key]
         kinds = pa.schema([pa.field(name, table.dataset.schema.field(name).type) for name in key])
@@ -176,12 +176,12 @@ class Scan:
                 yield rows.select(wanted).cast(out)
 
     def _rows(self, part: _Part, wanted: list[str]) -> Iterator[pa.Table]:
-        """The winners of a source that the filter lets through."""
+        """The winners of a source that meet the filter."""
         if part.generation is None:
             rows = pa.table({}) if part.rows is None else part.rows.filter(pa.array(part.winners))
             yield filtered(rows.drop_columns([TOMBSTONE]), wanted, self.filter)
             return
-        if self.filter is None and part.winners.mean() > _MOST:
+        if self.filter is None and part.winners.mean() > _MAX_SELECTED_SHARE:
             yield from winning_rows(part.generation.selected(wanted), part.winners, max_bytes=_BATCH_BYTES)
             return
         generation, plain = part.generation, part.generation.projection.is_plain
@@ -206,12 +206,12 @@ def _in_memory(region: RegionRead, rows: pa.Table, key: list[str]) -> KeysOf:
 
 
 def _blobs(schema: pa.Schema, columns: list[str]) -> Literal["all_binary"] | None:
-    """How a scan of these columns gives blobs: as bytes."""
+    """The ``blob_handling`` with which a scan of these columns returns blobs as bytes; None: it has no blobs."""
     return "all_binary" if any(holds_blobs(schema.field(name)) for name in columns) else None
 
 
 def winning_rows(generation: Generation, mask: NDArray[np.bool_], *, max_bytes: int = _MAX_BYTES) -> Iterator[pa.Table]:
-    """The rows of a generation that a mask over its live rows lets through, in the base's columns."""
+    """The rows of a generation that a mask over its live rows selects, in the base's columns."""
     start = 0
     for batch in generation.read_rows(max_bytes=max_bytes):
         part = batch.filter(pa.array(mask[start : start + batch.num_rows]))
@@ -221,7 +221,7 @@ def winning_rows(generation: Generation, mask: NDArray[np.bool_], *, max_bytes: 
 
 
 def filtered(rows: pa.Table, columns: list[str], condition: str | None) -> pa.Table:
-    """The rows that a filter of Lance's lets through: by Lance itself, so that all parts have the same rules."""
+    """The rows that meet a filter, evaluated by Lance, so that the same rules apply to all parts."""
     if condition is None or not rows.num_rows:
         return rows.select(columns)
     with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:

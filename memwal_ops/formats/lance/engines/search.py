@@ -1,4 +1,4 @@
-"""Search by text: BM25 over all live rows, each counted once, as in one table that holds them (S0-206)."""
+"""Search by text: BM25 over all live rows, each counted once, as if they were in one table (S0-206)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def search(scan: Scan, found: Winning, column: str, text: str, k: int, condition
 
     Args:
         scan: of the reader, without a filter.
-        found: what it reads.
+        found: the rows that it reads.
         column: of text.
         text: words.
         k: how many, at least 1.
@@ -92,7 +92,7 @@ def search_plan(unmerged: Unmerged, column: str, text: str, k: int, condition: s
 
 
 def check(table: Table, column: str, k: int) -> None:
-    """Refuse a question that has no answer."""
+    """Refuse a search in a missing column, or with ``k`` below 1."""
     if column not in table.dataset.schema.names:
         raise InvalidUsageError(f"{table.location.uri} has no column {column}.")
     if k < 1:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     ReadKeys = Callable[[Table, MergePass], Iterator[tuple[UUID, pa.Table]]]
 
-_OPEN_AT_ONCE = 64
-# Grouping by key takes about three times the keys.
+_CONCURRENTLY_OPEN = 64
+# Grouping by key needs about three times the memory of the keys.
 _SHARE_OF_BUDGET = 4
 _MAX_PARTS = 1 << 16
 _REGION = "__memwal_ops_region"
@@ -47,7 +47,7 @@ def refuse_shared_keys(table: Table, whole: MergePass, read: ReadKeys | None = N
     Args:
         table: the pinned version.
         whole: all generations of the run.
-        read: gives the key columns of each generation, with its region; by default those below ``_mem_wal/``.
+        read: yields the key columns of each generation, with its region; by default those below ``_mem_wal/``.
 
     Raises:
         BlockedRegionsError: regions that share keys; or generations that cannot be read, and then only these.
@@ -104,8 +104,8 @@ def _keys(table: Table, whole: MergePass) -> Iterator[tuple[UUID, pa.Table]]:
         BlockedRegionsError: generations that cannot be read, all together.
     """
     causes: dict[UUID, tuple[int | None, MemwalOpsError]] = {}
-    for start in range(0, len(whole.generations), _OPEN_AT_ONCE):
-        chunk = MergePass(whole.generations[start : start + _OPEN_AT_ONCE], whole.max_bytes)
+    for start in range(0, len(whole.generations), _CONCURRENTLY_OPEN):
+        chunk = MergePass(whole.generations[start : start + _CONCURRENTLY_OPEN], whole.max_bytes)
         try:
             generations = open_generations(table, chunk)
             for generation, keys in zip(generations, read_all_keys(generations, table.primary_key), strict=True):

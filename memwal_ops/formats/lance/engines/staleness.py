@@ -26,10 +26,10 @@ _NUMBER = "__memwal_ops_number"
 
 
 class Staleness:
-    """Asks bloom filters whether a newer generation may have a key, and its keys where one may.
+    """Checks by bloom filters whether a newer generation may have a key, and if so, looks the key up there.
 
-    A filter is wrong about 1 key in 1,754: dropping what it names would drop one of a hundred live rows beside 20
-    generations. So the answer is exact, and costs a look-up in a generation that has some of the keys.
+    A filter has false positives for 1 key in 1,754: with 20 generations, dropping all its hits would drop one of a
+    hundred live rows. So each hit is looked up, which makes the result exact.
     """
 
     def __init__(self, unmerged: Unmerged, opened: Opened) -> None:
@@ -44,7 +44,7 @@ class Staleness:
         return self._written(found, [(region, 0) for region in self._regions])
 
     def of_generation(self, found: pa.Table, region: RegionRead, generation: Generation) -> NDArray[np.bool_]:
-        """Per row of a generation, with ``_rowaddr``, whether it is not its key's newest one, or deletes."""
+        """Per row of a generation, with ``_rowaddr``, whether it is not its key's newest one, or is a tombstone."""
         stale = self._written(found, [(region, generation.ref.generation)])
         keys = found.select([*self._table.primary_key])
         last = last_keys(generation, keys)

@@ -1,4 +1,4 @@
-"""Take the newest row of some keys from one generation (S0-215)."""
+"""Look up the newest row of some keys in one generation (S0-215)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_BYTES = 64 << 20
 def last_keys(generation: Generation, keys: pa.Table) -> pa.Table:
     """Of each of the keys that the generation has, its newest row: the key, ``_tombstone`` and ``_rowaddr``.
 
-    Through the generation's key index where it has one. Otherwise its key columns are read from the end, in parts that
+    Uses the generation's key index if it has one. Otherwise its key columns are read from the end, in parts that
     double, until all keys are found: the newest row of a key is the last one; with old releases, the first.
     """
     names = keys.column_names
@@ -50,7 +50,7 @@ def last_keys(generation: Generation, keys: pa.Table) -> pa.Table:
 
 
 def last_rows(generation: Generation, found: pa.Table) -> pa.Table:
-    """The rows that :func:`last_keys` found and that delete nothing, in the base's columns."""
+    """The rows that :func:`last_keys` found and that are no tombstones, in the base's columns."""
     alive = found.filter(pc.invert(found.column(TOMBSTONE)))
     parts = [generation.projection.with_blobs_as_bytes().schema.empty_table()]
     if alive.num_rows:
@@ -62,10 +62,10 @@ def last_rows(generation: Generation, found: pa.Table) -> pa.Table:
 
 
 def condition_of(keys: pa.Table, columns: Sequence[str]) -> str | None:
-    """A condition in SQL that all rows with these keys meet; None where no column's values can be written in SQL.
+    """A condition in SQL that all rows with these keys meet; None: no column's values have SQL literals.
 
     Args:
-        columns: what the key's columns are called where it is used.
+        columns: the names of the key's columns in the dataset on which the condition is used.
     """
     parts = [
         f"`{name}` IN ({', '.join(map(sql_literal, column.unique().to_pylist()))})"
@@ -76,7 +76,7 @@ def condition_of(keys: pa.Table, columns: Sequence[str]) -> str | None:
 
 
 def key_index(dataset: lance.LanceDataset, columns: Sequence[str]) -> bool:
-    """Whether an index answers which rows have a key."""
+    """Whether an index finds the rows of a key."""
     return len(columns) == 1 and has_key_index(dataset, columns[0])
 
 

@@ -1,4 +1,4 @@
-"""What a reader adds to the base: each region's unmerged generations, log and MemTable (S0-194, S0-195, S0-199)."""
+"""Read the unmerged rows of a table: each region's generations, log and MemTable (S0-194, S0-195, S0-199)."""
 
 from __future__ import annotations
 
@@ -48,19 +48,25 @@ Consistency = Literal["strong", "manifests", "snapshot"]
 CONSISTENCIES: tuple[Consistency, ...] = ("strong", "manifests", "snapshot")
 _CONCURRENT_READS = 16
 _ATTEMPTS = 10
-# How it shows that a generation was collected meanwhile, or the version expired: it is not listed, or files are gone;
-# or that a region was adopted.
-_GONE = (GenerationMissingError, GenerationCorruptError, BlockedRegionsError, ObjectNotFoundError, RegionReplacedError)
+# Errors that may mean that a generation was collected meanwhile, that the version was expired, or that a region was
+# adopted.
+_RETRIED_AT_NEWEST = (
+    GenerationMissingError,
+    GenerationCorruptError,
+    BlockedRegionsError,
+    ObjectNotFoundError,
+    RegionReplacedError,
+)
 _Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
 class RegionRead:
-    """One region at one moment.
+    """One region at one time.
 
     Attributes:
         region_id: the region.
-        values: by which rows are routed to it; None: they are not, or not known.
+        values: by which rows are routed to it; None: rows are not routed by values, or these are not known.
         flushed: its unmerged generations, ascending.
         merged: those that are merged and still listed, ascending.
         current: the number of the generation that will have the rows in memory; 0: not known.
@@ -79,7 +85,7 @@ class RegionRead:
 
 @dataclass(frozen=True)
 class Unmerged:
-    """What is not merged in a version, at one moment; ``pruned`` are regions without rows that were asked for."""
+    """The unmerged rows of a version, at one time; ``pruned`` are regions that have no rows that the read needs."""
 
     table: Table
     regions: tuple[RegionRead, ...]
@@ -93,7 +99,7 @@ def read_unmerged(
     wanted: Wanted | None = None,
     writers: Iterable[RegionWriter] = (),
 ) -> Unmerged:
-    """Read what is not merged in a version.
+    """Read the unmerged rows of a version.
 
     Args:
         table: the version.
@@ -115,7 +121,7 @@ def read_unmerged(
         snapshot = read_snapshot(table)
         rows = {one.region_id: one for one in (() if snapshot is None else snapshot.regions)}
     else:
-        # Anew for each call, and not the version's listing: a region that was created since has acknowledged rows, too.
+        # Listed again for each call: a region that was created since the version has acknowledged rows as well.
         rows = dict.fromkeys(list_regions(table.store).region_ids)
     # A writer may have made its region after the regions were listed.
     region_ids = sorted({*rows, *own})
@@ -133,7 +139,7 @@ def read_unmerged(
 
 
 def at_newest(table: Table, read: Callable[[Table], _Read]) -> _Read:
-    """Read a version, or a newer one where generations that it needs were merged and collected since (S0-197).
+    """Read a version, or a newer one if generations that it needs were merged and collected since (S0-197).
 
     Timeline otherwise: a reader opens version 5; generation 3 is merged as version 6, drained and deleted; version 5
     has no row of it, and the region's manifest does not list it any more: its rows would be in neither.
@@ -141,7 +147,7 @@ def at_newest(table: Table, read: Callable[[Table], _Read]) -> _Read:
     for _ in range(_ATTEMPTS):
         try:
             return read(table)
-        except _GONE:
+        except _RETRIED_AT_NEWEST:
             newest = table.newest()
             if newest.version == table.version:
                 raise
@@ -173,7 +179,7 @@ def _of_snapshot(table: Table, row: RegionRow, state: RegionState) -> RegionRead
 def _of_manifest(
     table: Table, region_id: UUID, wanted: Wanted | None, writer: RegionWriter | None, *, log: bool
 ) -> RegionRead | None:
-    """The region as its manifest has it, with the rows in memory; without these where it has no row that is wanted."""
+    """The region by its manifest, with the rows in memory, unless it cannot have rows that the read needs."""
     region = table.region(region_id)
     for _ in range(_ATTEMPTS):
         try:
@@ -183,14 +189,14 @@ def _of_manifest(
                 raise
             return None
         held = None if writer is None or writer.epoch != manifest.writer_epoch else writer.in_memory()
-        # Not listed in this manifest, and not in memory any more: the flush came between. Rows that are both listed and
-        # in memory are no harm: what is in memory is as new, or newer.
+        # Otherwise rows were flushed in between: neither listed in this manifest nor in memory any more. Rows that are
+        # both listed and in memory do not matter: those in memory are as new, or newer.
         if held is None or held.generation <= manifest.current_generation:
             break
     else:
         raise CommitConflictError(f"Region {region_id}: its writer flushed {_ATTEMPTS} times while it was read.")
     # Timeline without it: a region is merged up to generation 3, and its folder removed; a new region of that id
-    # flushes generation 1, which counts as merged: rows of acknowledged writes would be in no part of the answer.
+    # flushes generation 1, which counts as merged: rows of acknowledged writes would be missing in the result.
     check_record(table, manifest)
     backlog, fault = subtract(manifest, table.index.merged_generations.get(region_id, 0))
     if fault is not None:
@@ -198,7 +204,7 @@ def _of_manifest(
     listed = [one for one in manifest.flushed_generations if one.generation <= backlog.merged]
     merged = tuple(generation_ref(region_id, one) for one in sorted(listed, key=lambda one: one.generation))
     values = None
-    # pylance hashes values otherwise: its regions are never left out.
+    # pylance uses another hash for values: its regions are never pruned.
     if manifest.region_spec_id != MANUAL and table.layout_of(region_id).generations_in_log:
         values = _values(lambda: region_values_of(table, manifest))
     memory = None
@@ -219,7 +225,7 @@ def _of_manifest(
 
 
 def _values(read: Callable[[], RegionValues | None]) -> RegionValues | None:
-    """The region's values; None also where they are not known: such a region is never left out."""
+    """The region's values; None if they are not known: such a region is never pruned."""
     try:
         return read()
     except MemwalOpsError:
@@ -242,7 +248,7 @@ def _log(table: Table, manifest: RegionManifest) -> pa.Table | None:
         if not unflushed_entries(table, manifest):
             return None
         raise UnsupportedFeatureError(
-            f"The log of region {manifest.region_id} is pylance's, which this reader does not read.",
+            f"The log of region {manifest.region_id} has pylance's format, which this reader cannot read.",
             remedy='Let its writer flush; or read(..., consistency="manifests").',
         )
     entries = [one for one in read_log(table.store, manifest) if not one.cut]
@@ -251,10 +257,10 @@ def _log(table: Table, manifest: RegionManifest) -> pa.Table | None:
 
 
 def _in_order(table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] | None, str]]) -> pa.Table | None:
-    """Rows in the columns of the table, with ``_tombstone``; None where there are none.
+    """Rows in the columns of the table, with ``_tombstone``; None: there are none.
 
     Args:
-        fragments: rows, the field ids of their columns as far as they are known, and what they are in an error.
+        fragments: rows, the field ids of their columns if they are known, and their description for an error.
     """
     if not fragments:
         return None
@@ -262,7 +268,7 @@ def _in_order(table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] 
     found = []
     for rows, field_ids, what in fragments:
         ids = columns.ids[: -1 if TOMBSTONE not in rows.column_names else None]
-        # One that was dropped and added again may have its name and id, and another type.
+        # A column that was dropped and added again may have the same name and id, but another type.
         if field_ids not in {None, ids} or not _kinds(rows.schema).items() <= _kinds(columns.schema).items():
             raise UnsupportedFeatureError(
                 f"{what} written when the table had other columns.",

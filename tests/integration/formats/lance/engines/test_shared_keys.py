@@ -60,7 +60,7 @@ def test_regions_that_share_keys_are_all_found_in_one_pass(tmp_path: Path, engin
         for one in report.blocked
         if (
             found := re.match(
-                rf"(\d+) keys? of region {one.region_id} (?:is|are) in another region, too, .*", str(one.error)
+                rf"(\d+) keys? of region {one.region_id} (?:is|are) in another region as well, .*", str(one.error)
             )
         )
     }
@@ -131,7 +131,7 @@ def test_a_key_in_two_regions_is_found_where_each_region_has_passes_of_its_own(
     }
     said = {str(one.region_id): str(one.error) for one in report.blocked}
     assert said[REGIONS[1]].startswith(
-        f"1 key of region {REGIONS[1]} is in another region, too, for example [{{'id': 1}}]"
+        f"1 key of region {REGIONS[1]} is in another region as well, for example [{{'id': 1}}]"
     )
     assert "{'id': 7}" in said[REGIONS[2]]
     # The others are merged, one pass for each; none of those that share was, nor is it by the next run.

@@ -123,7 +123,7 @@ def test_all_regions_that_share_a_key_are_blocked(newest_row_first: bool) -> Non
     counts = {A: 6, B: 2, C: 7}
     for region, (_, error) in causes.items():
         assert isinstance(error, DuplicateKeysError)
-        assert str(error).startswith(f"{counts[region]} keys of region {region} are in another region, too")
+        assert str(error).startswith(f"{counts[region]} keys of region {region} are in another region as well")
         assert str(error).count("'name': 'k'") == min(counts[region], SHOWN_KEYS)
         assert set(error.args) == {str(error)}
 
@@ -133,7 +133,7 @@ def test_a_region_that_shares_nothing_is_not_blocked() -> None:
     with pytest.raises(BlockedRegionsError) as raised:
         collapsed(*generations)
     assert raised.value.causes.keys() == {A, C}
-    expected = "1 key of region {} is in another region, too, for example [{{'x': 1, 'name': 'k'}}]; "
+    expected = "1 key of region {} is in another region as well, for example [{{'x': 1, 'name': 'k'}}]; "
     for region, (_, error) in raised.value.causes.items():
         assert str(error).startswith(expected.format(region))
 
