@@ -1,4 +1,4 @@
-"""A thread that works for an object in the background, and keeps neither it nor the program alive."""
+"""Run an object's periodic work in a background thread that keeps neither the object nor the program alive."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ OwnerT = TypeVar("OwnerT")
 
 
 class Background(Generic[OwnerT]):
-    """Works for an object in intervals and whenever it is woken, until there is no more to do or it is forgotten."""
+    """Calls ``work`` at intervals and on :meth:`wake`, until it returns False or the object is garbage-collected."""
 
     def __init__(self, owner: OwnerT, work: Callable[[OwnerT], bool], interval: float, name: str) -> None:
-        """Begin nothing yet.
+        """Create it; the thread is not started yet.
 
         Args:
             owner: the object.
@@ -35,7 +35,7 @@ class Background(Generic[OwnerT]):
     def start(self) -> None:
         """Start the thread, if it does not run yet.
 
-        At the end of the program, or when the object is forgotten, it is waited for: a thread that is inside pylance
+        It is joined at the end of the program, or when the object is garbage-collected: a thread that is inside pylance
         while the interpreter ends aborts the process.
         """
         with self._lock:
@@ -46,7 +46,7 @@ class Background(Generic[OwnerT]):
                 weakref.finalize(owner, self._end)
 
     def wake(self) -> None:
-        """Have it work now."""
+        """Call ``work`` now."""
         self._due.set()
 
     def _run(self) -> None:

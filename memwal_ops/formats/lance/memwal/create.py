@@ -59,7 +59,7 @@ def create_mem_wal(
     Raises:
         InvalidUsageError: the table has a MemWAL index and nothing was to be added, region folders exist without an
             index, a base index does not exist, or a spec is invalid.
-        CommitConflictError: every attempt lost against another commit.
+        CommitConflictError: every attempt conflicted with another commit.
         NoPrimaryKeyError: no column is marked as its primary key (S0-002).
         UnsupportedFeatureError: a spec has an expression, and DataFusion is not installed.
         StorageError: the store failed, or another writer changed the table's indexes at this moment.
@@ -101,7 +101,7 @@ def refuse_existing(table: Table) -> None:
         raise InvalidUsageError(
             f"{location.uri} has no MemWAL index, but it has region folders: they belong to another table, or to this "
             "one before it was overwritten.",
-            remedy="memwal-ops inspect URI names them, and what to do.",
+            remedy="Run memwal-ops inspect URI: it lists them with remedies.",
         )
 
 
@@ -177,11 +177,11 @@ def plan_mem_wal(
     implicit = [name for name in maintained_indexes if _is_key_index(known[name], keys)]
     if implicit:
         raise InvalidUsageError(
-            f"The index {', '.join(implicit)} is that of the primary key, which every writer maintains without a word.",
+            f"The index {', '.join(implicit)} is that of the primary key, which every writer maintains implicitly.",
             remedy="Leave it out.",
         )
     details = memwal_pb2.MemWalIndexDetails()
-    # Without it, field 1 is absent, and old releases take the details for an empty legacy list.
+    # Without it, field 1 is absent, and old releases decode the details as an empty legacy list.
     details.snapshot_ts_millis = time.time_ns() // 1_000_000
     details.maintained_indexes.extend(dict.fromkeys(maintained_indexes))
     details.region_specs.extend(encode_specs(region_specs, table.dataset.schema, ids, table.primary_key))

@@ -1,6 +1,6 @@
 """Determine the fence posts: WAL entries that must be kept so that a fenced writer finds its position taken.
 
-A writer learns that it was fenced when its put-if-absent finds its position taken. Timeline of
+A writer detects that it was fenced when its put-if-absent finds its position taken. Timeline of
 the loss if positions are freed: writer A stalls with position 4 next; writer B claims the region,
 writes entry 4, flushes; entry 4 is collected; A resumes and writes entry 4. The put succeeds, A
 acknowledges the row, and no writer ever replays position 4 again.
@@ -10,7 +10,7 @@ position, and what is kept for it:
 
 * it wrote the previous entry: the entry at its position is of another epoch, and the first of a *run* of that
   epoch's entries. The first entry of each run is kept.
-* it found entries of older epochs at its position, and took the position after them. They were written by
+* it found entries of older epochs at its position, and continued at the position after them. They were written by
   writers that claimed before it, and searched for the end of the log only after it had written: runs
   of an older epoch behind one of a newer epoch. They are kept as a whole.
 * it claimed the region, and wrote nothing yet. It may search for the end of the log at any time, from
@@ -26,9 +26,9 @@ How long: ``fence_retention``. A run's first entry is kept until the *next* run 
 exists, the next one is recognized as the start of a run. For a writer that searched late, the time
 counts from its claim.
 
-For future writers: the last entry of the log is always kept, because pylance takes the highest
+For future writers: the last entry of the log is always kept, because pylance uses the highest
 name as the end of the log and puts its empty entry after it; at too low a position, that entry would not fence
-any writer. All entries after ``wal_id_last_seen`` are kept, too: other writers search for the end from there.
+any writer. All entries after ``wal_id_last_seen`` are kept as well: other writers search for the end from there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-_ALWAYS = 2
+_NEWEST_EPOCHS_KEPT = 2
 # One claim every 26 seconds for thirty days; a damaged manifest may have any number.
 _MAX_EPOCHS = 100_000
 _NO_END = 1 << 64
@@ -117,7 +117,7 @@ def unsettled_epochs(
     Args:
         runs: the runs of the log.
         newest_epoch: of the region's newest manifest.
-        long_ago: whether the entry at an index is older than any writer stalls: older epochs are even older.
+        long_ago: whether the entry at an index is older than the longest stall of a writer; older epochs are older.
         sentinels: whether writers put an empty entry before they search.
     """
     dead = max((run.epoch for run in runs if run.epoch is not None and long_ago(run.start)), default=0)
@@ -156,7 +156,7 @@ class FencePosts:
         late = (run.start for run, high in zip(self.runs, highest, strict=True) if (run.epoch or high) < high)
         silent = ((epoch, claim, _NO_END) for epoch, claim in self.claims.items() if epoch not in first)
         looking = ((epoch, claim, first[epoch]) for epoch, claim in self.claims.items() if epoch in first)
-        object.__setattr__(self, "_always", frozenset({*sorted(epochs)[-_ALWAYS:], None}))
+        object.__setattr__(self, "_always", frozenset({*sorted(epochs)[-_NEWEST_EPOCHS_KEPT:], None}))
         object.__setattr__(self, "_late", frozenset(late))
         object.__setattr__(self, "_silent", _Spans(silent))
         object.__setattr__(self, "_looking", _Spans(looking))

@@ -1,7 +1,7 @@
 """Copy small generations from an object store to local files, from which pylance reads them without requests.
 
-pylance makes nine requests or more to open a generation of one data file and to read its keys and rows. A copy takes
-a listing and one request for each file. Files of a generation never change, so that a copy reads as the original does.
+pylance makes nine requests or more to open a generation of one data file and to read its keys and rows. A copy needs
+a listing and one request for each file. Files of a generation never change, so a copy reads like the original.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta
 
 MAX_BYTES = 8 << 20
-"""Generations of more are read where they are: their bytes need most of pylance's requests anyway."""
+"""Larger generations are not copied: their bytes need most of pylance's requests anyway."""
 _SHARE_OF_BUDGET = 4
 
 
@@ -39,13 +39,13 @@ def copies_of(table: Table, max_bytes: int) -> Iterator[GenerationCopies | None]
 
     Args:
         table: the table.
-        max_bytes: memory budget of the work; copies take at most a quarter, as the folder may be in memory.
+        max_bytes: memory budget of the work; copies use at most a quarter, as the folder may be in memory.
     """
     if table.location.scheme in LOCAL:
         yield None
         return
     try:
-        # Errors of its clean-up: the file system may fail while the result is fine.
+        # Errors of its removal are ignored: they do not affect the result.
         place = tempfile.TemporaryDirectory(prefix="memwal-ops-copies-", ignore_cleanup_errors=True)
     except OSError:
         yield None
@@ -62,11 +62,11 @@ class GenerationCopies:
         store: of the folder.
     """
 
-    def __init__(self, table: Table, folder: str, most_bytes: int) -> None:
+    def __init__(self, table: Table, folder: str, max_bytes: int) -> None:
         self.location = resolve(folder)
         self.store = open_store(self.location)
         self._table = table
-        self._room = most_bytes
+        self._room = max_bytes
         self._lock = Lock()
 
     def add(self, ref: GenerationRef) -> bool:
@@ -74,7 +74,7 @@ class GenerationCopies:
 
         Returns:
             Whether it was copied. It is not if it is large, if not all of its files are in its folder, if it has
-            several versions, or if the folder is full; a reader of the original finds out what it lacks.
+            several versions, or if the folder is full; reading the original reports what is missing.
 
         Raises:
             StorageError: the store failed.
@@ -89,7 +89,7 @@ class GenerationCopies:
         try:
             content = self._table.store.get(manifests[0].path)
             files = _needed(content, listed)
-            if files is None or not self._takes(sum(file.size for file in files)):
+            if files is None or not self._fits(sum(file.size for file in files)):
                 return False
             for file in files:
                 self._write(file, self._table.store.get(file.path))
@@ -98,7 +98,7 @@ class GenerationCopies:
             return False
         return True
 
-    def _takes(self, size: int) -> bool:
+    def _fits(self, size: int) -> bool:
         with self._lock:
             if size > min(MAX_BYTES, self._room):
                 return False

@@ -1,8 +1,8 @@
 """Build the base table's maintained indexes on a generation (S0-111, S0-135 to S0-139).
 
-A generation's index answers the same queries as the base's, and both answers are merged: so it has the base's name,
-type and parameters, and a vector index its centroids and codebook, without training. What was built is compared with
-the base's afterwards; what pylance cannot be given is refused beforehand.
+A generation's index is used for the same queries as the base's, and both results are merged: so it has the base's name,
+type and parameters, and a vector index its centroids and codebook, without training. After the build, its parameters
+are compared with the base's; parameters that pylance does not accept as arguments are refused beforehand.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def generation_indexes(table: Table, *, strict: bool) -> tuple[GenerationIndex, 
     planned = []
     for name in dict.fromkeys([*table.index.maintained_indexes, *key]):
         if name not in known:
-            continue  # dropped since: there is nothing that it would have to compare with
+            continue  # dropped since: there is no base index to compare it with
         try:
             planned.append(planned_index(table, known[name]))
         except UnsupportedFeatureError as error:
@@ -109,9 +109,9 @@ def build_indexes(table: Table, folder: str, indexes: Sequence[GenerationIndex])
             same = codebook_at(table.location, place, one.name) == one.codebook
         if not same:
             raise CodebookChangedError(
-                f"Index {one.name} of {folder} was not built with the parameters of the base's: answers from both "
-                "would not compare.",
-                remedy="No generation was published, and the rows are in the region's log. Take the index out of the "
+                f"Index {one.name} of {folder} was not built with the parameters of the base's: results from both "
+                "could not be compared.",
+                remedy="No generation was published, and the rows are in the region's log. Remove the index from the "
                 "maintained ones, and open the region again.",
             )
 

@@ -52,7 +52,7 @@ _MAX_BATCH_ROWS = 8192
 # Lance decodes up to 16 batches ahead of the reader.
 _BATCHES_IN_BUDGET = 128
 _MIN_READ_AHEAD = 8 << 20
-_NOT_THE_GENERATIONS_FAULT = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
+_STORE_ERRORS = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ def open_generation(
         table: the table.
         ref: the generation.
         history: of the table's schema.
-        copies: where to copy it first if it is small; None: it is read where it is.
+        copies: where to copy it first if it is small; None: the original is read.
 
     Raises:
         GenerationMissingError: no directory, or an empty one.
@@ -256,7 +256,7 @@ def open_generation(
     except InvalidFormatError as error:
         raise GenerationCorruptError(f"The manifest of {ref} does not decode: {error}") from error
     except (StorageError, TableNotFoundError) as error:
-        if isinstance(error, _NOT_THE_GENERATIONS_FAULT):
+        if isinstance(error, _STORE_ERRORS):
             raise
         if (missing := missing_generation(table, ref)) is not None:
             raise missing from error
@@ -330,6 +330,6 @@ def _as_corrupt(ref: GenerationRef) -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        if isinstance(error, _NOT_THE_GENERATIONS_FAULT):
+        if isinstance(error, _STORE_ERRORS):
             raise
         raise GenerationCorruptError(f"{ref} cannot be read: {error}") from error

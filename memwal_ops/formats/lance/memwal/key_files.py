@@ -62,7 +62,7 @@ class GenerationKeys:
             values, order = self._sorted
             again = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(zero_copy_only=False)
             older[order[:-1][again]] = True
-        else:  # a type without an order, or floats: Arrow's equality, unlike its order, takes -0.0 and 0.0 for one key
+        else:  # a type without an order, or floats: Arrow's equality, unlike its order, treats -0.0 and 0.0 as equal
             names = [str(number) for number in range(len(self.columns))]
             rows = pa.table([*self.columns, pa.array(np.arange(len(older)))], [*names, _ROW])
             last = rows.group_by(names, use_threads=False).aggregate([(_ROW, "max")]).column(f"{_ROW}_max")

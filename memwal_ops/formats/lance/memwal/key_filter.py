@@ -1,4 +1,4 @@
-"""The bloom filter of the keys in a MemTable (S0-025, S0-136): it answers whether a row may be stale.
+"""The bloom filter of the keys in a MemTable (S0-025, S0-136): it shows whether a row may be stale.
 
 Other indexes are not kept in memory: the rows of a MemTable are in memory anyway, and a scan of them is exact.
 """
@@ -23,10 +23,10 @@ _FIRST_SIZE = 1 << 16
 
 
 class KeyFilter:
-    """Follows a MemTable: keys are added as far as it is asked, and forgotten when generations have them."""
+    """The filter of one MemTable: keys are added at each query, and removed once generations have them."""
 
     def __init__(self, memtable: MemTable) -> None:
-        """Of nothing yet."""
+        """Create an empty filter."""
         self._memtable = memtable
         self._lock = threading.Lock()
         self._state = self._fragments = self._keys = 0
@@ -34,7 +34,7 @@ class KeyFilter:
         self._bloom = BloomFilter.for_keys(self._room)
 
     def refresh(self) -> None:
-        """Add the keys of all rows that the MemTable has by now."""
+        """Add the keys of all rows that the MemTable has now."""
         with self._lock:
             state, fragments = self._memtable.keys_since(self._fragments, self._state)
             if state != self._state:

@@ -1,7 +1,7 @@
-"""Read the log of a table from one listing, where it is small: a request for all regions, and not several for each.
+"""Read the log of a small table from one listing: one request for all regions instead of several for each.
 
-Jobs that read every region list many folders below ``_mem_wal/``. The first page of a listing of all of it has these
-answers if there are fewer than 1,000 objects.
+Jobs that read every region list many folders below ``_mem_wal/``. If there are fewer than 1,000 objects, the first page
+of a listing of ``_mem_wal/`` has all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_BYTES = 4 << 20
 
 
 def with_listed_log(table: Table) -> Table:
-    """The table with a store that answers the first listing of each folder of the log from one page.
+    """The table with a store that serves the first listing of each folder of the log from one page.
 
     For planning alone: no proof of a deletion, and no check before a region manifest is published, may use it.
     Requests: one; none on local files, where folders and links are listed as they are.
@@ -54,7 +54,7 @@ def unlisted(store: Store) -> Store:
 
 
 class ListedLog(StoreWrapper):
-    """A store that knows one page of the log. Safe in threads.
+    """A store that serves listings of the log from one page. Safe in threads.
 
     A folder's first listing comes from the page. The second one comes from the store, as a caller that lists again has
     found a contradiction; from then on, so do all of that region. A folder that the page lacks is always listed.
@@ -86,7 +86,7 @@ class ListedLog(StoreWrapper):
                 newest[folder] = max(newest.get(folder, 0), version)
         for folder, version in newest.items():
             meta = self._files.get(f"{folder}/{HINT}")
-            # As pylance's writer encodes it, and as this one does.
+            # As encoded by pylance's writer, and by this package's.
             for data in (b'{"version":%d}' % version, encode_version_hint(version)):
                 if meta is not None and meta.e_tag == hashlib.md5(data, usedforsecurity=False).hexdigest():
                     yield meta.path, data
@@ -126,7 +126,7 @@ class ListedLog(StoreWrapper):
         return data
 
     def _known(self, prefix: str) -> Sequence[ObjectMeta] | None:
-        """What the page has below a folder; None if the store is to be asked."""
+        """The page's objects below a folder; None if the store must be listed."""
         folder = prefix.removesuffix("/") + "/"
         if not folder.startswith(f"{MEM_WAL_FOLDER}/"):
             return None

@@ -1,4 +1,4 @@
-"""The columns of entries that other writers put into a region's log, when a writer replays them."""
+"""Determine the columns of WAL entries that other writers put, when a writer replays them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LoggedColumns:
-    """Finds the columns of entries. Those of other columns than the writer's become generations of their own.
+    """Finds the columns of entries. Entries with other columns than the writer's become separate generations.
 
     The same names, types and field ids may be other columns: Lance gives the id of a dropped column to the next one
     where no data file has it. Timeline by these alone: a writer puts ``note`` and is killed; ``note`` is dropped and
@@ -44,7 +44,7 @@ class LoggedColumns:
 
         Args:
             entry: of another writer.
-            last: those of the entry before it, which are taken where they are the same.
+            last: those of the entry before it, which are returned if they are the same.
 
         Raises:
             UnsupportedFeatureError: other columns than the table has, and no ids to identify them.

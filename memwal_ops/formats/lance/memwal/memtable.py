@@ -89,7 +89,7 @@ class Growing:
 
 @dataclass(frozen=True, slots=True)
 class InMemory:
-    """The rows that no generation has, at one moment.
+    """The rows that no generation has, at one time.
 
     Attributes:
         generation: the number of the first one that will have some of them, as far as the writer knows.
@@ -139,7 +139,7 @@ class MemTable:
             return tuple(reversed([*self._newest_first()]))
 
     def in_memory(self) -> InMemory:
-        """:meth:`fragments` with what a reader has to know of them."""
+        """:meth:`fragments` with their field ids and generation, for readers."""
         with self._lock:
             logged = [(one.entry.rows, growing.columns.ids) for growing in self._growing for one in growing.logged]
             return InMemory(self._generation, (*logged, *((rows, self._columns.ids) for rows in self._buffer)))

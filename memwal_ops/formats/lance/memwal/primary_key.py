@@ -1,4 +1,4 @@
-"""Mark columns of a plain Lance table as its primary key, after their values were looked at."""
+"""Mark columns of a plain Lance table as its primary key, after checking their values."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _POSITION = "lance-schema:unenforced-primary-key:position"
 
 
 def check_primary_key(table: Table, columns: Sequence[str]) -> bool:
-    """Whether ``columns`` may be marked, and are not yet. Memory: these columns.
+    """Check that ``columns`` may be marked; return whether they are not marked yet. Memory: these columns.
 
     Raises:
-        InvalidUsageError: a column is not there, or the table has another primary key, which Lance never changes.
-        DuplicateKeysError: a value is NULL, or there twice: all but one of these rows would be lost in a merge.
+        InvalidUsageError: a column is missing, or the table has another primary key, which Lance never changes.
+        DuplicateKeysError: a value is NULL or duplicate: all but one of these rows would be lost in a merge.
     """
     uri = table.location.uri
     if table.primary_key:
@@ -40,7 +40,7 @@ def check_primary_key(table: Table, columns: Sequence[str]) -> bool:
     for fault in check_keys(table, columns):
         raise DuplicateKeysError(
             f"{', '.join(columns)} cannot be the primary key of {uri}: {fault.evidence}",
-            remedy="Take these rows out, or choose other columns; nothing was changed.",
+            remedy="Remove these rows, or choose other columns; nothing was changed.",
         )
     return True
 
@@ -49,7 +49,7 @@ def mark_primary_key(table: Table, columns: Sequence[str]) -> None:
     """Mark columns as the primary key, in this order, and as never NULL: two commits of pylance.
 
     Raises:
-        CommitLostError: a concurrent commit was in the way, perhaps of rows that nobody looked at: check again.
+        CommitLostError: a concurrent commit conflicted, perhaps with rows that were not checked: check again.
         StorageError: the store failed: run it again.
     """
     table.guard.check()

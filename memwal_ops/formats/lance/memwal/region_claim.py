@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 ATTEMPTS = 50
-_LONGEST_WAIT = 0.5
+_MAX_WAIT = 0.5
 
 
 def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[RegionManifest, Claim]:
@@ -39,7 +39,7 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
     Raises:
         InvalidUsageError: the region is sealed or has other values; it is new and manual, and the table has specs; or
             the table was migrated to the shard layout since.
-        CommitConflictError: every attempt lost against another writer's claim.
+        CommitConflictError: every attempt conflicted with another writer's claim.
     """
     manifests = table.region(region_id)
     for attempt in range(ATTEMPTS):
@@ -52,7 +52,7 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
                 raise
             if values is None and table.index.region_specs:
                 raise InvalidUsageError(
-                    f"{table.location.uri} has region specs: a new manual region could hold keys of their regions.",
+                    f"{table.location.uri} has region specs: a new manual region could get keys of their regions.",
                     remedy="Write through RegionRouter, which finds the region of each row.",
                 ) from None
             mine = _first(region_id, values)
@@ -66,7 +66,7 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
                 )
             mine = replace(newest.next(), writer_epoch=newest.writer_epoch + 1)
         # Equal bytes are not our own claim: two claims of one epoch are identical. Timeline otherwise: A and B both
-        # read epoch 6 and claim 7 at once; both write entries, each takes the other's entries for those of its
+        # read epoch 6 and claim 7 at once; both write entries, each treats the other's entries as those of its
         # predecessor, and neither is ever fenced.
         if manifests.commit(mine, ours_if_equal=False):
             refuse_migrated(table, region_id)
@@ -77,7 +77,7 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim as the store has it, by which its writer recognizes that another region took the place of its own.
+    """A claim as the store has it, by which its writer detects that its region was replaced by another one.
 
     Epochs begin anew with a region. Timeline by the epoch alone: A claims epoch 1; the table is removed and created
     again, and B claims epoch 1 of its region, which has the same id since that follows from spec and values; B's row is
@@ -113,15 +113,15 @@ def parse_region_id(text: str | None) -> UUID:
 
 
 def refuse_other_layout(table: Table, region_id: UUID | None) -> None:
-    """Raise if pylance writes the region, or, where it is new, the table's regions.
+    """Raise if pylance writes the region, or, for a new one, the table's regions.
 
-    Its WAL entries have other names, and each kind of writer would take those of the other for missing.
+    Its WAL entries have other names, and each kind of writer would treat those of the other as missing.
     """
     if (table.layout if region_id is None else table.layout_of(region_id)).generations_in_log:
         return
     if table.layout_record is not None:
         raise InvalidUsageError(
-            f"{table.location.uri} was migrated to the layout {table.layout.name}, and this writes another one.",
+            f"{table.location.uri} was migrated to the layout {table.layout.name}, which this writer cannot write.",
             remedy="Write with pylance's writer: dataset.mem_wal_writer(REGION).",
         )
     for one in table.regions.region_ids:
@@ -138,8 +138,8 @@ def refuse_other_layout(table: Table, region_id: UUID | None) -> None:
 def refuse_migrated(table: Table, region_id: UUID) -> None:
     """Refuse, after the claim, a table that was migrated to another layout since ``table`` was opened.
 
-    A migration publishes first and lists the regions then; a writer claims first and reads the table then: at least
-    one of them sees the other. One request where there is no newer version.
+    A migration publishes and then lists the regions; a writer claims and then reads the table: at least one of them
+    sees the other. One request if there is no newer version.
     """
     if table.has_revision(table.version + 1) or not table.has_revision(table.version):
         refuse_other_layout(table.newest(), region_id)
@@ -147,7 +147,7 @@ def refuse_migrated(table: Table, region_id: UUID) -> None:
 
 def wait(attempt: int) -> None:
     """Sleep with jitter and exponential backoff after a commit conflict."""
-    time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.005 * 2**attempt)))  # noqa: S311 - jitter
+    time.sleep(random.uniform(0, min(_MAX_WAIT, 0.005 * 2**attempt)))  # noqa: S311 - jitter
 
 
 def _first(region_id: UUID, values: RegionValues | None) -> RegionManifest:

@@ -1,4 +1,4 @@
-"""The columns of a region's rows in the region layout, and what files of them look like to Lance.
+"""The columns of a region's rows in the region layout, and how Lance describes files with these columns.
 
 They are the base table's of one version, with its field ids, and ``_tombstone``, as pylance's own writers have them:
 the specification has no deletes. All but the key columns may be NULL, since a delete has nothing but its key.
@@ -107,10 +107,10 @@ class RegionColumns:
 
 
 def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
-    """The columns that a writer of a region has which begins at this version of the table.
+    """The columns for a writer of a region that opens this version of the table.
 
     Args:
-        tombstones: False: rows as a literal reader of the specification expects them; deletes are then refused.
+        tombstones: False: rows without tombstones, exactly as in the specification; deletes are then refused.
 
     Raises:
         UnsupportedFeatureError: a column that cannot be written to a region's log yet.
@@ -119,14 +119,14 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
     blobs = [one.name for one in base if holds_blobs(one)]
     if blobs:
         raise UnsupportedFeatureError(
-            f"The columns {', '.join(blobs)} hold blobs, which the writer of regions cannot store yet.",
+            f"The columns {', '.join(blobs)} have blobs, which the writer of regions cannot store yet.",
             remedy="Write such tables with pylance's own MemWAL writer.",
         )
     coded = [name for name in table.primary_key if pa.types.is_dictionary(base.field(name).type)]
     if coded:
         raise UnsupportedFeatureError(
             f"The key columns {', '.join(coded)} are dictionaries, which a merge cannot compare between generations.",
-            remedy="Make a table whose key columns have the dictionary's values as their type.",
+            remedy="Create a table whose key columns have the type of the dictionary's values.",
         )
     fields = [one if one.name in table.primary_key else one.with_nullable(True) for one in base]  # noqa: FBT003 - pyarrow's
     if tombstones:
@@ -151,7 +151,7 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
 
 
 def stored_columns(schema: pa.Schema, ids: Sequence[int], like: RegionColumns) -> RegionColumns:
-    """The columns of rows that another writer stored, who began when the table had other columns.
+    """The columns of rows that another writer stored when the table had other columns.
 
     Raises:
         InvalidFormatError: the ids are not those of these columns.
@@ -172,7 +172,7 @@ def _laid_out(
 
 
 def _template(schema: pa.Schema, version: str) -> VersionManifest:
-    """What pylance writes for a generation with these columns, with field ids from 0."""
+    """The manifest that pylance writes for a generation with these columns, with field ids from 0."""
     with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
         plain = pa.schema([one.with_nullable(True).remove_metadata() for one in schema])  # noqa: FBT003 - pyarrow's
         row = pa.table({one.name: pa.nulls(1, one.type) for one in plain}, schema=plain)

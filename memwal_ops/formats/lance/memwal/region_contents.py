@@ -61,7 +61,7 @@ class WalEntries:
 
     def sort(self) -> None:
         """Sort them by id."""
-        order = np.argsort(np.asarray(self._ids))  # a list of Python integers would take five times the memory
+        order = np.argsort(np.asarray(self._ids))  # a list of Python integers would need five times the memory
         for numbers in (self._ids, self._sizes, self._times):
             view = np.asarray(numbers)
             view[:] = view[order]

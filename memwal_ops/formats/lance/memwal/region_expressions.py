@@ -1,7 +1,7 @@
-"""Region expressions: DataFusion SQL over ``col0``, ``col1``, ..., and the six rules that they keep (S0-086 to S0-092).
+"""Region expressions: DataFusion SQL over ``col0``, ``col1``, ..., and their six rules (S0-086 to S0-092).
 
-The rules are checked twice where that is possible: by the functions that the expression calls, and by what it does
-with samples. A rule that was broken and not found would send two rows of one key into two regions.
+The rules are checked twice where possible: by the functions that the expression calls, and by its results for samples.
+A violation that is not detected would route two rows of one key to two regions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _CALL = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\(")
-# DataFusion takes it for deterministic: it is, until DataFusion is updated.
+# DataFusion declares it deterministic, but its result changes when DataFusion is updated.
 _OF_RELEASE = frozenset({"version"})
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), *_UNSIGNED)
@@ -31,10 +31,10 @@ _TEXTS = ("", "a", "iceberg", "Zürich", "日本語", "x" * 40, "1", "2026-01-31
 
 
 def evaluated(expression: str, columns: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
-    """The region values that an expression gives for source columns, as the type of its field.
+    """The region values that an expression gives for source columns, in the type of its field.
 
     Raises:
-        InvalidUsageError: it fails, or gives a value that is none of that type.
+        InvalidUsageError: it fails, or gives a value that is not of that type.
         UnsupportedFeatureError: DataFusion is not installed.
     """
     try:
@@ -42,7 +42,7 @@ def evaluated(expression: str, columns: Sequence[pa.Array], kind: pa.DataType) -
     except UnsupportedFeatureError:
         raise
     except Exception as error:
-        raise InvalidUsageError(f"The region expression {expression!r} fails: {_said(error)}.") from error
+        raise InvalidUsageError(f"The region expression {expression!r} fails: {_message(error)}.") from error
     if len(found) != len(columns[0]):
         raise InvalidUsageError(
             f"The region expression {expression!r} gives {len(found)} values for {len(columns[0])} rows."
@@ -66,7 +66,7 @@ def check_expression(expression: str, sources: Sequence[pa.DataType], kind: pa.D
     _check_calls(expression, sources)
     samples = [_samples(one) for one in sources]
     rows = max(map(len, samples))
-    # Of several columns not all in step: shifted against each other.
+    # The samples of several columns are shifted against each other, to combine different values.
     columns = [pa.concat_arrays([one] * (rows // len(one) + 2))[at : at + rows] for at, one in enumerate(samples)]
     whole = evaluated(expression, columns, kind)
     if not whole.equals(evaluated(expression, columns, kind)):
@@ -96,7 +96,7 @@ def _check_calls(expression: str, sources: Sequence[pa.DataType]) -> None:
     except UnsupportedFeatureError:
         raise
     except Exception as error:
-        raise InvalidUsageError(f"The region expression {expression!r} is none: {_said(error)}.") from error
+        raise InvalidUsageError(f"The region expression {expression!r} is invalid: {_message(error)}.") from error
     called = set(_CALL.findall(parsed.canonical_name()))
     unsteady = sorted(called & (_unsteady() | _OF_RELEASE))
     if unsteady:
@@ -112,7 +112,7 @@ def _check_promotion(expression: str, columns: Sequence[pa.Array], kind: pa.Data
             try:
                 found = evaluated(expression, some, kind)
             except InvalidUsageError as error:
-                # A narrower type may have no room for what is computed: columns do not become narrower.
+                # A narrower type may be too small for the result; columns are never changed to narrower types.
                 if other.bit_width < column.type.bit_width:
                     continue
                 raise _broken(expression, _PROMOTION, f"where col{at} is {other}, {error}") from error
@@ -121,7 +121,7 @@ def _check_promotion(expression: str, columns: Sequence[pa.Array], kind: pa.Data
 
 
 def _equivalent(kind: pa.DataType) -> list[pa.DataType]:
-    """Types that hold values of a numeric type, too. uint64 and signed types have no type that both become."""
+    """Types to which a numeric type may be changed. uint64 and signed types have no common wider type."""
     if kind in _FLOATS:
         return [one for one in _FLOATS if one != kind]
     if kind in _UNSIGNED:
@@ -170,7 +170,9 @@ def _as_type(expression: str, found: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return found.cast(kind)
     except pa.ArrowInvalid as error:
-        raise _broken(expression, "consistent with its result type", f"a value is none of {kind}: {error}") from error
+        raise _broken(
+            expression, "consistent with its result type", f"a value is not of type {kind}: {error}"
+        ) from error
 
 
 def _family(kind: pa.DataType) -> str:
@@ -210,7 +212,7 @@ def _session(**settings: str) -> Any:
 
 @cache
 def _unsteady() -> frozenset[str]:
-    """Names of the functions that DataFusion does not take for deterministic."""
+    """Names of the functions that DataFusion does not declare deterministic."""
     session = _session(**{"datafusion.catalog.information_schema": "true"})
     found = session.sql("SELECT routine_name FROM information_schema.routines WHERE NOT is_deterministic")
     return frozenset(found.to_arrow_table().column(0).to_pylist())
@@ -220,5 +222,5 @@ def _broken(expression: str, rule: str, detail: str) -> InvalidUsageError:
     return InvalidUsageError(f"The region expression {expression!r} is not {rule}: {detail}.")
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return " ".join(str(error).split())[:300].rstrip(".")

@@ -245,7 +245,7 @@ def check_identity(table: Table, manifest: RegionManifest, *, created: datetime 
 
 
 def check_record(table: Table, manifest: RegionManifest) -> None:
-    """Refuse a region that is another one by what the table records; no request, and no times are compared.
+    """Refuse a region that is another one by the table's records; no request, and no times are compared.
 
     Raises:
         RegionReplacedError: it is another region, or an operator has to decide whether it is.

@@ -78,7 +78,7 @@ class RegionRouter:
         self._lock = threading.Lock()
         self._checked = {*table.regions.region_ids}
         for region_id in table.regions.region_ids:
-            self._know(table.region(region_id).latest(checked=True))
+            self._register(table.region(region_id).latest(checked=True))
 
     @property
     def writers(self) -> dict[tuple[Any, ...], RegionWriter]:
@@ -156,7 +156,7 @@ class RegionRouter:
         return self._regions[values.values]
 
     def _refuse_other_specs(self, writer: RegionWriter) -> None:
-        """Seal a region that was just created, and raise, if regions of another spec take rows by now.
+        """Seal a region that was just created, and raise, if regions of another spec now accept rows.
 
         Timeline otherwise: this router begins with spec 1; spec 2 is added, all regions are sealed and merged, and a
         router of spec 2 begins; this one creates another region of spec 1: a key is in two regions, and which of its
@@ -173,24 +173,24 @@ class RegionRouter:
             if manifest.region_spec_id != self._spec.spec_id and not manifest.sealed:
                 writer.seal()
                 raise InvalidUsageError(
-                    f"Region {region_id} of spec {manifest.region_spec_id} takes rows since this router of spec "
-                    f"{self._spec.spec_id} began: it cannot create another region.",
+                    f"Region {region_id} of spec {manifest.region_spec_id} accepts rows since this router of spec "
+                    f"{self._spec.spec_id} was opened, so it cannot create another region.",
                     remedy="Open a new RegionRouter, and write the rows again.",
                 )
             self._checked.add(region_id)
         self._checked.add(writer.region_id)
 
-    def _know(self, manifest: RegionManifest) -> None:
+    def _register(self, manifest: RegionManifest) -> None:
         """Register an existing region, or refuse it."""
         mine = manifest.region_spec_id == self._spec.spec_id
-        waits = (manifest.sealed or not mine) and self._waits(manifest)
+        waits = (manifest.sealed or not mine) and self._has_unmerged(manifest)
         if manifest.sealed and not waits:
             self._sealed.add(manifest.region_id)
             return
         if manifest.sealed or not mine:
             raise InvalidUsageError(
                 f"Region {manifest.region_id} is {'sealed' if manifest.sealed else 'of another spec'}, and "
-                f"{'holds rows that are not merged' if waits else 'may still take rows'}: spec {self._spec.spec_id} "
+                f"{'has rows that are not merged' if waits else 'may still accept rows'}: spec {self._spec.spec_id} "
                 "routes rows of the same keys to other regions, and the older ones could be merged last.",
                 remedy="Merge, and try again."
                 if manifest.sealed
@@ -202,11 +202,11 @@ class RegionRouter:
             raise InvalidUsageError(
                 f"The regions {self._regions[values]} and {manifest.region_id} have the same values {values}, and rows "
                 "of one key may be in both.",
-                remedy="Find out which program made them, and write no more before they are merged.",
+                remedy="Find out which program created them, and write no more before they are merged.",
             )
         self._regions[values] = manifest.region_id
 
-    def _waits(self, manifest: RegionManifest) -> bool:
+    def _has_unmerged(self, manifest: RegionManifest) -> bool:
         """Whether a region has unmerged rows."""
         merged = self._table.index.merged_generations.get(manifest.region_id, 0)
         unmerged = any(one.generation > merged for one in manifest.flushed_generations)

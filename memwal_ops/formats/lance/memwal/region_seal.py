@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
 _ATTEMPTS = 10
-_LONGEST_WAIT = 10.0
+_MAX_WAIT = 10.0
 
 
 def seal_region(table: Table, region_id: UUID) -> RegionManifest:
@@ -28,7 +28,7 @@ def seal_region(table: Table, region_id: UUID) -> RegionManifest:
     Each step may be the last one before a crash, and be repeated by any number of processes at once:
 
     1. Claim the region as a writer does: its epoch rises, its log is replayed and flushed to a generation, and an
-       entry without rows takes the next place, at which a writer that sleeps finds out that it was fenced.
+       entry without rows is put at the next position, where a stalled writer detects that it was fenced.
     2. Publish the sealed manifest, unless another writer claimed the region meanwhile: then all is done again.
 
     Raises:
@@ -52,8 +52,8 @@ def seal_region(table: Table, region_id: UUID) -> RegionManifest:
             # the region is sealed; the row that it puts next is acknowledged, and in no generation ever.
             if flushed.writer_epoch == claimed and _publish_sealed(table, region, flushed):
                 return region.latest(checked=True)
-        # Two that seal fence each other, and a claim takes long.
-        time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.1 * 2**attempt)))  # noqa: S311 - jitter
+        # Two processes that seal the region fence each other, and a claim is slow.
+        time.sleep(random.uniform(0, min(_MAX_WAIT, 0.1 * 2**attempt)))  # noqa: S311 - jitter
     raise CommitConflictError(f"Region {region_id} is claimed by writers repeatedly; stop them first.")
 
 

@@ -1,6 +1,6 @@
 """The well-known transforms of region fields (S0-093 to S0-103): a column of region values from source columns.
 
-``abs`` of the smallest int32 has no int32: it is taken as 64 bits, so that ``abs(h) % N`` is in [0, N) for every h.
+``abs`` of the smallest int32 is no int32: it is computed in 64 bits, so that ``abs(h) % N`` is in [0, N) for every h.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def transforms_text() -> str:
 
 
 def check_transform(transform: str, parameters: Mapping[str, str], kinds: Sequence[pa.DataType]) -> pa.DataType:
-    """The type of what a transform gives for sources of these types.
+    """The result type of a transform for sources of these types.
 
     Raises:
-        InvalidUsageError: unknown transform, parameters that it does not take, types that it has no value for.
+        InvalidUsageError: an unknown transform, invalid parameters, or types that it does not support.
     """
     if transform not in TRANSFORMS:
         raise InvalidUsageError(
-            f"{transform!r} is no transform.",
+            f"{transform!r} is not a transform.",
             remedy=f"These are: {', '.join(sorted(TRANSFORMS))}; or give an expression.",
         )
     wanted = {_NUMBERS[transform]} if transform in _NUMBERS else set()
@@ -55,14 +55,14 @@ def check_transform(transform: str, parameters: Mapping[str, str], kinds: Sequen
             f"The transform {transform} takes {'columns' if transform == 'multi_bucket' else 'one column'}, "
             f"not {len(kinds)}."
         )
-    refused = [str(kind) for kind in kinds if not _takes(transform, kind)]
+    refused = [str(kind) for kind in kinds if not _supports(transform, kind)]
     if refused:
-        raise InvalidUsageError(f"The transform {transform} has no value for the type {', '.join(refused)}.")
+        raise InvalidUsageError(f"The transform {transform} does not support the type {', '.join(refused)}.")
     return pa.int32() if transform in {*_DATE_PARTS, "bucket", "multi_bucket"} else kinds[0]
 
 
 def transformed(transform: str, parameters: Mapping[str, str], columns: Sequence[pa.Array]) -> pa.Array:
-    """The region values of each row; arguments are those that :func:`check_transform` let pass, or all NULL."""
+    """The region values of each row; the arguments passed :func:`check_transform`, or are all NULL."""
     if transform in {"bucket", "multi_bucket"}:
         return _buckets(murmur3(columns), _number("num_buckets", parameters["num_buckets"]))
     (column,) = columns
@@ -75,7 +75,7 @@ def transformed(transform: str, parameters: Mapping[str, str], columns: Sequence
     return _truncated(column, _number("width", parameters["width"]))
 
 
-def _takes(transform: str, kind: pa.DataType) -> bool:
+def _supports(transform: str, kind: pa.DataType) -> bool:
     types = pa.types
     if types.is_null(kind):
         return True

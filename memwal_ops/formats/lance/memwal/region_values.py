@@ -26,15 +26,15 @@ class RegionValues:
     values: tuple[Any, ...]
 
     def encoded(self) -> tuple[tuple[str, bytes], ...]:
-        """As a region manifest has them; NULL is left out."""
+        """The values as a region manifest stores them; NULL is left out."""
         stored = (
             (one.field_id, encode_field(value, field_type(one.result_type)))
             for one, value in zip(self.spec.fields, self.values, strict=True)
         )
         return tuple((name, value) for name, value in stored if value is not None)
 
-    def strangers(self, rows: pa.Table) -> list[tuple[Any, ...]]:
-        """The region values among the rows that are not these."""
+    def other_values(self, rows: pa.Table) -> list[tuple[Any, ...]]:
+        """The region values of rows that belong to other regions."""
         return [values for values, _ in by_region(region_values(self.spec, rows)) if values != self.values]
 
 
@@ -42,8 +42,8 @@ def table_spec(table: Table, spec_id: int) -> RegionSpec:
     """The table's spec of that id, its sources by the names that columns have in this version.
 
     Raises:
-        InvalidUsageError: there is none.
-        TableCorruptError: it is none.
+        InvalidUsageError: there is no such spec.
+        TableCorruptError: the stored spec is invalid.
     """
     names = {one.id: one.name for one in table.manifest.manifest.fields if one.parent_id == _TOP}
     for stored in table.index.region_specs:
@@ -54,11 +54,11 @@ def table_spec(table: Table, spec_id: int) -> RegionSpec:
 
 
 def region_values_of(table: Table, manifest: RegionManifest) -> RegionValues | None:
-    """The values of a region; None where no spec governs it.
+    """The values of a region; None: it belongs to no spec.
 
     Raises:
-        InvalidUsageError: its spec is none of the table's.
-        InvalidFormatError: its manifest has a value that is none of its type.
+        InvalidUsageError: the table has no such spec.
+        InvalidFormatError: its manifest has a value that is not of the field's type.
     """
     if manifest.region_spec_id == MANUAL:
         return None

@@ -7,7 +7,8 @@ Thread-safe.
 Two locks: one for putting an entry, one for flushing a generation. A flush holds the first only while it writes the
 buffered rows, so that writes continue while indexes are built.
 
-The next claim fences this writer. It notices when the id of its next entry is taken, or before it publishes a manifest.
+The next claim fences this writer. It detects that when the id of its next entry is taken, or before it publishes a
+manifest.
 From then on it refuses every call; rows that were not acknowledged may be lost.
 """
 
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.memwal.region_columns import RegionColumns
 
 _DEFAULT_LIMITS = WriterLimits()
-_SMALL = 500
+_MIN_ROWS_PER_BATCH = 500
 
 
 class RegionWriter:
@@ -110,7 +111,7 @@ class RegionWriter:
             WalCorruptError: an entry before the end of the log is missing or unreadable. It may have been
                 acknowledged, so it is not skipped.
             WriterFencedError: another writer claimed the region meanwhile.
-            CommitConflictError: every attempt lost against another writer's claim.
+            CommitConflictError: every attempt conflicted with another writer's claim.
             UnsupportedFeatureError: ``indexed``, and a maintained index cannot be built with the base's parameters; or
                 a column has a type that cannot be written to a log.
             StorageError: the store failed. An epoch may have been used up.
@@ -212,30 +213,30 @@ class RegionWriter:
 
         Raises:
             WriterFencedError: another writer claimed the region; acknowledged durable rows are in the log.
-            CommitConflictError: every attempt lost against another commit of the region manifest.
+            CommitConflictError: every attempt conflicted with another commit of the region manifest.
             StorageError: the generation may or may not be published; flush again.
         """
         with self._flushing:
             with self._log:
                 self.flush_log()
                 until = self._next_entry - 1
-            before, lost = self._memtable.generation, 0
+            before, conflicts = self._memtable.generation, 0
             while True:
                 newest = self._newest()
                 # Includes an earlier flush whose response was lost. Only this writer flushes in its epoch.
                 if self._memtable.published(newest.replay_after_wal_id or 0, newest.current_generation):
-                    lost = 0
+                    conflicts = 0
                 growing = self._memtable.next_generation(until)
                 if growing is None:
                     return newest.current_generation - 1 if newest.current_generation > before else None
-                if not self._manifests.commit(self._made(newest, growing)):
-                    lost += 1
-                    if lost == ATTEMPTS:
-                        raise self._overtaken_error()
-                    wait(lost)
+                if not self._manifests.commit(self._flushed_manifest(newest, growing)):
+                    conflicts += 1
+                    if conflicts == ATTEMPTS:
+                        raise self._conflict_error()
+                    wait(conflicts)
 
     def fence(self) -> None:
-        """Put an entry without rows, at whose position an earlier writer learns that it was fenced (S0-210).
+        """Put an entry without rows, at whose position an earlier writer detects that it was fenced (S0-210).
 
         Timeline without it: A wrote entry 3 and stalls; B claims the region, has nothing to write, and seals it; A
         resumes and puts entry 4: it is acknowledged, and no writer ever replays it.
@@ -260,7 +261,7 @@ class RegionWriter:
             if newest.sealed or self._manifests.commit(replace(newest.next(), status=RegionStatus.SEALED)):
                 return
             wait(attempt)
-        raise self._overtaken_error()
+        raise self._conflict_error()
 
     def close(self) -> None:
         """Flush and close. A writer that is dropped without it loses no durable row: the next one replays the log."""
@@ -307,9 +308,9 @@ class RegionWriter:
                 # writer crashes; the next replay finds 5 before the end of the log, and refuses it.
                 self.flush()
             else:
-                self._take(entry)
+                self._add_entry(entry)
 
-    def _take(self, entry: WalEntry) -> None:
+    def _add_entry(self, entry: WalEntry) -> None:
         """Add an entry that another writer put; entries of earlier epochs are valid (S0-208)."""
         if entry.writer_epoch > self.epoch:
             self._newest()
@@ -327,7 +328,7 @@ class RegionWriter:
     def _of_region(self, rows: pa.Table) -> pa.Table:
         """Return the rows if all belong to this region: a key in two regions may lose its newest row (S0-009)."""
         if self._values is not None:
-            others = self._values.strangers(rows)
+            others = self._values.other_values(rows)
             if others:
                 raise InvalidUsageError(
                     f"Rows with the region values {others[0]} do not belong to region {self.region_id}, which has "
@@ -369,25 +370,25 @@ class RegionWriter:
         """
         store, fragments = self._table.store, [rows.num_rows for rows in parts]
         rows = pa.concat_tables(parts)
-        if rows.num_rows < _SMALL * len(parts):
+        if rows.num_rows < _MIN_ROWS_PER_BATCH * len(parts):
             rows = rows.combine_chunks()  # many small batches take longer to encode than to copy
         while True:
-            made = put_entry(store, self.region_id, self._next_entry, rows, self.epoch, self._columns)
-            if made is None:
-                # Put by a newer writer, which fenced us; by an older one, which has not noticed yet that we fenced it
-                # (S0-207); or by us, with a lost response.
+            entry = put_entry(store, self.region_id, self._next_entry, rows, self.epoch, self._columns)
+            if entry is None:
+                # Put by a newer writer, which fenced this one; by an older one, which has not detected yet that this
+                # one fenced it (S0-207); or by this writer, with a lost response.
                 self._newest()
-                found = self._standing(self._next_entry)
-                if found is None:
+                existing = self._existing_entry(self._next_entry)
+                if existing is None:
                     continue
-                if found.writer_epoch != self.epoch or not found.rows.equals(rows):
-                    self._take(found)
+                if existing.writer_epoch != self.epoch or not existing.rows.equals(rows):
+                    self._add_entry(existing)
                     continue
-                made = found
+                entry = existing
             self._next_entry += 1
-            return self._memtable.add_logged(made, self._columns, fragments, taken=taken)
+            return self._memtable.add_logged(entry, self._columns, fragments, taken=taken)
 
-    def _standing(self, entry_id: int) -> WalEntry | None:
+    def _existing_entry(self, entry_id: int) -> WalEntry | None:
         try:
             return read_entry(self._table.store, self.region_id, entry_id)
         except WalEntryCutError as error:
@@ -422,16 +423,16 @@ class RegionWriter:
 
     # -- flush
 
-    def _made(self, newest: RegionManifest, growing: Growing) -> RegionManifest:
+    def _flushed_manifest(self, newest: RegionManifest, growing: Growing) -> RegionManifest:
         """Write a generation, and return the region manifest that lists it."""
         entries = growing.entries
-        behind = replace(
+        manifest = replace(
             newest.next(),
             replay_after_wal_id=growing.last,
             wal_id_last_seen=max(newest.wal_id_last_seen or 0, self._next_entry - 1),
         )
         if not any(entry.rows.num_rows for entry in entries):
-            return behind
+            return manifest
         number = newest.current_generation
         # A retry reuses the directory. Its entries are sealed; timeline otherwise: the response to a flush of entries 1
         # to 5 is lost; 6 is put; the second flush lists the first one's directory with replay_after 6: entry 6 is in no
@@ -444,7 +445,9 @@ class RegionWriter:
             in_memory_bytes=sum(entry.rows.nbytes for entry in entries),
             physical_rows=sum(entry.rows.num_rows for entry in entries),
         )
-        return replace(behind, current_generation=number + 1, flushed_generations=(*newest.flushed_generations, listed))
+        return replace(
+            manifest, current_generation=number + 1, flushed_generations=(*newest.flushed_generations, listed)
+        )
 
     def _put_generation(self, number: int, growing: Growing) -> str:
         """Write the files, and return the directory: a random name, unused by any failed flush (S0-144, S0-151)."""
@@ -486,7 +489,7 @@ class RegionWriter:
             f"Another writer claimed region {self.region_id}: this writer, of epoch {self.epoch}, is fenced."
         )
 
-    def _overtaken_error(self) -> CommitConflictError:
+    def _conflict_error(self) -> CommitConflictError:
         return CommitConflictError(
             f"Region {self.region_id}: other writers changed its manifest in {ATTEMPTS} consecutive attempts."
         )

@@ -233,7 +233,7 @@ def test_what_is_stored() -> None:
         ([RegionSpec((RegionField.parse("identity(n)"),))], "cannot use n: rows of one key"),
         ([RegionSpec((RegionField.parse("identity(gone)"),))], "cannot use gone"),
         ([RegionSpec((RegionField.parse("multi_bucket(id, id, 3)"),))], "a column twice"),
-        ([RegionSpec((RegionField("x", ("id",), "void"),))], "'void' is no transform"),
+        ([RegionSpec((RegionField("x", ("id",), "void"),))], "'void' is not a transform"),
         ([RegionSpec((RegionField("x", ("id",)),))], "a transform or an expression"),
         ([RegionSpec((RegionField("x", ("id",), "identity", "col0"),))], "either a transform or"),
         ([RegionSpec((RegionField("", ("id",), "identity"),))], "no name"),
