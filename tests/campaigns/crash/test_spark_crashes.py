@@ -143,7 +143,7 @@ def test_attempts_that_fail_after_they_wrote(table: Workload, cluster: Driver, h
 def test_a_stage_that_spark_gives_up(table: Workload, cluster: Driver, plan: str) -> None:
     version = lance.dataset(table.uri).version
     said = cluster.run(f"{plan}stage-fails", table.uri)["error"]
-    assert said.startswith("SparkJobFailedError: Spark gave up the stage 'write'")
+    assert said.startswith("SparkJobFailedError: Spark failed in the stage 'write'")
     assert lance.dataset(table.uri).version == version
     left = unreferenced(table.uri)
     named = cluster.named(table.uri)

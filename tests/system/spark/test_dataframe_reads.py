@@ -103,7 +103,7 @@ def test_a_read_that_is_always_overtaken_fails(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(source, "read_backlog", late)
     monkeypatch.setattr(source, "_PLANS", 2)
-    with pytest.raises(Exception, match="merged again and again"):
+    with pytest.raises(Exception, match="merged repeatedly"):
         read(made.uri)
 
 

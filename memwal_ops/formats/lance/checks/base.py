@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _PAGE = runbook(TableCorruptError.exit_code) or ""
-# Without --deep, of the versions: how many manifests are decoded, the newest ones.
+# Without --deep, the number of newest version manifests that are decoded.
 _NEWEST = 100
 
 
 def check_files(table: Table) -> Iterator[Finding]:
-    """Every file that the newest version needs is there and whole; its transaction file is."""
+    """Every file that the newest version needs exists and is complete, and so does its transaction file."""
     for path, why in damages(table):
         remedy = REMEDIES.get(path.split("/", 1)[0]) or TableCorruptError.remedy
         yield Finding(
@@ -53,7 +53,7 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING, "version_unreadable", f"version {version}", f"{missing} is missing.",
             "Readers of that version fail; the newest does not need the file.",
-            "memwal-ops expire URI removes the version when nothing holds it.", runbook(26) or "",
+            "memwal-ops expire URI deletes the version once nothing keeps it.", runbook(26) or "",
         )  # fmt: skip
     rows_before = 0
     for version, path in sorted(manifests.items())[0 if deep else -_NEWEST :]:
@@ -70,7 +70,7 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
         if found.manifest.version != version:
             yield Finding(
                 Severity.ERROR, "version_manifest", path, f"Its content is that of version {found.manifest.version}.",
-                "Readers of that version get another one.", "Restore the manifest from a backup.", _PAGE,
+                "Readers of that version read another one.", "Restore the manifest from a backup.", _PAGE,
             )  # fmt: skip
         rows = sum(fragment.physical_rows for fragment in found.manifest.fragments)
         if rows_before and not found.manifest.fragments and version == table.version:
@@ -91,6 +91,6 @@ def check_references(table: Table) -> Iterator[Finding]:
         version = int(str(tag["version"]))
         if tag.get("branch") is None and not table.has_revision(version):
             yield Finding(
-                Severity.WARNING, "tag", f"the tag {name!r}", f"It names version {version}, which is gone.",
-                "Readers by that tag fail.", "Delete the tag, or set it to a version that is there.", runbook(26) or "",
+                Severity.WARNING, "tag", f"the tag {name!r}", f"It names version {version}, which does not exist.",
+                "Readers by that tag fail.", "Delete the tag, or set it to an existing version.", runbook(26) or "",
             )  # fmt: skip

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _INDEX = "the MemWAL index"
-_TAKE = "memwal-ops snapshot URI takes another."
+_SNAPSHOT_AGAIN = "memwal-ops snapshot URI makes a new one."
 
 
 def check_progress(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def check_progress(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Itera
             yield Finding(
                 Severity.ERROR, "progress", _INDEX,
                 f"It has merged generation {merged} of region {region_id}, whose writer is at generation {now}.",
-                "What the region flushes next would be taken for merged: its rows would be lost.",
+                "The region's next generation would count as merged, and its rows be lost.",
                 "Stop the writer; find out which of the two was restored, and see the page.", runbook(29) or "",
             )  # fmt: skip
 
@@ -71,19 +71,19 @@ def check_catchup(table: Table) -> Iterator[Finding]:
         if name not in indexes:
             yield Finding(
                 Severity.WARNING, "maintained_index", _INDEX,
-                f"Writers are to maintain an index {name!r}; there is none.",
-                "Writers fail, or leave it out.", "Create the index, or initialise MemWAL without it.",
+                f"Writers are to maintain an index {name!r}, which does not exist.",
+                "Writers fail, or skip it.", "Create the index, or initialise MemWAL without it.",
             )  # fmt: skip
 
 
 def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Iterator[Finding]:
-    """The region snapshot decodes, and is nowhere ahead of the manifests."""
+    """The region snapshot decodes, and is not newer than the manifests."""
     try:
         found = read_snapshot(table)
         rows = () if found is None else found.regions
     except InvalidFormatError as error:
         yield finding_of(
-            error, "snapshot", "the region snapshot", f"Readers that use it fail. {_TAKE}", Severity.WARNING
+            error, "snapshot", "the region snapshot", f"Readers that use it fail. {_SNAPSHOT_AGAIN}", Severity.WARNING
         )
         return
     for row in rows:
@@ -93,6 +93,7 @@ def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Itera
                 Severity.ERROR, "snapshot", "the region snapshot",
                 f"It has manifest version {row.state.version} of region {row.region_id}; "
                 f"the newest is {state.manifest.version}.",
-                "The region's folder was restored or replaced beneath the table.", f"Find out which; then {_TAKE}",
+                "The region's folder was restored or replaced beneath the table.",
+                f"Find out which; then {_SNAPSHOT_AGAIN}",
                 runbook(29) or "",
             )  # fmt: skip

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 _PAGE = runbook(GenerationCorruptError.exit_code) or ""
-_MISSED = "Who looks such a key up by it misses the row, and gets an older one; merges do not use it."
+_MISSED = "A look-up of such a key by it misses the row, and returns an older one; merges do not use it."
 _REMEDY = "memwal-ops merge URI: the base table then has the rows, and gc removes the generation with its files."
 
 

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
-# Without --deep, of each region: manifest versions and WAL entries that are read, the newest ones.
+# Without --deep, the number of newest manifest versions, and of newest WAL entries, that are read of each region.
 _NEWEST = 20
 _STOPS = "Merges stop before it; readers of the region do not see these rows, or fail."
 
 
 def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterator[Finding]:
-    """Every version that is kept decodes, and no number in them ever falls; the hint names one of them."""
+    """Every version that is kept decodes, and no number in them ever decreases; the hint names one of them."""
     manifest = state.manifest
     store = table.region(manifest.region_id)
     versions = store.versions()
@@ -67,7 +67,7 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
             continue
         except RegionManifestCorruptError as error:
             yield finding_of(
-                error, "old_manifest", store.path(version), "A reader that began with it fails.", Severity.WARNING
+                error, "old_manifest", store.path(version), "A reader that uses it fails.", Severity.WARNING
             )
             continue
         for name in ("writer_epoch", "current_generation", "replay_after_wal_id"):
@@ -109,7 +109,7 @@ def check_generations(
                     Severity.WARNING, "merged_generation_missing", ref.folder,
                     f"Generation {flushed.generation} is merged and listed, and its directory is missing.",
                     "The base table has its rows; a reader of an older version, or one whose index lacks them, fails.",
-                    "memwal-ops gc URI --apply takes it from the list when nothing needs it.",
+                    "memwal-ops gc URI --apply removes it from the list once nothing needs it.",
                     about=f"{manifest.region_id}/{flushed.generation}",
                 )  # fmt: skip
         elif not exists:
@@ -126,7 +126,7 @@ def check_generations(
             yield Finding(
                 Severity.INFO, "unlisted_generation", f"_mem_wal/{manifest.region_id}/{name}",
                 f"No manifest lists it; {directory.objects} objects, {directory.bytes:,} bytes.",
-                "It costs space: a flush that was not finished, or a generation that was taken from the list.",
+                "It uses space: a flush that was not finished, or a generation that was removed from the list.",
                 "None: memwal-ops gc URI --apply deletes it when it is old enough.",
             )  # fmt: skip
 
@@ -141,7 +141,7 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents, *, d
     if missing is not None:
         path = wal_entry_path(manifest.region_id, missing, table.layout_of(manifest.region_id))
         error = WalCorruptError(f"WAL entry {missing} is missing, although entry {last} was written.")
-        yield finding_of(error, "wal_gap", path, "A replay stops there: acknowledged rows above it are lost to it.")
+        yield finding_of(error, "wal_gap", path, "A replay stops there, and misses acknowledged rows above it.")
     epoch = 0
     for entry in ids if deep else ids[-_NEWEST:]:
         path = wal_entry_path(manifest.region_id, entry, table.layout_of(manifest.region_id))
@@ -158,7 +158,7 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents, *, d
                 Severity.ERROR, "wal_epoch", path,
                 f"It was written under epoch {found}, behind {'an entry ' if found < epoch else 'a claim '}{above}.",
                 "A writer that was fenced continued to write, or the manifests are older than the log.",
-                "Stop the region's writers; look which of them wrote it before any of its rows is trusted.",
+                "Stop the region's writers; find out which of them wrote it before you trust any of its rows.",
                 runbook(WalCorruptError.exit_code) or "",
             )  # fmt: skip
         epoch = max(epoch, found)
@@ -173,10 +173,10 @@ def contents_of(table: Table, state: RegionBacklog) -> RegionContents | Finding:
 
 
 def check_unrecognized(contents: RegionContents) -> Iterator[Finding]:
-    """What neither Lance nor memwal-ops writes into a region's folder."""
+    """Objects in a region's folder that neither Lance nor memwal-ops writes."""
     for path in sorted(contents.strays):
         yield Finding(
-            Severity.INFO, "unrecognized", path, "No writer of this format makes such a file.",
+            Severity.INFO, "unrecognized", path, "No writer of this format creates such a file.",
             "No job reads or deletes it.", "Remove it yourself if it is yours.",
         )  # fmt: skip
 

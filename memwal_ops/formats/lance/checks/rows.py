@@ -50,12 +50,12 @@ def check_keys(table: Table, columns: Sequence[str]) -> Iterator[Finding]:
             Severity.ERROR, "duplicate_keys", "the base table",
             f"{twice.num_rows:,} keys are in it more than once ({rows:,} rows).",
             "Readers get them twice; a merge replaces all of them by one.",
-            "Delete what is too much, by row id.", _PAGE,
+            "Delete the duplicates by row id.", _PAGE,
         )  # fmt: skip
 
 
 def check_row_ids(table: Table) -> Iterator[Finding]:
-    """No two rows of a table with stable row ids have the same, and none has one that is yet to be given.
+    """In a table with stable row ids, no two rows have the same id, and none has one at or above the next id.
 
     Memory: 8 bytes for each row.
     """
@@ -69,16 +69,16 @@ def check_row_ids(table: Table) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR, "row_ids", "the base table",
             f"The row id sequences of its fragments overlap: {twice:,} rows have the id of another row.",
-            "Indexes and readers that take rows by id get the wrong ones.",
-            "Restore a version of before (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
+            "Indexes and readers that look rows up by id get the wrong ones.",
+            "Restore an earlier version (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
         )  # fmt: skip
     above = int(np.count_nonzero(ids >= table.manifest.manifest.next_row_id))
     if above:
         yield Finding(
             Severity.ERROR, "row_ids", "the newest version",
-            f"{above:,} rows have ids from {table.manifest.manifest.next_row_id:,} on, which it is to give next.",
-            "Rows that are appended get the ids of these.",
-            "Restore a version of before (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
+            f"{above:,} rows have ids from {table.manifest.manifest.next_row_id:,} on, the next id to be assigned.",
+            "Rows that are appended get the same ids.",
+            "Restore an earlier version (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
         )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
             if one.ref.rows is not None and one.ref.rows != one.physical_rows:
                 yield Finding(
                     Severity.INFO, "row_count", one.ref.folder,
-                    f"It has {one.physical_rows:,} rows; the region's manifest says {one.ref.rows:,}.",
+                    f"It has {one.physical_rows:,} rows; the region's manifest records {one.ref.rows:,}.",
                     "Budgets of merges are estimated wrongly.", "None.",
                 )  # fmt: skip
             parts.append(keys.append_column(_REGION, pa.repeat(pa.scalar(number, pa.int64()), keys.num_rows)))
@@ -119,7 +119,7 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
         region = sorted(opened)[shared[f"{_REGION}_min"][0].as_py()]
         yield Finding(
             Severity.ERROR, "shared_keys", region_folder(region),
-            f"{shared.num_rows:,} keys wait in this region and in another one.",
+            f"{shared.num_rows:,} keys are unmerged in this region and in another one.",
             "Which row is newer is unknown: merges of both stop.",
-            "Route each key to one region; see the page for rows that wait already.", _PAGE,
+            "Route each key to one region; see the page for rows that were written already.", _PAGE,
         )  # fmt: skip

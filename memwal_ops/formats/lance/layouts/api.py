@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Layout:
-    """One layout. A method that a layout does not implement raises; a layout implements what its jobs call.
+    """One layout. Methods that a layout does not implement raise; no job of the layout calls them.
 
     Attributes:
         name: as printed by ``inspect``.
@@ -42,17 +42,17 @@ class Layout:
 
         Args:
             location, store: the table.
-            what: what was asked for, as the subject of a sentence.
+            what: the operation, as the subject of the message.
         """
         del what
         return self.refusal(location, store)
 
     def without_index(self, location: Location, store: Store) -> MemWalIndex:
-        """The MemWAL index of a table that has none of today's, for code that only reads it."""
+        """The MemWAL index of a table without the current one, for code that only reads it."""
         raise self.why_not(location, store, "This") or self._lacks("other index than its own")
 
     def jobs(self, registered: Mapping[str, JobSpec]) -> Mapping[str, JobSpec]:
-        """Of the jobs that are registered for Lance tables those that apply, each with the code for this layout."""
+        """The registered jobs that apply, each with its implementation for this layout."""
         return registered
 
     @property
@@ -86,7 +86,7 @@ class Layout:
         raise self._lacks("region logs")
 
     def flush_log(self, table: Table, manifest: RegionManifest) -> int:
-        """Claim a region, flush its log to a generation, and leave an entry at which earlier writers find that out.
+        """Claim a region, flush its log to a generation, and put an entry at which earlier writers detect the fence.
 
         Returns:
             The writer epoch of the claim, if no other writer claimed the region since ``manifest``. If one did, the

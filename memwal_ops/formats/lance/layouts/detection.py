@@ -1,4 +1,4 @@
-"""Detect the layout of a table from its stored bytes, not from a setting. Nothing else decides about layouts."""
+"""Detect the layout of a table from its stored bytes, not from a setting; the only module that does so."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def layout_of_regions(store: Store, region_ids: Iterable[UUID]) -> Layout:
 
 
 def layout_of_region(store: Store, region_id: UUID) -> Layout | None:
-    """The layout that a region's files determine; None: it has none yet that does."""
+    """The layout that a region's files determine; None: it has no such files yet."""
     with suppress(LinkError):  # links are not followed; the region is refused when it is read
         return _shown_by(store, region_folder(region_id))
     return None
 
 
 def layout_named(name: str) -> Layout | None:
-    """The layout that a migration recorded; None for one that this release does not know."""
+    """The layout that a migration recorded; None: this release does not support it."""
     return {one.name: one for one in (REGION, SHARD)}.get(name)
 
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class LegacyLayout(Layout):
-    """Merged, collected, verified and migrated by code of its own; every other job would write details of today's."""
+    """Has its own merge, gc, verify and migrate jobs; every other job would write the current kind of details."""
 
     name = "legacy"
 
     def why_not(self, location: Location, store: Store, what: str) -> LegacyLayoutError:
-        """Names the table, and the way out."""
+        """The error, with the remedy."""
         del store
         return LegacyLayoutError(
             f"{what} does not apply to {location.uri}: it carries the legacy MemWAL index of Lance 0.31 to 1.x "
@@ -31,7 +31,7 @@ class LegacyLayout(Layout):
         )
 
     def jobs(self, registered: Mapping[str, JobSpec]) -> Mapping[str, JobSpec]:
-        """Those that have code for this layout."""
+        """The jobs that have an implementation for this layout."""
         return {name: replace(registered[name], load=load) for name, load in LEGACY_CODE.items() if name in registered}
 
 

@@ -23,7 +23,7 @@ _NAMED = 3
 
 
 class NoLayout(Layout):
-    """A table without a log: the jobs that maintain the base table apply to it, and none that needs regions."""
+    """A table without a log: jobs that maintain the base table apply, but none that needs regions."""
 
     name = "none"
 
@@ -45,19 +45,19 @@ class NoLayout(Layout):
         )
 
     def why_not(self, location: Location, store: Store, what: str) -> NoMemWalIndexError:
-        """There is no log."""
+        """The error: there is no log."""
         return self.refusal(location, store) or NoMemWalIndexError(
             f"{what} does not apply to {location.uri}: it is a Lance table without a MemWAL index, so there is no log "
             "to merge."
         )
 
     def without_index(self, location: Location, store: Store) -> MemWalIndex:
-        """An empty one."""
+        """An empty index."""
         del location, store
         return NO_MEMWAL
 
     def jobs(self, registered: Mapping[str, JobSpec]) -> Mapping[str, JobSpec]:
-        """Those that need no log, some with code of their own."""
+        """The jobs that need no log, some with their own implementation."""
         return {name: replace(registered[name], load=load) for name, load in PLAIN_CODE.items() if name in registered}
 
 

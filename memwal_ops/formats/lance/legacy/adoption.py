@@ -1,8 +1,8 @@
-"""Adopt what legacy MemWALs hold as generations of regions, for a table that is about to leave the legacy layout.
+"""Adopt the rows of legacy MemWALs as generations of regions, when a table is migrated from the legacy layout.
 
 Nothing here is visible: no reader of a legacy table opens ``_mem_wal/``. The files of a run that was killed are
-orphans, which gc finds after the migration; the next run writes its own. A region's manifest is published anew by each
-run, under the next number, before the table's own commit: a run that stalls and wakes finds that number taken.
+orphans, which gc finds after the migration; the next run writes its own. A region's manifest is published again by each
+run, under the next number, before the table's own commit: a run that stalls and resumes finds that number taken.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _READ_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class RegionPlan:
-    """The region of a legacy region's name, as it is to be written.
+    """The planned region for a legacy region's name.
 
     Attributes:
         region_id: its id.
         merged: its progress: legacy generation g counts as g + 1.
         current: the generation that its next writer fills.
-        flushed: what it lists.
+        flushed: the generations that it lists.
     """
 
     region_id: UUID
@@ -110,7 +110,7 @@ class Adopter:
         """Write a generation with the newest row of each key.
 
         Raises:
-            StorageError: the store failed; what was written is an orphan.
+            StorageError: the store failed; the written files are orphans.
             InvariantViolatedError: it does not read back as it was written; nothing refers to it.
         """
         winners = collapse([generation], self._table.primary_key)
@@ -234,7 +234,7 @@ def publish_region(table: Table, plan: RegionPlan, before: RegionManifest | None
 
 
 def next_epoch(before: RegionManifest | None) -> int:
-    """The epoch that the migration claims the region with: a writer of before it is fenced."""
+    """The epoch with which the migration claims the region: earlier writers are fenced."""
     return 1 if before is None else before.writer_epoch + 1
 
 
@@ -244,7 +244,7 @@ def sealed_after(manifest: RegionManifest) -> RegionManifest:
 
 
 def _last_entry(store: Store, region_id: UUID) -> int:
-    """The highest entry that a killed run left; 0 where there is none."""
+    """The highest entry that a killed run left; 0: there is none."""
     names = (meta.path.rsplit("/", 1)[-1] for meta in store.list(f"{region_folder(region_id)}/wal"))
     found = (parse_wal_entry_name(name) for name in names)
     return max((one.entry_id for one in found if one is not None and one.suffix == WAL_SUFFIX), default=0)

@@ -1,8 +1,8 @@
-"""Find, and take back, the loss of all rows to a commit of MemWAL states.
+"""Detect versions that lost all rows by a commit of MemWAL states, and restore the rows.
 
-Releases of Lance with the legacy index do not carry the fragments on when they commit a change of states alone
+Releases of Lance with the legacy index drop the fragments when they commit only a change of states
 (lance#8438): the version that records the change has no rows. Older versions still have them, until they are cleaned
-up. A merge or a migration on top of such a version would make the loss last.
+up. A merge or a migration on top of such a version would make the loss permanent.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Emptied:
 
     Attributes:
         version: the newest one.
-        source: the newest version before it that has rows; None: it is gone, so that it is not known whether
-            there were any.
+        source: the newest earlier version that has rows; None: earlier versions no longer exist, so it is not known
+            whether there were any.
         rows: of the source.
     """
 
@@ -46,7 +46,7 @@ class Emptied:
         if self.source is None:
             return TableCorruptError(
                 f"Version {self.version} has no rows: a commit of MemWAL states may have dropped them, and the "
-                "versions before it are gone.",
+                "versions before it no longer exist.",
                 remedy="Restore the table from a backup; or, if it never had rows, append one and run the command "
                 "again.",
             )
@@ -89,8 +89,8 @@ def restore_emptied(table: Table, emptied: Emptied, note: CommitNote) -> int:
     if list(source.manifest.fields) != list(table.manifest.manifest.fields):
         raise TableCorruptError(
             f"Version {emptied.source}, which has the rows that a commit of MemWAL states dropped, has other columns.",
-            remedy=f"Restore it by dataset.checkout_version({emptied.source}) and restore(), which takes back the "
-            "MemWALs' states, too: stop their writers before, and let them replay their logs after.",
+            remedy=f"Restore it by dataset.checkout_version({emptied.source}) and restore(), which also reverts the "
+            "MemWALs' states: stop their writers before, and let them replay their logs after.",
         )
     rows = draft_of(source)
     highest = draft_of(table.manifest).max_fragment_id

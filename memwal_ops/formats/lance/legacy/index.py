@@ -1,4 +1,4 @@
-"""Read the legacy MemWAL index of a table version: its MemWALs, what FLUSHED means for each, and what waits."""
+"""Read the legacy MemWAL index of a table version: its MemWALs, what FLUSHED means for each, and the unmerged ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Meanings:
 
     Args:
         table: the table.
-        given: what a person said, used where the release is not known; None: nothing.
+        given: the user's ``--flushed-means``, used if the release is not known; None: not given.
     """
 
     def __init__(self, table: Table, given: str | None = None) -> None:
@@ -90,8 +90,8 @@ class Meanings:
         """The error of a MemWAL whose meaning is None."""
         return FlushedMeaningUnknownError(
             f"Generation {mem_wal.id.generation} of region {mem_wal.id.region!r} is FLUSHED since version "
-            f"{mem_wal.last_updated_dataset_version}, which is gone or does not record the release of Lance that "
-            "wrote it: before 0.36 that means merged, and since 0.36 not."
+            f"{mem_wal.last_updated_dataset_version}, which does not exist or does not record the Lance release that wrote "
+            "it: before 0.36 that means merged, and since 0.36 not."
         )
 
     def _read_release(self, version: int) -> str | None:
@@ -108,7 +108,7 @@ class Meanings:
 
 @dataclass(frozen=True, slots=True)
 class BlockedMemWal:
-    """Why a region cannot be merged to its end; ``generation`` is the first one at fault, None: the region."""
+    """Why a region cannot be merged completely; ``generation`` is the first faulty one, None: the whole region."""
 
     region: str
     generation: int | None
@@ -126,7 +126,7 @@ class BlockedMemWal:
 
 @dataclass(frozen=True, slots=True)
 class RegionWork:
-    """What a merge has to do in one region.
+    """The work of a merge in one region.
 
     Attributes:
         region: its name.
@@ -195,7 +195,7 @@ class Unmerged:
 
 
 def unmerged(mem_wals: Sequence[MemWal], region: str, meanings: Meanings) -> Unmerged:
-    """What of a region is not merged, in the order in which it was written."""
+    """The unmerged MemWALs of a region, in the order in which they were written."""
     ascending = sorted((one for one in mem_wals if one.id.region == region), key=lambda one: one.id)
     done = last_done(ascending)
     waiting: list[MemWal] = []
@@ -240,5 +240,5 @@ def _ahead(mem_wal: MemWal, waits: MemWal) -> MemWalOrderError:
         f"{waits.id.generation} before it only {waits.state.name}: merged first, its rows would be replaced by older "
         "ones.",
         remedy=f"Let the writer of the region, {waits.owner_id!r}, flush generation {waits.id.generation}; or, if it "
-        "is gone for good, let memwal-ops migrate replay its log.",
+        "will never run again, let memwal-ops migrate replay its log.",
     )

@@ -1,7 +1,8 @@
 """Find and open the rows of legacy MemWALs as Lance datasets.
 
-Where a flushed MemTable lies is not recorded. It is looked for in this order: at ``mem_table_location``, if a dataset
-opens there; where a template points to; and else its log is replayed into a temporary dataset.
+The location of a flushed MemTable is not recorded. It is searched in this order: at ``mem_table_location``, if a
+dataset opens there; at the location of the ``--mem-table`` template; otherwise its log is replayed into a temporary
+dataset.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ if TYPE_CHECKING:
 
 _NAMESPACE = uuid.UUID("c3b1f7de-6d9c-4b77-9d0c-1f5f0f4b4c11")
 _IN_MEMORY = "memory:"
-_NOT_THE_DATAS_FAULT = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
+_STORE_ERRORS = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
 
 
 @dataclass(frozen=True, slots=True)
 class MemTableRef(GenerationRef):
-    """A flushed MemTable, as the engines take generations: the region under an id of its own.
+    """A flushed MemTable as a generation reference for the engines; its region gets an id.
 
     Attributes:
         region: its name.
@@ -69,7 +70,7 @@ class MemTableRef(GenerationRef):
 
     @property
     def folder(self) -> str:
-        """Where it lies; for messages."""
+        """Its location, for messages."""
         return self.uri
 
     def __str__(self) -> str:
@@ -77,7 +78,7 @@ class MemTableRef(GenerationRef):
 
 
 def region_number(region: str) -> UUID:
-    """An id for a region's name, for the length of a run."""
+    """An id for a region's name, used within a run."""
     return uuid.uuid5(_NAMESPACE, region)
 
 
@@ -106,14 +107,14 @@ class MemTables:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Drop what was replayed."""
+        """Delete the replayed datasets."""
         self._stack.close()
 
     def generation(self, mem_wal: MemWal) -> Generation | None:
-        """A flushed MemTable, matched to the table's columns by name; None where it has no rows and nothing to open.
+        """A flushed MemTable, matched to the table's columns by name; None: it has no rows, and no dataset.
 
         Raises:
-            GenerationMissingError: its rows are nowhere.
+            GenerationMissingError: its rows were not found.
             GenerationCorruptError: they cannot be read, or have NULL in the key.
             SchemaProjectionError: they have other columns than the table.
             StorageError: the store failed.
@@ -122,9 +123,9 @@ class MemTables:
         return None if found is None else self._generation(mem_wal, *found)
 
     def drained(self, mem_wal: MemWal) -> Generation | None:
-        """What the log of a MemWAL holds that is not flushed; None where it has no entries (S1-005, S1-027).
+        """The rows in the log of a MemWAL that is not flushed; None: it has no entries (S1-005, S1-027).
 
-        Its MemTable is its writer's: what it holds beyond the log is not durable, and was not promised.
+        Its MemTable is in its writer's memory; rows that are not in the log are not durable, and were not acknowledged.
 
         Raises: as :meth:`generation`.
         """
@@ -173,7 +174,7 @@ class MemTables:
         return generation
 
     def dataset(self, mem_wal: MemWal) -> tuple[str, lance.LanceDataset] | None:
-        """The rows of a MemWAL, and where they are; None where it has no entries, and nothing opens.
+        """The rows of a MemWAL, and their location; None: it has no entries, and no dataset opens.
 
         Raises: as :meth:`generation`.
         """
@@ -188,9 +189,9 @@ class MemTables:
         try:
             return mem_wal.wal_location, self.replayed(mem_wal)
         except ObjectNotFoundError as error:
-            looked = f"no dataset opens at {' or '.join(tried)}, and " if tried else ""
+            searched = f"no dataset opens at {' or '.join(tried)}, and " if tried else ""
             raise GenerationMissingError(
-                f"The rows of {mem_wal.id} are not there: {looked}its log cannot be replayed: {error}",
+                f"The rows of {mem_wal.id} were not found: {searched}its log cannot be replayed: {error}",
                 remedy="Give --mem-table URI, with {region} and {generation} where they are in it; or --wal-reader "
                 "for a log that is not of Lance or Arrow files; or restore the files from a backup. Merging past it "
                 "would lose its rows.",
@@ -225,7 +226,7 @@ class MemTables:
         root = self._table.location
         if "://" not in text and not text.startswith("/"):
             if ".." in text.split("/") or not text.strip("/"):
-                raise InvalidUsageError(f"The legacy index names {text!r:.200}, which is no location of rows.")
+                raise InvalidUsageError(f"The legacy index names {text!r:.200}, which is not a location of rows.")
             text = f"{root.uri}/{text}"
         plain = resolve(text) if "://" not in text or text.startswith("file:") else None
         if plain is not None:
@@ -254,7 +255,7 @@ class MemTables:
         location = self.located(uri)
         if location.uri == self._table.location.uri:
             raise GenerationCorruptError(
-                f"The rows of {mem_wal.id} are said to lie at {uri}, which is the table itself."
+                f"The index names {uri} as the location of the rows of {mem_wal.id}: that is the table itself."
             )
         try:
             with lance_errors("open", uri):
@@ -262,7 +263,7 @@ class MemTables:
         except (TableNotFoundError, ObjectNotFoundError, NotALanceTableError):
             return None
         except StorageError as error:
-            if isinstance(error, _NOT_THE_DATAS_FAULT):
+            if isinstance(error, _STORE_ERRORS):
                 raise
             raise GenerationCorruptError(f"The rows of {mem_wal.id} at {uri} do not open: {error}") from error
 
@@ -310,8 +311,7 @@ def _with_base_ids(mem_wal: MemWal, dataset: lance.LanceDataset, table: Table) -
         what += [f"lacks {', '.join(missing)}"] if missing else []
         raise SchemaProjectionError(
             f"The MemTable of {mem_wal.id} {' and '.join(what)}.",
-            remedy="Bring the table's columns back to what they were when it was flushed, and change them again after "
-            "the merge.",
+            remedy="Change the table's columns back to those at the flush, and change them again after the merge.",
         )
     return tuple(found)
 

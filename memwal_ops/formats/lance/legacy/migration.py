@@ -1,12 +1,12 @@
-"""Replace the legacy MemWAL index of a table by today's, and put it back.
+"""Replace the legacy MemWAL index of a table by the current one, and roll that back.
 
-The order of a migration, each step of which may be the last one before a crash:
+The order of a migration; the run may be killed after any step:
 
-1. Claim every MemWAL that is not flushed, by changing its owner: whatever its writer does next fails (S1-023).
+1. Claim every MemWAL that is not flushed, by changing its owner: every later operation of its writer fails (S1-023).
 2. Write generations, and region manifests that list them. No reader of a legacy table looks there.
 3. Keep the old details beside the table, for a rollback.
-4. Publish version V + 1: today's details with the progress of each region, the primary key marked. Whoever published
-   another V + 1 meanwhile wins, and everything is decided again.
+4. Publish version V + 1: the current kind of details with the progress of each region, the primary key marked. If
+   another writer published V + 1 first, everything is planned again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _KEY_POSITION = "lance-schema:unenforced-primary-key:position"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a migration kept for its rollback.
+    """The data that a migration keeps for its rollback.
 
     Attributes:
         path: its file, relative to the table's root.
@@ -61,7 +61,7 @@ class Kept:
     layout: str
 
     def encoded(self) -> bytes:
-        """As it is stored: JSON."""
+        """The stored form: JSON."""
         document = {
             "version": self.version,
             "details": base64.b64encode(self.details).decode(),
@@ -75,7 +75,7 @@ class Kept:
 
 
 def keep(table: Table, plans: Mapping[str, RegionPlan], manifests: Mapping[str, int], layout: str) -> Kept:
-    """Write what a rollback needs, under a name of its own."""
+    """Write the data for a rollback, under a unique name."""
     path = f"{LEGACY_FOLDER}/{table.version}-{uuid.uuid4()}.json"
     regions = {name: (plan.region_id, plan.merged, manifests[name]) for name, plan in plans.items()}
     kept = Kept(path, table.version, legacy_entry(table).index_details.value, regions, layout)
@@ -84,7 +84,7 @@ def keep(table: Table, plans: Mapping[str, RegionPlan], manifests: Mapping[str, 
 
 
 def read_kept(table: Table) -> Kept:
-    """What the table's migration kept.
+    """The data that the table's migration kept.
 
     Raises:
         InvalidUsageError: the table was not migrated.
@@ -111,12 +111,12 @@ def read_kept(table: Table) -> Kept:
 
 
 def publish_migrated(table: Table, plans: Mapping[str, RegionPlan], kept: Kept, note: CommitNote) -> int:
-    """Publish the next version with today's details.
+    """Publish the next version with the current kind of details.
 
     Args:
         table: the legacy version; its primary key is set.
         plans: the regions, whose manifests are written.
-        kept: what a rollback needs.
+        kept: the data for a rollback.
         note: of the run.
 
     Raises: as :func:`memwal_ops.formats.lance.commit.commit_built`.
@@ -133,7 +133,7 @@ def publish_migrated(table: Table, plans: Mapping[str, RegionPlan], kept: Kept, 
 
 
 def publish_rolled_back(table: Table, kept: Kept, note: CommitNote) -> int:
-    """Publish the next version with the legacy details; rows, key and configuration stay as they are.
+    """Publish the next version with the legacy details; rows, key and configuration do not change.
 
     Raises: as :func:`memwal_ops.formats.lance.commit.commit_built`.
     """
@@ -145,15 +145,15 @@ def publish_rolled_back(table: Table, kept: Kept, note: CommitNote) -> int:
 
 
 def seal_regions(table: Table, kept: Kept) -> None:
-    """Seal the regions of a migration that is rolled back, and refuse where anything was written into them.
+    """Seal the regions of a migration that is rolled back; refuse if anything was written to them.
 
     Raises:
-        InvalidUsageError: a region was written, merged or made since the migration.
+        InvalidUsageError: a region was written, merged or created since the migration.
     """
     made = {region_id: (name, merged, first) for name, (region_id, merged, first) in kept.regions.items()}
     others = [str(one) for one in table.regions.region_ids if one not in made]
     merged_now = table.index.merged_generations
-    changed = [f"region {one} was made" for one in others]
+    changed = [f"region {one} was created" for one in others]
     for region_id, (name, merged, first) in made.items():
         newest = newest_manifest(table, region_id)
         if merged_now.get(region_id, 0) != merged:
@@ -163,14 +163,14 @@ def seal_regions(table: Table, kept: Kept) -> None:
     if changed:
         raise InvalidUsageError(
             f"{table.location.uri} cannot be rolled back: since its migration, {', and '.join(changed)}.",
-            remedy="The legacy index does not have that. Continue in the present layout.",
+            remedy="The legacy index does not have these rows. Continue in the current layout.",
         )
     for region_id, (name, _, _) in made.items():
         newest = newest_manifest(table, region_id)
         if newest is not None and not newest.sealed and not table.region(region_id).commit(sealed_after(newest)):
             raise InvalidUsageError(
-                f"{table.location.uri} cannot be rolled back: a writer claimed region {name!r} at this moment.",
-                remedy="Continue in the present layout.",
+                f"{table.location.uri} cannot be rolled back: a writer claimed region {name!r} meanwhile.",
+                remedy="Continue in the current layout.",
             )
 
 
@@ -192,7 +192,7 @@ def mark_key(fields: Sequence[table_pb2.Field], key: Sequence[str]) -> None:
 
 
 def _records(plans: Mapping[str, RegionPlan], version: int) -> dict[UUID, RegionRecord]:
-    """To which regions the progress belongs, and that the rows fit the present columns: no decision is needed later."""
+    """Records that progress belongs to these regions, and rows to the current columns: no operator has to decide."""
     return {
         plan.region_id: RegionRecord(plan.merged, mark_of(f"{plan.region_id}:{plan.merged}"), version)
         if plan.merged

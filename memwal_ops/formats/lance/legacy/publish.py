@@ -1,6 +1,6 @@
 """Publish the next version of a legacy table: data, deletions and states of MemWALs together, as exactly V + 1.
 
-pylance 14 builds no version of such a table: it decodes the details as those of the present layout. So the manifest is
+pylance 14 builds no version of such a table: it decodes the details as those of the current layouts. So the manifest is
 built here, from V's own, and published by the same put-if-absent as every other commit
 (:mod:`memwal_ops.formats.lance.commit`).
 
@@ -53,7 +53,7 @@ def check_mergeable(table: Table) -> None:
     check_rewritable(table)
     if table.manifest.manifest.writer_feature_flags & _STABLE_ROW_IDS:
         raise UnsupportedFeatureError(
-            f"{table.location.uri} has stable row ids, which cannot be given to rows while its MemWAL index is legacy.",
+            f"{table.location.uri} has stable row ids, which cannot be assigned while its MemWAL index is legacy.",
             remedy="Run memwal-ops migrate --apply, and then memwal-ops merge: it merges what the migration adopts.",
         )
 

@@ -1,4 +1,4 @@
-"""Read a legacy table as the document's MemWAL-aware reader does: the base, and what is not merged (S1-030)."""
+"""Read a legacy table like the specification's MemWAL-aware reader: the base, and unmerged rows (S1-030)."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class LegacyScan:
         its owner recorded it last in the index. What is MERGED, or merged by its writer's release, is in the base.
 
         Raises:
-            InvalidUsageError: a column that the table has not.
+            InvalidUsageError: a column that the table does not have.
             NoPrimaryKeyError, FlushedMeaningUnknownError, TableCorruptError: as a merge of the table.
-            MemwalOpsError: rows are missing or damaged: no rows are better than wrong ones.
+            MemwalOpsError: rows are missing or damaged; no partial result is returned.
         """
         if (emptied := find_emptied(self.table)) is not None:
             raise emptied.error("merge")
@@ -80,11 +80,11 @@ class LegacyScan:
 
 @dataclass(frozen=True)
 class LegacyReader:
-    """A version of a legacy table with what is not merged yet; ``options``: where rows are, what FLUSHED means."""
+    """A version of a legacy table with its unmerged rows; ``options``: where rows are, what FLUSHED means."""
 
     table: Table
     options: LegacyOptions
 
     def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> LegacyScan:  # noqa: A002 - Lance's word
-        """A scan of all rows, or of those that a filter in SQL lets through."""
+        """A scan of all rows, or of those that meet a filter in SQL."""
         return LegacyScan(self.table, self.options, None if columns is None else tuple(columns), filter)

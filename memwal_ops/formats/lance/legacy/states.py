@@ -1,7 +1,7 @@
-"""The state machine of legacy MemWALs: every transition, its owner check, and what conflicts with what.
+"""The state machine of legacy MemWALs: every transition, its owner check, and its conflicts.
 
 Pure values: each function takes the MemWALs of a version and returns a :class:`Change`. It follows Lance's
-``rust/lance/src/index/mem_wal.rs``; where the document is stricter (S1-009, S1-023), this module is, too.
+``rust/lance/src/index/mem_wal.rs``, and the specification where that is stricter (S1-009, S1-023).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Change:
     """A change of the index: MemWALs that are added, replaced and removed.
 
-    ``removed`` has each replaced one as it was: only ids are matched when the change is applied, and the image before
-    is how other writers know what was changed.
+    ``removed`` has each replaced MemWAL with its previous content: only ids are matched when the change is applied, and
+    from the previous content other writers detect what was changed.
     """
 
     added: tuple[MemWal, ...] = ()
@@ -139,7 +139,7 @@ def append_entry(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, entry_id: int
 
 
 def seal(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, owner_id: str) -> Change:
-    """OPEN to SEALED: no entries any more. Raises as :func:`append_entry`."""
+    """OPEN to SEALED: it accepts no more entries. Raises as :func:`append_entry`."""
     return _next_state(mem_wals, mem_wal_id, State.OPEN, owner_id)
 
 

@@ -1,1 +1,1 @@
-"""Merges and reads on Spark: keys and locators are shuffled; executors stream the payload from Lance to Lance."""
+"""Merges and reads on Spark: keys and row locators are shuffled; executors stream the payload from Lance to Lance."""

@@ -6,8 +6,8 @@
    (a broadcast), which scan the base's keys. Executors write deletion vectors.
 3. **write**: each task gets the mask of its generations' newest rows, one bit for each row, and writes fragments.
 
-What the driver holds is bounded by the keys that it takes (:data:`DRIVER_KEY_BYTES`); the base's keys never pass it.
-Tasks are those of RDDs: nothing is planned, compiled or converted by Spark SQL.
+The driver's memory is bounded by the size of the pass's keys (:data:`DRIVER_KEY_BYTES`); the base's keys are never sent
+to it. Tasks are those of RDDs: nothing is planned, compiled or converted by Spark SQL.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 DRIVER_KEY_BYTES = 64 << 20
 """Keys of a pass up to this many bytes, with 9 bytes for each row's address and tombstone, are resolved by the driver.
 
-To find the newest rows takes it some seven times as much. An int64 key: 3,900,000 rows.
+Finding the newest rows needs about seven times that memory. With an int64 key: 3,900,000 rows.
 """
 _ROW_BYTES = 9
 
@@ -110,7 +110,7 @@ class Broadcast:
         """Write deletion vectors and new fragments.
 
         Raises:
-            SparkJobFailedError: Spark gave up a stage.
+            SparkJobFailedError: a stage failed in Spark.
         """
         run, winners = self.run, self.winners
         with run.stages.stage("delete", "find superseded base rows, write deletion vectors"):
@@ -155,7 +155,7 @@ class Broadcast:
         return [addresses[start:end] for start, end in pairwise([*firsts, len(addresses)])]
 
     def _groups(self, row_ids: npt.NDArray[np.int64] | None) -> list[resolved.Group]:
-        """What each writing task needs to know."""
+        """The input of each writing task."""
         upserts = self.winners.upserts
         bounds = np.cumsum([0, *(len(mask) for mask in upserts)])
         counts = [int(mask.sum()) for mask in upserts]
@@ -172,7 +172,7 @@ class Broadcast:
         ]
 
     def _run_tasks(self, task: Callable[[Iterable[Any]], Iterator[dict[str, Any]]], items: Sequence[Any]) -> list[Any]:
-        """One task for each item, and what all return."""
+        """Run one task for each item, and return all results."""
         if not items:
             return []
         results: list[Any] = self.run.spark.sparkContext.parallelize(items, len(items)).mapPartitions(task).collect()

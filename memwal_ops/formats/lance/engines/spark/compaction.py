@@ -60,7 +60,7 @@ class SparkExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop Spark if it was started here."""
+        """Stop Spark if this executor started it."""
         self._exit.__exit__(kind, error, trace)
 
     def execute(
@@ -70,7 +70,7 @@ class SparkExecutor:
 
         Raises:
             SparkUnavailableError: PySpark, pandas or Java is missing, here or on the executors.
-            SparkJobFailedError: Spark gave up; nothing was published.
+            SparkJobFailedError: Spark failed; nothing was published.
         """
         if self._spark is None:
             self._context.report(Progress("starting Spark", "tasks", 0))

@@ -32,10 +32,10 @@ _SYSTEM = re.compile(r"\b_row(?:id|addr|offset|_last_updated_at_version|_created
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Which rows are wanted; made by :func:`condition`.
+    """A compiled filter; see :func:`condition`.
 
     Attributes:
-        sql: the expression, as a Lance scanner takes it.
+        sql: the expression, for a Lance scanner.
         columns: names of the base columns that it reads, in the base's order.
         storage_version: of the base's files; the meaning of a null inside a struct may depend on it.
     """

@@ -3,8 +3,8 @@
 A pass has one of two plans, which write the same rows and deletions as the local engine does, by its functions:
 
 * :mod:`.broadcast`: the driver finds the newest rows, as their keys are few. Nothing is shuffled.
-* :mod:`.shuffle`: executors find them; keys and locators are shuffled. The driver holds what grows with generations
-  and fragments, never what grows with rows.
+* :mod:`.shuffle`: executors find them; keys and locators are shuffled. The driver's memory grows with the number of
+  generations and fragments, not with that of rows.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SparkEngine:
 
         Raises:
             SparkUnavailableError: the executors' Python cannot run our tasks.
-            SparkJobFailedError: Spark gave up a stage.
+            SparkJobFailedError: a stage failed in Spark.
         """
         with quiet(), between_stages():
             check_executors(self._spark)
@@ -87,7 +87,7 @@ class SparkEngine:
 
         Raises:
             SparkUnavailableError: the executors' Python cannot run our tasks.
-            SparkJobFailedError: Spark gave up a stage.
+            SparkJobFailedError: a stage failed in Spark.
         """
         rows = [one.rows for one in whole.generations]
         if None not in rows and fits(sum(filter(None, rows)), table, self._driver_key_bytes):
@@ -166,7 +166,7 @@ class _Pass:
     def _work(self, generations: Sequence[Generation]) -> tasks.Pass:
         if len(generations) > MAX_GENERATIONS:
             raise UnsupportedFeatureError(
-                f"A pass of {len(generations)} generations is too long.",
+                f"A pass of {len(generations)} generations exceeds the limit of {MAX_GENERATIONS}.",
                 remedy=f"Run it with --max-generations {MAX_GENERATIONS}.",
             )
         table = self.table
@@ -187,7 +187,7 @@ class _Pass:
             return commit_pass(table, change, self.merge_pass, note)
 
     def _remove(self, paths: Sequence[str]) -> None:
-        """Delete what finished stages wrote for a pass that failed before its commit."""
+        """Delete the files that finished stages wrote for a pass that failed before its commit."""
         if paths:
             failed = remove_files(self.table, paths).failed
             log_files(self.table, list(failed), "they could not be removed")

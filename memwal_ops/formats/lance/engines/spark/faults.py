@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MARK = re.compile(r"memwal-ops-fault<([A-Za-z0-9+/=]+)>")
-_UNANSWERED = re.compile(r"An error occurred while calling \S+")
+_NO_RESPONSE = re.compile(r"An error occurred while calling \S+")
 _CRASHED = re.compile(
     r"Python worker exited unexpectedly|Python worker.* crashed|ExecutorLostFailure|SparkContext was shut down"
 )
@@ -32,7 +32,7 @@ _SHOWN = 600
 
 
 class TaskFaultError(Exception):
-    """What a task raises: a redacted message with the error behind it."""
+    """The exception that a task raises: a redacted message, and the encoded error."""
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def raised_again(stage: str) -> Iterator[None]:
     """On the driver: turn Spark's exception for a failed stage into the task's own error.
 
     Raises:
-        SparkJobFailedError: Spark gave up for another reason, such as lost executors.
+        SparkJobFailedError: Spark failed for another reason, such as lost executors.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def raised_again(stage: str) -> Iterator[None]:
         match = _MARK.search(text)
         if match is not None:
             raise _decode(json.loads(base64.b64decode(match[1]))) from error
-        raise SparkJobFailedError(f"Spark gave up the stage {stage!r}: {brief(error)}") from error
+        raise SparkJobFailedError(f"Spark failed in the stage {stage!r}: {brief(error)}") from error
 
 
 @contextmanager
@@ -86,8 +86,8 @@ def between_stages() -> Iterator[None]:
 
 def is_gone(error: BaseException) -> bool:
     """Whether an error of Py4J means that the JVM of the driver has ended."""
-    # A call under way is answered by Py4J itself then, with this text and no reason.
-    return isinstance(error, (ConnectionError, EOFError)) or _UNANSWERED.fullmatch(str(error).strip()) is not None
+    # For a call in progress, Py4J itself then returns this text, without a reason.
+    return isinstance(error, (ConnectionError, EOFError)) or _NO_RESPONSE.fullmatch(str(error).strip()) is not None
 
 
 def is_crash(error: BaseException) -> bool:
@@ -98,7 +98,7 @@ def is_crash(error: BaseException) -> bool:
 def brief(error: BaseException) -> str:
     """Spark's message in one line, without secrets and without Java's stack frames."""
     if is_gone(error):
-        return "the JVM of the driver is gone: it was killed (mostly for its memory) or crashed."
+        return "the JVM of the driver ended: it was killed (mostly for its memory) or crashed."
     lines = takewhile(lambda line: not line.startswith("at "), map(str.strip, str(error).splitlines()))
     return redact(" ".join(" ".join(lines).split()))[:_SHOWN]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def misfits(given: StructType, schema: pa.Schema) -> list[str]:
-    """What has to be cast before it can be loaded, one clause for each column; columns are matched by name."""
+    """The columns that have to be cast before a load, one clause each; columns are matched by name."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
 
     wanted = pa.schema([schema.field(name) for name in given.names])

@@ -1,7 +1,7 @@
 """Encode keys for Spark: one ``bigint`` or one ``binary`` column, equal exactly if the keys are equal.
 
-Spark has no unsigned integers, no fixed-size binary, and decimals and time zones of its own. None of
-that may decide whether two keys are the same, so a key is encoded as the bits that Lance stores.
+Spark has no unsigned integers and no fixed-size binary, and represents decimals and time zones differently. None of
+that may affect whether two keys are equal, so a key is encoded as the bits that Lance stores.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KeyCode:
         return pc.binary_join_element_wise(*parts, b"")
 
     def decode(self, codes: pa.Array, kind: pa.DataType) -> pa.Array:
-        """The keys again, for the types that can be looked up in the key index: integers and strings."""
+        """Decode keys of the types that can be looked up in the key index: integers and strings."""
         if self.spark_type != "bigint":
             return codes.cast(kind)
         return codes.view(kind) if pa.types.is_uint64(kind) else codes.cast(kind)

@@ -1,4 +1,4 @@
-"""Log the files that a Spark job leaves behind: a file that may belong to another commit is not deleted."""
+"""Log the files that a Spark job leaves: files that may belong to another commit are not deleted."""
 
 from __future__ import annotations
 

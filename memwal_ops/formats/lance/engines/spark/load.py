@@ -66,7 +66,7 @@ def bulk_load(df: DataFrame, uri: str, *, storage_options: Mapping[str, str] | N
         DuplicateKeysError: a key twice in ``df``, or already in the table or an unmerged generation.
         CommitLostError: another writer published the next version first; nothing was published, run it again.
         SparkUnavailableError: the session is stopped, or its executors cannot run our tasks.
-        SparkJobFailedError: Spark gave up a stage; nothing was published.
+        SparkJobFailedError: a stage failed in Spark; nothing was published.
     """
     table = open_lance_table(uri, storage_options)
     check_committable(table)

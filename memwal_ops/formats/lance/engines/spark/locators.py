@@ -1,4 +1,4 @@
-"""Pack the position and the age of a row of a pass into one int64: all that is shuffled besides the key.
+"""Pack the position and the age of a row of a pass into one int64, which is shuffled with the key.
 
 The order of the numbers is the order of the writes within a region: ordinal of the generation in the
 pass, then row within the generation, then one bit for a tombstone. So

@@ -1,6 +1,7 @@
-"""The tasks of a pass whose newest rows the driver knows: delete what they supersede, and write them.
+"""The tasks of a pass whose newest rows the driver has found: delete superseded rows, and write the newest ones.
 
-They take positions, masks and keys, and return what was written: no row. As those of :mod:`.tasks`, they may run twice.
+Their inputs are positions, masks and keys, their results the written files; no rows are transferred. Like those of
+:mod:`.tasks`, they may run twice.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CHUNK_BYTES = TASK_BYTES // 16
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one task writes.
+    """The rows that one task writes.
 
     Attributes:
         ordinals: of its generations.
@@ -45,7 +46,7 @@ class Group:
 
 
 def to_bytes(keys: pa.Table) -> bytes:
-    """Keys, as they are sent to executors.
+    """Encode keys for sending them to executors.
 
     Not pickled: the result of a grouping has many chunks, each a slice of one buffer, and is pickled with all of
     it for each chunk. 1,800,000 numbers took 794 MB.

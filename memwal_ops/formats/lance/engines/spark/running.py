@@ -1,4 +1,4 @@
-"""What both plans of a pass on Spark share: its stages, how many tasks they get, what they have written."""
+"""Shared by both plans of a pass on Spark: its stages, their number of tasks, and the files that they wrote."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Deletions:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What the stages of a pass have written.
+    """The results of the stages of a pass.
 
     Attributes:
         use_index: whether superseded rows were found through the key index.
@@ -56,7 +56,7 @@ class Running:
     """One pass in progress.
 
     Attributes:
-        files: paths of what finished stages have written.
+        files: paths of the files that finished stages have written.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Running:
         return [numbers[group] for group in groups]
 
     def deletions(self, results: Iterable[dict[str, Any]]) -> Deletions:
-        """What the tasks of the stage ``delete`` have written.
+        """The results of the tasks of the stage ``delete``.
 
         Raises:
             InvariantViolatedError: not exactly the rows that were found are hidden, or a fragment is listed twice.
@@ -124,7 +124,7 @@ class Running:
         return Deletions(updated, removed, sum(result["deleted"] for result in results))
 
     def fragments(self, results: Iterable[dict[str, Any]], wanted: int) -> tuple[FragmentMetadata, ...]:
-        """What the tasks of the stage ``write`` have written: ``wanted`` rows.
+        """The fragments that the tasks of the stage ``write`` have written, with ``wanted`` rows.
 
         Raises:
             InvariantViolatedError: another number of rows.

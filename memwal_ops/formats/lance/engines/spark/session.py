@@ -44,7 +44,7 @@ def session(master: str | None = None, *, app_name: str = "memwal-ops merge") ->
     """The session that is active in this process, or a new one, which is stopped at the end.
 
     Args:
-        master: as ``spark-submit`` takes it; None: that of ``spark-submit``, ``spark-defaults.conf`` or an active
+        master: as for ``spark-submit``; None: that of ``spark-submit``, ``spark-defaults.conf`` or an active
             session, else every core of this machine.
         app_name: shown in the cluster's UI.
 
@@ -101,7 +101,7 @@ def _make(master: str | None, app_name: str) -> SparkSession:
     except (PySparkException, Py4JError, OSError, RuntimeError) as error:  # errors of Java are raised as Py4J's
         raise SparkUnavailableError(
             f"Spark does not start with master {chosen}: {_brief(error)}",
-            remedy="See Spark's own lines above: mostly the master, a setting, or an address that does not answer. "
+            remedy="See Spark's own lines above: mostly the master, a setting, or an address that does not respond. "
             "Or use --engine local.",
         ) from error
 
@@ -123,7 +123,7 @@ def _is_stopped(spark: SparkSession) -> bool | None:
         return java is None or bool(java.sc().isStopped())
     except Exception as error:  # a stopped session in Python, and one of Spark Connect, raise other errors
         if is_gone(error):
-            raise SparkJobFailedError(f"Spark does not answer: {brief(error)}") from error
+            raise SparkJobFailedError(f"Spark does not respond: {brief(error)}") from error
         return None
 
 
@@ -146,8 +146,10 @@ def check_executors(spark: SparkSession) -> None:
         # Not by a DataFrame: until a pass needs Spark SQL, it is not started.
         versions = dict(spark.sparkContext.parallelize([0], 1).mapPartitions(_versions).collect())
     except Exception as error:
-        if is_crash(error):  # not a matter of installed packages
-            raise SparkJobFailedError(f"Spark gave up the check of its executors' versions: {brief(error)}") from error
+        if is_crash(error):  # not caused by installed packages
+            raise SparkJobFailedError(
+                f"Spark failed during the check of its executors' versions: {brief(error)}"
+            ) from error
         raise SparkUnavailableError(f"A Python worker cannot run our tasks: {_brief(error)}", remedy=where) from error
     for package in _SAME:
         driver_version = importlib.metadata.version(package)

@@ -36,7 +36,7 @@ _INT64_MIN = -(2**63)
 
 @dataclass(frozen=True, slots=True)
 class _WinnerCounts:
-    """Result of the first stage: winners, how many of them are tombstones, keys in two regions, upserts by ordinal."""
+    """Counts of the first stage: winners, tombstones among them, keys in two regions, and upserts by ordinal."""
 
     winners: int
     tombstones: int
@@ -50,7 +50,7 @@ class Shuffle:
 
     Args:
         run: the pass.
-        work: what its tasks share.
+        work: the input that its tasks share.
     """
 
     def __init__(self, run: Running, work: tasks.Pass) -> None:
@@ -80,7 +80,7 @@ class Shuffle:
 
         Raises:
             BlockedRegionsError: regions that share a key, or whose generations cannot be read.
-            SparkJobFailedError: Spark gave up a stage.
+            SparkJobFailedError: a stage failed in Spark.
         """
         winners = self._winners()
         try:
@@ -179,7 +179,7 @@ class Shuffle:
         shared = winners.filter(self._is_shared()).select("key")
         rows = self._keys().join(shared, "key", "left_semi").withColumn("region", self._region("locator"))
         of_region = rows.groupBy("key", "region").agg(f.max("locator").alias("locator")).groupBy("region")
-        with self.run.stages.stage("keys", "name the regions that share keys"):
+        with self.run.stages.stage("keys", "find the regions that share keys"):
             counted = of_region.agg(f.count("*").alias("keys"), f.max("locator").alias("locator")).collect()
             by_number = {row["region"]: (row["keys"], _key_of(self.work, row["locator"])) for row in counted}
         raise BlockedRegionsError(

@@ -1,4 +1,4 @@
-"""Fill and read, on Spark, a Lance table that a migration makes."""
+"""Write and read, on Spark, a Lance table that a migration creates."""
 
 from __future__ import annotations
 

@@ -163,8 +163,8 @@ class MemwalReader(DataSourceReader):  # type: ignore[misc]  # pyspark is an ext
             yield from scan.read(part)
 
 
-class _MovedOnError(MemwalOpsError):
-    """A merge was published while a plan was made, so that gc may have deleted generations that the plan needs."""
+class _MergedMeanwhileError(MemwalOpsError):
+    """A merge was published during planning, so that gc may have deleted generations that the plan needs."""
 
 
 def _planned(table: Table, wanted: Condition | None) -> tuple[Table, list[_FragmentPart | _GenerationPart]]:
@@ -175,7 +175,7 @@ def _planned(table: Table, wanted: Condition | None) -> tuple[Table, list[_Fragm
         except MemwalOpsError as error:
             fault = error
             newest = table.newest()
-            if not isinstance(error, _MovedOnError) and _progress(newest) == _progress(table):
+            if not isinstance(error, _MergedMeanwhileError) and _progress(newest) == _progress(table):
                 raise
             table = newest
     raise fault
@@ -192,7 +192,7 @@ def _parts(table: Table, wanted: Condition | None) -> list[_FragmentPart | _Gene
     generations = open_generations(table, MergePass(backlog.pending, TASK_BYTES)) if backlog.pending else []
     if _progress(table.newest()) != _progress(table):
         # What was merged since is not in this version, and its generations may be off the list already.
-        raise _MovedOnError(f"{table.location.uri} was merged again and again while a read of it was planned.")
+        raise _MergedMeanwhileError(f"{table.location.uri} was merged repeatedly while a read of it was planned.")
     parts: list[_FragmentPart | _GenerationPart] = []
     no_addresses: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
     superseded = no_addresses

@@ -167,7 +167,7 @@ class Stages:
         key = f"shuffle_bytes_{name}"
         for data in attempts:
             self.metrics["tasks"] += data.numCompleteTasks()
-            # The stage is over: a task that still runs was overtaken by another attempt, and is about to be killed.
+            # The stage has ended: another attempt of a task that still runs succeeded, and this one will be killed.
             overtaken = data.numActiveTasks()
             self.metrics["lost_attempts"] += data.numFailedTasks() + data.numKilledTasks() + overtaken
             self.metrics["shuffle_bytes"] += data.shuffleWriteBytes()

@@ -1,8 +1,8 @@
 """The tasks of executors: read keys, find superseded rows, write winners and deletion vectors.
 
-Each function here makes the function of one stage; what it closes over is sent to the executors in
-Spark's task closure and is not in any configuration, log or page of the UI. Only keys, locators and
-row addresses come in and go out as Spark rows: a task streams the payload from Lance to Lance.
+Each function here returns the function of one stage; the variables in its closure are sent to the executors in
+Spark's task closure and appear in no configuration, log or page of the UI. Only keys, locators and
+row addresses are Spark rows: a task streams the payload from Lance to Lance.
 
 A task may run twice (a retry, speculation). It only adds files that no version names; the
 driver commits those that the one successful attempt of each partition returns.
@@ -83,7 +83,7 @@ class Pass:
     counters: Counters | None = None
 
     def count(self, rows: int, size: int) -> None:
-        """Count what a task has processed."""
+        """Count the rows and bytes that a task has processed."""
         if self.counters is not None:
             self.counters.add(rows, size)
 
@@ -129,8 +129,8 @@ def _keys_of(work: Pass, ordinal: int) -> Iterator[pa.RecordBatch]:
 
 
 def miscounted(sealed: SealedGeneration, rows: int) -> GenerationCorruptError:
-    """The error of a generation of which ``rows`` rows were read, not as many as its metadata counts."""
-    return GenerationCorruptError(f"{sealed.ref} counts {sealed.live_rows} rows and reads {rows}.")
+    """The error of a generation of which ``rows`` rows were read, and not the number in its metadata."""
+    return GenerationCorruptError(f"{sealed.ref} has {sealed.live_rows} rows by its metadata, but {rows} were read.")
 
 
 def base_reader(work: Pass, fragment_ids: Sequence[int]) -> Task:

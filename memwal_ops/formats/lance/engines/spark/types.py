@@ -73,7 +73,7 @@ def _nested(kind: pa.DataType) -> pa.DataType:
 
 
 def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of ``schema`` (from :func:`spark_schema`) out of ``batch``."""
+    """The columns of ``schema`` (from :func:`spark_schema`) from ``batch``."""
     return pa.RecordBatch.from_arrays([_plain(batch.column(one.name)).cast(one.type) for one in schema], schema=schema)
 
 
