@@ -90,8 +90,8 @@ class Meanings:
         """The error of a MemWAL whose meaning is None."""
         return FlushedMeaningUnknownError(
             f"Generation {mem_wal.id.generation} of region {mem_wal.id.region!r} is FLUSHED since version "
-            f"{mem_wal.last_updated_dataset_version}, which does not exist or does not record the Lance release that wrote "
-            "it: before 0.36 that means merged, and since 0.36 not."
+            f"{mem_wal.last_updated_dataset_version}, which does not exist or does not record the Lance release that "
+            "wrote it: before 0.36 that means merged, and since 0.36 not."
         )
 
     def _read_release(self, version: int) -> str | None:

@@ -202,7 +202,7 @@ def is_trimmable(mem_wal: MemWal, covered: int | None) -> bool:
 
 
 def covered_version(indexes: table_pb2.IndexSection | None) -> int | None:
-    """The least of the user indexes' versions, each the highest of its deltas; None where there is no user index."""
+    """The lowest of the user indexes' versions, each the highest of its deltas; None: there is no user index."""
     newest: dict[str, int] = {}
     for entry in () if indexes is None else indexes.indices:
         if not entry.name.startswith("__lance_"):
@@ -219,9 +219,9 @@ def find(mem_wals: Iterable[MemWal], mem_wal_id: MemWalId) -> MemWal:
 
 
 def disorder(mem_wals: Sequence[MemWal], region: str) -> str | None:
-    """How a region breaks the rules that no transition breaks, in a sentence; None: it does not.
+    """A sentence about states of a region that no transition produces; None: there are none.
 
-    More than one generation that is not sealed (S1-009), or one that got ahead of a lower one.
+    These are more than one generation that is not sealed (S1-009), or one in a later state than a lower one.
     """
     ascending = sorted((one for one in mem_wals if one.id.region == region), key=lambda one: one.id)
     unsealed = [one.id.generation for one in ascending if one.state is State.OPEN]
@@ -238,7 +238,7 @@ def disorder(mem_wals: Sequence[MemWal], region: str) -> str | None:
 
 
 class Other(enum.Enum):
-    """What another writer committed, as far as it matters to a change of MemWALs."""
+    """The kinds of operations that another writer may have committed, by their conflicts with a change of MemWALs."""
 
     STATE = "UpdateMemWalState"
     MERGE = "Update with mem_wal_to_merge"
@@ -247,7 +247,7 @@ class Other(enum.Enum):
 
 
 def conflicts(ours: Change, other: Other, theirs: Change | None = None) -> bool:
-    """Whether a change loses to one that was committed since its version was read, by Lance's rules.
+    """Whether a change conflicts with one that was committed since its version was read, by Lance's rules.
 
     Args:
         ours: the change that is not committed yet.
@@ -260,7 +260,7 @@ def conflicts(ours: Change, other: Other, theirs: Change | None = None) -> bool:
         return False
     if other is Other.STATE and (ours.only_removes or theirs.only_removes):
         return False
-    # Lance lets any state change pass beside a merge; of the same MemWAL, it must not: one would undo the other.
+    # Lance accepts any state change concurrent with a merge; one of the same MemWAL must conflict: it would be undone.
     return bool(ours.ids & theirs.ids)
 
 

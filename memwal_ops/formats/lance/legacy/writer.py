@@ -1,8 +1,8 @@
 """``MemWalWriter``: one writer of a legacy region, on the state machine (S1-003 to S1-005, S1-015, S1-022 to S1-027).
 
-Each transition is one version of the table, published strictly, and it carries the base table's fragments on. A
-change that loses a race is decided again on the newest version, where its owner check and preconditions hold anew; it
-fails where what was committed conflicts with it (:func:`memwal_ops.formats.lance.legacy.states.conflicts`).
+Each transition is one version of the table, published as exactly V + 1, with the base table's fragments. After a commit
+conflict, a change is planned again on the newest version, where its owner and preconditions are checked again; it
+fails if a committed change conflicts with it (:func:`memwal_ops.formats.lance.legacy.states.conflicts`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
 _INDEPENDENT = frozenset({103, 104, 107, 110, 114})
-_MAX_TAKEN = 10_000
+_MAX_SKIPPED_IDS = 10_000
 
 
 class MemWalWriter:
@@ -54,7 +54,7 @@ class MemWalWriter:
     def __init__(
         self, table: Table, region: str, owner_id: str | None = None, *, wal_root: str = "wal", mem_root: str = "mem"
     ) -> None:
-        """Claim what of the region is not flushed by changing its owner, and open a generation where none is (S1-023).
+        """Claim the region's unflushed MemWALs by changing their owner, and open a generation if none is (S1-023).
 
         Args:
             table: any version.
@@ -84,16 +84,16 @@ class MemWalWriter:
 
     @property
     def current(self) -> MemWal:
-        """The generation that it writes into, as of the version that it knows."""
+        """The generation that it writes into, by the version that it has read."""
         newest = self._newest()
         if newest is None:
             raise InvalidUsageError(f"Region {self.region!r} has no MemWAL any more.")
         return newest
 
     def replay(self) -> pa.Table | None:
-        """What the log of the current generation holds: a new writer takes it into its MemTable (S1-027).
+        """The rows in the log of the current generation, for a new writer's MemTable (S1-027).
 
-        None where the log is empty.
+        None: the log is empty.
 
         Raises:
             ObjectNotFoundError, GenerationCorruptError: an entry is missing or damaged.
@@ -105,8 +105,8 @@ class MemWalWriter:
     def append(self, rows: pa.Table) -> int:
         """Put rows as the log's next entry, and then record it in the index (S1-004, S1-015, S1-026).
 
-        The entry goes to the last id + 1, or, where another writer's file is, to + 2, + 3 and so on; what is
-        skipped becomes a hole.
+        The entry's id is the last id + 1, or, if another writer's file exists there, + 2, + 3 and so on; skipped ids
+        become holes.
 
         Returns:
             The entry's id.
@@ -114,7 +114,7 @@ class MemWalWriter:
         Raises:
             WriterFencedError: another writer claimed the generation: the entry is not part of the log.
             InvalidUsageError: the generation is not OPEN.
-            CommitConflictError: too many conflicts in a row, or 10,000 places are taken.
+            CommitConflictError: too many conflicts in a row, or 10,000 ids are taken.
         """
         one = self.current
         sink = pa.BufferOutputStream()
@@ -126,13 +126,15 @@ class MemWalWriter:
         first = 0 if one.wal_entries.highest is None else one.wal_entries.highest + 1
         # Another writer may have used another suffix.
         taken = {entry_of(meta.path) for meta in store.list()}
-        for number in range(first, first + _MAX_TAKEN):
+        for number in range(first, first + _MAX_SKIPPED_IDS):
             self._table.guard.check()
             if number in taken or not store.put_if_absent(f"{number:020}.arrow", data):
                 continue
             self._record(one.id, number)
             return number
-        raise CommitConflictError(f"{_MAX_TAKEN:,} entries of {one.id} are taken by writers that do not record them.")
+        raise CommitConflictError(
+            f"{_MAX_SKIPPED_IDS:,} entries of {one.id} are taken by writers that do not record them."
+        )
 
     def seal(self) -> int:
         """Seal the current generation and open the next one, in one version (S1-018).
@@ -188,7 +190,7 @@ class MemWalWriter:
         self._commit(lambda found: states.flush(found, mem_wal_id, self.owner_id))
 
     def _claim(self, mem_wals: Sequence[MemWal]) -> Change:
-        """Take over what is not flushed, whichever writer owns it."""
+        """The change that claims all unflushed MemWALs, of any owner."""
         change = Change()
         for one in mem_wals:
             if one.id.region == self.region and one.state < State.FLUSHED and one.owner_id != self.owner_id:
@@ -217,7 +219,7 @@ class MemWalWriter:
         return sorted(found, key=lambda one: one.id)
 
     def _commit(self, decide: Callable[[Sequence[MemWal]], Change]) -> None:
-        """Publish a change on the newest version; decided again after each race that it lost without a conflict."""
+        """Publish a change on the newest version; planned again after each commit that does not conflict with it."""
         retry = CommitRetry()
         table = self._table.newest()
         while True:
@@ -242,12 +244,12 @@ def _refuse_conflicts(before: Table, newest: Table, change: Change) -> None:
             raise CommitConflictError(
                 f"Version {version} of {newest.location.uri} conflicts with a change of "
                 f"{', '.join(map(str, sorted(change.ids)))}.",
-                remedy="Read the newest version, and decide again.",
+                remedy="Open the newest version, and repeat the operation.",
             )
 
 
 def what_it_did(transaction: table_pb2.Transaction) -> tuple[Other, Change | None]:
-    """What a transaction means for a change of MemWAL states; what is not known counts as a change of data."""
+    """The kind of a transaction with respect to MemWAL states; an unknown operation counts as a change of data."""
     if transaction.HasField("update_mem_wal_state"):
         return Other.STATE, Change.of(transaction.update_mem_wal_state)
     if transaction.HasField("create_index"):

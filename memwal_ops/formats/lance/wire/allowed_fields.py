@@ -1,6 +1,6 @@
 """Copy a protobuf message with the fields that are allowed, and no others.
 
-A list of what is left out would miss the fields that a later release of Lance adds; so unknown fields are left out too.
+A list of forbidden fields would miss those that a later release of Lance adds; so unknown fields are left out too.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _MAX_SHIFT = 63
 
 
 class Allow(enum.Enum):
-    """How a field is copied as it is."""
+    """Kinds of fields that are copied unchanged."""
 
     NUMBER = "number"
     """If it is a number, on the wire."""
     ANY = "any"
-    """Numbers, texts, bytes, packed lists."""
+    """Numbers, strings, bytes, packed lists."""
 
 
 Rule: TypeAlias = "Allow | Mapping[int, Rule] | Callable[[bytes], bytes | None]"
-"""As it is; the allowed fields of a message; or a function from the field's bytes to others (None: left out)."""
+"""Unchanged; the allowed fields of a message; or a function from the field's bytes to others (None: left out)."""
 
 
 def allowed_fields(data: bytes, rules: Mapping[int, Rule]) -> bytes:
@@ -52,7 +52,7 @@ def allowed_fields(data: bytes, rules: Mapping[int, Rule]) -> bytes:
         else:
             raise InvalidFormatError(f"A field has the unknown wire type {kind}.")
         if position > len(data):
-            raise InvalidFormatError("A field is cut short.")
+            raise InvalidFormatError("A field is truncated.")
         rule = rules.get(tag >> 3)
         if rule is Allow.ANY or (rule is Allow.NUMBER and kind != _BYTES):
             out += data[start:position]
@@ -74,7 +74,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:  # noqa: PLR2004 - the bit that means that more follows
             return number, position
         shift += 7
-    raise InvalidFormatError("A number is cut short.")
+    raise InvalidFormatError("A number is truncated.")
 
 
 def _encoded(number: int) -> bytes:

@@ -26,10 +26,10 @@ BLOCK = 32
 _WORDS, _BITS = 8, 32
 _WORD = 8
 _MAX_BYTES = 128 << 20
-# Those of Lance: about 1 in 1,754 keys that are not there seems to be.
+# As in Lance: a false positive for about 1 in 1,754 absent keys.
 _FALSE_POSITIVES = 0.00057
 _FEWEST_KEYS = 8192
-# So many rows at once stay in a processor's cache.
+# Rows per batch: the working set fits a processor's cache.
 _CHUNK = 1 << 14
 _NOTHING = pa.scalar(b"", pa.large_binary())
 _SALT = np.array(
@@ -42,19 +42,19 @@ class BloomFilter:
     """Whether a key was certainly never added, or may have been."""
 
     def __init__(self, blocks: NDArray[np.uint32]) -> None:
-        """Take blocks of eight words each, which are changed in place."""
+        """Use these blocks of eight words each, which are changed in place."""
         self._blocks = blocks
 
     @classmethod
     def for_keys(cls, keys: int) -> BloomFilter:
-        """An empty one for so many keys."""
+        """An empty filter for that many keys."""
         bits = -8 * max(keys, _FEWEST_KEYS) / math.log(1 - _FALSE_POSITIVES ** (1 / 8))
         size = min(max(int(bits) // 8, BLOCK), _MAX_BYTES)
         return cls(np.zeros(((1 << (size - 1).bit_length()) // BLOCK, 8), np.uint32))
 
     @classmethod
     def decode(cls, data: bytes) -> BloomFilter:
-        """A stored one.
+        """Decode a stored filter.
 
         Raises:
             InvalidFormatError: it does not consist of blocks.
@@ -64,7 +64,7 @@ class BloomFilter:
         return cls(np.frombuffer(data, "<u4").reshape(-1, 8).astype(np.uint32))
 
     def encode(self) -> bytes:
-        """As it is stored."""
+        """The stored form."""
         return self._blocks.astype("<u4").tobytes()
 
     def add(self, columns: Sequence[pa.Array]) -> None:
@@ -74,7 +74,7 @@ class BloomFilter:
             for word in range(_WORDS):
                 np.bitwise_or.at(self._blocks[:, word], at, np.uint32(1) << numbers[:, word])
             return
-        # Bit by bit, which takes a part of the time where there are many.
+        # Bit by bit, which is faster for many keys.
         bits = np.zeros((*self._blocks.shape, _BITS), bool)
         for word in range(_WORDS):
             bits[:, word][at, numbers[:, word]] = True
@@ -108,7 +108,7 @@ def key_hashes(columns: Sequence[pa.Array]) -> NDArray[np.uint64]:
 
 
 def _of_words(column: pa.Array) -> NDArray[np.uint64] | None:
-    """The hashes of one column of values of up to eight bytes, without a detour over bytes; None for another one."""
+    """The hashes of a column of values of up to eight bytes, without conversion to bytes; None: another type."""
     kind = column.type
     width = kind.bit_width // 8 if pa.types.is_primitive(kind) and not pa.types.is_boolean(kind) else 0
     if not width:
@@ -131,7 +131,7 @@ def _of_words(column: pa.Array) -> NDArray[np.uint64] | None:
 
 
 def _parts(column: pa.Array) -> list[pa.Array]:
-    """What is hashed of each value, as binary columns."""
+    """The hashed bytes of each value, as binary columns."""
     kind, length = column.type, len(column)
     if pa.types.is_dictionary(kind):
         return _parts(column.cast(kind.value_type))

@@ -7,7 +7,7 @@ from pyroaring import BitMap
 from memwal_ops.errors import InvalidFormatError
 
 # Far above any real table. Eight bytes of a bitmap can encode 65,536 ids, so 60 KB could decode to gigabytes.
-_MOST = 1 << 22
+_MAX_FRAGMENTS = 1 << 22
 
 
 def decode_fragment_bitmap(data: bytes) -> frozenset[int]:
@@ -22,7 +22,7 @@ def decode_fragment_bitmap(data: bytes) -> frozenset[int]:
         bitmap = BitMap.deserialize(data)
     except ValueError as error:
         raise InvalidFormatError(f"The fragment bitmap of an index is damaged: {error}") from error
-    if len(bitmap) > _MOST:
+    if len(bitmap) > _MAX_FRAGMENTS:
         raise InvalidFormatError(f"The fragment bitmap of an index is damaged: it has {len(bitmap)} fragments.")
     return frozenset(bitmap)
 

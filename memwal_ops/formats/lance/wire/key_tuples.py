@@ -1,4 +1,4 @@
-"""Keys of several columns as one binary column, in the same order: what Lance indexes of them in a generation.
+"""Encode keys of several columns as one binary column in the same order, as Lance indexes them in a generation.
 
 Of each column a byte 1 (not NULL; 0 means NULL), and the value: whole numbers as eight bytes, most significant
 first, with the sign bit turned where they have a sign; a boolean as one byte; text and bytes with each byte 0 followed
@@ -21,7 +21,7 @@ _SIGN = np.uint64(1 << 63)
 
 
 def is_encodable(kind: pa.DataType) -> bool:
-    """Whether values of a type have a place in such a tuple."""
+    """Whether values of a type can be encoded in such a tuple."""
     types = pa.types
     return bool(
         types.is_integer(kind)

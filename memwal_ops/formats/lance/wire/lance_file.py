@@ -22,7 +22,7 @@ _MAGIC = b"LANC"
 
 
 def is_cut_short(data: bytes) -> bool:
-    """Whether a whole file does not end as Lance files do: its writer was stopped, or its end was lost."""
+    """Whether a whole file lacks the end of a Lance file: its writer was stopped, or its end was lost."""
     return len(data) < _FOOTER.size or not data.endswith(_MAGIC)
 
 

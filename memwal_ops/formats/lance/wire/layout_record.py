@@ -1,7 +1,7 @@
 """Encode and decode the layout that a migration recorded in a table version, and the one that it had before.
 
 Without a migration the files of the regions determine the layout. After one, files of both layouts lie side by side,
-and the record determines what new regions are written in. It is stored in the table configuration (manifest field 16),
+and the record determines the layout of new regions. It is stored in the table configuration (manifest field 16),
 which every commit of pylance preserves.
 """
 
@@ -19,7 +19,7 @@ _TABLE_CONFIG = 8
 
 @dataclass(frozen=True, slots=True)
 class LayoutRecord:
-    """What a migration between the layouts of today recorded.
+    """The record of a migration between the current layouts.
 
     Attributes:
         layout: name of the table's layout.
@@ -31,7 +31,7 @@ class LayoutRecord:
 
 
 def layout_record(manifest: table_pb2.Manifest) -> LayoutRecord | None:
-    """The record of a version; None: the table was not migrated between the layouts of today."""
+    """The record of a version; None: the table was not migrated between the current layouts."""
     if _LAYOUT not in manifest.config:
         return None
     return LayoutRecord(manifest.config[_LAYOUT], dict(manifest.config).get(_BEFORE))

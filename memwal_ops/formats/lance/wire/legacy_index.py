@@ -51,7 +51,7 @@ class MemWal:
         state: see :class:`State`.
         owner_id: who may change it.
         last_updated_dataset_version: the table version that changed it last.
-        source: the message that it was decoded from, with fields that this release does not know.
+        source: the message that it was decoded from, with fields that this release does not define.
     """
 
     id: MemWalId
@@ -75,7 +75,9 @@ def decode_mem_wals(details: bytes) -> tuple[MemWal, ...]:
     try:
         message.ParseFromString(details)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise TableCorruptError(f"The details of the legacy MemWAL index are no protobuf message: {error}") from error
+        raise TableCorruptError(
+            f"The details of the legacy MemWAL index are not a protobuf message: {error}"
+        ) from error
     found = tuple(map(decode_mem_wal, message.mem_wal_list))
     ids = [one.id for one in found]
     if len({*ids}) < len(ids):
@@ -107,7 +109,7 @@ def decode_mem_wal(message: pb.LegacyMemWal) -> MemWal:
 
 
 def encode_mem_wals(mem_wals: Iterable[MemWal]) -> bytes:
-    """The details that list these MemWALs; no bytes for none, which every release reads as an empty MemWAL index."""
+    """The details that list these MemWALs; empty for none, which every release reads as an empty MemWAL index."""
     return pb.LegacyMemWalIndexDetails(mem_wal_list=map(encode_mem_wal, mem_wals)).SerializeToString(deterministic=True)
 
 

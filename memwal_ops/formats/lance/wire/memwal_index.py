@@ -116,7 +116,7 @@ def with_progress(
     """A copy of the details with the merge progress of each region in ``progress`` raised to that generation (S0-065).
 
     Raises:
-        InvariantViolatedError: a region's progress would not rise.
+        InvariantViolatedError: a region's progress would not increase.
     """
     changed = memwal_pb2.MemWalIndexDetails()
     changed.CopyFrom(details)
@@ -135,9 +135,9 @@ def with_progress(
 
 
 def with_catchup(
-    details: memwal_pb2.MemWalIndexDetails, claims: Mapping[str, Mapping[UUID, int] | None]
+    details: memwal_pb2.MemWalIndexDetails, catchup: Mapping[str, Mapping[UUID, int] | None]
 ) -> memwal_pb2.MemWalIndexDetails:
-    """A copy of the details with the catch-up entry of each index in ``claims`` set to exactly that (S0-078, S0-181).
+    """A copy of the details with the catch-up entry of each index in ``catchup`` set to exactly that (S0-078, S0-181).
 
     ``None`` removes the entry. Entries of other indexes are not changed.
 
@@ -148,8 +148,8 @@ def with_catchup(
     changed.CopyFrom(details)
     merged = {UUID(bytes=entry.region_id.uuid): entry.generation for entry in details.merged_generations}
     entries = {entry.index_name: entry for entry in changed.index_catchup}
-    for name, claim in sorted(claims.items()):
-        if claim is None:
+    for name, generations in sorted(catchup.items()):
+        if generations is None:
             entries.pop(name, None)
             continue
         entry = memwal_pb2.IndexCatchupProgress()
@@ -157,7 +157,7 @@ def with_catchup(
             entry.CopyFrom(entries[name])
         entry.index_name = name
         del entry.caught_up_generations[:]
-        for region_id, generation in sorted(claim.items()):
+        for region_id, generation in sorted(generations.items()):
             if generation > merged.get(region_id, 0):
                 raise InvariantViolatedError(
                     f"The catch-up entry of {name} must not be generation {generation} of region {region_id}: "

@@ -76,7 +76,7 @@ def type_name(kind: pa.DataType) -> str | None:
 
 
 def canonical(value: Any) -> Any:
-    """The value as it is compared with others: :data:`NAN` for any NaN."""
+    """The value in the form in which values are compared: :data:`NAN` for any NaN."""
     return NAN if isinstance(value, float) and math.isnan(value) else value
 
 

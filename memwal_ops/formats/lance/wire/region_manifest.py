@@ -179,7 +179,7 @@ def decode_version_hint(data: bytes) -> int | None:
 
 
 def _generations(message: pb.RegionManifest, region_id: UUID, version: int) -> tuple[FlushedGeneration, ...]:
-    """The generations, ascending. A writer that repeats a put after a lost answer may list an entry twice: it is one.
+    """The generations, ascending. A writer that repeats a put after a lost response may list one twice; it counts once.
 
     A manifest may list a million: if they are ascending, as writers list them, duplicates are found without a set.
     """

@@ -4,7 +4,7 @@
 clone, after a region's folder was removed. So a merge also records which generation it merged last, by
 the directory's name, which is random. The record is stored in the table configuration (manifest field 16), which
 every commit of pylance preserves; fields of the MemWAL details that pylance does not
-know are lost at its next marked merge, index update or compaction (tests/integration/contracts).
+know are lost at its next merge with progress, index update or compaction (tests/integration/contracts).
 
 One key with one entry per region: ``{region id, 32 hex digits}:{generation}:{mark}``, and ``:{adopted}`` if an
 operator decided that the region's rows belong to the table.
@@ -45,7 +45,7 @@ class RegionRecord:
             merged, in the version that ``generation`` contains; ``undecided``: the region is older than the
             table's MemWAL index, and an operator has to decide.
         adopted: the version in which an operator decided that the region's rows belong to the table: the rows are
-            for its columns, whatever table was here when they were flushed. 0: no decision. Merges preserve it.
+            for its columns, even if another table existed here when they were flushed. 0: no decision. Merges keep it.
     """
 
     generation: int

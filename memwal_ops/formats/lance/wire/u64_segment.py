@@ -1,6 +1,6 @@
 """A set of numbers as Lance's ``U64Segment`` stores it, in five encodings: the WAL entries of a legacy MemWAL.
 
-A range of 2^60 numbers takes a few bytes, so a set is kept as its bounds and gaps and never as all its numbers.
+A range of 2^60 numbers is encoded in a few bytes, so a set is kept as its bounds and gaps, never as all its numbers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class U64Segment:
             yield from range(first, last + 1)
 
     def with_new_high(self, number: int) -> U64Segment:
-        """The set with a number above all others; a gap before it becomes a hole, as Lance does it.
+        """The set with a number above all others; a gap before it becomes a hole, as in Lance.
 
         Raises:
             InvalidUsageError: it is not above all others, or no unsigned 64-bit number.
