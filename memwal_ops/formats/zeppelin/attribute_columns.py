@@ -1,7 +1,7 @@
 """Choose columns for the attributes of a namespace, and convert rows to them.
 
-An attribute has no type: each row may have another one. Numbers of both kinds become float64 if no integer loses
-digits; whatever else is mixed becomes JSON text, and the report names it.
+An attribute has no type: its values may differ in type from row to row. Integers and floats together become float64 if
+no integer loses digits; other mixtures become JSON text, and the report names them.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ def kind_of(value: object) -> str:
 
 @dataclass(frozen=True)
 class Kinds:
-    """The kinds of values that each attribute has: of ``values`` themselves, and of the elements of its lists."""
+    """The kinds of values of each attribute: of the values themselves, and of the elements of its lists."""
 
     values: Mapping[str, set[str]]
     elements: Mapping[str, set[str]]
 
     @classmethod
     def empty(cls) -> Kinds:
-        """Of no rows yet."""
+        """The kinds of no rows."""
         return cls(defaultdict(set), defaultdict(set))
 
     def add(self, rows: Rows) -> None:
-        """Look at the attributes of some rows."""
+        """Add the attributes of some rows."""
         for attributes in rows.attributes:
             for name, value in (attributes or {}).items():
                 self.values[name].add(kind_of(value))
@@ -67,14 +67,14 @@ class Kinds:
                     self.elements[name].update(map(kind_of, value))
 
     def to_json(self) -> dict[str, dict[str, list[str]]]:
-        """The same as plain lists."""
+        """The kinds as lists."""
         return {
             what: {name: sorted(kinds) for name, kinds in found.items()}
             for what, found in (("values", self.values), ("elements", self.elements))
         }
 
     def add_json(self, document: Mapping[str, Mapping[str, list[str]]]) -> None:
-        """Add what :meth:`to_json` gave."""
+        """Add the kinds from a result of :meth:`to_json`."""
         for what, found in (("values", self.values), ("elements", self.elements)):
             for name, kinds in document[what].items():
                 found[name].update(kinds)
@@ -109,7 +109,7 @@ class Columns:
         """The same columns, and new ones for attributes that have none.
 
         Raises:
-            InvalidUsageError: an attribute has values that its column cannot hold.
+            InvalidUsageError: an attribute has values that its column cannot store.
         """
         by_attribute = self.by_attribute
         fields = [*self.schema]
@@ -118,9 +118,9 @@ class Columns:
                 fields.append(_field(name, kinds.type_of(name), {one.name for one in fields}))
             elif not _fits(by_attribute[name], kinds, name):
                 raise InvalidUsageError(
-                    f"The attribute {name!r} has values now that its column {by_attribute[name].name} of type "
-                    f"{by_attribute[name].type} cannot hold.",
-                    remedy="Migrate to a new target: the column is chosen for all values then. Nothing was changed.",
+                    f"The attribute {name!r} has new values that its column {by_attribute[name].name} of type "
+                    f"{by_attribute[name].type} cannot store.",
+                    remedy="Migrate to a new target: its column types are chosen from all values. Nothing was changed.",
                 )
         return Columns(pa.schema(fields))
 
@@ -152,7 +152,7 @@ class Columns:
 
     @property
     def dimensions(self) -> int:
-        """Of the vectors."""
+        """Dimensions of the vectors."""
         return int(self.schema.field(VECTOR).type.list_size)
 
 
@@ -163,7 +163,7 @@ def is_json(field: pa.Field) -> bool:
 
 
 def _field(attribute: str, found: pa.DataType | None, taken: set[str]) -> pa.Field:
-    # Lance takes a dot for the way into a struct.
+    # Lance interprets a dot as the path into a struct.
     wanted = attribute.replace(".", "_") or "attribute"
     folded = {one.casefold() for one in taken}
     name, number = wanted, 1
@@ -174,7 +174,7 @@ def _field(attribute: str, found: pa.DataType | None, taken: set[str]) -> pa.Fie
 
 
 def _fits(field: pa.Field, kinds: Kinds, name: str) -> bool:
-    """Whether a column holds these values without loss."""
+    """Whether a column can store these values without loss."""
     if is_json(field):
         return True
     found = kinds.type_of(name)

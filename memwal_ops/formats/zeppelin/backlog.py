@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.wire.fragment import Fragment
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 
-_READ_AT_ONCE = 8
+_CONCURRENT_READS = 8
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _fetched(table: Namespace, ref: FragmentRef) -> bytes:
     try:
         return table.store.get(ref.key)
     except ObjectNotFoundError as error:
-        raise FragmentMissingError(f"The fragment {ref.key} is listed, and does not exist.") from error
+        raise FragmentMissingError(f"The fragment {ref.key} is listed, but does not exist.") from error
 
 
 def _decoded(table: Namespace, ref: FragmentRef, dimensions: int | None, data: bytes) -> Fragment:
@@ -108,7 +108,7 @@ def read_fragments(
 ) -> Iterator[tuple[FragmentRef, Fragment | MemwalOpsError]]:
     """Read listed fragments in order; an error in place of one that cannot be used.
 
-    The bytes of a few are fetched at once. One at a time is decoded, as that takes many times its bytes.
+    The bytes of a few are fetched at once. They are decoded one at a time, as that needs many times their size.
     """
 
     def fetched(ref: FragmentRef) -> bytes | FragmentMissingError:
@@ -117,7 +117,7 @@ def read_fragments(
         except FragmentMissingError as error:
             return error
 
-    for ref, data in concurrently(fetched, refs, threads=_READ_AT_ONCE):
+    for ref, data in concurrently(fetched, refs, threads=_CONCURRENT_READS):
         if isinstance(data, FragmentMissingError):
             yield ref, data
             continue

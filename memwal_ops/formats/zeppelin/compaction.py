@@ -1,8 +1,8 @@
 """Compact fragments and segments into one new segment and one manifest (S4-025 to S4-036).
 
 Memory: the rows of the pass, bounded by ``max_bytes``, one decoded fragment, and about six times the largest cluster
-while it is written; a training also holds a sample, and spills rows to local files if they exceed the budget. The ids
-of the log are in memory, those of segments are not.
+while it is written; a training also needs memory for a sample, and spills rows to local files if they exceed the
+budget. The ids of the log are in memory, those of segments are not.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Inputs:
 
     Attributes:
         table: the manifest at which it was read, with our token in it.
-        fragments: exactly those that were read.
+        fragments: exactly the fragments that were read.
         rows: the newest upserts.
         deleted: ids whose newest write is a delete.
         hidden: ids that are hidden in segments (wiki ``pending_deletes``).
@@ -123,7 +123,7 @@ def metric_of(table: Namespace, asked: str | None) -> tuple[str, str | None]:
     recorded = table.meta.metric
     if recorded is not None and asked is not None and recorded != asked:
         raise UnsupportedFeatureError(
-            f"{table.location.uri} has the metric {recorded}; {asked} was asked for.", remedy="Leave --metric out."
+            f"{table.location.uri} has the metric {recorded}, not {asked}.", remedy="Leave --metric out."
         )
     if recorded is None and asked is None:
         return "cosine", "This namespace does not record its metric; cosine was assumed. Give --metric."
@@ -152,7 +152,7 @@ def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: Run
         newest.update(dict.fromkeys(found.deletes))
         newest.update(zip(found.ids, range(len(ids), ends), strict=True))
         if found.ids:
-            # Grown in place, so that no vector is in memory twice. There is no view of it.
+            # Grown in place, so that no vector is in memory twice; no views of the array exist.
             vectors.resize((ends, found.values.shape[1]), refcheck=False)
             vectors[len(ids) : ends] = found.values
         ids += found.ids
@@ -182,14 +182,14 @@ def _kept(ids: list[str], vectors: Matrix, attributes: list[Attributes | None], 
 
 
 class Compaction:
-    """Build the segment of a pass from the remaining rows of old segments and those of the log.
+    """Build the segment of a pass from the live rows of old segments and those of the log.
 
     Attributes:
         built: the objects written so far; a run that is stopped removes them.
     """
 
     def __init__(self, inputs: Inputs, options: MergeOptions, metric: str, context: RunContext) -> None:
-        """No segment is read yet."""
+        """Keep the arguments; no segment is read."""
         self.built = Built(None)
         self._inputs, self._options, self._metric, self._context = inputs, options, metric, context
         self._store = inputs.table.store
@@ -270,10 +270,10 @@ class Compaction:
         return before if before in {"scalar", "product"} else None
 
     def _sampled(self) -> Sample:
-        most = max(1, self._options.max_bytes // 4 // max(4, 4 * self._inputs.rows.vectors.shape[1]))
+        max_rows = max(1, self._options.max_bytes // 4 // max(4, 4 * self._inputs.rows.vectors.shape[1]))
         expected = sum(one.vectors for one in self._segments) + len(self._inputs.rows.ids)
         wanted = SAMPLES_PER_CLUSTER * max(CODES_SAMPLED, self._options.clusters or clusters_for(expected))
-        sample = Sample(min(most, wanted))
+        sample = Sample(min(max_rows, wanted))
         for rows in self._all_rows():
             sample.add(rows.vectors)
             self._context.heartbeat()
@@ -321,7 +321,7 @@ class Compaction:
         yield writer
 
     def _stage(self, writer: SegmentWriter) -> None:
-        """Publish the names of the objects being written: a server's gc keeps them while our lease is valid."""
+        """Publish the names of the objects being written: a server's gc keeps them while this run's lease is valid."""
         namespace, token = self._inputs.table.manifest.namespace, self._inputs.table.manifest.token
         clusters = range(len(writer.centroids))
         names = [CENTROIDS, *map(cluster_name, clusters), *map(attributes_name, clusters)]
@@ -347,10 +347,10 @@ CODES_SAMPLED = 16
 
 
 class _Spill:
-    """Rows by cluster: in memory up to ``most`` bytes, then in local files, deleted at the end of the run."""
+    """Rows by cluster: in memory up to ``max_bytes``, then in local files, deleted at the end of the run."""
 
-    def __init__(self, most: int, clusters: int, dimensions: int) -> None:
-        self._most, self._dimensions = most, dimensions
+    def __init__(self, max_bytes: int, clusters: int, dimensions: int) -> None:
+        self._max_bytes, self._dimensions = max_bytes, dimensions
         self._held: list[list[Rows]] = [[] for _ in range(clusters)]
         self._bytes = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -370,7 +370,7 @@ class _Spill:
             part = rows.take(order[bounds[cluster] : bounds[cluster + 1]])
             self._held[cluster].append(part)
             self._bytes += part.bytes
-        if self._bytes > self._most:
+        if self._bytes > self._max_bytes:
             self._flush()
 
     def clusters(self) -> Iterator[Rows]:

@@ -31,11 +31,11 @@ class ZeppelinFormat:
     demo = DEMO
 
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
-        """A namespace has one log, which is blocked by a fragment."""
+        """The names of the blocked part in messages: a namespace has one log, which a fragment blocks."""
         return "The log", f"fragment {blocked['fragment']}" if "fragment" in blocked else ""
 
     def detect(self, root: Listing) -> bool:
-        """Whether there is a manifest object, and no file that a namespace does not have; no request is made.
+        """Whether the listing has a manifest object, and only files of namespaces; no request is made.
 
         ``manifest.json`` alone is not sufficient: web applications have one.
         """

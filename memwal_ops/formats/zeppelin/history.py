@@ -3,7 +3,7 @@
 ``native``: ``manifests/<version>.msgpack``, the manifest's bytes; a revision is the manifest version, and every
 publication records its predecessor and itself.
 
-``wiki``: the document has no version and no list of keys to be deleted later, so numbered records are kept in
+``wiki``: the manifest has no version and no list of keys to be deleted later, so numbered records are kept in
 ``_mem_wal_ops/history/<n>.json``. A compaction records the manifest that it replaces, and its own. Manifests
 published in between (appends, tokens) belong to the revision that the next compaction records, which lists no fewer
 entries: only compactions remove any.
@@ -109,8 +109,8 @@ def record(store: Store, manifest: Manifest, data: bytes) -> int:
         path = path_of(version, NATIVE)
         if not store.put_if_absent(path, data) and store.get(path) != data:
             raise TableCorruptError(
-                f"{path} records another manifest of version {version} than the live one.",
-                remedy="Compare the two; two servers wrote to copies of the namespace, or one was restored.",
+                f"{path} records a manifest of version {version} that differs from the live one.",
+                remedy="Compare the two: two servers wrote to copies of the namespace, or one was restored.",
             )
         return version
     for _ in range(_ATTEMPTS):

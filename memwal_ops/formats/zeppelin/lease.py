@@ -1,9 +1,9 @@
 """Acquire, renew and release the lease of a namespace: one compactor at a time, with a rising fencing token.
 
 See S4-039 to S4-048. A lease saves work; its token is put into the manifest before anything is read (:func:`claim`).
-From then on every commit with an older token fails, however long its owner stalled: ours because the manifest's token
-must equal ours, Zeppelin's because it must not be above theirs. A lease is never deleted: a new one would start at
-token 1.
+From then on every commit with an older token fails, however long its owner stalled: memwal-ops requires the manifest's
+token to equal its own, Zeppelin requires it not to be above its own. A lease is never deleted: a new one would start
+at token 1.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 DEFAULT_TTL = timedelta(minutes=5)
 _ATTEMPTS = 5
 _POLL_SECONDS = 0.1
-# Three misses in a row are needed to lose it.
-_BEATS = 3
+# The lease expires after three missed renewals.
+_RENEWALS_PER_TTL = 3
 _RELEASED = timedelta(seconds=1)
-_ODD = timedelta(days=1)
+_IMPLAUSIBLE = timedelta(days=1)
 
 
 @dataclass
@@ -78,11 +78,11 @@ def held_lease(table: Namespace, ttl: timedelta, wait: timedelta = timedelta(0))
 
 
 def claim(table: Namespace, lease: HeldLease) -> Namespace:
-    """Put the lease's token into the manifest, and return the namespace: only what is read after this may be committed.
+    """Put the lease's token into the manifest, and return the namespace: a commit must be based on reads after this.
 
-    Why before reading: B (token 6) reads S1 and F1 to F4. A, which stalled past its lease (token 5), reads F1 to F5 and
-    publishes S2. B, which puts its token in only now, would replace S2 by its own segment: F5 is lost, although both
-    checks passed.
+    Timeline with the token put after reading: B (token 6) reads S1 and F1 to F4. A, which stalled past its lease (token
+    5), reads F1 to F5 and publishes S2. B puts its token in, and replaces S2 by its own segment: F5 is lost, although
+    both checks passed.
 
     Raises:
         FencedError: the manifest has a later token.
@@ -128,7 +128,7 @@ def _acquire(table: Namespace, ttl: timedelta, wait: timedelta) -> HeldLease:
                 raise BusyError(_busy(table, standing[0], now))
             time.sleep(_POLL_SECONDS)
             continue
-        # Above the manifest's token, too: after a lease was removed, the next one must not start at 1 again.
+        # Also above the manifest's token: after a lease was removed, the next one must not start at 1 again.
         token = 1 + max(table.newest().manifest.token, 0 if standing is None else standing[0].token)
         record = LeaseRecord(holder, token, now, now + ttl)
         if _put(table, record, None if standing is None else standing[1]):
@@ -142,27 +142,27 @@ def _put(table: Namespace, record: LeaseRecord, tag: str | None) -> bool:
     data = encode_lease(record, table.manifest.dialect)
     if tag is not None:
         return table.store.compare_and_swap(LEASE, data, tag)
-    # "Exists" may be our own put, after a lost answer.
+    # "Exists" may be this run's own put, after a lost response.
     return table.store.put_if_absent(LEASE, data) or table.store.get(LEASE) == data
 
 
 def _busy(table: Namespace, lease: LeaseRecord, now: datetime) -> str:
     left = lease.expires - now
-    odd = " That is far ahead: the holder's clock, or ours, is wrong." if left > _ODD else ""
+    skew = " That is far ahead: the holder's clock, or the local one, is wrong." if left > _IMPLAUSIBLE else ""
     return (
         f"{lease.holder} compacts {table.location.uri} (token {lease.token}); its lease ends in "
-        f"{left.total_seconds():.0f} s.{odd}"
+        f"{left.total_seconds():.0f} s.{skew}"
     )
 
 
 def _heartbeat(table: Namespace, lease: HeldLease, ttl: timedelta, stop: threading.Event) -> None:
-    while not stop.wait(ttl.total_seconds() / _BEATS):
+    while not stop.wait(ttl.total_seconds() / _RENEWALS_PER_TTL):
         try:
             if not _renew(table, lease, ttl):
                 lease.lost.set()
                 return
         except MemwalOpsError as error:
-            # The lease is not lost by that: the next renewal tries again, and the manifest's token is authoritative.
+            # That does not lose the lease: the next renewal tries again, and the manifest's token is authoritative.
             get_logger(__name__).warning("lease_not_renewed", table=table.location.uri, error=str(error))
         except BaseException:
             lease.lost.set()
@@ -170,7 +170,7 @@ def _heartbeat(table: Namespace, lease: HeldLease, ttl: timedelta, stop: threadi
 
 
 def _renew(table: Namespace, lease: HeldLease, ttl: timedelta) -> bool:
-    """Renew it for another ``ttl``, even if expired, unless another process acquired it; returns whether it is ours."""
+    """Renew it for another ``ttl``, even if expired, unless another process acquired it; returns whether it is held."""
     for _ in range(2):
         standing = read_lease(table)
         if standing is None or (standing[0].token, standing[0].holder) != (lease.token, lease.holder):

@@ -1,4 +1,4 @@
-"""The ledger of orphans: objects that no manifest lists, each with the time since when gc has known it (S4-037).
+"""The ledger of orphans: objects that no manifest lists, each with the time at which gc first found it (S4-037).
 
 An object that no manifest lists may be one that a compaction or a writer is about to list. So gc first records it,
 and deletes it in a later run, after a delay; Zeppelin's own gc keeps the same ledger, ``_gc/candidates.json``.

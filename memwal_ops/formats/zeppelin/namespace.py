@@ -116,7 +116,7 @@ class Namespace(GuardedTable):
                 backlog |= spec.job.backlog(self)
         reason, blocked = FragmentMissingError.reason, []
         for one in self.missing_fragments() if backlog.get("blocked_fragments") else ():
-            detail = f"The fragment {one} is listed, and does not exist."
+            detail = f"The fragment {one} is listed, but does not exist."
             blocked.append(Blocked("", reason, detail, {"fragment": one, "reason": reason, "detail": detail}))
         return TableSummary(self.revision, backlog, len(self.manifest.fragments), tuple(blocked))
 
@@ -141,7 +141,7 @@ class Namespace(GuardedTable):
         if why is not None:
             raise UnsupportedFeatureError(
                 f"{self.location.uri} cannot be written by this release: {why}.",
-                remedy="Let its Zeppelin server maintain it; inspect, verify and migrate read it as far as possible.",
+                remedy="Let its Zeppelin server maintain it; inspect, verify and migrate can still read it.",
             )
 
 

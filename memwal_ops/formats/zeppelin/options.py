@@ -115,9 +115,12 @@ class MaintainOptions(BaseMaintainOptions):
 class MigrateOptions(Options):
     """Options of migrate."""
 
-    target: str | None = text(None, positional=True, metavar="TARGET", help="The Lance table to make or to bring up.")
+    target: str | None = text(None, positional=True, metavar="TARGET", help="The Lance table to create or to update.")
     engine: str = choice(
-        "local", "local", "spark", help="Where rows are read and compared; Spark for what outgrows one machine."
+        "local",
+        "local",
+        "spark",
+        help="Where rows are read and compared; Spark for namespaces too large for one machine.",
     )
     master: str | None = text(None, shown_default="as configured", help="Spark master URL.")
 

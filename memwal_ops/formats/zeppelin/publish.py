@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # As many as Zeppelin's own compaction; an append takes milliseconds, so ten conflicts in a row mean a tight loop.
 ATTEMPTS = 10
 _FIRST_WAIT = 0.05
-_LONGEST_WAIT = 2.0
+_MAX_WAIT = 2.0
 _swaps_proven: set[str] = set()
 
 
@@ -45,7 +45,7 @@ def probe(table: Namespace) -> None:
         probe_compare_and_swap(table.store)
     except ConditionalWriteUnsupportedError as error:
         raise ConditionalWriteUnsupportedError(
-            str(error), remedy="Keep the namespace on a store that honours If-Match; every commit replaces one object."
+            str(error), remedy="Keep the namespace on a store that enforces If-Match: every commit replaces one object."
         ) from error
     _swaps_proven.add(table.store.root)
 
@@ -62,10 +62,10 @@ def publish(table: Namespace, manifest: Manifest, *, compaction: bool = False) -
     Raises:
         UnsupportedFeatureError: a server fenced the namespace for deletion, or bound the manifest to state that only it
             can write, after it was opened.
-        StoreUnavailableError: no answer; the next run determines the outcome.
+        StoreUnavailableError: no response; the next run determines the outcome.
     """
-    # On the very manifest that is replaced: W reads it and writes a fragment; a server fences the namespace; W's swap
-    # conflicts, and its second attempt would list the fragment in a namespace whose objects are being deleted.
+    # Checked on the manifest that is replaced. Timeline otherwise: W reads it and writes a fragment; a server fences
+    # the namespace; W's swap conflicts, and its second attempt lists the fragment although objects are being deleted.
     table.check_writable()
     data = encode_manifest(manifest)
     records = compaction or manifest.dialect == NATIVE
@@ -80,7 +80,7 @@ def publish(table: Namespace, manifest: Manifest, *, compaction: bool = False) -
 
 
 def retried(table: Namespace, change: Callable[[Namespace], Manifest | None], *, compaction: bool = False) -> Namespace:
-    """Publish a change, made again from the newest manifest after each conflict; None: there is nothing to do.
+    """Publish a change, computed again from the newest manifest after each conflict; None: nothing to do.
 
     Raises:
         CommitConflictError: other writers were first too often.
@@ -93,7 +93,7 @@ def retried(table: Namespace, change: Callable[[Namespace], Manifest | None], *,
         if done is not None:
             return done
         get_logger(__name__).info("commit_conflict", table=table.location.uri, attempt=attempt + 1)
-        wait = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT)
+        wait = min(_FIRST_WAIT * 2**attempt, _MAX_WAIT)
         time.sleep(random.uniform(0, wait))  # noqa: S311 - jitter
         table = table.newest()
     raise CommitConflictError(

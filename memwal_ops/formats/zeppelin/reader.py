@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Matrix = NDArray[np.float32]
     Hit = tuple[float, str, Attributes | None]
 
-# If objects are gone because the manifest was replaced meanwhile, a reader starts again with the newest; so often.
+# If objects were deleted because the manifest was replaced meanwhile, a reader retries with the newest, this often.
 _ATTEMPTS = 5
 _K1, _B = 1.2, 0.75
 
@@ -84,7 +84,7 @@ def query_namespace(table: Namespace, query: Query) -> list[dict[str, Any]]:
     """Query an open namespace; if objects of its manifest are gone, query the newest manifest."""
     for attempt in range(_ATTEMPTS):
         try:
-            return _answer(table, query)
+            return _result(table, query)
         except (FragmentMissingError, SegmentCorruptError, ObjectNotFoundError):
             newest = table.newest()
             if newest.data == table.data or attempt == _ATTEMPTS - 1:
@@ -112,7 +112,7 @@ def live_rows(table: Namespace) -> Iterator[Rows]:
     yield from _segment_rows(table, log, None, "")
 
 
-def _answer(table: Namespace, query: Query) -> list[dict[str, Any]]:
+def _result(table: Namespace, query: Query) -> list[dict[str, Any]]:
     log = read_log(table, strong=query.consistency == "strong")
     passes = compile_filter(query.filter)
     hits = _by_text(table, query, log, passes) if query.text is not None else _by_vector(table, query, log, passes)

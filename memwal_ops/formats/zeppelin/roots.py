@@ -71,7 +71,7 @@ def read_roots(table: Namespace, kept: int | None, grace: timedelta, now: dateti
         table: at its newest manifest.
         kept: how many of the newest revisions are retained; None: as many as the dialect's own collector keeps.
         grace: how long one is retained after the next was published.
-        now: by the slower of our clock and the store's.
+        now: by the slower of the local clock and the store's.
         cache: of earlier calls.
 
     Raises:
@@ -142,7 +142,7 @@ def _pins(store: Store) -> dict[int, str]:
             version = None
         if type(version) is not int:
             raise TableCorruptError(
-                f"{meta.path} cannot be read: what it pins is not known, and nothing may be deleted.",
+                f"{meta.path} cannot be read: it is not known which revision it pins, so nothing may be deleted.",
                 remedy="Restore it from a backup, or remove it if that snapshot is not needed.",
             )
         found[version] = f"the snapshot {meta.path.removeprefix(f'{SNAPSHOTS}/').removesuffix('.msgpack')}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def digests(batch: pa.RecordBatch) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Per row a 64-bit hash of its id, and one of all its values; equal rows of two tables have equal ones."""
+    """Per row a 64-bit hash of its id, and one of all its values; equal rows of two tables have equal hashes."""
     width = batch.schema.field(VECTOR).type.list_size
     vectors = np.ascontiguousarray(batch.column(VECTOR).flatten().to_numpy(zero_copy_only=False)).reshape(-1, width)
     names = sorted({*batch.schema.names} - {ID, VECTOR})
@@ -52,7 +52,7 @@ class Digests:
 
     @classmethod
     def of(cls, batches: Iterator[pa.RecordBatch], context: RunContext) -> Digests:
-        """Those of rows in any order."""
+        """The hashes of rows in any order."""
         parts = []
         for batch in batches:
             parts.append(digests(batch))
@@ -64,17 +64,17 @@ class Digests:
         return cls(ids[order], rows[order])
 
     def places(self, ids: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Per id its place, and whether it is there."""
+        """Per id its position, and whether it exists."""
         at = np.minimum(np.searchsorted(self.ids, ids), max(0, len(self.ids) - 1))
         return at, (self.ids[at] == ids) if len(self.ids) else np.zeros(len(ids), np.bool_)
 
     def has(self, ids: NDArray[np.uint64], rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Per row whether the same one is there."""
+        """Per row whether an equal row exists."""
         at, known = self.places(ids)
         return known & (self.rows[at] == rows) if len(self.ids) else known
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are of the same rows."""
+        """Whether both have the same rows."""
         if not isinstance(other, Digests):
             return NotImplemented
         return np.array_equal(self.ids, other.ids) and np.array_equal(self.rows, other.rows)

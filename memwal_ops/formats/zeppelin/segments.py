@@ -91,7 +91,7 @@ class SegmentReader:
     """
 
     def __init__(self, store: Store, segment: SegmentRef) -> None:
-        """Nothing is read yet."""
+        """Keep the arguments; nothing is read."""
         if segment.hierarchical:
             raise UnsupportedFeatureError(
                 f"The segment {segment.id} is hierarchical, which is not supported.",
@@ -107,7 +107,7 @@ class SegmentReader:
         path = self.segment.prefix + CENTROIDS
         found = _decoded(path, lambda: decode_centroids(self._object(path)))
         if len(found) != self.segment.clusters:
-            raise SegmentCorruptError(f"{path} has {len(found)} centroids; the manifest says {self.segment.clusters}.")
+            raise SegmentCorruptError(f"{path} has {len(found)} centroids; the manifest has {self.segment.clusters}.")
         return found
 
     def cluster(self, number: int) -> Rows:
@@ -206,7 +206,7 @@ def create(store: Store, path: str, data: bytes) -> None:
     Raises:
         InvariantViolatedError: there is another object of that name.
     """
-    # "Exists" may be our own put, after a lost answer.
+    # "Exists" may be this run's own put, after a lost response.
     if not store.put_if_absent(path, data) and store.get(path) != data:
         raise InvariantViolatedError(f"{path} exists with other content, although its name is random.")
 

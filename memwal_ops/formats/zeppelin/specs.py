@@ -28,8 +28,8 @@ MERGE = JobSpec(
     summary="Compact WAL fragments into the indexed segment.",
     help="""Compact the WAL fragments of the Zeppelin namespace at URI into its segment.
 
-Takes the namespace's lease, puts its fencing token into the manifest, and publishes by compare-and-swap. Safe to kill,
-to run twice, and to run beside writers; a second compactor exits with busy (57).
+Acquires the namespace's lease, puts its fencing token into the manifest, and publishes by compare-and-swap. Safe to
+kill, to run twice, and to run beside writers; a second compactor exits with busy (57).
 
 \b
 Examples:
@@ -107,9 +107,9 @@ MIGRATE = JobSpec(
     name="migrate",
     summary="Migrate a namespace into a Lance table with MemWAL.",
     help="""Migrate the Zeppelin namespace at URI into a Lance table with MemWAL at TARGET: ids become the primary key,
-vectors and attributes become columns. Run it again for what was written since; the namespace is not changed. It ends
-when nothing waits, and compares all rows. No other writer may write to TARGET before the decision is
-migrated. After writes of others it refuses to run again, since it would undo them.
+vectors and attributes become columns. Run it again to apply later writes; the namespace is not changed. It ends when
+all writes are applied, and compares all rows. No other writer may write to TARGET before the decision is migrated.
+After writes of others it refuses to run again, since it would undo them.
 
 \b
 Examples:
@@ -132,7 +132,7 @@ INSPECT = read_only_job(
 REPAIR = repair_job(
     help="""Verify the Zeppelin namespace at URI, and release leases of supervisors that expired.
 
-Nothing of the namespace itself is written: for each other finding it prints what you can decide, and what that costs.
+The namespace itself is not written: for each other finding it prints the choices that you have, and their consequences.
 
 Safe to kill, and to run twice. Without --apply, nothing is changed.
 
@@ -141,7 +141,7 @@ Examples:
   memwal-ops repair my_namespace
   memwal-ops repair my_namespace --apply
 
-Exit codes: 0 nothing_to_repair, planned or repaired; 9 a person has to decide about an error; others:
+Exit codes: 0 nothing_to_repair, planned or repaired; 9 an error needs your decision; others:
 runbooks/README.md.""",
     load=f"{_JOBS}.repair:JOB",
 )

@@ -29,7 +29,7 @@ SAMPLES_PER_CLUSTER = 256
 GROWTH = 5.0
 # If a training ends as imbalanced as the data are, every compaction would repeat it: so another one is done only
 # if the imbalance has grown by a quarter since.
-_WORSE = 1.25
+_RETRAIN_GROWTH = 1.25
 _FOLDER = "_mem_wal_ops/training"
 _CHUNK = 4096
 # Among so few points, many may be equal, which leaves clusters empty.
@@ -59,7 +59,7 @@ def imbalance(sizes: Sequence[int]) -> float:
 def too_imbalanced(sizes: Sequence[int], threshold: float, last: Training | None) -> bool:
     """Whether the clusters are so imbalanced that new centroids must be trained (S4-038)."""
     found = imbalance(sizes)
-    return found > threshold and (last is None or found > _WORSE * last.imbalance)
+    return found > threshold and (last is None or found > _RETRAIN_GROWTH * last.imbalance)
 
 
 def outgrown(upserts: int, last: Training | None, rows: int) -> bool:
@@ -107,11 +107,11 @@ def nearest(vectors: Matrix, centroids: Matrix, metric: str) -> NDArray[np.intp]
 
 
 class Sample:
-    """A uniform sample of at most ``most`` rows of a stream."""
+    """A uniform sample of at most ``max_rows`` rows of a stream."""
 
-    def __init__(self, most: int, seed: int = 0) -> None:
+    def __init__(self, max_rows: int, seed: int = 0) -> None:
         """An empty sample."""
-        self._most = max(1, most)
+        self._max_rows = max(1, max_rows)
         self._random = np.random.default_rng(seed)
         self._rows: list[Matrix] = []
         self._keys: list[NDArray[np.float64]] = []
@@ -126,7 +126,7 @@ class Sample:
         self._held += len(vectors)
         self._rows.append(vectors)
         self._keys.append(self._random.random(len(vectors)))
-        if self._held > 2 * self._most:
+        if self._held > 2 * self._max_rows:
             self._shrink()
 
     def rows(self) -> Matrix:
@@ -136,8 +136,8 @@ class Sample:
 
     def _shrink(self) -> None:
         rows, keys = np.concatenate(self._rows), np.concatenate(self._keys)
-        if len(rows) > self._most:
-            kept = np.argpartition(keys, self._most)[: self._most]
+        if len(rows) > self._max_rows:
+            kept = np.argpartition(keys, self._max_rows)[: self._max_rows]
             rows, keys = rows[kept], keys[kept]
         self._rows, self._keys, self._held = [rows], [keys], len(rows)
 

@@ -1,4 +1,4 @@
-"""Generate ULIDs that rise even if clocks do not."""
+"""Generate ULIDs that ascend even if clocks go backwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def new_ulid(above: str = "") -> str:
     value = (time.time_ns() // 1_000_000 << _RANDOM_BITS) | int.from_bytes(os.urandom(_RANDOM_BITS // 8))
     least = _value(above)
     if least is not None and value <= least:
-        # Far enough above that two writers that read the same one are unlikely to choose the same.
+        # Far enough above it that two writers that read the same ULID are unlikely to choose the same next one.
         value = min(least + 1 + int.from_bytes(os.urandom(8)), _HIGHEST)
     return _text(value)
 

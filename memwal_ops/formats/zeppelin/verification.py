@@ -28,7 +28,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.zeppelin import history
 from memwal_ops.formats.zeppelin.backlog import read_fragments
 from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
-from memwal_ops.formats.zeppelin.jobs.gc import Judge, Kind, Objects
+from memwal_ops.formats.zeppelin.jobs.gc import Kind, Objects, Rules
 from memwal_ops.formats.zeppelin.lease import read_lease
 from memwal_ops.formats.zeppelin.options import GcOptions
 from memwal_ops.formats.zeppelin.segments import SegmentReader
@@ -104,7 +104,7 @@ def _settings(table: Namespace) -> Iterator[Finding]:
             if key in live or any(key.startswith(prefix) for prefix in table.manifest.prefixes):
                 yield Finding(
                     Severity.ERROR, "pending_deletes", key, "It is pending deletion, and the live manifest needs it.",
-                    "A gc that deletes it loses rows; memwal-ops keeps it.", "Take the key out of pending_deletes.",
+                    "A gc that deletes it loses rows; memwal-ops keeps it.", "Remove the key from pending_deletes.",
                 )  # fmt: skip
 
 
@@ -184,7 +184,7 @@ class _Segment:
         centroids = self.reader.centroids()
         dimensions = self.table.meta.dimensions
         if dimensions is not None and centroids.shape[1] != dimensions:
-            yield self._error(f"Its centroids have {centroids.shape[1]} dimensions; meta.json says {dimensions}.")
+            yield self._error(f"Its centroids have {centroids.shape[1]} dimensions; meta.json has {dimensions}.")
         sizes: list[int] = []
         hashes: list[Any] = []
         random = np.random.default_rng(0)
@@ -300,12 +300,12 @@ def _history(table: Namespace) -> Iterator[Finding]:
 
 def _unneeded(table: Namespace, checked: Checked) -> Iterator[Finding]:
     try:
-        judge = Judge.of(table, GcOptions(), datetime.now(UTC))
+        rules = Rules.of(table, GcOptions(), datetime.now(UTC))
     except TableCorruptError as error:
         yield finding_of(error, "history", "the history", "gc deletes nothing.")
         return
     counts = checked.objects
-    for stage in Objects(table, judge).stages():
+    for stage in Objects(table, rules).stages():
         for one in stage.candidates:
             counts[str(one.kind)] = counts.get(str(one.kind), 0) + 1
             if one.verdict is Verdict.UNKNOWN:

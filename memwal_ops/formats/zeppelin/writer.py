@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-# gc treats a fragment that no manifest lists as garbage after days: one that waited that long to be listed
-# is written again with a new name, which no ledger has.
+# gc deletes a fragment that no manifest lists after days: if a fragment is not listed within this time, it is
+# written again under a new name, which no ledger has.
 STALE_AFTER = timedelta(hours=1)
 
 
 class Writer:
-    """Append to a namespace. Any number of writers may, without a lease: compare-and-swap orders them."""
+    """Append to a namespace. Any number of writers may append, without a lease: compare-and-swap orders them."""
 
     def __init__(self, table: Namespace) -> None:
-        """Nothing is written yet."""
+        """Keep the namespace; nothing is written."""
         self._table = table
         self._dimensions = dimensions_of(table)
         self._last = ""

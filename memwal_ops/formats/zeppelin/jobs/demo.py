@@ -1,4 +1,4 @@
-"""The demo ``memwal-ops demo --format zeppelin``: append to a log, compact it, prove that queries answer the same."""
+"""The demo ``memwal-ops demo --format zeppelin``: append to a log, compact it, and prove that results do not change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 def demo(run: DemoRun) -> Iterator[str]:
-    """Write a namespace, and compact it unless the run says otherwise.
+    """Write a namespace, and compact it, unless ``run.merge`` is false.
 
     Yields: the output, step by step.
 
@@ -39,7 +39,7 @@ def demo(run: DemoRun) -> Iterator[str]:
    of ids that were there already, and {counted(deleted, "delete")}. {counted(len(expected), "id")} are left. Each append is durable, but every
    query must read all fragments again until they are compacted into one segment of clusters.
 
-2. WHAT WAITS   memwal-ops inspect {uri}
+2. THE BACKLOG   memwal-ops inspect {uri}
 """
     yield indented(run_job(uri, "inspect").describe())
     attributes = {name: row["attributes"] for name, row in expected.items()}
@@ -50,7 +50,7 @@ def demo(run: DemoRun) -> Iterator[str]:
 3. YOUR TURN   Nothing is compacted yet. The namespace stays until you remove it:   rm -r {run.to_remove(uri)}
 
    {run.command} merge {uri} --dry-run   what a compaction would do
-   {run.command} merge {uri}             compact what waits"""
+   {run.command} merge {uri}             compact it"""
         return
     yield f"\n3. THE COMPACTION   memwal-ops merge {uri}\n"
     report = run_job(uri, "merge")
@@ -71,7 +71,7 @@ def demo(run: DemoRun) -> Iterator[str]:
    ok  all of it became visible at once, by one compare-and-swap of the manifest
    ok  a second compaction found nothing to do, and verify found nothing wrong
 
-5. WHAT COULD GO   memwal-ops gc {uri}
+5. WHAT COULD BE DELETED   memwal-ops gc {uri}
 """
     yield indented(run_job(uri, "gc").describe())
     yield f"""
@@ -109,13 +109,13 @@ def _row(random_: random.Random, name: str, append: int) -> Row:
 
 
 def _rows(uri: str, live: int) -> dict[str, Row]:
-    """All rows that a query returns, by id; without their values, which queries do not return."""
+    """All rows that a query returns, by id; without vectors, which queries do not return."""
     found = zeppelin.query(uri, vector=[1.0] * DIMENSIONS, k=live + 1, nprobe=1 << 20)
     return {row["id"]: row["attributes"] for row in found}
 
 
 def _nearest(uri: str, expected: dict[str, Row]) -> int:
-    """Ask for some vectors by their values. Returns how many."""
+    """Query some vectors by their values. Returns how many."""
     sample = sorted(expected)[::40]
     for name in sample:
         found = zeppelin.query(uri, vector=expected[name]["values"], k=1, nprobe=1 << 20)

@@ -94,8 +94,8 @@ class ZeppelinGcReport(GcReport[Candidate]):
 
 
 @dataclass
-class Judge:
-    """Judges candidates by roots, lease and ledger."""
+class Rules:
+    """Creates candidates with their gates, from roots, lease and ledger."""
 
     options: GcOptions
     now: datetime
@@ -107,8 +107,8 @@ class Judge:
     busy: str | None = None
 
     @classmethod
-    def of(cls, table: Namespace, options: GcOptions, now: datetime) -> Judge:
-        """Read everything, and return the judge."""
+    def of(cls, table: Namespace, options: GcOptions, now: datetime) -> Rules:
+        """Read the roots, the lease and the ledger."""
         cache = Cache()
         roots = read_roots(table, options.keep_revisions, options.reader_grace, now, cache)
         return cls(options, now, read_ledger(table), roots, cache)
@@ -117,7 +117,7 @@ class Judge:
         """Read the live manifest, the history, holds and snapshots again.
 
         Raises:
-            UnsupportedFeatureError: a server added state meanwhile, such as a branch, whose objects we do not know.
+            UnsupportedFeatureError: a server added state meanwhile, such as a branch, whose objects are not known here.
         """
         table = table.newest()
         table.check_writable()
@@ -130,7 +130,7 @@ class Judge:
             return Candidate(Kind.FRAGMENT, path, size, 1, (_needed(needed), _RETIRED))
         ulid = path.rpartition("/")[2].partition(".")[0]
         limit = self.options.orphan_min_age
-        gates = (_needed(needed), self._noted(path, limit), self._made(ulid, limit))
+        gates = (_needed(needed), self._recorded_gate(path, limit), self._created_gate(ulid, limit))
         return Candidate(Kind.ORPHAN_FRAGMENT, path, size, 1, gates)
 
     def segment(self, prefix: str, size: int, objects: int) -> Candidate:
@@ -140,7 +140,7 @@ class Judge:
             return Candidate(Kind.SEGMENT, path, size, objects, (_needed(needed), _RETIRED))
         limit = self.options.reader_grace
         ulid = path.rpartition("/")[2].removeprefix("seg")[1:]
-        gates = (_needed(needed), self._noted(path, limit), self._made(ulid, limit), self._fenced())
+        gates = (_needed(needed), self._recorded_gate(path, limit), self._created_gate(ulid, limit), self._fenced())
         return Candidate(Kind.ORPHAN_SEGMENT, path, size, objects, gates)
 
     def note(self, path: str, size: int, written: datetime) -> Candidate:
@@ -155,7 +155,7 @@ class Judge:
         gates = (newer, age_gate("It was written", written, self.options.reader_grace, self.now))
         return Candidate(Kind.NOTE, path, size, 1, gates)
 
-    def _noted(self, path: str, limit: timedelta) -> Gate:
+    def _recorded_gate(self, path: str, limit: timedelta) -> Gate:
         self.ledger.seen.add(path)
         since = self.ledger.since.get(path)
         if since is None:
@@ -163,11 +163,11 @@ class Judge:
         gate = age_gate("An earlier run recorded that no manifest lists it", since, limit, self.now)
         return replace(gate, met=self.now - since >= limit)
 
-    def _made(self, ulid: str, limit: timedelta) -> Gate:
-        made = ulid_time(ulid)
-        if made is None:
+    def _created_gate(self, ulid: str, limit: timedelta) -> Gate:
+        created = ulid_time(ulid)
+        if created is None:
             return Gate(met=True, text="its name has no time")
-        return age_gate("It was made, by its name", made, limit, self.now)
+        return age_gate("It was created, by its name", created, limit, self.now)
 
     def _fenced(self) -> Gate:
         if self.busy is not None:
@@ -180,9 +180,9 @@ class Judge:
 class Objects(collector.Collector[Candidate]):
     """Fragments, segments and records of compactions, from one listing of the namespace."""
 
-    def __init__(self, table: Namespace, judge: Judge, anchors: tuple[Anchor, ...] = ()) -> None:
-        """Nothing is listed yet."""
-        self.table, self.judge, self.store = table, judge, table.store
+    def __init__(self, table: Namespace, rules: Rules, anchors: tuple[Anchor, ...] = ()) -> None:
+        """Keep the arguments; nothing is listed."""
+        self.table, self.rules, self.store = table, rules, table.store
         self._anchors = anchors
         self.standing: set[str] = set()
         self._is_fragment = _FRAGMENT[table.manifest.dialect].fullmatch
@@ -196,18 +196,18 @@ class Objects(collector.Collector[Candidate]):
         """Fragments and records as they are listed, then segments."""
         segments: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         yield collector.Stage(self._listed(segments))
-        yield collector.Stage(self.judge.segment(prefix, *sizes) for prefix, sizes in sorted(segments.items()))
+        yield collector.Stage(self.rules.segment(prefix, *sizes) for prefix, sizes in sorted(segments.items()))
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
-        """Judge the batch by roots that are read again."""
-        self.judge.refresh(self.table)
+        """Check the gates of the batch again, by roots that are read again."""
+        self.rules.refresh(self.table)
         for one in batch:
             if one.kind in {Kind.FRAGMENT, Kind.ORPHAN_FRAGMENT}:
-                yield self.judge.fragment(one.path, one.bytes)
+                yield self.rules.fragment(one.path, one.bytes)
             elif one.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}:
-                yield self.judge.segment(f"{one.path}/", one.bytes, one.objects)
+                yield self.rules.segment(f"{one.path}/", one.bytes, one.objects)
             elif (meta := self.store.head(one.path)) is not None:
-                yield self.judge.note(one.path, meta.size, meta.last_modified)
+                yield self.rules.note(one.path, meta.size, meta.last_modified)
 
     def objects(self, candidate: Candidate) -> Iterable[tuple[str, int]]:
         """The objects below a segment's prefix now."""
@@ -229,14 +229,14 @@ class Objects(collector.Collector[Candidate]):
     def _candidate(self, meta: ObjectMeta, segments: dict[str, list[int]]) -> Candidate | None:
         path = meta.path
         if self._is_fragment(path):
-            return self.judge.fragment(path, meta.size)
+            return self.rules.fragment(path, meta.size)
         if _SEGMENT.fullmatch(path):
             sizes = segments[prefix_of(path)]
             sizes[0] += meta.size
             sizes[1] += 1
             return None
         if _TRAINING.fullmatch(path) or _STAGING.fullmatch(path):
-            return self.judge.note(path, meta.size, meta.last_modified)
+            return self.rules.note(path, meta.size, meta.last_modified)
         if _KEPT.fullmatch(path):
             return None
         return unrecognized(path, meta.size, f"no object of a {self.table.manifest.dialect} namespace has such a name")
@@ -245,9 +245,9 @@ class Objects(collector.Collector[Candidate]):
 class Revisions(collector.Collector[Candidate]):
     """Recorded revisions, after the objects that only they list."""
 
-    def __init__(self, table: Namespace, judge: Judge, objects: Objects, anchors: tuple[Anchor, ...] = ()) -> None:
+    def __init__(self, table: Namespace, rules: Rules, objects: Objects, anchors: tuple[Anchor, ...] = ()) -> None:
         """``objects`` determines which objects still exist."""
-        self.table, self.judge, self.store = table, judge, table.store
+        self.table, self.rules, self.store = table, rules, table.store
         self._anchors = anchors
         self._objects = objects
 
@@ -258,18 +258,18 @@ class Revisions(collector.Collector[Candidate]):
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """Oldest first."""
-        yield collector.Stage(self._judged(one.entry.revision) for one in self.judge.roots.revisions)
+        yield collector.Stage(self._candidate(one.entry.revision) for one in self.rules.roots.revisions)
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
-        """Judge the batch by what is retained now."""
-        self.judge.refresh(self.table)
+        """Check the gates of the batch again, by the revisions that are retained now."""
+        self.rules.refresh(self.table)
         wanted = {one.path for one in batch}
-        numbers = [one.entry.revision for one in self.judge.roots.revisions if one.entry.path in wanted]
-        return [self._judged(number) for number in numbers]
+        numbers = [one.entry.revision for one in self.rules.roots.revisions if one.entry.path in wanted]
+        return [self._candidate(number) for number in numbers]
 
-    def _judged(self, number: int) -> Candidate:
-        one = next(one for one in self.judge.roots.revisions if one.entry.revision == number)
-        manifest = self.judge.cache.read.get(number)
+    def _candidate(self, number: int) -> Candidate:
+        one = next(one for one in self.rules.roots.revisions if one.entry.revision == number)
+        manifest = self.rules.cache.read.get(number)
         named = frozenset() if manifest is None else manifest.fragment_keys | manifest.prefixes
         standing = sorted(named & self._objects.standing)
         gates = (
@@ -285,12 +285,12 @@ def backlog(table: Namespace) -> Mapping[str, float]:
 
 
 def plan(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinGcReport:
-    """The candidates and what keeps the others. Reads only."""
+    """Report the candidates, and why others are kept. Reads only."""
     table.check_writable()
-    judge = Judge.of(table, options, datetime.now(UTC))
-    objects = Objects(table, judge)
+    rules = Rules.of(table, options, datetime.now(UTC))
+    objects = Objects(table, rules)
     return collector.plan(
-        [objects, Revisions(table, judge, objects)], ZeppelinGcReport(applied=False), options, context
+        [objects, Revisions(table, rules, objects)], ZeppelinGcReport(applied=False), options, context
     )
 
 
@@ -307,47 +307,47 @@ def apply(table: Namespace, options: GcOptions, context: RunContext) -> Zeppelin
     table = recorded(table)
     now = store_time(table.store)
     report = ZeppelinGcReport(applied=True)
-    judge = Judge.of(table, options, now)
-    expiring = [one.entry.revision for one in judge.roots.revisions if one.kept is None]
+    rules = Rules.of(table, options, now)
+    expiring = [one.entry.revision for one in rules.roots.revisions if one.kept is None]
     with ExitStack() as stack:
         if expiring:
-            # A hold placed from now on sees the announcement; one placed before is read with the roots.
+            # A hold that is placed later finds the announcement; one placed earlier is read with the roots.
             stack.enter_context(announced_expiry(table.store, expiring))
-        table = _fence(table, judge)
-        judge.refresh(table)
-        anchors = (anchor_at(table.store, _anchor_path(judge), "The newest recorded manifest"),)
-        objects = Objects(table, judge, anchors)
-        collectors = [objects, Revisions(table, judge, objects, anchors)]
+        table = _fence(table, rules)
+        rules.refresh(table)
+        anchors = (anchor_at(table.store, _anchor_path(rules), "The newest recorded manifest"),)
+        objects = Objects(table, rules, anchors)
+        collectors = [objects, Revisions(table, rules, objects, anchors)]
         collector.collect(collectors, report, options, context)
     if report.replaced is None:
         _settle_pending(table)
-        write_ledger(table, judge.ledger, now)
+        write_ledger(table, rules.ledger, now)
     return report
 
 
-def _anchor_path(judge: Judge) -> str:
-    newest = next(reversed(judge.roots.revisions), None)
+def _anchor_path(rules: Rules) -> str:
+    newest = next(reversed(rules.roots.revisions), None)
     if newest is None:
-        raise TableReplacedError("No manifest is recorded any more: another table was created or restored there.")
+        raise TableReplacedError("No manifest is recorded any more: the namespace was recreated or restored.")
     return newest.entry.path
 
 
-def _fence(table: Namespace, judge: Judge) -> Namespace:
+def _fence(table: Namespace, rules: Rules) -> Namespace:
     """Put a new token into the manifest if an orphan segment is old enough to be deleted.
 
-    Why: A (token 5) uploads S2 and stalls, for days; no other process compacts; S2's objects are deleted as orphans; A
-    resumes, the manifest still has its token, and it publishes a segment whose objects are gone.
+    Timeline without it: A (token 5) uploads S2 and stalls, for days; no other process compacts; S2's objects are deleted
+    as orphans; A resumes, the manifest still has its token, and it publishes a segment whose objects are gone.
     """
-    old = judge.now - judge.options.reader_grace
-    if not any(path.startswith("segments/") and since <= old for path, since in judge.ledger.since.items()):
+    old = rules.now - rules.options.reader_grace
+    if not any(path.startswith("segments/") and since <= old for path, since in rules.ledger.since.items()):
         return table
     try:
         with held_lease(table, DEFAULT_TTL) as lease:
             table = claim(table.newest(), lease)
-            judge.token = lease.token
+            rules.token = lease.token
             return recorded(table)
     except (BusyError, FencedError) as error:
-        judge.busy = str(error)
+        rules.busy = str(error)
         return table
 
 

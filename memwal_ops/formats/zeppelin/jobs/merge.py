@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.options import MergeOptions
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest
 
-# A pass whose inputs were replaced starts again; a process that replaces them has our token, or none.
+# A pass whose inputs were replaced starts again. That is rare: a process that replaces them ignores the fencing token.
 _MAX_RESTARTS = 8
 
 
@@ -149,7 +149,7 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
     if warning is not None:
         report.warnings.append(warning)
         get_logger(__name__).warning("metric_unknown", table=table.location.uri, metric=metric)
-    if _waits(table.manifest, options):
+    if _has_work(table.manifest, options):
         probe(table)
         wanted = {one.id for one in table.manifest.fragments}
         try:
@@ -173,7 +173,7 @@ def _check(table: Namespace) -> None:
         )
 
 
-def _waits(manifest: Manifest, options: MergeOptions) -> bool:
+def _has_work(manifest: Manifest, options: MergeOptions) -> bool:
     """Whether there is work: a log, ids to hide permanently, or a requested training."""
     hidden = manifest.dialect == WIKI and manifest.pending
     return bool(manifest.fragments or hidden or (options.retrain and manifest.segments))
@@ -199,8 +199,8 @@ class _Run:
             table = claim(table.newest(), self.lease)
             if not first and not any(one.id in self.wanted for one in table.manifest.fragments):
                 return table
-            if first and not _waits(table.manifest, self.options):
-                return table  # another compactor was done before we acquired the lease
+            if first and not _has_work(table.manifest, self.options):
+                return table  # another compactor finished before this run acquired the lease
             try:
                 table, more = self._pass(table)
             except (_ReplacedError, SegmentCorruptError) as error:
@@ -232,7 +232,7 @@ class _Run:
             built = compaction.build()
             table = self._commit(inputs, built)
         except StorageError:
-            raise  # unknown whether the manifest lists it: it is kept, and gc determines that
+            raise  # the manifest may list the segment: it is kept, and gc determines whether it is needed
         except BaseException:
             with suppress(MemwalOpsError):
                 table.discard(compaction.built.paths)
@@ -266,7 +266,7 @@ class _Run:
         return {one.id for one in table.manifest.segments} <= {one.id for one in table.newest().manifest.segments}
 
     def _commit(self, inputs: Inputs, built: Built) -> Namespace:
-        """Publish, if our token is in force and all inputs are listed; checked at every attempt (S4-042, S4-043).
+        """Publish, if this run's token is current and all inputs are listed; checked at every attempt (S4-042, S4-043).
 
         Exactly the inputs are removed from the log: a fragment with a smaller ULID may have been appended meanwhile.
         """
@@ -283,7 +283,7 @@ class _Run:
             if gone:
                 raise _ReplacedError(f"not listed any more: {', '.join(sorted(gone))}")
             if live.dialect == WIKI and set(live.pending) - inputs.hidden:
-                # They would hide ids that the log wrote again, which are in our segment now.
+                # They would hide ids that the log wrote again, which are in the new segment.
                 raise _ReplacedError("ids were added to pending_deletes")
             segments = [one for one in live.segments if one.id not in old]
             if built.segment is not None:

@@ -1,9 +1,9 @@
-"""Migrate a namespace into a Lance table with MemWAL, in as many rounds as its writers need.
+"""Migrate a namespace to a Lance table with MemWAL, in rounds, until it has all writes.
 
 The first round reads a pinned manifest twice: for the types of attributes, and for the rows, which are one version of
-the new table. A later round, in this run or the next one, applies what the log has since; where segments were
-replaced meanwhile, it compares all rows. So a run that was killed is repeated, and nothing is written twice. When
-nothing waits, all rows are compared. An engine does what grows with the namespace: this machine, or Spark.
+the new table. A later round, in this run or the next one, applies the fragments that were added since; if segments were
+replaced meanwhile, it compares all rows. So a killed run can be repeated, and nothing is written twice. When no
+fragments are left, all rows are compared. The work that grows with the namespace runs on an engine: local, or Spark.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def apply(table: Namespace, options: MigrateOptions, context: RunContext) -> Mig
     """Migrate. Safe to kill and to repeat.
 
     Raises:
-        InvalidUsageError: no target, something else is there, others have written to it, or an attribute has values
-            that its column cannot hold.
+        InvalidUsageError: no target, the target is not empty, others have written to it, or an attribute has values
+            that its column cannot store.
         FragmentCorruptError, FragmentMissingError, SegmentCorruptError: an object of the namespace cannot be read.
         UnsupportedFeatureError: it has a kind of segment that is not supported.
         InvariantViolatedError: the rows of both differ at the end.
-        SparkUnavailableError: Spark was asked for, and cannot run here.
-        SparkJobFailedError: Spark gave up a stage; run it again.
+        SparkUnavailableError: Spark was requested, and cannot run here.
+        SparkJobFailedError: a stage failed in Spark; run it again.
     """
     run = _Run(table, options, context)
     with run.engine():
@@ -107,9 +107,9 @@ class _Run:
     def __init__(self, table: Namespace, options: MigrateOptions, context: RunContext) -> None:
         if not options.target:
             raise InvalidUsageError(
-                f"{table.location.uri} is a Zeppelin namespace: it is migrated into a Lance table, and no place for "
-                "that was given.",
-                remedy="memwal-ops migrate URI TARGET",
+                f"{table.location.uri} is a Zeppelin namespace, which is migrated to a Lance table, and no target was "
+                "given.",
+                remedy="Give one: memwal-ops migrate URI TARGET.",
             )
         source = table.location.uri.rstrip("/")
         self._options = options
@@ -117,7 +117,8 @@ class _Run:
         location, self.sink = open_sink(options.target, table.location, context.guard, source=source)
         if f"{location.uri.rstrip('/')}/".startswith(f"{source}/"):
             raise InvalidUsageError(
-                f"{location.uri} is within the namespace.", remedy="Give a place outside: its gc would find it there."
+                f"{location.uri} is within the namespace, whose gc would list it.",
+                remedy="Give a target outside of it.",
             )
         self._engine: Engine = LocalEngine(self.sink, context)
         self.report = MigrateReport(source, location.uri, table.revision, options.engine)
@@ -132,7 +133,7 @@ class _Run:
 
     @contextmanager
     def engine(self) -> Iterator[None]:
-        """Start Spark if it was asked for, and stop it at the end."""
+        """Start Spark if it was requested, and stop it at the end."""
         if self._options.engine == "local":
             yield
             return
@@ -145,7 +146,7 @@ class _Run:
             yield
 
     def read(self, table: Namespace) -> Found | None:
-        """What is to do for the table to have what a namespace has; None: there is no row yet, and no table."""
+        """The changes that bring the table to the state of a namespace; None: there is neither a row nor a table."""
         self.report.rounds += 1
         self.report.version = table.revision
         record = self.sink.record
@@ -157,7 +158,7 @@ class _Run:
         return found
 
     def write(self, table: Namespace, found: Found) -> None:
-        """Do it; the record is last."""
+        """Write the changes; the record comes last."""
         schema, record = found.columns.schema, _record(self._source, table)
         if self.sink.record is None:
             self.report.upserts += found.rows.create(self.sink, schema, record)
@@ -187,7 +188,7 @@ class _Run:
         self.report.rows = self.report.compared = both.wanted
         record = _record(self._source, table)
         if {**(self.sink.record or {}), "finished": None} != record or (self.sink.record or {}).get("finished") is None:
-            # Of the versions behind this one, the index and the record themselves change no rows.
+            # The versions of the index and of the record itself, which come after this one, change no rows.
             self.sink.set_record({**record, "finished": self.sink.version})
         wrote = self.report.upserts or self.report.deletes
         self.report.decision = MigrateDecision.MIGRATED if wrote else MigrateDecision.NOTHING_TO_MIGRATE
@@ -198,7 +199,7 @@ class _Run:
         return self.report
 
     def _since(self, table: Namespace, record: Mapping[str, Any]) -> Found | None:
-        """What the log has since the record; None: segments were replaced, or a run did not finish."""
+        """The changes in the log since the record; None: segments were replaced, or a run did not finish."""
         known, manifest = {*record["fragments"]}, table.manifest
         if (
             record.get("finished") is None
@@ -218,7 +219,7 @@ class _Run:
         kinds = Kinds.empty()
         kinds.add(kept)
         columns = Columns(self.sink.schema).with_added(kinds)
-        # Of those that the table has: an id may have come and gone in between.
+        # Only ids that the table has: one may have been written and deleted in between.
         standing = {*kept.ids}
         gone = touched - standing
         present = (name for batch in (self.sink.rows([ID]) if gone else ()) for name in batch.column(ID).to_pylist())
@@ -245,7 +246,7 @@ def _same_log(one: Namespace, other: Namespace) -> bool:
 
 @contextmanager
 def _held(table: Namespace) -> Iterator[None]:
-    """Keep what this manifest needs from gc; a namespace that only a server may write gets no hold."""
+    """Hold this manifest, so that gc keeps its objects; a namespace that only a server may write gets no hold."""
     if table.manifest.unwritable is not None or not table.has_revision(table.revision):
         yield
         return

@@ -34,9 +34,9 @@ class MigrateReport:
         rows: live rows of the namespace; None where they were not counted.
         upserts: rows that were written, or would be.
         deletes: rows that were deleted, or would be.
-        rounds: how often the namespace was read, until nothing waited.
+        rounds: how often the namespace was read until no changes were left.
         columns: of the table.
-        not_carried: what the namespace has and the table will not have.
+        not_carried: parts of the namespace that are not migrated.
         compared: rows that were compared at the end; None: none were.
     """
 

@@ -29,7 +29,7 @@ _BATCH_ROWS = 8192
 
 
 class Upserts(Protocol):
-    """Rows to write, which are read when they are written."""
+    """Rows to write; they are read only when they are written."""
 
     def create(self, sink: RowSink, schema: pa.Schema, record: Mapping[str, Any]) -> int:
         """Create the table with them. Returns how many there were."""
@@ -40,7 +40,7 @@ class Upserts(Protocol):
 
 @dataclass
 class Found:
-    """What a round is to do: ``upserts`` rows, and ids to delete; ``live`` rows are in the namespace, if known."""
+    """The changes of a round: rows to upsert, ids to delete; ``live`` is the namespace's number of rows, if known."""
 
     columns: Columns
     live: int | None
@@ -110,7 +110,7 @@ class LocalEngine:
         return Comparison(len(wanted.ids), len(found.ids), wanted == found)
 
     def of_ids(self, table: Namespace, columns: Columns, ids: frozenset[str]) -> Upserts:
-        """Those rows of the log that have these ids."""
+        """The rows of the log with these ids."""
 
         def chosen() -> Iterator[pa.RecordBatch]:
             rows = read_log(table).rows
@@ -143,7 +143,7 @@ def _differing(table: Namespace, columns: Columns, standing: Digests) -> Iterato
 
 
 class StreamedUpserts:
-    """Batches as a reader; an error of ours that ends it is raised as it is, not as Arrow's."""
+    """Batches as a reader; errors of this project that end it are raised unchanged, not as Arrow's."""
 
     def __init__(self, read: Callable[[], Iterator[pa.RecordBatch]], context: RunContext) -> None:
         """``read`` is called when the rows are written."""

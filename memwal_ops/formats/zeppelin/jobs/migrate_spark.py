@@ -214,7 +214,7 @@ class _Loaded:
         return self.upsert(sink, schema)
 
     def upsert(self, sink: RowSink, schema: pa.Schema) -> int:
-        """The table is empty: what is new is all."""
+        """Load all rows: the table is empty."""
         del sink, schema
         self.on_spark.load(self.rows)
         return self.count
@@ -222,7 +222,7 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class _Part:
-    """What is read as one: a fragment, some clusters, or, with neither, the pending ids of the manifest.
+    """A unit that is read at once: a fragment, some clusters, or, with neither, the pending ids of the manifest.
 
     Attributes:
         place: in the order of replay: segments, then pending ids, which hide rows of segments only, then fragments.
@@ -237,7 +237,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Work:
-    """What tasks need of a namespace.
+    """The input of tasks that read a namespace.
 
     Attributes:
         table: without what cannot be sent to an executor.
@@ -349,5 +349,5 @@ def _packed(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type in which Spark has it: a vector is a list there."""
+    """The type's equivalent in Spark: a vector becomes a list."""
     return pa.list_(pa.field("element", kind.value_type)) if pa.types.is_fixed_size_list(kind) else kind

@@ -1,6 +1,6 @@
-"""The repair job of Zeppelin namespaces: release expired leases of supervisors; for all else, name the choices.
+"""The repair job of Zeppelin namespaces: release expired leases of supervisors; for other findings, list the choices.
 
-A namespace's own objects are its server's: nothing of them is written on a guess.
+A namespace's own objects belong to its server, so repair does not write them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _CHOICES: Mapping[str, tuple[Choice, ...]] = {
     "pending_deletes": (
-        Choice("Stop the server, and take the key out of pending_deletes.", "The manifest is written by hand."),
+        Choice("Stop the server, and remove the key from pending_deletes.", "The manifest is edited by hand."),
         Choice("Leave it as it is.", "memwal-ops keeps the object; another program's gc deletes it, and rows with it."),
     ),
     "compactor_lease": (
         Choice("Correct the clock that is wrong, and wait until the lease ends.", "No compaction until then."),
         Choice(
-            "Make sure that its holder is gone, and write the lease with the same token and a time in the past.",
-            "A holder that is not gone loses its run; the fencing token keeps it from publishing.",
+            "Make sure that its holder has ended, and write the lease with the same token and a time in the past.",
+            "A holder that still runs cannot publish, because of the fencing token, and loses its work.",
         ),
     ),
 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plan(table: Namespace, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
-    """Check everything. Raises: StorageError, where the store fails."""
+    """Check all objects. Raises ``StorageError`` if the store fails."""
     checked, findings = Checked(), Findings(options.max_findings)
     findings.extend(check_namespace(table, options, context or RunContext(), checked))
     return VerifyReport(table.revision, findings, vars(checked))

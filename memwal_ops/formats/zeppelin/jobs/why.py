@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.explanation import Explanation, explain
-from memwal_ops.formats.zeppelin.jobs.gc import Judge, Objects, Revisions
+from memwal_ops.formats.zeppelin.jobs.gc import Objects, Revisions, Rules
 
 if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
@@ -21,9 +21,9 @@ def plan(table: Namespace, options: WhyOptions, context: RunContext | None = Non
         ObjectNotFoundError: it does not exist, or is not an object that gc collects.
     """
     del context
-    judge = Judge.of(table, options, datetime.now(UTC))
-    objects = Objects(table, judge)
-    return explain(table, options.target, (objects, Revisions(table, judge, objects)))
+    rules = Rules.of(table, options, datetime.now(UTC))
+    objects = Objects(table, rules)
+    return explain(table, options.target, (objects, Revisions(table, rules, objects)))
 
 
 apply = plan

@@ -140,7 +140,7 @@ def _decode_wiki(data: bytes) -> Fragment:
     if not isinstance(vectors, list) or not isinstance(deletes, list):
         raise InvalidFormatError("vectors and deletes must be lists.")
     expected = document["checksum"]
-    # A checksum of a writer with sorted keys and no spaces covers the text as it is.
+    # For writers with sorted keys and no spaces, the checksum covers the text unchanged.
     if wiki_checksum(text[slice(*spans["deletes"])], text[slice(*spans["vectors"])]) != expected:
         tried = (wiki_checksum(*texts) for texts in _wiki_spellings(text, vectors, deletes))
         if expected not in tried:
@@ -166,8 +166,8 @@ def _wiki_row(one: Any) -> tuple[str, list[float], Attributes | None]:
 def _wiki_spellings(text: str, vectors: list[Any], deletes: list[Any]) -> Iterator[tuple[str, str]]:
     """The texts that a checksum may cover: the document says "serialized", and does not define how numbers are written.
 
-    As they are in the file, then shortest doubles as Python and as serde write them, then shortest singles. Python
-    writes 1e-05 where others write 0.00001: with only one of them, valid namespaces would be blocked.
+    First as in the file, then shortest doubles as written by Python and by serde, then shortest singles. Python
+    writes 1e-05, others 0.00001: with only one of them, valid namespaces would be blocked.
     """
     tokens = json.loads(text, parse_float=_Token, parse_int=_Token)
     for escaped in (False, True):

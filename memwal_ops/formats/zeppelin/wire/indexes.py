@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _BITMAP, _TEXT = b"ZBMP\x01", b"ZFTS\x01"
 _MAX_VALUES = 10_000
 _WORD = re.compile(r"\w+")
-_LONGEST_WORD = 40
+_MAX_WORD_LENGTH = 40
 
 
 def bitmap_name(cluster: int) -> str:
@@ -87,7 +87,9 @@ def words(text: object) -> list[str]:
 
     The wiki document does not define them; merge refuses native namespaces with full text.
     """
-    return [word for word in _WORD.findall(text.lower()) if len(word) <= _LONGEST_WORD] if isinstance(text, str) else []
+    return (
+        [word for word in _WORD.findall(text.lower()) if len(word) <= _MAX_WORD_LENGTH] if isinstance(text, str) else []
+    )
 
 
 def _bitmap(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] | None:

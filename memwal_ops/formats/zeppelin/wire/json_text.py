@@ -38,7 +38,7 @@ def vector_texts(values: NDArray[np.float32]) -> list[str]:
     size = np.abs(flat)
     odd = np.flatnonzero(((size < _PLAIN[0]) & (size != 0)) | (size >= _PLAIN[1]) | ~np.isfinite(flat))
     if len(odd):
-        # As str(float32) has the shortest digits, too.
+        # str(float32) also writes the shortest digits.
         fixed = np.array(texts.to_pylist(), dtype=object)
         fixed[odd] = [single_text(value) for value in flat[odd]]
         texts = pa.array(fixed, pa.string())

@@ -105,7 +105,7 @@ class SegmentRef:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a namespace at one moment.
+    """The content of a namespace at one time.
 
     Attributes:
         dialect: ``wiki`` or ``native``.
@@ -352,7 +352,7 @@ def _decode(document: Mapping[str, Any], namespace: str, dialect: str, encoding:
     if dialect == WIKI:
         return _decode_wiki(document, namespace, token)
     named = document.get("namespace")
-    # A native manifest may have its namespace's name; one of another namespace was put here by mistake.
+    # A native manifest may have its namespace's name; a different name means that it was copied here by mistake.
     if named and named != namespace:
         raise InvalidFormatError(f"It is the manifest of the namespace {named!r}.")
     fragments = sorted((_native_fragment(one) for one in document["fragments"]), key=lambda one: one.order)
