@@ -335,7 +335,7 @@ def _anchor_path(rules: Rules) -> str:
 def _fence(table: Namespace, rules: Rules) -> Namespace:
     """Put a new token into the manifest if an orphan segment is old enough to be deleted.
 
-    Timeline without it: A (token 5) uploads S2 and stalls, for days; no other process compacts; S2's objects are deleted
+    Timeline without it: A (token 5) uploads S2 and stalls for days; no other process compacts; S2's objects are deleted
     as orphans; A resumes, the manifest still has its token, and it publishes a segment whose objects are gone.
     """
     old = rules.now - rules.options.reader_grace
