@@ -59,7 +59,10 @@ def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_j
     tables = [table for table in found.tables if only in {None, table.name, table.uri}]
     if only is not None and not tables:
         names = ", ".join(sorted(table.name for table in found.tables)) or "none"
-        raise InvalidUsageError(f"There is no table {only!r}.", remedy=f"The tables of {file}: {names}.")
+        missed = "".join(f" Not all could be found: {fault.pattern}: {fault.why}" for fault in found.faults)
+        raise InvalidUsageError(
+            f"There is no table {only!r}.", remedy=redact(f"The tables of {file}: {names}.{missed}")
+        )
     document = fleet_status(settings, tables, found.faults, limits, timeout)
     if as_json:
         echo_json(document, default=str)
@@ -82,7 +85,7 @@ def fleet_status(
     finally:
         fleet.close()
     found = [*service_findings(None if service is None else service["service"], faults, settings.path)]
-    if not tables:
+    if not tables and not faults:
         found.append(no_tables())
     worst = max(
         [

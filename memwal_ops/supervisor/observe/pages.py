@@ -113,7 +113,7 @@ class Pages:
                 name = quote(view["name"], safe="", errors="surrogateescape")
                 view["chart"] = f"{_TABLES}{name}{_CHART}?t={samples[-1][0]:.0f}"
         found = [*service_findings(service, self._faults(), self._file)]
-        if not views:
+        if not views and not self._faults():
             found.append(no_tables())
         state = "stopping" if service["stopping"] else "runs" if service["ready"] else "not ready yet"
         return render(

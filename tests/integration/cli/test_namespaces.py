@@ -105,6 +105,10 @@ def test_a_catalog_that_is_away_keeps_its_tables(
     assert down.code == 24
     assert catalog.url.rsplit(":", 1)[0] in down.err
     assert TOKEN not in down.err + str(found)
+    file.write_text(f"state_dir: {tmp_path}/state\n{file.read_text().replace('${TOKEN}', TOKEN)}")
+    status = run_here(capfd, "status", "--config", str(file))
+    assert (status.code, "no pattern matches any" in status.out) == (1, False), status.err
+    assert catalog.url.rsplit(":", 1)[0] in run_here(capfd, "status", "--config", str(file), "--table", "prod/a").err
 
 
 @pytest.mark.parametrize(
