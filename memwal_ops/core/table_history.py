@@ -92,7 +92,7 @@ class TableHistory:
     """The history of one table; lists are ordered newest first.
 
     Attributes:
-        truncated: a sentence on what was left out; empty if nothing was.
+        truncated: a phrase after "Only": what is included; empty if nothing was left out.
     """
 
     revisions: tuple[RevisionRecord, ...]

@@ -1,8 +1,8 @@
 """Cache, for a day and in the user's cache folder, which stores passed the probe of conditional writes.
 
 One small file for each store. Whatever cannot be read, is older than a day, comes from the future, or from another
-release of this package or of the client library, is ignored: the store is probed again. A failed
-probe is never cached, and with a folder that cannot be written, every process probes.
+release of this package or of the client library, is ignored: the store is probed again. A failed probe is never
+cached, and with a folder that cannot be written, every process probes.
 """
 
 from __future__ import annotations

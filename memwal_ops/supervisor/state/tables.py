@@ -151,10 +151,9 @@ class TableState:
     """One table: its backlog at the last poll, and its jobs.
 
     ``blocked``: how many parts of the table blocked the last run; a poll finds only some of the causes.
-    ``poll_began``: when its last poll was sent to a worker, monotonic; ``result_at``: when its
-    result arrived.
-    ``unchanged``: how many consecutive polls found it idle. ``reading``: the last poll that read everything, if the one
-    before it found the same; else None. ``scheduled``: jobs due by their schedules, and since when (monotonic);
+    ``poll_began``: when its last poll was sent to a worker, monotonic; ``result_at``: when its result arrived.
+    ``unchanged``: how many consecutive polls found it idle. ``reading``: the last poll that read everything, if the
+    one before it found the same; else None. ``scheduled``: jobs due by their schedules, and since when (monotonic);
     the next poll decides whether they run.
     ``history``: its recent history; ``history_read``: when that was requested, monotonic; ``history_wanted``: the next
     poll reads it.
