@@ -31,7 +31,7 @@ def create(
         dimension: floats per vector.
         metric: ``l2`` or ``cosine``.
         R: maximum number of forward links of a node.
-        alpha: pruning parameter: above 1 keeps longer links, too.
+        alpha: pruning parameter: a value above 1 also keeps longer links.
         L: length of the candidate list of inserts, and the default for searches.
         quantizer: ``pq`` or ``ternary``.
 
@@ -59,15 +59,15 @@ def snapshot(
 
     Args:
         folder: of the index.
-        destination: a local path, or the URI of a store, where nothing is.
-        storage_options: of the store, as ``memwal_ops.open_table`` takes them.
+        destination: an empty local path or URI of a store.
+        storage_options: of the store, as in ``memwal_ops.open_table``.
 
     Raises:
         ExtraMissingError: the extra is not installed.
         IndexBusyError: another writer or job has the index; it is needed only while the store is copied.
         InvalidUsageError: something is at the destination.
         TableCorruptError: a block is damaged; nothing was copied.
-        StorageError: the disk is full, or the store failed; nothing is at the destination.
+        StorageError: the disk is full, or the store failed; the destination stays empty.
     """
     from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - see create
 

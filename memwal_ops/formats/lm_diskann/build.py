@@ -52,7 +52,7 @@ def build(
     transpose(links, degrees, starts, referrers)
     codes = np.empty((len(nodes), parameters.code_bytes), np.uint8)
     encode_many(staged.view.book, vectors, codes)
-    staged.keep_only_dead()
+    staged.keep_only_tombstones()
     slots = staged.slots.take(len(nodes))
     layout = parameters.layout
     room = pool(min(_CHUNK, len(nodes)), layout.block_size)
@@ -74,7 +74,7 @@ def build(
     ]
     staged.reset_overflow(nodes[:old], np.concatenate(pairs) if pairs else np.zeros((0, 2), np.int64))
     staged.entries = nodes[entries]
-    # No path of this graph leads to a deleted node, and no node has a backlink of one.
+    # No path of this graph leads to a deleted node, and no block has a backlink from one.
     staged.healed = np.union1d(staged.healed, staged.unhealed())
 
 

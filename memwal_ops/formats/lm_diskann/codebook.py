@@ -1,6 +1,6 @@
 """Train, encode and decode codebooks: PQ as in the paper, or two bit planes (ternary), in one common form.
 
-Both approximate a vector by ``base`` plus one part per byte of its code, so one kernel serves both.
+Both approximate a vector by ``base`` plus one part per byte of its code, so one kernel computes both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
 SAMPLE = 10_000
-"""Most vectors on which a codebook is trained, as in the paper."""
+"""The maximum number of vectors on which a codebook is trained, as in the paper."""
 _ROUNDS = 12
 _VALUES = 256
 _ZERO_BELOW = 0.61  # in standard deviations: the best ternary quantizer of a normal distribution

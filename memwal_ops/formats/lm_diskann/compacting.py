@@ -1,11 +1,12 @@
-"""Compact the graph: move blocks from its end into free slots, so that gc can cut the end off.
+"""Compact the graph: move blocks from its end into free slots, so that gc can truncate the file.
 
 A moved block is the same version of its node in another slot. The order is that of a merge: blocks are written into
 slots that no reader uses, and synced; one commit of the store updates the map and retires the old slots; then the view
-is published. Views from before that commit lead to the old slot, so it is used again, or cut off, once no reader is
-below it. Killed before the commit, nothing has changed; after it, the next run publishes the view.
+is published. Views from before that commit refer to the old slot, so it is reused or truncated only once no reader is
+at an earlier epoch. If the run is killed before the commit, nothing has changed; after it, the next run publishes the
+view.
 
-Blocks of healed nodes go behind all others, where there is a free slot: gc takes them next.
+Blocks of healed nodes are moved behind all others, if there is a free slot: gc reclaims them next.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.store import Store
 
-WORTH = 0.05
-"""The share of slots that must be free: with fewer, nothing is moved, and they are space for the next merges."""
+MIN_FREE_SHARE = 0.05
+"""The share of slots that must be free. With fewer, nothing is moved: the next merges use them."""
 _REMEDY = "Run memwal-ops verify, and repair the folder or restore it; this block was not moved."
 
 
@@ -47,11 +48,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks that can be moved, by ascending slot, and where to.
+    """The blocks that can be moved, by ascending slot, and the free slots.
 
     Attributes:
         nodes, slots, epochs: the newest versions of nodes, where those are in the graph.
-        healed: which of them gc will take.
+        healed: which of them gc will reclaim.
         free: slots that no reader needs, ascending.
     """
 
@@ -63,15 +64,15 @@ class Blocks:
 
     @property
     def misplaced(self) -> int:
-        """The number of blocks that are moved, if no slot is in use otherwise."""
+        """The number of blocks that would be moved if no slot were blocked by readers."""
         kept = int((~self.healed).sum())
         return int(((self.slots < kept) == self.healed).sum())
 
     def moves(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Blocks (positions) that can be moved now, the last ones first, and their new slots.
 
-        Blocks that stay go into the lowest free slots, the last block first; those of healed nodes that are among the
-        first slots go behind. Their old slots are free for a next commit: until there are no moves.
+        Blocks of live nodes move to the lowest free slots, the last block first; those of healed nodes in the first
+        slots move behind them. Their old slots are free for the next commit, until there are no moves.
         """
         stay = np.flatnonzero(~self.healed)[::-1]
         most = min(len(stay), len(self.free))
@@ -83,7 +84,7 @@ class Blocks:
 
 
 def blocks(store: Store, horizon: int) -> Blocks:
-    """What can be moved, if slots that were freed at ``horizon`` or before may be used."""
+    """The blocks that can be moved, if slots that were freed at ``horizon`` or before may be used."""
     nodes, slots, epochs = store.newest_in_graph()
     [free] = store.columns(f"SELECT slot FROM lmd_free_nodes WHERE freed_epoch <= {horizon} ORDER BY slot")
     [healed] = store.columns("SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed'")
@@ -91,13 +92,13 @@ def blocks(store: Store, horizon: int) -> Blocks:
 
 
 def spare(store: Store) -> int:
-    """The number of slots that a new graph of the same nodes, without the healed ones, would not have."""
+    """The number of slots that a new graph of the same nodes, without the healed ones, would not need."""
     [kept] = store.columns(f"SELECT count(*) FROM ({_KEPT})")
     return store.state.slot_count - int(kept[0])
 
 
 def reclaimable(store: Store, folder: str, size: int) -> int:
-    """The bytes at the end of the graph that gc can cut off now, once it has taken the healed nodes."""
+    """The bytes at the end of the graph that gc can truncate now, after it reclaimed the healed nodes."""
     needed = needed_from(folder, store.state.epoch)
     [last] = store.columns(
         f"SELECT coalesce(max(slot) + 1, 0)::UBIGINT FROM ({_KEPT} UNION ALL SELECT slot FROM lmd_free_nodes "
@@ -115,17 +116,17 @@ def compact(index: Index, max_bytes: int | None, step: Step) -> Iterator[Batch]:
     Args:
         index: writable, without an open transaction.
         max_bytes: no commit begins after that many bytes were moved; None: all.
-        step: carries out durable steps.
+        step: performs durable steps.
 
     Raises:
         TableCorruptError: a block that would be moved is damaged; earlier commits are kept.
     """
     store, size = index.writable(), index.parameters.layout.block_size
-    if spare(store) < WORTH * store.state.slot_count:
+    if spare(store) < MIN_FREE_SHARE * store.state.slot_count:
         return
     left = float("inf") if max_bytes is None else max_bytes
     while left > 0:
-        found = blocks(store, merging.give_up(index, step))
+        found = blocks(store, merging.raise_horizon(index, step))
         which, to = (one[: max(1, int(min(left, merging.BATCH)) // size)] for one in found.moves())
         if not len(which):
             return
@@ -134,7 +135,7 @@ def compact(index: Index, max_bytes: int | None, step: Step) -> Iterator[Batch]:
         publishing.settle(index.view, step)
         merging.write_blocks(index.folder, size, to, data, step)
         epoch = store.state.epoch + 1
-        # The old slot is no version of any epoch: readers of epochs below this commit use the new slot, too.
+        # The old slot belongs to no epoch any more: readers of earlier epochs use the new slot as well.
         over = np.full(len(which), epoch, U8)
         changes = Changes(
             replace(store.state, epoch=epoch), moved_nodes=nodes, moved_epochs=epochs, moved_slots=to.astype(U8),

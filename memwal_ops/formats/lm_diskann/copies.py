@@ -1,7 +1,7 @@
-"""The form of a copy on an object store: parts of the folder's files, and a manifest that is written last.
+"""The format of a copy on an object store: parts of the folder's files, and a manifest that is written last.
 
 The manifest, ``snapshot.lmd``, is one line of JSON and the XXH3-64 of that line. Parts are named by the run that wrote
-them. So what killed runs left is never a part of a copy, and is deletable once there is a manifest.
+them. So the parts of killed runs never belong to a copy, and are deletable once there is a manifest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FILE = re.compile(
     "|".join([*map(re.escape, (METADATA, FOLLOW, GRAPH, NAME)), r"view/(CURRENT|[0-9]{16}\.(base|log))"])
 )
 _OWN = re.compile(rf"{PARTS}/[0-9a-f]{{32}}/.*|_mem_wal_ops/.*")
-_DAMAGED = "Take another copy, or use an older one; no folder was made."
+_DAMAGED = "Make another copy, or use an older one; no folder was created."
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a copy has; ``run`` names its parts."""
+    """The files of a copy; ``run`` is the name of the run that wrote its parts."""
 
     uuid: str
     epoch: int
@@ -65,7 +65,7 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     def encode(self) -> bytes:
-        """As it is stored."""
+        """The stored form."""
         line = json.dumps({"release": _RELEASE, **asdict(self)}).encode()
         return b"%b\n%b\n" % (line, digest(line).encode())
 
@@ -81,7 +81,7 @@ def part_path(run: str, path: str, number: int) -> str:
 
 
 def is_own(path: str) -> bool:
-    """Whether an object is a part of a copy, or a lease or probe of this suite."""
+    """Whether an object is a part of a copy, or a lease or probe of memwal-ops."""
     return _OWN.fullmatch(path) is not None
 
 
@@ -176,7 +176,7 @@ class Copy(GuardedTable):
         return TableSummary(self.revision, {}, 1)
 
     def step(self, name: str, act: Callable[[], Any]) -> Any:
-        """Carry out a durable step, if the guard allows it. Raises ``LeaseLostError``."""
+        """Perform a durable step, if the guard allows it. Raises ``LeaseLostError``."""
         del name
         self.guard.check()
         return act()

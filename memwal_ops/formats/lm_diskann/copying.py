@@ -1,8 +1,8 @@
 """Copy an index folder consistently while readers, writers and jobs use it, and restore a copy from a store.
 
 The store is copied under the writer lock; the graph, which is most of the folder, after its release. Until it
-is copied, a registered reader keeps every slot of that epoch from being used again. Older epochs are given up in the
-copy: their slots may have been. The view of the copy is made from its store. The folder itself is not changed.
+is copied, a registered reader prevents the reuse of every slot of that epoch. The copy does not retain older epochs:
+their slots may have been reused. The view of the copy is made from its store. The folder itself is not changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.changes import Changes
 from memwal_ops.formats.lm_diskann.copies import PART_BYTES, read_parts
 from memwal_ops.formats.lm_diskann.destinations import Identity, LocalFolder, destination_of
-from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, VIEW, io_error, plainly
+from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, VIEW, io_error, unguarded
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
 from memwal_ops.formats.lm_diskann.kernels.checksum import intact
 from memwal_ops.formats.lm_diskann.library import WAIT
@@ -52,7 +52,7 @@ def snapshot(
 
     Args:
         folder: of the index.
-        destination: a local path or the URI of a store, where nothing is; the copy appears when it is complete.
+        destination: an empty local path or URI of a store; the copy appears when it is complete.
         wait: seconds to wait for another writer or job.
         storage_options: of the store.
 
@@ -60,10 +60,10 @@ def snapshot(
         IndexBusyError: another writer or job has the index.
         InvalidUsageError: something is at the destination.
         TableCorruptError: a block is damaged; nothing was copied.
-        StorageError: the disk is full, or the store failed; nothing is at the destination.
+        StorageError: the disk is full, or the store failed; the destination stays empty.
     """
     path = local_path(folder)
-    to = destination_of(os.fspath(destination), storage_options or {}, plainly)
+    to = destination_of(os.fspath(destination), storage_options or {}, unguarded)
     parameters = read_parameters(path)
     if to.existing() is not None:
         raise InvalidUsageError(f"{to.uri} exists already.", remedy="Choose another name for the copy.")
@@ -84,7 +84,7 @@ def refuse_overlap(path: str, to: Destination) -> None:
 def copy(
     path: str, parameters: Parameters, to: Destination, wait: float, advance: Advance
 ) -> tuple[Identity, int, int]:
-    """Copy a folder to a destination where nothing is; returns what the copy is, its rows and its bytes."""
+    """Copy a folder to an empty destination; returns the copy's identity, its rows and its bytes."""
     refuse_overlap(path, to)
     with ExitStack() as opened:
         opened.enter_context(to)
@@ -96,7 +96,7 @@ def copy(
         _check_deltas(store, parameters, path)
         # No other process uses the copy, which is not visible yet: none of these writes is a durable step.
         store.commit(Changes(store.raise_retained(store.state.epoch)))
-        publishing.publish(to.staging, parameters, store, plainly)
+        publishing.publish(to.staging, parameters, store, unguarded)
         store.close()
         to.write(GRAPH, _graph(path, parameters, slots, (nodes, places.astype(np.int64), epochs), advance))
         _copy_file(os.path.join(path, METADATA), os.path.join(to.staging, METADATA))  # with it, a folder is an index
@@ -104,11 +104,11 @@ def copy(
         return identity, store.state.live, to.publish(identity, store.state.live)
 
 
-def bring_back(table: Copy, to: LocalFolder, advance: Advance) -> int:
-    """Make a folder of a copy on a store; returns its bytes.
+def restore(table: Copy, to: LocalFolder, advance: Advance) -> int:
+    """Restore a copy on a store to a folder; returns its bytes.
 
     Raises:
-        TableCorruptError: a part is missing or damaged; no folder was made.
+        TableCorruptError: a part is missing or damaged; no folder was created.
     """
     manifest = table.manifest
 
@@ -130,7 +130,7 @@ def _copy_store(path: str, staging: str, parameters: Parameters, wait: float, op
         for name in (FOLLOW, NAME, LOG):
             if os.path.exists(os.path.join(path, name)):
                 _copy_file(os.path.join(path, name), os.path.join(staging, name))
-        # What a killed writer had committed is in the log of DuckDB, and is there when the copy is open.
+        # Commits of a killed writer are in the log of DuckDB, which replays it when the copy is opened.
         store = Store(os.path.join(staging, NAME), parameters.uuid, parameters.quantizer)
         opened.callback(store.close)
         opened.enter_context(Reader(path, store.state.epoch))
@@ -154,7 +154,7 @@ def _graph(
     with open(os.path.join(path, GRAPH), "rb") as file:
         for first in range(0, slots, each):
             count = min(each, slots - first)
-            # gc may cut free slots off the end meanwhile.
+            # gc may truncate free slots at the end meanwhile.
             data = file.read(count * size).ljust(count * size, b"\0")
             part = slice(*np.searchsorted(places, [first, first + each]))
             blocks = np.frombuffer(data, np.uint8).reshape(-1, size)[places[part] - first]
@@ -176,7 +176,7 @@ def check_blocks(
     blocks: NDArray[np.uint8], nodes: NDArray[np.uint64], epochs: NDArray[np.uint64], where: str,
     remedy: str = _DAMAGED,
 ) -> None:  # fmt: skip
-    """Check that each block is intact, and the version of its node that it should be."""
+    """Check that each block is intact, and has the expected node and version."""
     if not len(blocks):
         return
     head = headers(blocks)

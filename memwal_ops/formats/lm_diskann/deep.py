@@ -1,4 +1,4 @@
-"""The checks of ``verify --deep``: what searches reach, lost slots, and recall against a comparison of all rows."""
+"""The checks of ``verify --deep``: unreachable nodes, lost slots, and recall against a comparison of all rows."""
 
 from __future__ import annotations
 

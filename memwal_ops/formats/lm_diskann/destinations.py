@@ -1,7 +1,7 @@
 """Write a copy of an index folder: as a local folder, or as objects of a store. It exists when it is complete.
 
-A local copy is made in ``DEST.snapshot.new``, which is locked meanwhile, and renamed. A copy on a store has a manifest,
-written last and only if there is none. What a killed run left is removed by the next one.
+A local copy is made in ``DEST.snapshot.new``, which is locked meanwhile, and then renamed. A copy on a store has a
+manifest, written last and only if there is none. The files of a killed run are removed by the next one.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ class Identity(NamedTuple):
 
 
 class Destination(Protocol):
-    """Where a copy goes. As a context manager, it removes what is incomplete."""
+    """The destination of a copy. As a context manager, it removes an incomplete copy."""
 
     uri: str
     staging: str
     """A local folder, for all files but the graph; while the destination is entered."""
 
     def existing(self) -> Identity | None:
-        """The copy that is there. Raises ``InvalidUsageError`` if something else is."""
+        """The existing copy. Raises ``InvalidUsageError`` if there are other files."""
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a file of the copy."""
 
     def publish(self, identity: Identity, rows: int) -> int:
-        """Make the copy visible, with what is in ``staging`` and was written; returns its bytes."""
+        """Make the copy visible, with the files in ``staging`` and those that were written; returns its bytes."""
 
     def clean(self) -> None:
-        """Remove what killed runs left beside a complete copy."""
+        """Remove the files that killed runs left beside a complete copy."""
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -140,20 +140,20 @@ class LocalFolder:
             sync_folder(os.path.join(self.staging, VIEW))
             sync_folder(self.staging)
             size = sum(os.path.getsize(os.path.join(self.staging, path)) for path in _paths(self.staging))
-            # Onto a folder that has something by now, this fails.
+            # This fails if the folder has files meanwhile.
             self._step("publish the copy", lambda: os.rename(self.staging, self.uri))
             sync_folder(os.path.dirname(self.uri))
         except OSError as error:
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-                raise InvalidUsageError(f"{self.uri} was made meanwhile.", remedy=_ELSEWHERE) from error
+                raise InvalidUsageError(f"{self.uri} was created meanwhile.", remedy=_ELSEWHERE) from error
             raise io_error(error) from error
         return size
 
     def clean(self) -> None:
-        """Nothing is beside a complete copy."""
+        """Do nothing: a complete local copy has no other files beside it."""
 
     def __enter__(self) -> Self:
-        """Begin, in an empty folder: what a killed run left there is removed.
+        """Begin, in an empty folder: files of a killed run are removed.
 
         Raises:
             IndexBusyError: another snapshot to this destination is running.
@@ -163,7 +163,7 @@ class LocalFolder:
             os.makedirs(self.staging, exist_ok=True)
             self._lock = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Renamed by the run that had it locked until now: it is a complete copy.
+            # The run that had it locked has renamed it: it is a complete copy.
             if not os.path.samestat(os.fstat(self._lock), os.stat(self.staging)):
                 raise BlockingIOError
             if not {*os.listdir(self.staging)} <= _FILES:
@@ -210,7 +210,7 @@ class Objects:
             return Identity(manifest.uuid, manifest.epoch)
         other = next((meta.path for meta in self._store.list("") if not is_own(meta.path)), None)
         if other is not None:
-            raise InvalidUsageError(f"{self.uri} has {other!r}, which is not of a copy.", remedy=_ELSEWHERE)
+            raise InvalidUsageError(f"{self.uri} has {other!r}, which is not part of a copy.", remedy=_ELSEWHERE)
         return None
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
@@ -219,7 +219,7 @@ class Objects:
         for number, data in enumerate(chunks):
             name = part_path(self._run, path, number)
             self._written.append(name)
-            # The name is of this run: where it exists, a request was repeated.
+            # The name is unique to this run: if it exists, the client repeated the request.
             self._step("upload a part", partial(self._store.put_if_absent, name, data))
             digests.append(digest(data))
             size += len(data)
@@ -229,7 +229,7 @@ class Objects:
         """See the interface.
 
         Raises:
-            InvalidUsageError: another run was first.
+            InvalidUsageError: another run published first.
         """
         for path in _paths(self.staging):
             self.write(path, _chunks(os.path.join(self.staging, path)))
@@ -244,10 +244,10 @@ class Objects:
         return manifest.size
 
     def clean(self) -> None:
-        """Remove the parts of other runs: with a manifest there, none of them can become a copy.
+        """Remove the parts of other runs: since there is a manifest, none of them can become a copy.
 
         Raises:
-            TableReplacedError: the manifest is another one now; nothing was removed.
+            TableReplacedError: the manifest was replaced; nothing was removed.
         """
         meta, manifest = self._store.head(COPY), read_manifest(self._store)
         if meta is not None and manifest is not None:

@@ -1,4 +1,4 @@
-"""Errors of index folders only: a missing extra, and a second writer."""
+"""Errors specific to index folders: a missing extra, and a second writer."""
 
 from __future__ import annotations
 

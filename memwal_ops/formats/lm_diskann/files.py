@@ -18,12 +18,12 @@ VIEW = "view"
 CURRENT = f"{VIEW}/CURRENT"
 
 Step = Callable[[str, Callable[[], Any]], Any]
-"""Carries out a durable step, given its name and action. Raises if the run must not have any further effect."""
+"""Performs a durable step, given its name and action. Raises if the run must not have any further effect."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def plainly(name: str, act: Callable[[], Any]) -> Any:
-    """Run the action: for users of the library, who have no lease."""
+def unguarded(name: str, act: Callable[[], Any]) -> Any:
+    """Run the action without a check: for users of the library, who have no lease."""
     del name
     return act()
 

@@ -1,8 +1,8 @@
 """Follow a Lance table: its inserted, changed and deleted rows become inserts and deletes of the index.
 
-The rows of a batch and the index's version of the table are in one commit; the version is that of the last batch. A
-run that was killed begins again from the version that is recorded: rows that the index has already, with the same
-vector, are left as they are, and rows that the table does not have are deleted.
+The rows of a batch are one commit; the commit of the last batch also records the version of the table. After a killed
+run, the next one begins again from the recorded version: rows that the index already has, with the same vector, are
+skipped, and rows that the table does not have are deleted.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
     Args:
         index: writable, without an open transaction.
         found: the table.
-        batch: rows of one commit; an index that is made at first, or again, has more, within 1 GiB of vectors.
-        step: carries out durable steps.
-        rebuild: compare all rows, whatever the history of the table is.
+        batch: rows of one commit; the first build, and a rebuild, use larger ones, within 1 GiB of vectors.
+        step: performs durable steps.
+        rebuild: compare all rows, regardless of the table's history.
 
     Raises:
         InvalidUsageError: a column was dropped, renamed, or is of another type now; or keys do not identify rows.
@@ -77,7 +77,7 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
     dimension = found.dimension(table)
     if dimension != index.parameters.dimension:
         raise InvalidUsageError(
-            f"{found.uri} has vectors of {dimension} dimensions in {found.column} now; the index has "
+            f"{found.uri} now has vectors of {dimension} dimensions in {found.column}; the index has "
             f"{index.parameters.dimension}.",
             remedy="Build a new index of the table.",
         )
@@ -85,7 +85,7 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
     before = None if whole else source.at_version(table, state.followed)
     renamed = before is not None and source.renamed(before, table, found)
     fragments = table.get_fragments() if before is None or renamed else source.changed_fragments(before, table)
-    # Killed in between, the next run compares all rows: the columns may have their old names again by then.
+    # If the run is killed in between, the next one compares all rows: the columns may have their old names again.
     partly = (0, "") if renamed else None
     made = source.transaction_of(table, table.version)
     target = table.version, "" if made is None else made.uuid
@@ -112,7 +112,7 @@ def _commit(
     index: Index, step: Step, gone: NDArray[np.int64],
     waiting: list[tuple[NDArray[np.int64], NDArray[np.float32]]], skipped: int, target: tuple[int, str] | None,
 ) -> Followed:  # fmt: skip
-    merging.give_up(index, step)
+    merging.raise_horizon(index, step)
     ids = np.concatenate([one for one, _ in waiting]) if waiting else np.zeros(0, np.int64)
     with index.staged() as staged:
         deleted = staged.delete(gone)

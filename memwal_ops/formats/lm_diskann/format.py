@@ -31,7 +31,7 @@ class LmDiskAnnFormat:
     demo = DEMO
 
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
-        """An index folder is one part; the report's entry has the node."""
+        """The names of the blocked part in messages: an index folder is one part."""
         del blocked
         return "The index folder", ""
 

@@ -1,9 +1,9 @@
 """Heal the graph around deleted nodes, batch by batch, and rewire the nodes of the heal list.
 
-A deletion only sets a flag: searches still pass through the node, since its neighbours need it. Healing takes it out
-of the graph: the nodes that link to it get links to its neighbours instead, and its neighbours drop its backlink.
+A deletion only sets a flag: searches still pass through the node, since its neighbours need it. Healing removes it
+from the graph: the nodes that link to it get links to its neighbours instead, and its neighbours drop its backlink.
 After that commit no search finds it, and the sweep list has it as ``healed``; gc frees its slot once no reader
-and no hold needs an older epoch. Killed before the commit, nothing has happened.
+and no hold needs an older epoch. If a run is killed before the commit, nothing has changed.
 
 Deleted nodes that are near each other are in one batch, since they share neighbours: a neighbour is rewritten, and
 pruned, once for all deletions of the batch.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.view import View
 
 BATCH = 500
-"""Deleted nodes of one commit: it rewrites about that many times R blocks, before that much space is free again."""
+"""Deleted nodes per commit. A commit writes about R times as many blocks before it frees the old ones."""
 _WINDOW = 16_384
 _TOMBSTONED, _HEAL = "reason = 'tombstoned'", "TRUE"
 
@@ -58,20 +58,20 @@ class Around:
     referrers: NDArray[np.int64]
 
 
-def waiting(store: Store) -> tuple[int, int]:
-    """How many deleted nodes wait to be healed, and how many others to be rewired."""
+def pending(store: Store) -> tuple[int, int]:
+    """The numbers of deleted nodes to be healed, and of other nodes to be rewired."""
     [swept] = store.columns(f"SELECT count(*) FROM lmd_sweep_list WHERE {_TOMBSTONED}")
     [listed] = store.columns("SELECT count(*) FROM lmd_heal_list")
     return int(swept[0]), int(listed[0])
 
 
 def heal(index: Index, batch: int, step: Step) -> Iterator[Batch]:
-    """Heal and rewire everything that waits; each batch is committed and published when it is yielded.
+    """Heal and rewire all pending nodes; each batch is committed and published when it is yielded.
 
     Args:
         index: writable, without an open transaction.
         batch: deleted nodes of one commit.
-        step: carries out durable steps.
+        step: performs durable steps.
     """
     store = index.writable()
     after = -1
@@ -81,7 +81,7 @@ def heal(index: Index, batch: int, step: Step) -> Iterator[Batch]:
             break
         after = int(window[-1])
         for group in _near(index, window, batch):
-            merging.give_up(index, step)
+            merging.raise_horizon(index, step)
             with index.staged() as staged:
                 pruned, rewired = sweep(staged, group)
             yield Batch(len(group), rewired, pruned, index.epoch)
@@ -91,7 +91,7 @@ def heal(index: Index, batch: int, step: Step) -> Iterator[Batch]:
         if not len(listed):
             return
         after = int(listed[-1])
-        merging.give_up(index, step)
+        merging.raise_horizon(index, step)
         with index.staged() as staged:
             relink(staged, listed)
             staged.rewired = listed
@@ -143,7 +143,7 @@ def _ids(found: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def sweep(staged: Transaction, gone: NDArray[np.int64]) -> tuple[int, int]:
-    """Take deleted nodes (ascending) out of the graph. Returns the numbers of pruned and of rewired nodes."""
+    """Remove deleted nodes (ascending) from the graph. Returns the numbers of pruned and of rewired nodes."""
     view, layout = staged.view, staged.parameters.layout
     near = around(view, staged.store, gone, staged.epoch)
     _forget(staged, near.targets, gone)

@@ -20,7 +20,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lm_diskann import merging, publishing
 from memwal_ops.formats.lm_diskann.changes import State
-from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, Step, io_error, plainly, replace_file, sync_folder
+from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, Step, io_error, replace_file, sync_folder, unguarded
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
 from memwal_ops.formats.lm_diskann.kernels.memory import STALE, scratch
 from memwal_ops.formats.lm_diskann.kernels.searching import scan, search
@@ -74,7 +74,7 @@ def create(
     """
     path = local_path(folder)
     parameters = wire.Parameters(dimension, metric, R, float(alpha), L, quantizer, uuid.uuid4())
-    # Made under a temporary name: a killed run never leaves a partial index under the final name.
+    # Created under a temporary name: a killed run never leaves a partial index under the final name.
     fresh = f"{path}.{parameters.uuid.hex}.new"
     os.makedirs(os.path.join(fresh, READERS))
     try:
@@ -106,7 +106,7 @@ class Index:
         read_only: never open the store; any number of processes may read during writes of another one.
         cache_bytes: budget of the block cache.
         wait: seconds to wait for another writer or job.
-        step: carries out durable steps; that of a job checks its guard.
+        step: performs durable steps; that of a job checks its guard.
         overlay_bytes: budget for the blocks that a transaction changes; 0: transactions are not possible.
 
     Raises:
@@ -121,7 +121,7 @@ class Index:
         read_only: bool = False,
         cache_bytes: int = CACHE,
         wait: float = WAIT,
-        step: Step = plainly,
+        step: Step = unguarded,
         overlay_bytes: int = OVERLAY,
     ) -> None:
         self._process, self._closed = os.getpid(), False
@@ -277,7 +277,7 @@ class Index:
                 with self.transaction():
                     self.insert(rows, given)
             elif len(rows):
-                with self._transaction.undivided():
+                with self._transaction.atomic():
                     self._transaction.insert(rows, given)
 
     def delete(self, row_ids: ArrayLike | Iterable[int]) -> int:
@@ -292,7 +292,7 @@ class Index:
             if self._transaction is None:
                 with self.transaction():
                     return self.delete(rows)
-            with self._transaction.undivided():
+            with self._transaction.atomic():
                 return self._transaction.delete(rows)
 
     def _own(self) -> None:
@@ -300,8 +300,8 @@ class Index:
         found = read_source(self.folder)
         if found is not None:
             raise InvalidUsageError(
-                f"{self.folder} follows the table {found.uri}, and has the rows of that.",
-                remedy="Change the table; memwal-ops catchup brings its changes here.",
+                f"{self.folder} follows the table {found.uri}, so its rows cannot be changed directly.",
+                remedy="Change the table; memwal-ops catchup applies its changes to the index.",
             )
 
     def writable(self) -> Store:
@@ -477,7 +477,7 @@ class Index:
             left = left[(part[:, :reach] < 0).any(axis=1)]
             if not len(left):
                 return 0
-            if limit >= view.state.next_node_id:  # and to some rows no path may lead
+            if limit >= view.state.next_node_id:  # some rows may be unreachable
                 return compare(np.arange(view.state.next_node_id, dtype=np.int64), left)
             limit *= 2
             starts = starts._replace(most=len(entries))

@@ -1,4 +1,4 @@
-"""Lock writers and register readers: kernel locks on files of the folder, which end with their process."""
+"""Lock writers and register readers by kernel locks on files of the folder, which end with their process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WriterLock:
 
     def release(self) -> None:
         """Release it; the file is kept, since another process may be waiting for it."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked process has the file open, too
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked process also has the file open
         os.close(self._file)
 
 

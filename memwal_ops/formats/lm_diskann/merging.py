@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.store import Store
 
 BATCH = 64 << 20
-_MUCH = 16 << 20
+_MAX_SUPERSEDED_BYTES = 16 << 20
 _LARGE_SHARE = 4
 
 
@@ -68,14 +68,14 @@ def merge(index: Index, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iter
     Args:
         index: writable, without an open transaction.
         max_bytes: of delta blocks in a batch, which is about the memory that is used.
-        step: carries out durable steps.
+        step: performs durable steps.
         bad: damaged nodes are added; they stay in the delta table.
     """
     store, view = index.writable(), index.view
     [waiting] = store.columns("SELECT node_id FROM lmd_delta_blocks LIMIT 1")
     if not len(waiting):
         return
-    horizon = give_up(index, step)
+    horizon = raise_horizon(index, step)
     after = -1
     size = index.parameters.layout.block_size
     while True:
@@ -107,7 +107,7 @@ def finish(index: Index, step: Step) -> None:
 def finish_large(index: Index, moved: int, step: Step) -> None:
     """:func:`finish` after a commit that moved a large share of the nodes.
 
-    In a base, a node takes 16 bytes of every reader's memory, in the log 100. The commit is published already: if there
+    In a base, a node needs 16 bytes of every reader's memory, in the log 100. The commit is already published: if there
     is no space for a base, a later commit writes it.
     """
     if moved > max(index.view.state.next_node_id // _LARGE_SHARE, index.view.delta_blocks):
@@ -115,10 +115,11 @@ def finish_large(index: Index, moved: int, step: Step) -> None:
             finish(index, step)
 
 
-def give_up(index: Index, step: Step) -> int:
-    """The epoch up to which freed slots may be reused, and superseded versions dropped.
+def raise_horizon(index: Index, step: Step) -> int:
+    """Return the epoch up to which freed slots may be reused, and superseded versions dropped.
 
-    Raised first if there are freed slots or healed nodes, or if superseded versions would take much space in the graph.
+    It is raised first if there are freed slots or healed nodes, or if superseded versions would need much space in the
+    graph.
 
     Timeline of what this prevents: a merge finds no reader; one announces epoch 5 and reads the view; the merge reuses
     a slot that was freed at 7; the reader at 5 finds another node there. So the merge first publishes that epochs below
@@ -133,7 +134,7 @@ def give_up(index: Index, step: Step) -> int:
         "(SELECT coalesce(sum(n - 1), 0) "
         f"FROM (SELECT count(*) AS n FROM lmd_delta_blocks WHERE commit_epoch {between} GROUP BY node_id))::UBIGINT"
     )
-    if int(freed[0]) or int(superseded[0]) * index.parameters.layout.block_size > _MUCH:
+    if int(freed[0]) or int(superseded[0]) * index.parameters.layout.block_size > _MAX_SUPERSEDED_BYTES:
         changes = Changes(store.raise_retained(needed))
         step("commit the lowest retained epoch", lambda: store.commit(changes))
         publishing.append(index.view, changes, step)
@@ -201,7 +202,7 @@ def _damage(
     blocks: NDArray[np.uint8], fits: NDArray[np.bool_], nodes: NDArray[np.uint64], versions: NDArray[np.uint64],
     epochs: NDArray[np.uint64], sums: NDArray[np.uint64],
 ) -> Iterator[tuple[int, str]]:  # fmt: skip
-    """The damaged of the delta blocks, each by its row and what is wrong; the other columns are those beside it."""
+    """The damaged delta blocks, each by its row and the reason; the other arguments are columns of the same rows."""
     heads = headers(blocks)
     right = intact(blocks.view(np.uint64)) & (heads["checksum"] == sums)
     own = (heads["node_id"] == nodes) & (heads["version"] == versions) & (heads["creation_epoch"] == epochs)

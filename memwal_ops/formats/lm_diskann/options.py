@@ -33,10 +33,10 @@ class CatchupOptions(WaitOptions):
 
     batch: int = count(
         500, minimum=1, metavar="N",
-        help="Deleted nodes per commit. Each commit rewrites all their neighbours, before that space is free again.",
+        help="Deleted nodes per commit. Each commit writes all their neighbours again before it frees the old blocks.",
     )  # fmt: skip
     max_rows: int = count(100_000, minimum=1, metavar="N", help="Rows of the followed table per commit.")
-    rebuild: bool = flag(help="Compare all rows of the followed table, whatever its history is.")
+    rebuild: bool = flag(help="Compare all rows of the followed table, regardless of its history.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,10 @@ class SnapshotOptions(WaitOptions):
     """Options of snapshot."""
 
     destination: str | None = text(
-        None, positional=True, metavar="DEST", help="Where the copy goes: a local folder, or the URI of a store."
+        None,
+        positional=True,
+        metavar="DEST",
+        help="The destination of the copy: a local folder, or the URI of a store.",
     )
 
 
@@ -87,12 +90,14 @@ class InitOptions(Options):
     dimension: int = count(128, minimum=1, help="Floats per vector.")
     index_metric: str = choice("l2", "l2", "cosine", help="The distance metric.")
     links: int = count(70, minimum=4, help="R: maximum number of links of a node.")
-    alpha: float = number(1.2, minimum=1.0, metavar="X", help="Pruning parameter: above 1 keeps longer links, too.")
+    alpha: float = number(
+        1.2, minimum=1.0, metavar="X", help="Pruning parameter: a value above 1 also keeps longer links."
+    )
     search_list: int = count(
         100, minimum=1, help="L: length of the candidate list of inserts, and the default for searches."
     )
     quantizer: str = choice("pq", "pq", "ternary", help="How the vectors of neighbours are compressed.")
-    table: str | None = text(None, metavar="URI", help="Follow this Lance table: catchup brings its rows.")
+    table: str | None = text(None, metavar="URI", help="Follow this Lance table: catchup inserts its rows.")
     column: str | None = text(None, metavar="NAME", help="The column of vectors of --table; gives the dimension.")
     key: str | None = text(
         None, metavar="NAME", help="The int64 column of --table that identifies rows. Default: stable row ids."

@@ -57,10 +57,10 @@ def recover(folder: str, parameters: Parameters, store: Store, step: Step) -> bo
 
 
 def catch_up(view: View, store: Store, step: Step) -> None:
-    """Read what was committed: from the log, or from another view if a frame could not be written.
+    """Read new commits: from the log, or from another view if a frame could not be written.
 
     Raises:
-        StorageError: that cannot be written, either; what was committed is durable.
+        StorageError: that view cannot be written either; the commits are durable.
     """
     view.refresh()
     if view.epoch == store.state.epoch:
@@ -69,7 +69,7 @@ def catch_up(view: View, store: Store, step: Step) -> None:
         recover(view.folder, view.parameters, store, step)
     except StorageError as error:
         raise StorageError(
-            f"What was committed is not visible yet. {error}",
+            f"The commit is durable, but not visible yet. {error}",
             remedy="Free space: the next change, or the next job, makes it visible first.",
         ) from error
     view.refresh()

@@ -1,8 +1,8 @@
-"""Reclaim deleted nodes: prove that nothing leads to them, free their slots, and trim the end of the graph.
+"""Reclaim deleted nodes: prove that no path leads to them, free their slots, and truncate the graph.
 
 A node is deletable if no epoch from before its neighbours were healed is retained, and no block of a node that searches
-can reach links to it. Then no readable epoch has a path to it. Its slot goes to the free list, where it waits until no
-reader is below that commit.
+can reach links to it. Then no readable epoch has a path to it. Its slot is put on the free list, and is reused once no
+reader is at an epoch below that commit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tombstone:
-    """A deleted node, and what decides whether it is deletable.
+    """A deleted node, with the properties that determine whether it is deletable.
 
     Attributes:
         node: its id.
@@ -56,8 +56,8 @@ def tombstones(store: Store, after: int, most: int) -> NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-def judge(view: View, store: Store, nodes: NDArray[np.int64]) -> list[Tombstone]:
-    """Judge deleted nodes (ascending) by the store, and by the blocks of those that linked to them."""
+def read_tombstones(view: View, store: Store, nodes: NDArray[np.int64]) -> list[Tombstone]:
+    """Deleted nodes (ascending), from the store and the blocks of nodes that linked to them."""
     ids = nodes.astype(U8)
     wanted = "node_id IN (SELECT id FROM wanted)"
     swept, epochs = store.columns(
@@ -100,7 +100,7 @@ def reclaim(index: Index, nodes: NDArray[np.int64], step: Step) -> None:
 
 
 def tail(store: Store, folder: str, size: int, horizon: int) -> tuple[int, int]:
-    """The number of slots to which the graph can be cut, and the bytes beyond them."""
+    """The number of slots to which the graph can be truncated, and the bytes beyond them."""
     [free] = store.columns(f"SELECT slot FROM lmd_free_nodes WHERE freed_epoch <= {horizon} ORDER BY slot")
     descending = free[::-1].astype(np.int64)
     count = store.state.slot_count
@@ -110,10 +110,10 @@ def tail(store: Store, folder: str, size: int, horizon: int) -> tuple[int, int]:
 
 
 def trim(index: Index, horizon: int, step: Step) -> int:
-    """Cut free slots and what killed runs wrote off the end of the graph. Returns the bytes.
+    """Truncate free slots, and blocks of killed runs, at the end of the graph. Returns the bytes.
 
-    The slots leave the store first: killed in between, the file is longer than the store needs it, as after a merge
-    that was killed.
+    The slots are removed from the store first: if the run is killed in between, the file is longer than the store
+    needs, as after a killed merge.
     """
     store, size = index.writable(), index.parameters.layout.block_size
     kept, beyond = tail(store, index.folder, size, horizon)
@@ -121,7 +121,7 @@ def trim(index: Index, horizon: int, step: Step) -> int:
         state = replace(store.state, epoch=store.state.epoch + 1, slot_count=kept)
         commit(index, Changes(state, taken=np.arange(kept, store.state.slot_count).astype(U8)), step)
     if beyond:
-        # After a crash of the machine, an older view would lead readers to blocks that are cut off.
+        # Otherwise, after a crash of the machine, an older view could refer to truncated blocks.
         publishing.settle(index.view, step)
         step("trim the graph", partial(_truncate, os.path.join(index.folder, GRAPH), kept * size))
     return beyond

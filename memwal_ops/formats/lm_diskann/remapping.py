@@ -1,7 +1,7 @@
 """Map rows to nodes again, by the row ids in the nodes' blocks.
 
-The block of a node has its row id and whether it was deleted, under a checksum. So the lookup follows from the blocks,
-if all of them are there. The proof for that is elsewhere: the number of rows in ``lmd_metadata``, and the tombstones.
+The block of a node has its row id and whether it was deleted, under a checksum. So the lookup can be computed from the
+blocks, if none is missing. That is proven by the number of rows in ``lmd_metadata``, and by the tombstones.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 CHECKS = frozenset({
     "row_differs", "row_missing", "row_without_block", "tombstone_differs", "tombstone_missing", "count_differs",
 })  # fmt: skip
-"""The checks whose findings may come from the lookup alone."""
+"""The checks whose findings may be caused by the lookup alone."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What the blocks contain, by node id.
+    """The contents of the blocks, by node id.
 
     Attributes:
         seen: which nodes have a block.
@@ -42,7 +42,7 @@ class Blocks:
 
 
 def refusal(store: Store, blocks: Blocks) -> str | None:
-    """Why the lookup does not follow from the blocks; None: it does."""
+    """Why the lookup cannot be computed from the blocks; None: it can."""
     if blocks.damaged:
         return "Blocks are damaged, and their rows would be lost."
     live = np.flatnonzero(blocks.seen & ~blocks.dead)
@@ -57,7 +57,7 @@ def refusal(store: Store, blocks: Blocks) -> str | None:
 
 
 def changes(store: Store, blocks: Blocks) -> Changes | None:
-    """The commit that makes the lookup follow from the blocks; None: it does already."""
+    """The commit that makes the lookup agree with the blocks; None: it does already."""
     if not len(blocks.seen):
         return None
     rows, nodes, removed = store.columns("SELECT row_id, node_id, removed_epoch FROM lmd_lookup")

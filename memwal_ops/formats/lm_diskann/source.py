@@ -1,7 +1,7 @@
-"""The Lance table that an index follows: which rows it has, and what changed since a version.
+"""Read the Lance table that an index follows: its rows, and the changes since a version.
 
-Read by pylance alone. The history decides whether the index may follow at all: a restore makes a version with a higher
-number and older rows, and may give the same row ids to other rows, so that no comparison of numbers finds it.
+Uses only pylance. The table's history determines whether the index can follow it: a restore creates a version with a
+higher number and older rows, and may assign the same row ids to other rows, which version numbers do not show.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Unusable(enum.IntEnum):
             Unusable.RESTORED: "the table was restored to an earlier version",
             Unusable.OVERWRITTEN: "the table was overwritten",
             Unusable.GAP: "versions that the index has not seen were expired",
-            Unusable.REPLACED: "there is another table than the one that it followed",
+            Unusable.REPLACED: "the table was replaced by another one",
         }[self]
 
 
 @dataclass(frozen=True)
 class Source:
-    """What an index follows; fixed at its creation, in ``follow.json``.
+    """The table and columns that an index follows; fixed at its creation, in ``follow.json``.
 
     Attributes:
         uri: of the Lance table.
@@ -92,7 +92,7 @@ class Source:
         kind = fields.get(self.column)
         if kind is None or not pa.types.is_fixed_size_list(kind) or not pa.types.is_floating(kind.value_type):
             raise InvalidUsageError(
-                f"{self.uri} has no column {self.column} of vectors: it is {kind or 'not there'}.",
+                f"{self.uri} has no column {self.column} of vectors: it is {kind or 'missing'}.",
                 remedy="Name a column of the type fixed_size_list of floats.",
             )
         if self.key is None and not table.has_stable_row_ids:
@@ -102,7 +102,7 @@ class Source:
             )
         if self.key is not None and fields.get(self.key) != pa.int64():
             raise InvalidUsageError(
-                f"{self.uri} has no int64 column {self.key}: it is {fields.get(self.key, 'not there')}.",
+                f"{self.uri} has no int64 column {self.key}: it is {fields.get(self.key, 'missing')}.",
                 remedy="Name an int64 column that identifies rows, by --key.",
             )
         return int(kind.list_size)
@@ -112,12 +112,12 @@ def usable(folder: str, unusable: int) -> None:
     """Check that an index may be searched at its newest epoch. Raises ``IndexUnusableError``."""
     if unusable:
         raise IndexUnusableError(
-            f"The index {folder} cannot be searched: {Unusable(unusable).text}. Epochs before that can be (as_of)."
+            f"The index {folder} cannot be searched: {Unusable(unusable).text}. Earlier epochs can be searched (as_of)."
         )
 
 
 def read_source(folder: str) -> Source | None:
-    """What the index in a folder follows; None: nothing.
+    """The table that the index in a folder follows; None: it follows none.
 
     Raises:
         TableCorruptError: ``follow.json`` is damaged.
@@ -132,7 +132,7 @@ def read_source(folder: str) -> Source | None:
 
 
 def transaction_of(table: Any, version: int) -> Any:
-    """The transaction that made a version; None: it was expired, or its record was.
+    """The transaction that created a version; None: the version or its transaction was expired.
 
     Raises:
         StorageError: the store failed.
@@ -146,7 +146,7 @@ def transaction_of(table: Any, version: int) -> Any:
 
 
 def check_history(table: Any, version: int, transaction: str) -> Unusable | None:
-    """Whether a table leads from a version that an index has to the open one by changes of rows alone."""
+    """Why the open version does not follow from an index's version by changes of rows alone; None: it does."""
     if table.version < version:
         return Unusable.REPLACED
     first = transaction_of(table, version)
@@ -190,7 +190,7 @@ def _fields(table: Any, source: Source) -> list[int | None]:
 
 
 def _content(fragment: Any) -> str:
-    """What decides about the values of a fragment; a deletion only takes rows away."""
+    """The identity of a fragment's values, without its deletions, which only remove rows."""
     found = fragment.metadata.to_json()
     return json.dumps([found["id"], found["files"], found.get("overlays"), found["physical_rows"]], sort_keys=True)
 

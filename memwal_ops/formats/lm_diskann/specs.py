@@ -50,10 +50,10 @@ CATCHUP = JobSpec(
     name="catchup",
     summary="Follow the index's table, and heal the graph around deleted rows.",
     help="""Heal the graph of the index folder at URI: the neighbours of deleted nodes are linked to each other, batch
-by batch, and gc can then give the slots of those back. Nodes to which nothing leads are linked again.
+by batch, and gc can then free their slots. Unreachable nodes are linked again.
 
 An index that follows a Lance table (init --table) first gets the rows that were inserted, changed and deleted since the
-version that it has. After a restore, an overwrite or an expiry of versions that it has not seen, it is unusable until
+version that it has. After a restore, an overwrite, or an expiry of versions that it has not read, it is unusable until
 --rebuild, which compares all rows.
 
 Safe to kill and to run again; readers are not affected. Waits for another writer or job.
@@ -77,7 +77,7 @@ runbooks/README.md.""",
         "unhealed_percent": MetricSpec("count", "Percentage of nodes that are deleted and not healed."),
         "versions_behind": MetricSpec("count", "Versions of the followed table that the index does not have."),
         "rows_followed": MetricSpec("count", "Rows of the followed table that were inserted or deleted.", "run"),
-        "nodes_healed": MetricSpec("count", "Deleted nodes that were taken out of the graph.", "run"),
+        "nodes_healed": MetricSpec("count", "Deleted nodes that were removed from the graph.", "run"),
     },
 )
 COMPACT = JobSpec(
@@ -103,7 +103,7 @@ Exit codes: 0 compacted, unchanged or dry_run; 9 a block is damaged; 57 busy; ot
     when="free_percent >= 10",
     hung_after=timedelta(hours=1),
     metrics={
-        "free_percent": MetricSpec("count", "Percentage of the graph's slots that compact and gc can give back."),
+        "free_percent": MetricSpec("count", "Percentage of the graph's slots that compact and gc can free."),
         "bytes_compacted": MetricSpec("bytes", "Bytes of blocks that compact moved.", "run"),
     },
 )
@@ -136,12 +136,12 @@ others: runbooks/README.md.""",
     },
 )
 REPAIR = repair_job(
-    help="""Verify the index folder at URI, and fix what has a provably safe fix.
+    help="""Verify the index folder at URI, and fix each finding that has a provably safe fix.
 
 The published view is made again from the store, if the store has no findings of its own; rows are mapped to nodes
 again, if the blocks prove which node has which row; with --deep, nodes to which no path leads are linked again; expired
 leases are released.
-For the other findings it prints what you can decide, and what that costs. Waits for another writer or job.
+For the other findings it prints the choices that you have, and their consequences. Waits for another writer or job.
 
 Safe to kill, and to run twice. Without --apply, nothing is changed.
 
@@ -150,7 +150,7 @@ Examples:
   memwal-ops repair vectors.lmd
   memwal-ops repair vectors.lmd --apply
 
-Exit codes: 0 nothing_to_repair, planned or repaired; 9 a person has to decide about an error; others:
+Exit codes: 0 nothing_to_repair, planned or repaired; 9 an error needs your decision; others:
 runbooks/README.md.""",
     load=f"{_JOBS}.repair:JOB",
 )
@@ -160,7 +160,7 @@ SNAPSHOT = JobSpec(
     help="""Copy the index folder at URI to DEST: a local folder, or the URI of a store. A copy on a store is
 restored by giving its URI as URI, and a folder as DEST.
 
-The copy is that of one epoch, and is there when it is complete. Writers wait only while the store is copied. Every
+The copy has one epoch, and appears when it is complete. Writers wait only while the store is copied. Every
 block is checked. Safe to kill and to run again, concurrently with writers, readers and all jobs.
 
 \b
@@ -212,4 +212,4 @@ INIT = InitSpec(
     options=InitOptions,
     load=f"{_JOBS}.init:init",
 )
-DEMO = DemoSpec("A graph index whose changes wait in delta blocks.", "memwal_ops.formats.lm_diskann.jobs.demo:demo")
+DEMO = DemoSpec("A graph index with unmerged delta blocks.", "memwal_ops.formats.lm_diskann.jobs.demo:demo")

@@ -63,12 +63,12 @@ _LOCKED = ("Could not set lock", "Conflicting lock", "already attached", "unique
 class Store:
     """An open store. Close it: its log is then folded into the file.
 
-    DuckDB itself would do that wherever it goes, and delete the log by its name: that of a folder that took the place
-    of this one, or, in a forked process, with what the parent has committed since.
+    DuckDB itself would do that even if the folder was moved, and delete the log by its name: the log of a folder that
+    replaced this one, or, in a forked process, a log with commits of the parent.
 
     Raises:
-        IndexBusyError: another process has it open; or this one has: from before it was forked, or of a folder that was
-            moved or removed since.
+        IndexBusyError: another process has it open; or this process has: it inherited it by a fork, or opened it in a
+            folder that was moved or removed since.
         TableCorruptError: DuckDB cannot read it; or it is the store of another index.
         StorageError: DuckDB failed for another reason: a full disk, for example.
     """
@@ -93,11 +93,11 @@ class Store:
         _OPEN.add(self)
 
     def _check_alone(self) -> None:
-        """Check that DuckDB does not connect to what this process has open under that name: it has one per name."""
+        """Check that this process has no database open under that name: DuckDB would return that one."""
         if any(other.path == self.path for other in _OPEN):
             raise IndexBusyError(
-                f"This process has {self.path} open already: from before it was forked, or of a folder that was moved "
-                "or removed.",
+                f"This process already has {self.path} open: inherited by a fork, or from a folder that was moved or "
+                "removed.",
                 remedy="Close that index first, and fork before opening one for writing.",
             )
 
@@ -118,7 +118,7 @@ class Store:
             return
         _OPEN.discard(self)
         if not self._read_only and self._is_own and os.path.exists(f"{self.path}.wal"):
-            with suppress(duckdb.Error):  # without space for it, the log stays, and is read at the next opening
+            with suppress(duckdb.Error):  # if there is no space, the log is kept, and replayed at the next opening
                 self._db.execute("CHECKPOINT")
         self._db.close()
 
@@ -159,8 +159,8 @@ class Store:
             if isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException | duckdb.TransactionException):
                 raise StorageError(
                     f"DuckDB cannot use {self.path}: {text}",
-                    remedy="Free space on the disk or repair what the message names, and run it again: a commit "
-                    "that failed has changed nothing.",
+                    remedy="Free space on the disk, or fix the reported error, and run it again: a failed commit "
+                    "changed nothing.",
                 ) from error
             raise TableCorruptError(
                 f"DuckDB cannot read {self.path}: {text}",
@@ -184,7 +184,7 @@ class Store:
 
     def columns(self, sql: str, **tables: NDArray[Any]) -> list[NDArray[Any]]:
         """The columns of a query's result; each array in ``tables`` is a table of its name with a column ``id``."""
-        return [_numpy(column) for column in self._answer(sql, tables).columns]
+        return [_numpy(column) for column in self._query(sql, tables).columns]
 
     def blocks(
         self, sql: str, size: int, **tables: NDArray[Any]
@@ -195,7 +195,7 @@ class Store:
             The other columns; the blocks as uint8 [n, size], one of another length cut or filled with zeros; and
             whether each has the length ``size``, as bool [n].
         """
-        *plain, data = self._answer(sql, tables).columns
+        *plain, data = self._query(sql, tables).columns
         parts = [_matrix(chunk, size) for chunk in data.chunks] or [(np.zeros((0, size), np.uint8), np.zeros(0, bool))]
         whole, fits = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
         return [_numpy(column) for column in plain], whole, fits
@@ -209,14 +209,14 @@ class Store:
         return np.frombuffer(b"".join(data for (data,) in found), np.uint8)
 
     def texts(self, sql: str) -> list[str]:
-        """The texts of a query with one column."""
+        """The strings of a query with one column."""
         with self._errors():
             return [one for (one,) in self._db.execute(sql).fetchall()]
 
     def newest_in_graph(self) -> list[NDArray[Any]]:
         """Node, slot and epoch of each node's newest version that is in the graph, by slot.
 
-        The slot of an older one may be in use again already, though it is in the map until the newer one is merged.
+        The slot of an older version may already be reused, although the map has it until the newer one is merged.
         """
         return self.columns(
             "SELECT node_id, slot, from_epoch FROM lmd_slots s WHERE NOT EXISTS "
@@ -224,7 +224,7 @@ class Store:
             "ORDER BY slot"
         )
 
-    def _answer(self, sql: str, tables: Mapping[str, NDArray[Any]]) -> pa.Table:
+    def _query(self, sql: str, tables: Mapping[str, NDArray[Any]]) -> pa.Table:
         with self._errors():
             for name, values in tables.items():
                 self._db.register(name, pa.table({"id": _arrow(values)}))
@@ -377,7 +377,7 @@ _OPEN: WeakSet[Store] = WeakSet()
 
 
 def _keep_inherited() -> None:
-    """Prevent the end of what the parent process has open: DuckDB would write, or crash without its threads."""
+    """Prevent the destruction of inherited connections: DuckDB would write, or crash without its threads."""
     for store in _OPEN:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(store._db))  # noqa: SLF001 - of this module
 

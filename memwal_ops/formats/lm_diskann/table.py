@@ -38,7 +38,7 @@ class Table(GuardedTable):
         delta_blocks: versions that are not merged; ``delta_nodes``: nodes with any.
         tombstones: deleted nodes whose slots are not free yet.
         guard: checked before each durable step.
-        steps: carries out durable steps; None: they are run directly.
+        steps: performs durable steps; None: they are run directly.
     """
 
     location: Location
@@ -85,7 +85,7 @@ class Table(GuardedTable):
         return TableSummary(self.revision, dict(backlog(self)), 1)
 
     def step(self, name: str, act: Callable[[], Any]) -> Any:
-        """Carry out a durable step, if the guard allows it.
+        """Perform a durable step, if the guard allows it.
 
         Raises:
             LeaseLostError: it does not.
@@ -96,12 +96,12 @@ class Table(GuardedTable):
 
     @property
     def durable(self) -> Step:
-        """The function that carries out the durable steps of a job."""
+        """The function that performs the durable steps of a job."""
         return self.steps or self.step
 
     def open(self, wait: float, *, changes: bool = False) -> Index:
         """Open the index for a job; with ``changes``, with space for transactions. Raises as :class:`Index`."""
-        # When the store is closed, DuckDB folds its log into the file: nothing of it is lost.
+        # When the store is closed, its log is checkpointed into the file, so nothing is lost.
         self.guard.register([LOG])
         return Index(
             self.location.uri,
@@ -113,7 +113,7 @@ class Table(GuardedTable):
 
 
 def load(location: Location, store: Store) -> Table:
-    """Open the newest published epoch; that of the store where the view cannot be read, so that jobs can publish it.
+    """Open the newest published epoch; that of the store if the view cannot be read, so that jobs can publish it.
 
     Raises:
         TableCorruptError: metadata are damaged, or the view is, and the store cannot be read now.

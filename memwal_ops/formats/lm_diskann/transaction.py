@@ -21,7 +21,7 @@ from memwal_ops.formats.lm_diskann.changes import I8, U8, Changes
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync, write_all
 from memwal_ops.formats.lm_diskann.kernels.checksum import seal
 from memwal_ops.formats.lm_diskann.kernels.healing import neighbours
-from memwal_ops.formats.lm_diskann.kernels.inserting import bury, insert, write_nodes
+from memwal_ops.formats.lm_diskann.kernels.inserting import insert, set_tombstones, write_nodes
 from memwal_ops.formats.lm_diskann.kernels.memory import scratch
 from memwal_ops.formats.lm_diskann.kernels.reading import touch
 from memwal_ops.formats.lm_diskann.slots import Slots
@@ -47,8 +47,8 @@ _REPATRIATE_SHARE = 0.75
 def entry_points(live: int) -> int:
     """The number of entry points of a graph with that many live rows: eight times its square root, at least 4.
 
-    A search compares all of them with the query, and begins at the nearest: where the rows are in clusters, no links
-    may lead from one to the other, and there must be an entry point in each.
+    A search compares all of them with the query, and begins at the nearest: if the rows form clusters, there may be no
+    links between them, so there must be an entry point in each.
     """
     return min(live, max(4, 8 * isqrt(live)))
 
@@ -60,7 +60,7 @@ class Transaction:
         view: with memory for an overlay; at the newest epoch.
         store: open.
         horizon: slots that were freed at this epoch or before it may be used.
-        step: carries out durable steps.
+        step: performs durable steps.
     """
 
     def __init__(self, view: View, store: Store, horizon: int, step: Step) -> None:
@@ -89,8 +89,8 @@ class Transaction:
     # -- changes
 
     @contextmanager
-    def undivided(self) -> Iterator[None]:
-        """A change of which no part is committed if it fails: the whole transaction is not, then."""
+    def atomic(self) -> Iterator[None]:
+        """A change that is applied completely: if it fails, the transaction cannot be committed."""
         self._failed, failed = True, self._failed
         yield
         self._failed = failed
@@ -106,7 +106,7 @@ class Transaction:
         self.next_node += len(row_ids)
         live = self.live
         self._added.update(zip(row_ids.tolist(), nodes.tolist(), strict=True))
-        # An empty graph, above all: its entry points are deleted, perhaps healed, and what they link to is gone.
+        # In particular for an empty graph: its entry points are deleted, perhaps healed, and so are their links.
         if len(row_ids) >= live if self.codebook_id else live + len(row_ids) >= TRAIN_AT:
             from memwal_ops.formats.lm_diskann.build import build  # noqa: PLC0415 - it imports this module's names
 
@@ -127,7 +127,7 @@ class Transaction:
         nodes = np.array([*staged, *(one for one in found.tolist() if one not in self._removed)], np.int64)
         for chunk in np.array_split(nodes, max(1, -(-len(nodes) // 4096))):
             self.reserve(len(chunk))
-            self.check(bury(self.view.source, self.parameters.layout, chunk, self.epoch, self.origin))
+            self.check(set_tombstones(self.view.source, self.parameters.layout, chunk, self.epoch, self.origin))
         self._removed.update(nodes.tolist())
         return len(nodes)
 
@@ -222,7 +222,7 @@ class Transaction:
         """The number of nodes whose new versions are in the graph, and not in delta blocks."""
         return len(self._moved)
 
-    def keep_only_dead(self) -> None:
+    def keep_only_tombstones(self) -> None:
         """Discard the changed blocks except those of tombstones: a build writes all others again."""
         blocks = self.view.overlay_rows
         kept = blocks[(headers(blocks)["flags"] & TOMBSTONED) != 0].copy()
@@ -264,7 +264,7 @@ class Transaction:
         """Make it durable, then visible; False if nothing was changed.
 
         Raises:
-            InvalidUsageError: a change failed halfway, and the caller went on.
+            InvalidUsageError: a change failed, and the caller continued.
         """
         if self._failed:
             raise InvalidUsageError("A change of this transaction failed; nothing of it was committed.")

@@ -1,4 +1,4 @@
-"""Which row ids and vectors an index can have, and how it stores them: those of a cosine index with length 1."""
+"""Check row ids and vectors, and convert vectors to the stored form: those of a cosine index have length 1."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
-LONGEST = 1e18
-"""The longest vector of an l2 index: squared distances between longer ones do not fit into float32."""
+MAX_LENGTH = 1e18
+"""The maximum length of a vector of an l2 index: squared distances of longer ones do not fit into float32."""
 
 
 def lengths(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -28,7 +28,7 @@ def lengths(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def storable(found: NDArray[np.float64], metric: str) -> NDArray[np.bool_]:
     """Which vectors an index can have, by their lengths: [n]."""
-    return np.isfinite(found) & (found > 0) if metric == "cosine" else found <= LONGEST
+    return np.isfinite(found) & (found > 0) if metric == "cosine" else found <= MAX_LENGTH
 
 
 def stored(parameters: Parameters, given: ArrayLike, *, one: bool = False) -> NDArray[np.float32]:
@@ -50,9 +50,9 @@ def stored(parameters: Parameters, given: ArrayLike, *, one: bool = False) -> ND
     found = lengths(vectors)
     bad = np.flatnonzero(~storable(found, parameters.metric))
     if len(bad):
-        rule = "above 0: a zero has no direction" if parameters.metric == "cosine" else f"at most {LONGEST:g}"
+        rule = "above 0: a zero has no direction" if parameters.metric == "cosine" else f"at most {MAX_LENGTH:g}"
         raise InvalidUsageError(
-            f"Vector {bad[0]} of {len(vectors)} has the length {found[bad[0]]:g}, and it must be finite and {rule}. "
+            f"Vector {bad[0]} of {len(vectors)} has the length {found[bad[0]]:g}, which must be finite and {rule}. "
             "Leave it out, or scale all vectors. Nothing was changed."
         )
     return (vectors / found[:, None]).astype(np.float32) if parameters.metric == "cosine" else vectors

@@ -34,21 +34,21 @@ _CHUNK = 1024
 _SEEN, _DEAD, _OVERFLOWED, _HEALED = 1, 2, 4, 8
 
 
-# What a check's findings are about, and whether a merge repairs them; any other damage is of the graph itself.
+# Checks by the part that they concern; all others concern the graph.
 OF_VIEW = frozenset({"view_damaged", "view_behind", "view_differs"})
 _OF_STORE = {
     "slot_used_twice", "slot_beyond_end", "node_mapped_twice", "delta_damaged", "row_without_block",
     "row_missing", "tombstone_missing", "count_differs", "entry_point_dead", "entry_point_missing", "slot_lost",
     "epoch_beyond_end",
 }  # fmt: skip
-# Links are not rows: with findings about them alone, all blocks are there.
+# If there are findings only about links, no block is missing.
 _OF_LINKS = {
     "link_to_nothing", "backlink_to_nothing", "healed_node_linked", "backlinks_differ", "overflow_without_flag",
     "entry_point_dead", "entry_point_missing",
 }  # fmt: skip
 _WARNINGS = {"view_behind", "unreachable", "slot_lost"}
 _CONSEQUENCES = {
-    "unreachable": "Searches do not find this row; only those by allow do.",
+    "unreachable": "Searches do not find this row, unless it is in ``allow``.",
     "slot_lost": "The file is longer than necessary.",
 }
 _REMEDIES = {
@@ -249,7 +249,7 @@ class Check:
                     f"node {a} has a backlink of node {b}, which has no block"
                     for a, b in zip(mine[lost], ids[lost], strict=True)
                 ))  # fmt: skip
-            # Nodes that wait to be healed count, too: searches pass through them.
+            # Deleted nodes that are not healed count as well: searches pass through them.
             passed = whole & ((self.marks[nodes] & _HEALED) == 0)[:, None] & (alive[:, None] | forward)
             passed[passed] = (self.marks[ids[passed]] & _HEALED) != 0
             self.found.add("healed_node_linked", (

@@ -236,7 +236,7 @@ class View:
         return self.epoch != epoch
 
     def _replaced(self) -> bool:
-        """Whether the folder was replaced by an older copy of it, which may have a view of that number, too."""
+        """Whether the folder was replaced by an older copy of it, which may also have a view of that number."""
         assert self._files is not None  # noqa: S101 - opened before
         try:
             now = os.stat(os.path.join(self.folder, log_path(self.number)))
@@ -261,8 +261,8 @@ class View:
                 self.number,
                 self.parameters.uuid,
             ):
-                # At the end, a killed writer left it, and the next one publishes another view. Elsewhere it is damage:
-                # nothing is written behind such bytes, and commits that follow would be missed in silence.
+                # At the end, a killed writer left them, and the next one publishes another view. Elsewhere they are
+                # damage: writers append nothing after such bytes, so later commits would be missed silently.
                 if self.end + length < size:
                     raise _unreadable(self.folder, log_path(self.number))
                 return
@@ -293,7 +293,7 @@ class View:
             self.dead_epochs = np.concatenate([self.dead_epochs, np.full(len(dead), frame.epoch)])[order]
         gone = frame.array("gone", U4).astype(np.int64)
         if len(gone):
-            # Their slots will have other nodes: a scan of all nodes must not read these there.
+            # Their slots will have other nodes, which a scan of all nodes must not read as these.
             self._add(gone, np.full(len(gone), frame.epoch), np.full(len(gone), -1))
             stays = ~np.isin(self.dead, gone)
             self.dead, self.dead_epochs = self.dead[stays], self.dead_epochs[stays]

@@ -143,7 +143,7 @@ def live(folder: str, content: Content, seed: int, patch: pytest.MonkeyPatch, op
 
     A registered reader stays on the epoch at which it began, and must read it until the next one comes.
     """
-    patch.setattr(compacting, "WORTH", 0)
+    patch.setattr(compacting, "MIN_FREE_SHARE", 0)
     life = Life(folder, np.random.default_rng(seed), Disk(folder, patch), content)
     for _ in range(operations // 4):
         with lm_diskann.open(folder, read_only=True, cache_bytes=0) as reader:

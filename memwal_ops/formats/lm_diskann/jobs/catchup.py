@@ -34,7 +34,7 @@ class Report:
 
     Attributes:
         epoch: of the index afterwards.
-        healed: deleted nodes that were taken out of the graph; of a plan: those that wait.
+        healed: deleted nodes that were removed from the graph; of a plan: those to be healed.
         rewired: nodes whose neighbours were searched again.
         pruned: nodes that got other links instead.
         inserted, deleted: rows of the followed table; skipped: its rows without a usable vector.
@@ -100,7 +100,7 @@ def backlog(table: Table) -> Mapping[str, float]:
 
 
 def unhealed(table: Table) -> Mapping[str, float]:
-    """Those of the graph."""
+    """The backlog metrics of the graph."""
     nodes = max(1, table.state.live + table.tombstones)
     waits = table.tombstones - table.state.healed
     return {"unhealed_nodes": waits, "unhealed_percent": 100 * waits / nodes}
@@ -129,7 +129,7 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
     healed = rewired = pruned = inserted = deleted = skipped = 0
     found = read_source(table.location.uri)
     if found is None and options.rebuild:
-        raise InvalidUsageError(f"{table.location.uri} follows no table, so it has none to be rebuilt from.")
+        raise InvalidUsageError(f"{table.location.uri} follows no table, so it cannot be rebuilt from one.")
     with table.open(options.wait.total_seconds(), changes=True) as index:
         before = index.writable().state.followed
         try:
@@ -148,7 +148,7 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
             return Report(
                 Decision.UNUSABLE, state.epoch, followed=state.followed, unusable=Unusable(state.unusable)
             )  # fmt: skip
-        total, _ = healing.waiting(index.writable())
+        total, _ = healing.pending(index.writable())
         for batch in healing.heal(index, options.batch, table.durable):
             healed, rewired, pruned = healed + batch.healed, rewired + batch.rewired, pruned + batch.pruned
             context.revisions.append(batch.epoch)

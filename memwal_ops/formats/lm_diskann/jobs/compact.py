@@ -1,4 +1,4 @@
-"""Move blocks from the end of the graph into its free slots, so that gc can cut the end off."""
+"""Move blocks from the end of the graph into its free slots, so that gc can truncate the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.options import CompactOptions
     from memwal_ops.formats.lm_diskann.table import Table
 
-_SPENT = "That is all that --max-bytes allows a run; the next run continues."
+_BUDGET_USED = "The run has used its --max-bytes; the next run continues."
 
 
 class Decision(enum.StrEnum):
@@ -76,7 +76,7 @@ class Report:
         if self.why is not None:
             lines.append(self.why)
         if self.bytes_reclaimable:
-            lines.append(f"memwal-ops gc --apply can cut {size_text(self.bytes_reclaimable)} off the end of the graph.")
+            lines.append(f"memwal-ops gc --apply can truncate the graph by {size_text(self.bytes_reclaimable)}.")
         return "\n".join(lines)
 
 
@@ -135,7 +135,7 @@ def apply(table: Table, options: CompactOptions, context: RunContext) -> Report:
         if blocks:
             merging.finish(index, table.durable)
             if options.max_bytes is not None and moved >= options.max_bytes:
-                why = _SPENT
+                why = _BUDGET_USED
         freed = compacting.reclaimable(store, index.folder, index.parameters.layout.block_size)
         decision = Decision.COMPACTED if blocks else Decision.UNCHANGED
         return Report(decision, blocks, moved, freed, store.state.epoch, why)
@@ -144,15 +144,13 @@ def apply(table: Table, options: CompactOptions, context: RunContext) -> Report:
 def _why(store: Store, found: compacting.Blocks) -> str | None:
     """The reason why nothing is moved; None: something is."""
     spare, count = compacting.spare(store), store.state.slot_count
-    if spare < compacting.WORTH * count:
+    if spare < compacting.MIN_FREE_SHARE * count:
         return (
-            f"{max(0, spare):,} of {count:,} slots can be spared, less than {compacting.WORTH:.0%}: "
+            f"{max(0, spare):,} of {count:,} slots can be spared, less than {compacting.MIN_FREE_SHARE:.0%}: "
             "the next merges use them."
         )
     if len(found.moves()[0]):
         return None
     if not found.misplaced:
         return "All blocks are in the first slots already."
-    return (
-        "No slot at the front is free: readers or holds need what is there, or blocks there wait for merge or catchup."
-    )
+    return "No slot at the front is free: readers or holds need those blocks, or they await merge or catchup."

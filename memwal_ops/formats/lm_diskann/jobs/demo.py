@@ -1,4 +1,4 @@
-"""The demo ``memwal-ops demo --format lm_diskann``: change a graph index, merge it, prove that it finds the same."""
+"""The demo ``memwal-ops demo --format lm_diskann``: change a graph index, merge it, and prove that results are equal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _K = 10
 
 
 def demo(run: DemoRun) -> Iterator[str]:
-    """Build an index folder, change it, and merge it unless the run says otherwise.
+    """Build an index folder, change it, and merge it, unless ``run.merge`` is false.
 
     Yields: the output, step by step.
 
@@ -54,7 +54,7 @@ def demo(run: DemoRun) -> Iterator[str]:
    {_VECTORS:,} vectors of {_DIMENSION} numbers were inserted, and {_DELETED:,} of them deleted again. All of that is durable and can be
    searched, but it lies in delta blocks beside the graph file, which every search looks up first.
 
-2. WHAT WAITS   memwal-ops inspect {folder}
+2. THE BACKLOG   memwal-ops inspect {folder}
 """
     yield indented(run_job(folder, "inspect").describe())
     before = _recall(folder, queries, exact, deleted)
@@ -63,7 +63,7 @@ def demo(run: DemoRun) -> Iterator[str]:
 3. YOUR TURN   Nothing is merged yet. The index stays until you remove it:   rm -r {run.to_remove(folder)}
 
    {run.command} merge {folder} --dry-run   what a merge would do
-   {run.command} merge {folder}             merge what waits"""
+   {run.command} merge {folder}             merge it"""
         return
     yield f"\n3. THE MERGE   memwal-ops merge {folder}\n"
     report = run_job(folder, "merge")
@@ -91,7 +91,7 @@ def demo(run: DemoRun) -> Iterator[str]:
 
 
 def _recall(folder: str, queries: NDArray[np.float32], exact: NDArray[np.int64], deleted: NDArray[np.int64]) -> float:
-    """The share of the exact answers that a search finds; no answer may be a deleted vector."""
+    """The share of the exact results that a search finds; no result may be a deleted vector."""
     import numpy as np  # noqa: PLC0415 - see above
 
     with lm_diskann.open(folder, read_only=True) as index:

@@ -74,7 +74,7 @@ class IndexGcReport(GcReport[Candidate]):
 
     @property
     def decision(self) -> GcDecision:
-        """Nodes and the end of the graph are no objects, and count as well."""
+        """The decision; deleted nodes and a truncation count as well, although they are no objects."""
         found = super().decision
         more = any(self.counts[kind][Verdict.DELETE] for kind in (Kind.NODE, Kind.TAIL))
         return GcDecision.DELETED if self.applied and more and found is GcDecision.NOTHING_TO_DELETE else found
@@ -106,8 +106,8 @@ class Nodes(collector.Collector[Candidate]):
         yield collector.Stage(self._all())
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
-        """Judge them again."""
-        return self._judged(np.array(sorted(_node(one.path) for one in batch), np.int64))
+        """Check their gates again."""
+        return self._candidates(np.array(sorted(_node(one.path) for one in batch), np.int64))
 
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """One commit."""
@@ -122,11 +122,11 @@ class Nodes(collector.Collector[Candidate]):
         after = -1
         while len(nodes := reclaiming.tombstones(self._database, after, collector.BATCH_OBJECTS)):
             after = int(nodes[-1])
-            yield from self._judged(nodes)
+            yield from self._candidates(nodes)
 
-    def _judged(self, nodes: NDArray[np.int64]) -> Iterator[Candidate]:
+    def _candidates(self, nodes: NDArray[np.int64]) -> Iterator[Candidate]:
         needed = needed_from(self.table.location.uri, self._database.state.epoch)
-        for one in reclaiming.judge(self._view, self._database, nodes):
+        for one in reclaiming.read_tombstones(self._view, self._database, nodes):
             yield Candidate(Kind.NODE, f"nodes/{one.node}", 0, 1, tuple(_gates(one, needed)))
 
 
@@ -150,10 +150,10 @@ def _gates(one: reclaiming.Tombstone, needed: int) -> Iterator[Gate]:
     )
     yield Gate(
         met=not one.entry,
-        text="searches of a retained epoch begin there" if one.entry else "no retained epoch begins its searches there",
+        text="it is an entry point of a retained epoch" if one.entry else "it is an entry point of no retained epoch",
     )
     yield Gate(
-        met=not one.unmerged, text="a version of it waits for merge" if one.unmerged else "no version waits for merge"
+        met=not one.unmerged, text="a version of it is not merged" if one.unmerged else "all its versions are merged"
     )
 
 
@@ -174,7 +174,7 @@ class Tail(collector.Collector[Candidate]):
     def drain(self) -> int:
         """Stop retaining the epochs before the nodes were reclaimed: their slots may be at the end."""
         if self._index is not None:
-            merging.give_up(self._index, self.table.durable)
+            merging.raise_horizon(self._index, self.table.durable)
         return 0
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
@@ -192,7 +192,7 @@ class Tail(collector.Collector[Candidate]):
             yield Candidate(Kind.TAIL, f"{GRAPH}/from-slot-{kept}", 0, 1, (gate,))
 
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
-        """A commit, and then the file is cut."""
+        """Commit, then truncate the file."""
         del paths  # there is one
         guard.check()
         for anchor in self.anchors:
@@ -204,7 +204,7 @@ class Tail(collector.Collector[Candidate]):
     def _horizon(self) -> int:
         state = self._database.state
         needed = needed_from(self.table.location.uri, state.epoch)
-        # A plan does not raise what is retained, which is the first thing that a run does.
+        # A run first raises the lowest retained epoch; a plan does not.
         return needed if self._index is None else min(state.retained_from, needed)
 
 
@@ -229,14 +229,14 @@ class Files(collector.Collector[Candidate]):
         yield collector.Stage(self._found())
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
-        """Judge the batch by the view in ``CURRENT`` and the locks now."""
+        """Check the gates of the batch again, by the current ``CURRENT`` and locks."""
         wanted = {one.path for one in batch}
         return [one for one in self._found() if one.path in wanted]
 
     def _found(self) -> list[Candidate]:
         folder, parameters = self.table.location.uri, read_parameters(self.table.location.uri)
         if parameters.uuid != self.table.parameters.uuid:
-            raise TableReplacedError(f"{folder} contains another index than before.")
+            raise TableReplacedError(f"{folder} does not contain the same index as before.")
         number = read_current(folder, parameters)
         stale, dead = {*stale_files(folder, parameters)}, {*dead_readers(folder)}
         found = []
@@ -282,7 +282,7 @@ def opened(table: Table, options: GcOptions) -> Iterator[list[collector.Collecto
         try:
             view = View(folder, parameters)
             try:
-                # A view that is behind is published by the next run that changes anything, and by none that plans.
+                # A view that is behind is published by the next run that applies changes, not by a plan.
                 current = view.state == store.state
                 nodes = [Nodes(table, store, view), Tail(table, store)] if current else []
                 yield [*nodes, Files(table)]
@@ -301,9 +301,9 @@ def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcRepor
         IndexBusyError: another writer or job has the index.
     """
     if read_parameters(table.location.uri).uuid != table.parameters.uuid:
-        raise TableReplacedError(f"{table.location.uri} contains another index than before.")
+        raise TableReplacedError(f"{table.location.uri} does not contain the same index as before.")
     with table.open(options.wait.total_seconds()) as index:
-        merging.give_up(index, table.durable)
+        merging.raise_horizon(index, table.durable)
         anchors = (anchor_at(table.store, CURRENT, "The current view"),)
         store = index.writable()
         collectors: list[collector.Collector[Candidate]] = [

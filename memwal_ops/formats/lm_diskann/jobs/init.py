@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
-_WORDS = {"created": "was created", "unchanged": "exists already", "dry_run": "would be created"}
+_RESULTS = {"created": "was created", "unchanged": "exists already", "dry_run": "would be created"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class InitReport:
     def describe(self) -> str:
         """The text for a terminal."""
         text = ", ".join(f"{name} {value}" for name, value in self.document.items())
-        return f"The index folder {self.uri} {_WORDS[self.decision]}: {text}."
+        return f"The index folder {self.uri} {_RESULTS[self.decision]}: {text}."
 
 
 def init(location: Location, store: Store, options: InitOptions, *, dry_run: bool) -> InitReport:
@@ -73,9 +73,9 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     differ = [name for name, value in wanted.items() if found[name] != value]
     if differ:
         text = ", ".join(f"{name} is {found[name]}, not {wanted[name]}" for name in differ)
-        raise InvalidUsageError(f"{path} is an index with other parameters already: {text}.")
+        raise InvalidUsageError(f"{path} is already an index with other parameters: {text}.")
     if read_source(path) != follows:
-        raise InvalidUsageError(f"{path} is an index already, which follows {_named(read_source(path))}.")
+        raise InvalidUsageError(f"{path} is already an index, which follows {_named(read_source(path))}.")
     return InitReport("unchanged", path, wanted | _followed(follows))
 
 

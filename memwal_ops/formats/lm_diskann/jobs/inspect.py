@@ -80,7 +80,7 @@ class Report:
 
 
 def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
-    """Inspect the view; of a followed table, how many versions it is ahead, or why it cannot be read."""
+    """Inspect the view; for a followed table, how many versions it is ahead, or why it cannot be read."""
     del options, context
     fixed = table.parameters
     follows, behind = _follows(table)

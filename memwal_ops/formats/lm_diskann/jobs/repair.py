@@ -1,7 +1,7 @@
-"""The repair job of index folders: publish the view, map rows, and link nodes again; for all else, list the choices.
+"""The repair job of index folders: publish the view, map rows, and link nodes again; otherwise, list the choices.
 
-The view is made from the store alone, and replaced atomically under the next number. So nothing that it replaces is
-kept; but from a store with findings of its own it is not made: the view may be the better copy.
+The view is made from the store alone, and replaced atomically under the next number, so the old view need not be kept.
+It is not made from a store that has findings itself: then the old view may be the better copy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _verified(table: Table, options: BaseVerifyOptions, context: RunContext) -> 
 def _fix_of(table: Table, finding: Finding) -> Fix[Table] | None:
     del table
     if finding.check == "unreachable":
-        return Fix("graph:", "link the nodes again to which no path leads", _link)
+        return Fix("graph:", "link unreachable nodes again", _link)
     if finding.check in remapping.CHECKS:
         if finding.about:
             raise UnsafeError(finding.about)
@@ -47,7 +47,7 @@ def _fix_of(table: Table, finding: Finding) -> Fix[Table] | None:
     if finding.check not in OF_VIEW:
         return None
     if finding.about == _DAMAGED_STORE:
-        raise UnsafeError("The store has findings of its own: another view of it would hide what this one shows.")
+        raise UnsafeError("The store has findings itself: a view made from it could lose rows that this one has.")
     return Fix("view:", "publish the view again from the store", _publish)
 
 
@@ -60,7 +60,7 @@ def _publish(table: Table, keep: Keep) -> FixAttempt:
 
 
 def _remap(table: Table, keep: Keep) -> FixAttempt:
-    del keep  # what is replaced contradicts the blocks, which stay
+    del keep  # the replaced entries contradict the blocks, which are kept
     with table.open(VerifyOptions().wait.total_seconds()) as index:
         store, folder = index.writable(), table.location.uri
         blocks = Check(folder, table.parameters, store, Verified(Findings(1)), RunContext()).read_blocks()

@@ -40,8 +40,8 @@ class Report:
 
     Attributes:
         decision: how it ended; unchanged: the destination has this epoch already.
-        uri: what was copied.
-        destination: where it is now.
+        uri: the source.
+        destination: the copy.
         epoch: of the copy.
         rows: in the copy.
         bytes: of all files of the copy; of a dry run, about as many.
@@ -83,7 +83,7 @@ class Report:
 
 
 def plan(table: Table | Copy, options: SnapshotOptions, context: RunContext) -> Report:
-    """What would be copied. Reads only; refuses what :func:`apply` refuses."""
+    """Report what would be copied. Reads only; raises as :func:`apply`."""
     del context
     return _report(table, _destination(table, options), Decision.DRY_RUN)
 
@@ -113,11 +113,11 @@ def apply(table: Table | Copy, options: SnapshotOptions, context: RunContext) ->
         return expected
     if isinstance(table, Copy):
         assert isinstance(to, LocalFolder)  # noqa: S101 - see _destination
-        size = copying.bring_back(table, to, advance)
+        size = copying.restore(table, to, advance)
         epoch, rows = expected.epoch, expected.rows
     else:
         if read_parameters(table.location.uri).uuid != table.parameters.uuid:
-            raise TableReplacedError(f"{table.location.uri} contains another index than before.")
+            raise TableReplacedError(f"{table.location.uri} does not contain the same index as before.")
         wait = options.wait.total_seconds()
         identity, rows, size = copying.copy(table.location.uri, table.parameters, to, wait, advance)
         epoch = identity.epoch
@@ -128,7 +128,7 @@ def _destination(table: Table | Copy, options: SnapshotOptions) -> Destination:
     """The destination. Raises ``InvalidUsageError`` if there is none, or it cannot be one."""
     if not options.destination:
         raise InvalidUsageError(
-            "snapshot of an index folder needs a destination.", remedy="memwal-ops snapshot FOLDER DEST"
+            "snapshot of an index folder needs a destination.", remedy="Give one: memwal-ops snapshot FOLDER DEST."
         )
     step = table.step if isinstance(table, Copy) else table.durable
     to = destination_of(options.destination, table.location.lance_options, step)
@@ -143,7 +143,7 @@ def _destination(table: Table | Copy, options: SnapshotOptions) -> Destination:
 
 
 def _report(table: Table | Copy, to: Destination, decision: Decision) -> Report:
-    """What a run would do now; unchanged if the destination has it already.
+    """The report of what a run would do; ``unchanged`` if the destination has this epoch.
 
     Raises:
         InvalidUsageError: something else is at the destination.

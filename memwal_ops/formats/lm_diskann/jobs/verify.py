@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def plan(table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport:
     """Check everything; every block is read, with --deep or without.
 
-    With --deep also what searches reach, and what they find; not where there are findings already.
+    With --deep also reachability and recall, unless there are findings already.
 
     Raises:
         IndexBusyError: another writer or job has the index.

@@ -1,8 +1,8 @@
 """Heal the graph: reconnect the neighbours of deleted nodes, and rewire single nodes.
 
 A neighbour of deleted nodes gets the links of all of them as candidates at once, and is pruned once. Its own links to
-live nodes stay: the far ones join clusters, and near candidates would take their place; and each dropped one would be
-another changed block.
+live nodes are kept: the far ones connect clusters, and near candidates would replace them; and each dropped link would
+change another block.
 """
 
 from __future__ import annotations

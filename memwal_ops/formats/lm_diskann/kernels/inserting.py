@@ -57,7 +57,7 @@ def write_nodes(src, lay, nodes, row_ids, vectors, epoch, origin, codebook):
 
 
 @numba.njit(cache=True, nogil=True)
-def bury(src, lay, nodes, epoch, origin):
+def set_tombstones(src, lay, nodes, epoch, origin):
     """Set the tombstone flag in new versions of these nodes' blocks. Returns 0, or an error as ``load``."""
     for one in range(nodes.shape[0]):
         row = touch(src, lay.block_size, nodes[one], epoch, origin)
@@ -116,8 +116,8 @@ def _remove_backlink(src, lay, row, referrer, events, counts):
 def drop_backlink(src, lay, row, referrer, events, counts):
     """Remove ``referrer`` from the backlinks of a node; returns False without a change if it would become unreachable.
 
-    That is: no other link leads to it; or this is the last one from an older node. Every new node has one of those, so
-    that the path from each node to an older one ends in the graph that was built, and never in a cycle of new nodes.
+    That is: no other link leads to it; or this is the last one from an older node. Every new node has a link from an
+    older one, so that following such links back always ends in the graph that was built, never in a cycle of new nodes.
     """
     if not src.pool.u8[row, FLAGS] & OVERFLOW:
         at = lay.at_backlinks // 4

@@ -15,7 +15,7 @@ FLAGS = 62
 VECTOR = 16
 WAYS = 8
 SEARCH_STARTS = 8
-"""A search, and the insertion of a node, begins at so many entry points, the nearest."""
+"""The number of nearest entry points at which a search, or the insertion of a node, begins."""
 NONE = 0xFFFFFFFF
 GRAPH, LOG, BASE = 0, 1, 2
 FILE_SHIFT = 56
@@ -86,7 +86,7 @@ class Starts(NamedTuple):
     Attributes:
         nodes: int64 [n].
         vectors: float32 [n, d].
-        most: a search begins at so many of them, the nearest.
+        most: the number of nearest ones at which a search begins.
     """
 
     nodes: Any
@@ -112,7 +112,7 @@ class Scratch(NamedTuple):
 
 
 def pool(rows: int, block_size: int) -> Pool:
-    """Allocate memory for blocks; pages that were never written take none."""
+    """Allocate memory for blocks; pages that were never written use none."""
     words = np.empty((rows, block_size // 8), np.uint64)
     return Pool(
         words.view(np.uint8), words.view(np.uint16), words.view(np.uint32), words.view(np.int64), words,
@@ -133,7 +133,7 @@ def scratch(search_list: int, links: int, code_bytes: int, dimension: int, nodes
         links: R_f.
         code_bytes: of one compressed vector.
         dimension: of a vector.
-        nodes: the most nodes that can be seen.
+        nodes: the maximum number of nodes that can be seen.
         collect: keep vectors and codes of visited nodes, as an insertion needs them.
     """
     visited = min(8 * search_list + 64, nodes + 1)

@@ -1,7 +1,7 @@
 """LM-Prune: keep the nearest candidate, drop those much nearer to it than to the node, repeat until R are kept.
 
-Candidates equal to the node are kept, too, up to half of the list: by the rule alone, one of them would hide all
-others, and duplicate vectors would become chains that break when one of them is deleted.
+Candidates equal to the node are also kept, up to half of the list: by the rule alone, one of them would exclude all
+others, and duplicate vectors would form chains that break when one of them is deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def prune(vectors, distances, count, alpha, most, chosen):
         distances: float32, their squared distances to the node.
         count: number of candidates.
         alpha: squared: a candidate is dropped if ``alpha * d(kept, it) < d(node, it)``.
-        most: the most to select.
+        most: the maximum number to select.
         chosen: receives their indices, nearest first.
 
     Returns:

@@ -122,7 +122,7 @@ def contains(ascending, value):
 
 
 @numba.njit(cache=True, nogil=True)
-def buried(dead, dead_epochs, node, epoch):
+def is_tombstone(dead, dead_epochs, node, epoch):
     """Whether a node is in the tombstones (sorted by node) at an epoch."""
     at = np.searchsorted(dead, node)
     return at < dead.shape[0] and dead[at] == node and dead_epochs[at] <= epoch
@@ -155,7 +155,7 @@ def search(src, lay, room, book, queries, limit, width, epoch, starts, dead, dea
             return visited
         held = 0
         for at in range(visited):
-            if room.v_dead[at] or buried(dead, dead_epochs, room.v_node[at], epoch):
+            if room.v_dead[at] or is_tombstone(dead, dead_epochs, room.v_node[at], epoch):
                 continue
             if restricted and not contains(allow, room.v_row[at]):
                 continue
@@ -176,7 +176,7 @@ def scan(src, lay, nodes, queries, epoch, dead, dead_epochs, allow, restricted, 
             continue
         if row < 0:
             return row
-        if src.pool.u8[row, FLAGS] & TOMBSTONED or buried(dead, dead_epochs, node, epoch):
+        if src.pool.u8[row, FLAGS] & TOMBSTONED or is_tombstone(dead, dead_epochs, node, epoch):
             continue
         row_id = src.pool.i64[row, ROW]
         if restricted and not contains(allow, row_id):

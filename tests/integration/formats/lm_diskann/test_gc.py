@@ -170,10 +170,10 @@ def test_planted_a_slot_is_freed_while_a_link_leads_there(made: str, monkeypatch
     kept = [one for one in report["held"] if one["kind"] == "node"]
     assert len(kept) > 250
     assert "a node links to it" in kept[0]["because"]
-    judged = reclaiming.judge
+    judged = reclaiming.read_tombstones
     monkeypatch.setattr(
         reclaiming,
-        "judge",
+        "read_tombstones",
         lambda *given: [reclaiming.Tombstone(one.node, 1, False, False, False) for one in judged(*given)],
     )
     run_job(made, "gc", apply=True)

@@ -193,7 +193,7 @@ def test_a_build_heals_what_was_deleted_before(folder: str, vectors: np.ndarray)
         index.insert(np.arange(1200), vectors[:1200])
         index.delete(np.arange(600))
         index.insert(np.arange(1200, 2800), vectors[1200:2800])
-        assert (index.view.state.healed, healing.waiting(index.writable())[0]) == (600, 0)
+        assert (index.view.state.healed, healing.pending(index.writable())[0]) == (600, 0)
         index.delete(np.arange(600, 1300))
         next(healing.heal(index, 100, lambda _, act: act()))  # and then it is killed
     check_sound(folder)

@@ -105,7 +105,7 @@ def test_a_damaged_store_is_for_a_person(made: str) -> None:
     before = contents(made)
     cut_current(made)
     damaged = {one["check"]: one["why"] for one in run_job(made, "repair", apply=True).to_json()["decisions"]}
-    assert "The store has findings of its own" in damaged["view_damaged"]
+    assert "The store has findings itself" in damaged["view_damaged"]
     assert before.keys() == contents(made).keys()
 
 

@@ -61,7 +61,7 @@ def test_what_a_deletion_and_an_insert_write(folder: str, vectors: np.ndarray) -
 def test_a_merge_moves_what_somebody_can_read(
     folder: str, vectors: np.ndarray, reader: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "_MUCH", 0)
+    monkeypatch.setattr(merging, "_MAX_SUPERSEDED_BYTES", 0)
     lm_diskann.create(folder, dimension=16, R=16, L=60)
     with lm_diskann.open(folder) as index:
         index.insert(np.arange(1500), vectors[:1500])
