@@ -64,7 +64,7 @@ def test_a_spark_that_dies_has_failed_and_nothing_is_published(table: Workload, 
     assert done.returncode == 46, done.stderr
     error = json.loads(done.stdout)["error"]
     assert error["reason"] == "spark_job_failed"
-    assert ("JVM of the driver is gone" if who == "jvm" else "Python worker exited unexpectedly") in error["message"]
+    assert ("JVM of the driver ended" if who == "jvm" else "Python worker exited unexpectedly") in error["message"]
     assert "\tat " not in error["message"]
     assert "bug in memwal-ops" not in done.stderr
     assert lance.dataset(table.uri).version == version

@@ -141,7 +141,7 @@ def test_no_way_back_after_writes(tmp_path: Path) -> None:
         with lance.dataset(uri).mem_wal_writer(str(UUID(int=7, version=4))) as writer:
             writer.put(rows({902: 4.0}, lance.dataset(uri).schema))
 
-    for at, (change, said) in enumerate([(written, "claimed"), (merged, "was merged up to"), (made, "was made")]):
+    for at, (change, said) in enumerate([(written, "claimed"), (merged, "was merged up to"), (made, "was created")]):
         table = filled(str(tmp_path / f"{at}.lance"))
         change(table.uri, migrate(table.uri))
         version = lance.dataset(table.uri).version
@@ -152,7 +152,7 @@ def test_no_way_back_after_writes(tmp_path: Path) -> None:
     lance.dataset(plain.uri).initialize_mem_wal()
     with pytest.raises(InvalidUsageError, match="was not migrated"):
         migrate(plain.uri, rollback=True)
-    with pytest.raises(InvalidUsageError, match="legacy MemWAL index only"):
+    with pytest.raises(InvalidUsageError, match="only to tables with the legacy MemWAL index"):
         migrate(plain.uri, primary_key="id")
 
 
