@@ -15,6 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from tenacity import Retrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
+
 from memwal_ops.errors import (
     InvalidUsageError,
     MemwalOpsError,
@@ -35,6 +37,8 @@ PROPERTY = "namespace."
 """The prefix of storage options that are properties of the catalog."""
 _PAGE = 1000
 _TIMEOUT = 60.0
+# No longer than requests for leases: a catalog that is down must not occupy a slot of a pool.
+_RETRIED_FOR = 10.0
 # The REST client's message for a response that violates the specification, for example that of a proxy.
 _STATUS = re.compile(r"Failed to parse error response: status=(\d{3})")
 _AGAIN = ("429", "500", "502", "503", "504")
@@ -167,6 +171,16 @@ class Catalog:
         return lance_namespace, self._ask(lance_namespace, lambda: lance_namespace.connect(self.impl, properties))
 
     def _ask(self, namespaces: Any, work: Callable[[], Any]) -> Any:
+        """The response; retried for some seconds while the catalog is overloaded or cannot be reached."""
+        retrying = Retrying(
+            retry=retry_if_exception_type(StoreUnavailableError),
+            wait=wait_random_exponential(multiplier=0.1, max=2),
+            stop=stop_before_delay(_RETRIED_FOR),
+            reraise=True,
+        )
+        return retrying(self._ask_once, namespaces, work)
+
+    def _ask_once(self, namespaces: Any, work: Callable[[], Any]) -> Any:
         """The response; an error after a minute, since the clients have no timeout of their own."""
         results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memwal_ops.errors import StorageCredentialsError, StorageError, TableNotFoundError
+from memwal_ops.storage import catalogs
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.retries import RetryPolicy
@@ -26,8 +27,9 @@ VENDED = "vended-secret-0123456789"
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[CatalogServer]:
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CatalogServer]:
     """Five tables on three pages."""
+    monkeypatch.setattr(catalogs, "_RETRIED_FOR", 1.0)
     with catalog_server() as server:
         for name in "abcde":
             server.tables[name] = PlainTable(str(tmp_path / f"files/{name}-1.lance")).create(fragments=2).uri
@@ -257,6 +259,17 @@ def test_an_answer_of_a_proxy_has_the_exit_code_of_its_status(
     assert shown.code == code, shown.err
     assert str(status) in shown.err
     assert VENDED not in shown.err
+
+
+def test_a_catalog_that_is_overloaded_is_asked_again(
+    catalog: CatalogServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One refusal ends no run, as with a store."""
+    monkeypatch.setattr(catalogs, "_RETRIED_FOR", 10.0)
+    answer, refusals = catalog.answer, [503, 429]
+    monkeypatch.setattr(catalog, "answer", lambda path: (refusals.pop(), {}) if refusals else answer(path))
+    shown = run_here(capfd, "inspect", _uri(catalog, "a"), *OPTION)
+    assert (shown.code, len(catalog.requests)) == (0, 3), shown.err
 
 
 def test_an_answer_that_breaks_off_is_a_catalog_that_is_away(
