@@ -133,6 +133,10 @@ _BOTO = ("BotoCoreError", *_BOTO_CLIENT)
 _BOTO_UNREACHABLE = ("HTTPClientError", "MetadataRetrievalError")
 
 
+# obstore's error where a catalog that vends credentials cannot be reached.
+_CATALOG_DOWN = f"External AWS credential provider: {StoreUnavailableError.__name__}"
+
+
 def is_transient(exc: BaseException) -> bool:
     """Whether the same request may succeed a little later: timeouts, resets, 5xx, throttling.
 
@@ -234,6 +238,8 @@ def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR
     code, status = _code(exc, text), _status(exc, text)
     if is_no_table(exc):
         return TableNotFoundError
+    if _CATALOG_DOWN in text:
+        return StoreUnavailableError
     if code in _CREDENTIAL_CODES or _is_boto(exc, _BOTO_CREDENTIALS) or _NOT_AUTHENTICATED in text:
         return StorageCredentialsError
     if code in _UNSUPPORTED_CODES or status == 501:

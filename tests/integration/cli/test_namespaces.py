@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memwal_ops.errors import StorageCredentialsError, StorageError, TableNotFoundError
+from memwal_ops.errors import StorageCredentialsError, StorageError, StoreUnavailableError, TableNotFoundError
 from memwal_ops.storage import catalogs
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
@@ -317,7 +317,10 @@ tables:
 
 
 def test_credentials_of_a_table_that_has_moved_are_not_used(
-    catalog: CatalogServer, bucket: tuple[str, dict[str, str]], no_aws_environment: None
+    catalog: CatalogServer,
+    bucket: tuple[str, dict[str, str]],
+    no_aws_environment: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are those of another table, which was perhaps created under the same name."""
     root, options = bucket
@@ -339,6 +342,11 @@ def test_credentials_of_a_table_that_has_moved_are_not_used(
         location.refreshed()
     with pytest.raises(StorageError, match="another location"):
         store.put("x", b"1")
+    answer = catalog.answer
+    monkeypatch.setattr(catalog, "answer", lambda path: (503, {}))
+    with pytest.raises(StoreUnavailableError):
+        store.put("x", b"1")
+    monkeypatch.setattr(catalog, "answer", answer)
     del catalog.tables["t"]
     with pytest.raises(TableNotFoundError, match="there is none") as gone:
         store.put("x", b"1")
