@@ -131,7 +131,7 @@ def read_model(location: Location, folder: str, name: str) -> VectorModel:
         if not parameters.keys() <= _SUPPORTED_PARAMETERS:
             raise UnsupportedFeatureError(
                 f"Index {name} has a quantizer ({json.loads(_text(index, 'lance:index'))['type']}) that pylance trains "
-                "anew for each index: it accepts no existing one, and the distances of the two could not be compared.",
+                "anew for each index: it accepts no existing one, so the distances of the two could not be compared.",
                 remedy="Use an IVF_FLAT, IVF_PQ, IVF_HNSW_FLAT or IVF_HNSW_PQ index; or leave this one out of the "
                 "maintained indexes.",
             )

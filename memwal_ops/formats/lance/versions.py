@@ -29,7 +29,7 @@ class VersionPage:
     """One page of the listing of ``_versions/``.
 
     Attributes:
-        files: what it lists.
+        files: the listed objects.
         complete: whether these are all files there.
         versions: the manifests of main among them, by version.
         has_detached: whether there are detached ones, or may be.

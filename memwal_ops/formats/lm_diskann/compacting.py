@@ -77,10 +77,10 @@ class Blocks:
         stay = np.flatnonzero(~self.healed)[::-1]
         most = min(len(stay), len(self.free))
         down = int((self.free[:most] < self.slots[stay[:most]]).sum())
-        behind = self.free[down:][self.free[down:] >= len(stay)]
+        later_slots = self.free[down:][self.free[down:] >= len(stay)]
         front = np.flatnonzero(self.healed & (self.slots < len(stay)))
-        most = min(len(front), len(behind))
-        return np.concatenate([stay[:down], front[:most]]), np.concatenate([self.free[:down], behind[:most]])
+        most = min(len(front), len(later_slots))
+        return np.concatenate([stay[:down], front[:most]]), np.concatenate([self.free[:down], later_slots[:most]])
 
 
 def blocks(store: Store, horizon: int) -> Blocks:

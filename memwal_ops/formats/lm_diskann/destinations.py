@@ -251,8 +251,8 @@ class Objects:
         """
         meta, manifest = self._store.head(COPY), read_manifest(self._store)
         if meta is not None and manifest is not None:
-            mine = f"{PARTS}/{manifest.run}/"
-            others = [part.path for part in self._store.list(PARTS) if not part.path.startswith(mine)]
+            own_prefix = f"{PARTS}/{manifest.run}/"
+            others = [part.path for part in self._store.list(PARTS) if not part.path.startswith(own_prefix)]
             if others:
                 anchors = (Anchor("The manifest of the copy", meta),)
                 self._step("remove the parts of killed runs", lambda: delete_proven(self._store, others, anchors))

@@ -285,13 +285,13 @@ class Check:
         known = (targets < len(self.marks)) & (referrers < len(self.marks))
         flagged = np.zeros(len(targets), bool)
         flagged[known] = (self.marks[targets[known]] & _OVERFLOWED) != 0
-        odd = np.unique(targets[~flagged])
-        self.found.add("overflow_without_flag", (f"node {node} has overflow, but no flag" for node in odd))
-        odd = np.zeros(len(targets), bool)
-        odd[known] = self._alive(targets[known]) & ((self.marks[referrers[known]] & _HEALED) != 0)
+        unflagged = np.unique(targets[~flagged])
+        self.found.add("overflow_without_flag", (f"node {node} has overflow, but no flag" for node in unflagged))
+        unflagged = np.zeros(len(targets), bool)
+        unflagged[known] = self._alive(targets[known]) & ((self.marks[referrers[known]] & _HEALED) != 0)
         self.found.add("healed_node_linked", (
             f"node {a} has an overflowed backlink of node {b}, which is deleted and healed"
-            for a, b in zip(targets[odd], referrers[odd], strict=True)
+            for a, b in zip(targets[unflagged], referrers[unflagged], strict=True)
         ))  # fmt: skip
         use = known.copy()
         use[known] = self._alive(targets[known]) & self._alive(referrers[known])

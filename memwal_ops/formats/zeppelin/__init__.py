@@ -92,5 +92,5 @@ def query(
     """
     from memwal_ops.formats.zeppelin.reader import Query, run_query  # noqa: PLC0415 - see the module
 
-    asked = Query(vector, text, field, k, nprobe, filter, metric, consistency)
-    return run_query(uri, asked, storage_options)
+    query_ = Query(vector, text, field, k, nprobe, filter, metric, consistency)
+    return run_query(uri, query_, storage_options)

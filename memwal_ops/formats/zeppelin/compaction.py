@@ -114,20 +114,20 @@ def dimensions_of(table: Namespace) -> int | None:
     return None
 
 
-def metric_of(table: Namespace, asked: str | None) -> tuple[str, str | None]:
+def metric_of(table: Namespace, metric: str | None) -> tuple[str, str | None]:
     """The metric of the namespace, and a warning if it is not recorded.
 
     Raises:
         UnsupportedFeatureError: another metric was given than its settings have.
     """
     recorded = table.meta.metric
-    if recorded is not None and asked is not None and recorded != asked:
+    if recorded is not None and metric is not None and recorded != metric:
         raise UnsupportedFeatureError(
-            f"{table.location.uri} has the metric {recorded}, not {asked}.", remedy="Leave --metric out."
+            f"{table.location.uri} has the metric {recorded}, not {metric}.", remedy="Leave --metric out."
         )
-    if recorded is None and asked is None:
+    if recorded is None and metric is None:
         return "cosine", "This namespace does not record its metric; cosine was assumed. Give --metric."
-    return recorded or asked or "", None
+    return recorded or metric or "", None
 
 
 def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: RunContext) -> Inputs:
@@ -224,10 +224,10 @@ class Compaction:
         if self._kind in {"scalar", "product"}:
             kept = self._sampled()
         with self._writing(centroids, None if kept is None else kept.rows()) as writer:
-            for number, standing in enumerate(reader.clusters()):
+            for number, live in enumerate(reader.clusters()):
                 added = new.take(order[bounds[number] : bounds[number + 1]])
-                writer.add(joined([standing.without(self._superseded), added], centroids.shape[1]))
-                del standing, added  # before the next cluster is read
+                writer.add(joined([live.without(self._superseded), added], centroids.shape[1]))
+                del live, added  # before the next cluster is read
                 self._context.advance("writing clusters", "clusters", total=len(centroids))
             sizes = [*writer.sizes]
             if any(sizes):
@@ -290,11 +290,11 @@ class Compaction:
         for segment in reversed(self._segments):
             own: set[str] = set()
             for rows in SegmentReader(self._store, segment).clusters():
-                standing = rows.without(self._superseded)
+                live = rows.without(self._superseded)
                 if several:
-                    own.update(standing.ids)
-                    standing = standing.without(seen)
-                yield standing
+                    own.update(live.ids)
+                    live = live.without(seen)
+                yield live
             seen |= own
 
     @contextmanager

@@ -121,17 +121,17 @@ def _acquire(table: Namespace, ttl: timedelta, wait: timedelta) -> HeldLease:
     deadline = time.monotonic() + wait.total_seconds()
     attempts = 0
     while True:
-        standing = read_lease(table)
+        stored = read_lease(table)
         now = datetime.now(UTC)
-        if standing is not None and standing[0].expires > now:
+        if stored is not None and stored[0].expires > now:
             if time.monotonic() >= deadline:
-                raise BusyError(_busy(table, standing[0], now))
+                raise BusyError(_busy(table, stored[0], now))
             time.sleep(_POLL_SECONDS)
             continue
         # Also above the manifest's token: after a lease was removed, the next one must not start at 1 again.
-        token = 1 + max(table.newest().manifest.token, 0 if standing is None else standing[0].token)
+        token = 1 + max(table.newest().manifest.token, 0 if stored is None else stored[0].token)
         record = LeaseRecord(holder, token, now, now + ttl)
-        if _put(table, record, None if standing is None else standing[1]):
+        if _put(table, record, None if stored is None else stored[1]):
             return HeldLease(token, holder)
         attempts += 1
         if attempts >= _ATTEMPTS:
@@ -172,11 +172,11 @@ def _heartbeat(table: Namespace, lease: HeldLease, ttl: timedelta, stop: threadi
 def _renew(table: Namespace, lease: HeldLease, ttl: timedelta) -> bool:
     """Renew it for another ``ttl``, even if expired, unless another process acquired it; returns whether it is held."""
     for _ in range(2):
-        standing = read_lease(table)
-        if standing is None or (standing[0].token, standing[0].holder) != (lease.token, lease.holder):
+        stored = read_lease(table)
+        if stored is None or (stored[0].token, stored[0].holder) != (lease.token, lease.holder):
             return False
         now = datetime.now(UTC)
-        if _put(table, LeaseRecord(lease.holder, lease.token, now, now + ttl), standing[1]):
+        if _put(table, LeaseRecord(lease.holder, lease.token, now, now + ttl), stored[1]):
             return True
     return False
 
@@ -184,10 +184,10 @@ def _renew(table: Namespace, lease: HeldLease, ttl: timedelta) -> bool:
 def _release(table: Namespace, lease: HeldLease) -> None:
     """Mark it as expired, if it is ours; best effort: it expires anyway (S4-046, S4-048)."""
     try:
-        standing = read_lease(table)
-        if standing is None or (standing[0].token, standing[0].holder) != (lease.token, lease.holder):
+        stored = read_lease(table)
+        if stored is None or (stored[0].token, stored[0].holder) != (lease.token, lease.holder):
             return
         past = datetime.now(UTC) - _RELEASED
-        _put(table, LeaseRecord(lease.holder, lease.token, standing[0].acquired, past), standing[1])
+        _put(table, LeaseRecord(lease.holder, lease.token, stored[0].acquired, past), stored[1])
     except MemwalOpsError as error:
         get_logger(__name__).warning("lease_not_released", table=table.location.uri, error=str(error))

@@ -110,13 +110,13 @@ def _settings(table: Namespace) -> Iterator[Finding]:
 
 def _lease(table: Namespace) -> Iterator[Finding]:
     try:
-        standing = read_lease(table)
+        stored = read_lease(table)
     except TableCorruptError as error:
         yield finding_of(error, "compactor_lease", "lease.json", "No compaction can start.")
         return
-    if standing is None:
+    if stored is None:
         return
-    lease, now = standing[0], datetime.now(UTC)
+    lease, now = stored[0], datetime.now(UTC)
     if lease.token < table.manifest.token:
         yield Finding(
             Severity.WARNING, "tokens", "lease.json",

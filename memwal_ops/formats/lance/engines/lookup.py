@@ -80,16 +80,16 @@ def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Open
     parts = [_bytes_for_blobs(table)]
     count, missing = 0, keys
     for region in unmerged.regions:
-        asked = with_keys(keys.filter(pa.array(wanted.among(region.values))), missing, names)
-        if region.memory is not None and asked.num_rows:
-            hits = newest_rows(with_keys(region.memory, asked.cast(_kinds(region.memory, names)), names), names)
+        sought = with_keys(keys.filter(pa.array(wanted.among(region.values))), missing, names)
+        if region.memory is not None and sought.num_rows:
+            hits = newest_rows(with_keys(region.memory, sought.cast(_kinds(region.memory, names)), names), names)
             parts.append(hits.filter(pc.invert(hits.column(TOMBSTONE))).select(schema.names).cast(schema))
-            asked, missing = (
-                without_keys(one, hits.select(names).cast(keys.schema), names) for one in (asked, missing)
+            sought, missing = (
+                without_keys(one, hits.select(names).cast(keys.schema), names) for one in (sought, missing)
             )
-        if not asked.num_rows:
+        if not sought.num_rows:
             continue
-        found, done = _in_generations(table, region, asked, opened)
+        found, done = _in_generations(table, region, sought, opened)
         count += found.opened
         parts.append(found.rows)
         missing = without_keys(missing, done, names)
@@ -105,14 +105,14 @@ def _in_generations(table: Table, region: RegionRead, keys: pa.Table, opened: Op
     for ref, bloom in zip(newest_first, opened.filters(table, newest_first), strict=True):
         if not keys.num_rows:
             break
-        asked = keys
+        sought = keys
         if bloom is not None:
-            asked = keys.filter(pa.array(bloom.may_have([column.combine_chunks() for column in keys.columns])))
-        if not asked.num_rows:
+            sought = keys.filter(pa.array(bloom.may_have([column.combine_chunks() for column in keys.columns])))
+        if not sought.num_rows:
             continue
         (generation,) = opened.generations(table, [ref])
         count += 1
-        last = last_keys(generation, asked)
+        last = last_keys(generation, sought)
         if last.num_rows:
             parts.append(last_rows(generation, last))
             found.append(last.select(names).cast(keys.schema))

@@ -265,10 +265,10 @@ class _Generation:
         for batch in found.combine_chunks().to_batches():
             start = 0
             for part in generation.projected(batch, max_bytes=_MAX_BYTES, references=False):
-                beside = batch.slice(start, part.num_rows)
+                scanned = batch.slice(start, part.num_rows)
                 rows = pa.Table.from_batches([part])
                 for name in (DISTANCE, ROW_ADDRESS):
-                    rows = rows.append_column(name, beside.column(name))
+                    rows = rows.append_column(name, scanned.column(name))
                 parts.append(rows.cast(out))
                 start += part.num_rows
         return pa.concat_tables(parts)

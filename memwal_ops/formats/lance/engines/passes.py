@@ -1,4 +1,4 @@
-"""The first and the last step of every engine's pass: open all generations, commit what was written."""
+"""The first and the last step of every engine's pass: open all generations, commit the written files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def open_generations(table: Table, merge_pass: MergePass, copies: GenerationCopi
 
 
 def commit_pass(table: Table, change: Rewrite, merge_pass: MergePass, note: CommitNote) -> int:
-    """Publish what a pass wrote, with the progress of all its regions; the new version.
+    """Publish the files of a pass, with the progress of all its regions; returns the new version.
 
     Raises:
         CommitLostError: another writer published the next version first.

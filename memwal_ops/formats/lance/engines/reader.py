@@ -122,8 +122,8 @@ class Reader:
         def read(table: Table) -> str:
             unmerged = read_unmerged(table, self.consistency, wanted=WantedKeys(table, given), writers=self._writers())
             names = [*table.primary_key]
-            asked = condition_of(given, names) if given.num_rows <= _SHOWN_KEYS else None
-            text = asked or f"({', '.join(names)}) IN {given.num_rows} keys"
+            condition = condition_of(given, names) if given.num_rows <= _SHOWN_KEYS else None
+            text = condition or f"({', '.join(names)}) IN {given.num_rows} keys"
             return look_up_plan(unmerged, text, key_index(table.dataset, names))
 
         return at_newest(self.table, read)

@@ -66,13 +66,13 @@ class Staleness:
                 mark(with_keys(region.memory, keys.select(names).cast(region.memory.select(names).schema), names))
             for ref in region.flushed:
                 bloom = self._filters[ref]
-                asked = keys.filter(pa.array(~stale))
-                if ref.generation <= above or not asked.num_rows:
+                unresolved = keys.filter(pa.array(~stale))
+                if ref.generation <= above or not unresolved.num_rows:
                     continue
                 if bloom is not None:
-                    columns = [column.combine_chunks() for column in asked.select(names).columns]
-                    asked = asked.filter(pa.array(bloom.may_have(columns)))
-                if asked.num_rows:
+                    columns = [column.combine_chunks() for column in unresolved.select(names).columns]
+                    unresolved = unresolved.filter(pa.array(bloom.may_have(columns)))
+                if unresolved.num_rows:
                     (generation,) = self._opened.generations(self._table, [ref])
-                    mark(last_keys(generation, asked.select(names)))
+                    mark(last_keys(generation, unresolved.select(names)))
         return stale

@@ -197,12 +197,12 @@ def _wanted(table: Table, options: CatchupOptions) -> tuple[BaseIndex, ...]:
 
 def _need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     """The decision for an index: update, below_threshold or unchanged."""
-    behind = coverage(index.covered, table.manifest)
+    covers = coverage(index.covered, table.manifest)
     if len(index.segments) > options.max_segments or (options.retrain and index.is_vector):
         return "update"
-    if behind.complete:
+    if covers.complete:
         return "unchanged"
-    return "below_threshold" if behind.uncovered_rows < options.min_uncovered_rows else "update"
+    return "below_threshold" if covers.uncovered_rows < options.min_uncovered_rows else "update"
 
 
 def _next_need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
@@ -248,13 +248,13 @@ def _finish(run: _Run, outcome: _Outcome, *, recorded: bool) -> IndexReport:
 def _report(first: Table, last: Table, name: str, options: CatchupOptions, decision: str) -> IndexReport:
     """The report of one index, from its states in two versions."""
     before, after = base_indexes(first).get(name), base_indexes(last).get(name)
-    behind = coverage(frozenset() if before is None else before.covered, first.manifest)
+    covers = coverage(frozenset() if before is None else before.covered, first.manifest)
     latest = after or before
     return IndexReport(
         name=name,
         type="unknown" if latest is None else latest.type,
-        uncovered_fragments=len(behind.uncovered),
-        uncovered_rows=behind.uncovered_rows,
+        uncovered_fragments=len(covers.uncovered),
+        uncovered_rows=covers.uncovered_rows,
         segments=0 if after is None else len(after.segments),
         before=first.index.index_catchup.get(name, {}),
         after=last.index.index_catchup.get(name, {}),
@@ -345,11 +345,11 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> str:
 
 def _refuse_unbuilt(table: Table, index: BaseIndex) -> None:
     """Raise if the index is behind although pylance built nothing: it silently skips an index with missing files."""
-    behind = coverage(index.covered, table.manifest)
-    if behind.uncovered_rows:
+    covers = coverage(index.covered, table.manifest)
+    if covers.uncovered_rows:
         raise IndexesBehindError(
             f"pylance built nothing for index {index.name} and raised no error, although the index does not cover "
-            f"{behind.uncovered_rows:,} rows in fragments {sorted(behind.uncovered)}.",
+            f"{covers.uncovered_rows:,} rows in fragments {sorted(covers.uncovered)}.",
             remedy="Its files may be missing or damaged. Merge all, then create it again (runbooks/index-behind.md).",
         )
 
@@ -420,8 +420,8 @@ def _record(run: _Run, names: Collection[str]) -> frozenset[str]:
 
 def backlog(table: Table) -> Mapping[str, float]:
     """Rows and fragments that an index does not cover; those of the index that is furthest behind."""
-    behind = [coverage(index.covered, table.manifest) for index in base_indexes(table).values()]
+    covers = [coverage(index.covered, table.manifest) for index in base_indexes(table).values()]
     return {
-        "uncovered_rows": max((index.uncovered_rows for index in behind), default=0),
-        "uncovered_fragments": max((len(index.uncovered) for index in behind), default=0),
+        "uncovered_rows": max((index.uncovered_rows for index in covers), default=0),
+        "uncovered_fragments": max((len(index.uncovered) for index in covers), default=0),
     }

@@ -179,8 +179,8 @@ class RegionView:
             gates += (
                 Gate(
                     met=False,
-                    text=f"listed by region manifest version {self.newest.version}: gc --apply takes it off the list, "
-                    f"and deletes it --reader-grace later",
+                    text=f"listed by region manifest version {self.newest.version}: gc --apply removes it from the "
+                    f"list, and deletes it --reader-grace later",
                 ),
             )
         return self._directory_candidate(Kind.GENERATION, flushed.path, flushed.generation, state, gates, drain=drain)

@@ -67,14 +67,14 @@ class Rules:
         if generation > merged:
             return (Gate(met=False, text=f"not merged yet: the base table has generations up to {merged}"),)
         gates = [Gate(met=True, text=f"merged: the base table has generations up to {merged}")]
-        behind = {name: reached.get(region_id, 0) for name, reached in self.covered.items()}
+        reached_by_index = {name: reached.get(region_id, 0) for name, reached in self.covered.items()}
         gates += [
             Gate(met=False, text=f"index {name} covers generations only up to {reached} (memwal-ops catchup)")
-            for name, reached in sorted(behind.items())
+            for name, reached in sorted(reached_by_index.items())
             if reached < generation
         ]
-        if all(reached >= generation for reached in behind.values()):
-            names = ", ".join(sorted(behind))
+        if all(reached >= generation for reached in reached_by_index.values()):
+            names = ", ".join(sorted(reached_by_index))
             gates.append(Gate(met=True, text=f"covered by index {names}" if names else "there is no index to catch up"))
         needed = self.retention.needs(region_id, generation)
         if needed is None:

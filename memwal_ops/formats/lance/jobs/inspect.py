@@ -290,10 +290,10 @@ def _generations(
 def _indexes(table: Table) -> tuple[IndexState, ...]:
     states = []
     for index in base_indexes(table).values():
-        behind = coverage(index.covered, table.manifest)
-        missing = len(behind.uncovered)
+        covers = coverage(index.covered, table.manifest)
+        missing = len(covers.uncovered)
         recorded = table.index.index_catchup.get(index.name, {})
         states.append(
-            IndexState(index.name, index.type, behind.fragments - missing, missing, behind.uncovered_rows, recorded)
+            IndexState(index.name, index.type, covers.fragments - missing, missing, covers.uncovered_rows, recorded)
         )
     return tuple(states)

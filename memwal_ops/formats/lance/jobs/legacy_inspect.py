@@ -168,7 +168,7 @@ class LegacyInspection:
         return shown + (f"\nand {more:,} more (--limit)." if more > 0 else "")
 
     def _notes(self) -> list[str]:
-        """Where each one's rows and log are, and why FLUSHED means what it does."""
+        """The locations of each MemWAL's rows and log, and the reason for the meaning of FLUSHED."""
         lines = [""]
         for one in self.mem_wals[: self.limit]:
             mem_wal = one.mem_wal
@@ -208,9 +208,9 @@ apply = plan
 def _indexes(table: Table) -> list[IndexState]:
     states = []
     for index in base_indexes(table).values():
-        behind = coverage(index.covered, table.manifest)
-        missing = len(behind.uncovered)
+        covers = coverage(index.covered, table.manifest)
+        missing = len(covers.uncovered)
         states.append(
-            IndexState(index.name, index.type, behind.fragments - missing, missing, behind.uncovered_rows, {})
+            IndexState(index.name, index.type, covers.fragments - missing, missing, covers.uncovered_rows, {})
         )
     return states

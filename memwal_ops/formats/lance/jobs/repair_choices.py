@@ -138,7 +138,7 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
             "None: a generation is never rewritten.",
         ),
         Choice(
-            "memwal-ops catchup URI, and expire the versions that need it; then repair takes it off the list.",
+            "memwal-ops catchup URI, and expire the versions that need it; then repair removes it from the list.",
             "The older versions are deleted.",
         ),
         Choice("Leave it as it is.", "Readers of those versions, or by an index that lacks its rows, fail."),

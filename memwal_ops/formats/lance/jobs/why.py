@@ -81,7 +81,7 @@ def explain(table: Table, target: str, options: RetentionOptions) -> Explanation
         table: the newest version of it.
         target: a region id, or the beginning of one (8 characters or more); ``region/generation``; a path below
             the table, or its whole URI.
-        options: as for gc; they decide what is old enough.
+        options: as for gc; they set the minimum ages.
 
     Raises:
         InvalidUsageError: the target is not one of these.

@@ -171,9 +171,9 @@ class Adopter:
             fragment = made.manifest.fragments.add(id=number, physical_rows=found.physical_rows)
             made.manifest.max_fragment_id = number
             for file in found.to_json()["files"]:
-                said = {name: value for name, value in file.items() if value is not None}
-                said["fields"] = [columns.ids[one] if one >= 0 else one for one in said["fields"]]
-                fragment.files.add(**said)
+                attributes = {name: value for name, value in file.items() if value is not None}
+                attributes["fields"] = [columns.ids[one] if one >= 0 else one for one in attributes["fields"]]
+                fragment.files.add(**attributes)
         made.manifest.timestamp.FromNanoseconds(time.time_ns())
         target = version_path(made.manifest.version, NamingScheme.V2, folder=folder)
         if not table.store.put_if_absent(target, encode_version_manifest(made)):

@@ -117,7 +117,7 @@ def advance(
 def create(
     mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, mem_table_location: str, wal_location: str, owner_id: str
 ) -> Change:
-    """Add a generation, OPEN and without entries, whatever others there are; :func:`advance` is what a writer does.
+    """Add a generation, OPEN and without entries, regardless of others; writers use :func:`advance` instead.
 
     Raises:
         InvalidUsageError: there is one of that id.

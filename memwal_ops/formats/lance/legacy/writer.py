@@ -211,8 +211,8 @@ class MemWalWriter:
         )
 
     def _newest(self) -> MemWal | None:
-        mine = [one for one in mem_wals_of(self._table) if one.id.region == self.region]
-        return max(mine, key=lambda one: one.id, default=None)
+        own = [one for one in mem_wals_of(self._table) if one.id.region == self.region]
+        return max(own, key=lambda one: one.id, default=None)
 
     def _mine(self, state: State) -> list[MemWal]:
         found = [one for one in mem_wals_of(self._table) if one.id.region == self.region and one.state is state]
@@ -239,8 +239,8 @@ def _refuse_conflicts(before: Table, newest: Table, change: Change) -> None:
     for version in range(before.version + 1, newest.version + 1):
         found = read_version_manifest(newest.store, version, newest.naming)
         transaction = transaction_of(newest.store, found)
-        other, theirs = (Other.DATA, None) if transaction is None else what_it_did(transaction)
-        if conflicts(change, other, theirs):
+        other, their_change = (Other.DATA, None) if transaction is None else classify(transaction)
+        if conflicts(change, other, their_change):
             raise CommitConflictError(
                 f"Version {version} of {newest.location.uri} conflicts with a change of "
                 f"{', '.join(map(str, sorted(change.ids)))}.",
@@ -248,7 +248,7 @@ def _refuse_conflicts(before: Table, newest: Table, change: Change) -> None:
             )
 
 
-def what_it_did(transaction: table_pb2.Transaction) -> tuple[Other, Change | None]:
+def classify(transaction: table_pb2.Transaction) -> tuple[Other, Change | None]:
     """The kind of a transaction with respect to MemWAL states; an unknown operation counts as a change of data."""
     if transaction.HasField("update_mem_wal_state"):
         return Other.STATE, Change.of(transaction.update_mem_wal_state)

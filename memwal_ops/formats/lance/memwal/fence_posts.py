@@ -6,7 +6,7 @@ writes entry 4, flushes; entry 4 is collected; A resumes and writes entry 4. The
 acknowledges the row, and no writer ever replays position 4 again.
 
 So an entry is kept as long as a writer may have its position as the next one. How a writer gets a
-position, and what is kept for it:
+position, and which entries are kept for it:
 
 * it wrote the previous entry: the entry at its position is of another epoch, and the first of a *run* of that
   epoch's entries. The first entry of each run is kept.

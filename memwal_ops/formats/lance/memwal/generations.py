@@ -110,7 +110,7 @@ class Generation:
 
         Args:
             condition: None: all.
-            fragments: to look into; None: all, by an index where there is one.
+            fragments: to search; None: all, by an index if there is one.
         """
         columns = [*self.projection.keys, *([TOMBSTONE] if self.projection.has_tombstones else [])]
         with _as_corrupt(self.ref), lance_errors("read the keys of", self.ref.folder):

@@ -1,7 +1,7 @@
 """Compute Murmur3 hashes of columns: x86, 32 bits, seed 0, a whole column at once (S0-101, S0-102).
 
-The specification does not say which bytes of a value are hashed, and demands that equal values of two numeric types
-give one hash (S0-089). So values are hashed like in Iceberg: integers, and dates (in days) and timestamps (in
+The specification does not define which bytes of a value are hashed, but requires equal values of two numeric types
+to have one hash (S0-089). So values are hashed like in Iceberg: integers, and dates (in days) and timestamps (in
 microseconds), as eight little-endian bytes; text as UTF-8. A float with an integer value is hashed as that integer,
 any other one as a double; zero has no sign, and all NaNs are equal. A decimal is hashed as the integer or double that
 it is equal to, else as its digits, in UTF-8.

@@ -55,7 +55,7 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
                     f"{table.location.uri} has region specs: a new manual region could get keys of their regions.",
                     remedy="Write through RegionRouter, which finds the region of each row.",
                 ) from None
-            mine = _first(region_id, values)
+            next_manifest = _first(region_id, values)
         else:
             if values is not None and region_values_of(table, newest) != values:
                 raise InvalidUsageError(f"Region {region_id} has other region values than {values.values}.")
@@ -64,13 +64,13 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
                     f"Region {region_id} is sealed and accepts no more writes.",
                     remedy="Write to another region: RegionWriter without a region id creates one.",
                 )
-            mine = replace(newest.next(), writer_epoch=newest.writer_epoch + 1)
+            next_manifest = replace(newest.next(), writer_epoch=newest.writer_epoch + 1)
         # Equal bytes are not our own claim: two claims of one epoch are identical. Timeline otherwise: A and B both
         # read epoch 6 and claim 7 at once; both write entries, each treats the other's entries as those of its
         # predecessor, and neither is ever fenced.
-        if manifests.commit(mine, ours_if_equal=False):
+        if manifests.commit(next_manifest, ours_if_equal=False):
             refuse_migrated(table, region_id)
-            return mine, Claim.of(table, mine)
+            return next_manifest, Claim.of(table, next_manifest)
         wait(attempt)
     raise CommitConflictError(f"Region {region_id} was claimed by other writers in {ATTEMPTS} consecutive attempts.")
 
@@ -79,9 +79,9 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
 class Claim:
     """A claim as the store has it, by which its writer detects that its region was replaced by another one.
 
-    Epochs begin anew with a region. Timeline by the epoch alone: A claims epoch 1; the table is removed and created
+    Epochs restart with each region. Timeline by the epoch alone: A claims epoch 1; the table is removed and created
     again, and B claims epoch 1 of its region, which has the same id since that follows from spec and values; B's row is
-    acknowledged as entry 1. A flushes: its manifest says that entry 1 is flushed, and no generation has B's row.
+    acknowledged as entry 1. A flushes: its manifest records entry 1 as flushed, and no generation has B's row.
     """
 
     store: Store

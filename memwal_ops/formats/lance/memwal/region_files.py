@@ -89,8 +89,8 @@ def put_entry(
         StorageError: the store failed, and the entry may or may not exist.
     """
     path = entry_path(region_id, entry_id)
-    said = {WRITER_EPOCH: str(writer_epoch), _FIELD_IDS: json.dumps(columns.ids)}
-    data = lance_bytes(rows.replace_schema_metadata(said), columns.file_version, f"WAL entry {path}")
+    metadata = {WRITER_EPOCH: str(writer_epoch), _FIELD_IDS: json.dumps(columns.ids)}
+    data = lance_bytes(rows.replace_schema_metadata(metadata), columns.file_version, f"WAL entry {path}")
     # After a lost response the store's client repeats the put, which then fails because the object exists. The bytes
     # contain the epoch, and an epoch has one writer: equal bytes are our own entry. (Encoding again may give others.)
     if not store.put_if_absent(path, data) and store.get(path) != data:
@@ -117,14 +117,14 @@ def read_entry(store: Store, region_id: UUID, entry_id: int) -> WalEntry | None:
         found = check_lance_file(data, len(data))
     except InvalidFormatError as error:
         raise WalCorruptError(str(error)) from error
-    said = {} if found is None else {key: value.decode(errors="replace") for key, value in found.metadata.items()}
-    if _NUMBER.fullmatch(said.get(WRITER_EPOCH, "")) is None:
+    metadata = {} if found is None else {key: value.decode(errors="replace") for key, value in found.metadata.items()}
+    if _NUMBER.fullmatch(metadata.get(WRITER_EPOCH, "")) is None:
         raise WalCorruptError(f"WAL entry {path} has no writer epoch.")
-    ids = said.get(_FIELD_IDS)
+    ids = metadata.get(_FIELD_IDS)
     if ids is not None and _IDS.fullmatch(ids) is None:
         raise WalCorruptError(f"WAL entry {path} has invalid field ids in its metadata: {ids!r:.80}.")
     field_ids = None if ids is None else tuple(json.loads(ids))
-    return WalEntry(entry_id, int(said[WRITER_EPOCH]), rows.replace_schema_metadata(None), field_ids, len(data))
+    return WalEntry(entry_id, int(metadata[WRITER_EPOCH]), rows.replace_schema_metadata(None), field_ids, len(data))
 
 
 def put_generation(

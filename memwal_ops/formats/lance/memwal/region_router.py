@@ -50,7 +50,7 @@ class RegionRouter:
 
         Args:
             table: the table at any version, or its URI. Columns added later are seen by the next router.
-            spec_id: id of the spec; None takes the newest one, which has the highest id.
+            spec_id: id of the spec; None: the newest one, which has the highest id.
             durable: see :class:`RegionWriter`.
             limits: thresholds of each writer.
             storage_options: for a URI, as in :func:`memwal_ops.open_table`.
@@ -182,12 +182,12 @@ class RegionRouter:
 
     def _register(self, manifest: RegionManifest) -> None:
         """Register an existing region, or refuse it."""
-        mine = manifest.region_spec_id == self._spec.spec_id
-        waits = (manifest.sealed or not mine) and self._has_unmerged(manifest)
+        is_own_spec = manifest.region_spec_id == self._spec.spec_id
+        waits = (manifest.sealed or not is_own_spec) and self._has_unmerged(manifest)
         if manifest.sealed and not waits:
             self._sealed.add(manifest.region_id)
             return
-        if manifest.sealed or not mine:
+        if manifest.sealed or not is_own_spec:
             raise InvalidUsageError(
                 f"Region {manifest.region_id} is {'sealed' if manifest.sealed else 'of another spec'}, and "
                 f"{'has rows that are not merged' if waits else 'may still accept rows'}: spec {self._spec.spec_id} "

@@ -100,7 +100,7 @@ class RegionSpec:
 
     Attributes:
         fields: at least one field.
-        spec_id: id from 1, never reused (S0-082); None takes the next free id.
+        spec_id: id from 1, never reused (S0-082); None: the next free id.
     """
 
     fields: tuple[RegionField, ...]

@@ -175,7 +175,7 @@ class RegionWriter:
         return self._memtable.fragments()
 
     def in_memory(self) -> InMemory | None:
-        """:meth:`unflushed` for readers of this process; None: closed or fenced, what is left of it is in the log."""
+        """:meth:`unflushed` for readers of this process; None: closed or fenced; its durable rows are in the log."""
         return None if self._closed or self._fenced else self._memtable.in_memory()
 
     def may_have(self, keys: pa.Table) -> NDArray[np.bool_]:

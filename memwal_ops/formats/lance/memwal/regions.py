@@ -266,7 +266,7 @@ class RegionManifestStore:
 
         Args:
             ours_if_equal: whether equal bytes under that number count as this run's: a put that is repeated after a
-                lost answer gets "exists". False if another process may publish identical bytes.
+                lost response gets "exists". False if another process may publish identical bytes.
 
         Never leaves a gap: the previous version must exist, and be the one that ``manifest`` was made from. The
         hint is written afterwards, best effort (S0-052): readers probe onward from an older hint.
@@ -297,7 +297,7 @@ class RegionManifestStore:
         """Whether the previous version is the one that was read; False if it is that of another region.
 
         Timeline: version 7 is read; the region is removed with its table and created again, up to another version 7.
-        A version 8 made from what was read would list generations that are gone, and none of the new ones.
+        A version 8 based on the manifest that was read would list deleted generations, and none of the new ones.
         """
         try:
             stored = self._store.get(self.path(previous))

@@ -119,24 +119,24 @@ def known_regions(snapshot: Snapshot) -> Mapping[UUID, Known]:
 def _states(rows: pa.Table) -> Mapping[str, tuple[int, int | None, int | None]]:
     """The states that :func:`with_states` stored, as far as they decode."""
     try:
-        said = json.loads((rows.schema.metadata or {}).get(_STATES, b"{}"))
+        stored = json.loads((rows.schema.metadata or {}).get(_STATES, b"{}"))
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(said, dict):
+    if not isinstance(stored, dict):
         return {}
-    return {region: (state[0], state[1], state[2]) for region, state in said.items() if _is_state(state)}
+    return {region: (state[0], state[1], state[2]) for region, state in stored.items() if _is_state(state)}
 
 
-def _is_state(said: object) -> bool:
-    if not isinstance(said, list) or len(said) != _STATE_NUMBERS or said[0] is None:
+def _is_state(stored: object) -> bool:
+    if not isinstance(stored, list) or len(stored) != _STATE_NUMBERS or stored[0] is None:
         return False
-    return all(one is None or (type(one) is int and 0 <= one <= U64_MAX) for one in said)
+    return all(one is None or (type(one) is int and 0 <= one <= U64_MAX) for one in stored)
 
 
 def with_states(rows: pa.Table, states: Mapping[UUID, Sequence[int | None]]) -> pa.Table:
     """Store the states in the metadata of the rows: version, ``replay_after_wal_id``, ``wal_id_last_seen``."""
-    said = json.dumps({str(region_id): [*state] for region_id, state in states.items()})
-    return rows.replace_schema_metadata({_STATES: said.encode()})
+    stored = json.dumps({str(region_id): [*state] for region_id, state in states.items()})
+    return rows.replace_schema_metadata({_STATES: stored.encode()})
 
 
 def rows_without_values(rows: pa.Table) -> pa.Table:

@@ -231,12 +231,12 @@ def stamp_progress(
     old = None if parent.indexes is None else find_memwal_entry(parent.indexes)
     if entry is None or old is None:
         raise InvariantViolatedError("The version that pylance built has no MemWAL index any more.")
-    said = decode_memwal_index(entry).index_catchup
+    derived = decode_memwal_index(entry).index_catchup
     before = decode_memwal_index(old)
     claims = {
-        name: said.get(name)
-        for name in {*said, *before.index_catchup}
-        if said.get(name) != before.index_catchup.get(name)
+        name: derived.get(name)
+        for name in {*derived, *before.index_catchup}
+        if derived.get(name) != before.index_catchup.get(name)
     }
     details = with_progress(with_catchup(before.details, claims), progress)
     entry.CopyFrom(old)

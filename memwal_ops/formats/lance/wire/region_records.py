@@ -3,8 +3,8 @@
 ``merged_generations`` identifies a region by its id alone, and an id may be reused: on a branch, in a
 clone, after a region's folder was removed. So a merge also records which generation it merged last, by
 the directory's name, which is random. The record is stored in the table configuration (manifest field 16), which
-every commit of pylance preserves; fields of the MemWAL details that pylance does not
-know are lost at its next merge with progress, index update or compaction (tests/integration/contracts).
+every commit of pylance preserves; fields of the MemWAL details that are unknown to pylance
+are lost at its next merge with progress, index update or compaction (tests/integration/contracts).
 
 One key with one entry per region: ``{region id, 32 hex digits}:{generation}:{mark}``, and ``:{adopted}`` if an
 operator decided that the region's rows belong to the table.

@@ -179,7 +179,7 @@ def check_positions_known(manifest: pb.Manifest) -> None:
         unknown.append(pb.Manifest.VERSION_AUX_DATA_FIELD_NUMBER)
     if unknown:
         raise UnsupportedFeatureError(
-            f"The table's manifest has fields that this release of memwal-ops does not know and must not rewrite: "
+            f"The table's manifest has fields that this release of memwal-ops does not support and must not rewrite: "
             f"{unknown}."
         )
 

@@ -36,7 +36,7 @@ def manifest_without_values(
 
     Args:
         data: the file.
-        snapshot: takes the region values out of an inline snapshot.
+        snapshot: removes the region values from an inline snapshot.
         text: masks secrets in a URI.
         mark: what stands for a value.
 
@@ -78,7 +78,7 @@ def _setting(prefixes: tuple[bytes, ...]) -> Callable[[bytes], bytes | None]:
 
 
 def _column(data: bytes) -> bytes:
-    """A field of the schema: what Lance and Arrow say of it; of an extension of others, its name alone."""
+    """A field of the schema, with Lance's and Arrow's own metadata; of other extension types, only the name."""
     kept = allowed_fields(data, {
         **dict.fromkeys((1, 3, 4, 6, 7, 12, 13), _NUMBER), 2: _ANY, 5: _ANY, 9: _ANY, 11: _ANY,
         10: _setting(_FIELD_SETTINGS),

@@ -70,7 +70,7 @@ def demo(run: DemoRun) -> Iterator[str]:
     yield indented(report.describe())
     prove(report.decision == "merged", f"The merge decided {report.decision!r}.")
     after = _recall(folder, queries, exact, deleted)
-    prove(after == before, f"The merge changed what is found: {before} before, {after} after.")
+    prove(after == before, f"The merge changed the results: recall {before} before, {after} after.")
     again = run_job(folder, "merge")
     prove(again.decision == "nothing_to_merge", f"A second merge decided {again.decision!r}.")
     checked = run_job(folder, "verify")

@@ -52,7 +52,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     """
     del store
     need_extra()
-    from memwal_ops.formats.lm_diskann import library  # noqa: PLC0415 - the extra is asked for first
+    from memwal_ops.formats.lm_diskann import library  # noqa: PLC0415 - the extra is checked first
 
     path = library.local_path(location.uri)
     follows = None if options.table is None else Source(_place(options.table), str(options.column), options.key)

@@ -152,13 +152,13 @@ def _choose(src, lay, row, ids, codes, vectors, distances, count, held, alpha, e
 
 
 @numba.njit(cache=True, nogil=True)
-def _candidate(src, lay, book, row, at, mine, ids, codes, vectors, distances, count):
+def _candidate(src, lay, book, row, at, own_vector, ids, codes, vectors, distances, count):
     """Add the link ``at`` of a block to the candidates; returns their number."""
     start = lay.at_codes + at * lay.code_bytes
     ids[count] = src.pool.u32[row, lay.at_ids // 4 + at]
     codes[count, :] = src.pool.u8[row, start : start + lay.code_bytes]
     decode(book, codes[count], vectors[count])
-    distances[count] = squared(vectors[count], mine)
+    distances[count] = squared(vectors[count], own_vector)
     return count + 1
 
 
@@ -183,7 +183,7 @@ def reconnect(src, lay, book, nodes, gone, dead, alpha, epoch, origin, first, ev
     while size < 2 * most + 2:
         size *= 2
     table, lost = np.empty(size, np.int64), np.empty(lay.links, np.int64)
-    mine = np.empty(lay.dimension, np.float32)
+    own_vector = np.empty(lay.dimension, np.float32)
     for one in range(first, nodes.shape[0]):
         counts[1] = one
         if src.tags.shape[0] + src.counts[1] + 2 * lay.links + 2 > src.pool.u64.shape[0]:
@@ -207,7 +207,7 @@ def reconnect(src, lay, book, nodes, gone, dead, alpha, epoch, origin, first, ev
         if missing == 0:
             continue
         row = touch(src, lay.block_size, node, epoch, origin)
-        mine[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        own_vector[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
         table[:] = 0
         _seen(table, node)
         count = 0
@@ -215,7 +215,7 @@ def reconnect(src, lay, book, nodes, gone, dead, alpha, epoch, origin, first, ev
             other = np.int64(src.pool.u32[row, lay.at_ids // 4 + at])
             if not contains(gone, other):
                 _seen(table, other)
-                count = _candidate(src, lay, book, row, at, mine, ids, codes, vectors, distances, count)
+                count = _candidate(src, lay, book, row, at, own_vector, ids, codes, vectors, distances, count)
         held = count
         if not src.pool.u8[row, FLAGS] & TOMBSTONED:
             for at in range(min(missing, _MAX_DEAD)):
@@ -228,7 +228,7 @@ def reconnect(src, lay, book, nodes, gone, dead, alpha, epoch, origin, first, ev
                     other = np.int64(src.pool.u32[near, lay.at_ids // 4 + link])
                     if contains(dead, other) or _seen(table, other):
                         continue
-                    count = _candidate(src, lay, book, near, link, mine, ids, codes, vectors, distances, count)
+                    count = _candidate(src, lay, book, near, link, own_vector, ids, codes, vectors, distances, count)
         counts[2] += 1
         found = _choose(
             src, lay, row, ids, codes, vectors, distances, count, held, alpha, epoch, origin, events, counts
@@ -321,7 +321,7 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, fir
     most = lay.links + room.v_node.shape[0]
     ids, codes = np.empty(most, np.int64), np.empty((most, lay.code_bytes), np.uint8)
     vectors, distances = np.empty((most, lay.dimension), np.float32), np.empty(most, np.float32)
-    mine = np.empty(lay.dimension, np.float32)
+    own_vector = np.empty(lay.dimension, np.float32)
     worst = lay.links * (lay.links + 4) + 2
     for one in range(first, nodes.shape[0]):
         counts[1] = one
@@ -337,16 +337,16 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, fir
             return row
         if src.pool.u8[row, FLAGS] & TOMBSTONED:
             continue
-        mine[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
-        encode(book, mine, own)
-        rest = fill_table(book, mine, table)
-        visited = beam(src, lay, room, table, rest, mine, limit, 1, epoch, starts)
+        own_vector[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        encode(book, own_vector, own)
+        rest = fill_table(book, own_vector, table)
+        visited = beam(src, lay, room, table, rest, own_vector, limit, 1, epoch, starts)
         if visited < 0:
             return visited
         row = touch(src, lay.block_size, node, epoch, origin)
         count = 0
         for at in range(src.pool.u16[row, LINKS]):
-            count = _candidate(src, lay, book, row, at, mine, ids, codes, vectors, distances, count)
+            count = _candidate(src, lay, book, row, at, own_vector, ids, codes, vectors, distances, count)
         held = count
         for at in range(visited):
             if room.v_node[at] == node or room.v_dead[at] or _links_to(src, lay, row, room.v_node[at]):

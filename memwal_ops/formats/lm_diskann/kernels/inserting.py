@@ -212,7 +212,7 @@ def link_back(src, lay, book, row, own, fresh, code, alpha, must, epoch, origin,
     codes = np.empty((held + 1, lay.code_bytes), np.uint8)
     vectors = np.empty((held + 1, lay.dimension), np.float32)
     distances = np.empty(held + 1, np.float32)
-    mine = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+    own_vector = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
     for one in range(held + 1):
         if one < held:
             ids[one] = src.pool.u32[row, lay.at_ids // 4 + one]
@@ -222,7 +222,7 @@ def link_back(src, lay, book, row, own, fresh, code, alpha, must, epoch, origin,
             ids[one] = node
             codes[one, :] = code
         decode(book, codes[one], vectors[one])
-        distances[one] = squared(vectors[one], mine)
+        distances[one] = squared(vectors[one], own_vector)
         if (codes[one] == own).all():
             distances[one] = 0
     chosen = np.empty(lay.links, np.int64)

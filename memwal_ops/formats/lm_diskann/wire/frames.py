@@ -42,7 +42,7 @@ class Frame:
         epoch: of the index, once the frame is applied.
         uuid: of the index.
         length: bytes.
-        sections: arrays by name; bytes if :meth:`array` does not know the type.
+        sections: by name, as bytes; :meth:`array` converts them.
         offsets: the position of each section in the frame.
     """
 

@@ -184,7 +184,7 @@ class Objects(collector.Collector[Candidate]):
         """Keep the arguments; nothing is listed."""
         self.table, self.rules, self.store = table, rules, table.store
         self._anchors = anchors
-        self.standing: set[str] = set()
+        self.existing: set[str] = set()
         self._is_fragment = _FRAGMENT[table.manifest.dialect].fullmatch
 
     @property
@@ -218,7 +218,7 @@ class Objects(collector.Collector[Candidate]):
     def not_deleted(self, candidate: Candidate) -> None:
         """Record a candidate that was not deleted: the revision that proves it must be kept for the next run."""
         segment = candidate.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}
-        self.standing.add(f"{candidate.path}/" if segment else candidate.path)
+        self.existing.add(f"{candidate.path}/" if segment else candidate.path)
 
     def _listed(self, segments: dict[str, list[int]]) -> Iterator[Candidate]:
         for meta in self.store.list():
@@ -271,10 +271,10 @@ class Revisions(collector.Collector[Candidate]):
         one = next(one for one in self.rules.roots.revisions if one.entry.revision == number)
         manifest = self.rules.cache.read.get(number)
         named = frozenset() if manifest is None else manifest.fragment_keys | manifest.prefixes
-        standing = sorted(named & self._objects.standing)
+        existing = sorted(named & self._objects.existing)
         gates = (
             Gate(one.kept is None, one.kept or "not retained"),
-            Gate(not standing, f"{standing[0]} still exists" if standing else "no object exists that only it lists"),
+            Gate(not existing, f"{existing[0]} still exists" if existing else "no object exists that only it lists"),
         )
         return Candidate(Kind.REVISION, one.entry.path, one.entry.bytes, 1, gates)
 
@@ -356,8 +356,8 @@ def _settle_pending(table: Namespace) -> None:
     table = table.newest()
     if table.manifest.dialect != NATIVE or not table.manifest.pending:
         return
-    standing = {meta.path for folder in ("wal", "segments") for meta in table.store.list(folder)}
-    gone = {key for key in table.manifest.pending if key not in standing and table.store.head(key) is None}
+    existing = {meta.path for folder in ("wal", "segments") for meta in table.store.list(folder)}
+    gone = {key for key in table.manifest.pending if key not in existing and table.store.head(key) is None}
 
     def change(table: Namespace) -> Manifest | None:
         rest = [key for key in table.manifest.pending if key not in gone]

@@ -83,14 +83,14 @@ def _applied(run: _Run, table: Namespace, context: RunContext) -> MigrateReport:
                 if found is None:
                     return run.finished()
                 run.write(table, found)
-                standing = _same_log(table, table.newest())
-                if standing:
+                is_current = _same_log(table, table.newest())
+                if is_current:
                     run.compare(table)
             except (FragmentMissingError, SegmentCorruptError, ObjectNotFoundError):
                 if _same_log(table, table.newest()):
                     raise
-                standing = False  # a compaction and a collection came in between
-        if standing:
+                is_current = False  # a compaction and a collection came in between
+        if is_current:
             return run.finished()
         table = table.newest()
     raise InvalidUsageError(
@@ -220,11 +220,11 @@ class _Run:
         kinds.add(kept)
         columns = Columns(self.sink.schema).with_added(kinds)
         # Only ids that the table has: one may have been written and deleted in between.
-        standing = {*kept.ids}
-        gone = touched - standing
+        existing = {*kept.ids}
+        gone = touched - existing
         present = (name for batch in (self.sink.rows([ID]) if gone else ()) for name in batch.column(ID).to_pylist())
-        rows_of = LocalEngine(self.sink, self._context).of_ids(table, columns, frozenset(standing))
-        return Found(columns, None, len(standing), sorted(gone.intersection(present)), rows_of)
+        rows_of = LocalEngine(self.sink, self._context).of_ids(table, columns, frozenset(existing))
+        return Found(columns, None, len(existing), sorted(gone.intersection(present)), rows_of)
 
 
 def _record(source: str, table: Namespace) -> dict[str, Any]:

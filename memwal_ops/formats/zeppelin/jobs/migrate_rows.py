@@ -89,19 +89,19 @@ class LocalEngine:
             columns = Columns.of(kinds, dimensions)
             return Found(columns, count, count, [], self.upserts(lambda: _all(table, columns)))
         columns = Columns(self.sink.schema).with_added(kinds)
-        standing = Digests.of(self.sink.rows(), self.context)
+        existing = Digests.of(self.sink.rows(), self.context)
         upserts, hashes = 0, []
         for rows in live_rows(table):
             hashes.append(id_hashes(rows.ids))
-            upserts += sum(int((~standing.has(*digests(one))).sum()) for one in batches(columns, rows))
+            upserts += sum(int((~existing.has(*digests(one))).sum()) for one in batches(columns, rows))
         live = np.sort(np.concatenate(hashes)) if hashes else np.zeros(0, np.uint64)
         every = Digests(live, live)
         deletes: list[str] = []
-        if not every.places(standing.ids)[1].all():
+        if not every.places(existing.ids)[1].all():
             for batch in self.sink.rows([ID]):
                 ids = batch.column(ID).to_pylist()
                 deletes += [name for name, kept in zip(ids, every.places(id_hashes(ids))[1], strict=True) if not kept]
-        return Found(columns, count, upserts, deletes, self.upserts(lambda: _differing(table, columns, standing)))
+        return Found(columns, count, upserts, deletes, self.upserts(lambda: _differing(table, columns, existing)))
 
     def compare(self, table: Namespace, columns: Columns) -> Comparison:
         """See the protocol."""
@@ -135,9 +135,9 @@ def _all(table: Namespace, columns: Columns) -> Iterator[pa.RecordBatch]:
         yield from batches(columns, rows)
 
 
-def _differing(table: Namespace, columns: Columns, standing: Digests) -> Iterator[pa.RecordBatch]:
+def _differing(table: Namespace, columns: Columns, existing: Digests) -> Iterator[pa.RecordBatch]:
     for batch in _all(table, columns):
-        differs = ~standing.has(*digests(batch))
+        differs = ~existing.has(*digests(batch))
         if differs.any():
             yield batch.filter(pa.array(differs))
 

@@ -36,11 +36,11 @@ def vector_texts(values: NDArray[np.float32]) -> list[str]:
     whole = pc.invert(pc.match_substring(texts, "."))
     texts = pc.if_else(whole, pc.binary_join_element_wise(texts, ".0", ""), texts)
     size = np.abs(flat)
-    odd = np.flatnonzero(((size < _PLAIN[0]) & (size != 0)) | (size >= _PLAIN[1]) | ~np.isfinite(flat))
-    if len(odd):
+    exponential = np.flatnonzero(((size < _PLAIN[0]) & (size != 0)) | (size >= _PLAIN[1]) | ~np.isfinite(flat))
+    if len(exponential):
         # str(float32) also writes the shortest digits.
         fixed = np.array(texts.to_pylist(), dtype=object)
-        fixed[odd] = [single_text(value) for value in flat[odd]]
+        fixed[exponential] = [single_text(value) for value in flat[exponential]]
         texts = pa.array(fixed, pa.string())
     lists = pa.ListArray.from_arrays(pa.array(np.arange(0, len(flat) + 1, width, dtype=np.int32)), texts)
     return [f"[{row}]" for row in pc.binary_join(lists, ",").to_pylist()]

@@ -178,8 +178,8 @@ class Manifest:
         if fragments is not None:
             document["fragments"] = [kept.get(one.id) or self._fragment(one) for one in fragments]
         if segments is not None:
-            standing = {one["id"]: one for one in self._raw("segments")}
-            document["segments"] = [standing.get(one.id) or self._segment(one) for one in segments]
+            by_id = {one["id"]: one for one in self._raw("segments")}
+            document["segments"] = [by_id.get(one.id) or self._segment(one) for one in segments]
             if self.dialect == NATIVE:
                 document["active_segment"] = segments[-1].id if segments else None
                 if encodings := document.get("coarse_payload_encodings"):

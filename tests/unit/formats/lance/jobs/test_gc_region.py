@@ -53,7 +53,9 @@ def one_listed(grace: timedelta = HOUR, **rules: Any) -> tuple[RegionView, Lance
 @pytest.mark.req("S0-060", "S0-183")
 def test_a_listed_generation_is_drained_first() -> None:
     made, found = one_listed()
-    text = "listed by region manifest version 4: gc --apply takes it off the list, and deletes it --reader-grace later"
+    text = (
+        "listed by region manifest version 4: gc --apply removes it from the list, and deletes it --reader-grace later"
+    )
     assert found == folder(Kind.GENERATION, 2, FREE, FREE, Gate(met=False, text=text), drain=True)
     assert made.drainable() == (2,)
 
