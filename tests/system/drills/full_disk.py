@@ -118,15 +118,15 @@ def main() -> None:
         assert "No space left on device" in refused
         assert "1 generation in 1 region" in inspected
         assert_same(table.read_spec(), table.expected())
-        page.run("Make a little room first")
+        page.run("Free a little space first")
         assert not spilled.exists()
         assert not cut.exists()
-        expired, drained = page.run("Then let old versions and generations go", 2)
+        expired, drained = page.run("Then delete old versions and generations", 2)
         assert expired.startswith("expired"), expired
         assert " and 2 more (" in drained, drained
-        assert "taken off the" in drained, drained
+        assert "removed from the" in drained, drained
         age(Path(table.uri, "_mem_wal"), 0.5)
-        (deleted,) = page.run("Then let old versions and generations go")
+        (deleted,) = page.run("Then delete old versions and generations")
         assert deleted.startswith("deleted"), deleted
         said, _, inspected = page.run("Continue")
         assert said.startswith("merged")

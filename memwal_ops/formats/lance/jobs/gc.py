@@ -66,8 +66,8 @@ class GcReport(BaseReport[LanceCandidate]):
         """See the base class."""
         if self.decision is GcDecision.PLANNED and self.drainable:
             yield (
-                f"{counted(self.drainable, 'generation is', 'generations are')} no longer needed: --apply takes them "
-                "off the region's list, and a run after --reader-grace deletes them."
+                f"{counted(self.drainable, 'generation is', 'generations are')} no longer needed: --apply removes them "
+                "from the region's list, and a run after --reader-grace deletes them."
             )
         if self.drained and self.reader_grace:
             later = datetime.now(UTC) + self.reader_grace

@@ -116,7 +116,7 @@ class RegionCollector(Collector[LanceCandidate]):
             generations = self.view.drainable()
             drained = self.view.newest.next().without_generations(generations)
             # Timeline without this check: all generations are read as merged; the table is created again; the new
-            # table's unmerged generations are taken off the list.
+            # table's unmerged generations are removed from the list.
             self.basis.check()
             if generations and self.basis.rules.table.region(self.part).commit(drained):
                 _log.info("drained", region=str(self.part), generations=list(generations))

@@ -197,7 +197,7 @@ class RegionView:
         if dropped_by is not None:
             gates = self.base_gates() + self.rules.generation_gates(self.region_id, generation)
             dropped = self.contents.manifests.get(dropped_by)
-            event = f"taken off the list by region manifest version {dropped_by}"
+            event = f"removed from the list by region manifest version {dropped_by}"
             if dropped is None:
                 gates += (Gate(met=False, text=f"{event}, just now"),)
             else:
@@ -233,7 +233,7 @@ class RegionView:
         return Gate(met=True, text="its generation is merged, and no longer needed")
 
     def _dropped_by(self, name: str) -> int | None:
-        """The manifest version that took a directory off the list; None: no existing version lists it."""
+        """The manifest version that removed a directory from the list; None: no existing version lists it."""
         last = self.history().listed.get(name)
         return None if last is None else max(last, self.history().broken) + 1
 

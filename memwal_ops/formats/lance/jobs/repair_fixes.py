@@ -108,7 +108,7 @@ def _drain(table: Table, finding: Finding) -> Fix[Table]:
             return FixAttempt.GONE
         return _swap_region(table, manifest, manifest.without_generations(numbers), keep)
 
-    return Fix(f"drain:{region_id}", f"take generation {listed} off the list of region {region_id}", make)
+    return Fix(f"drain:{region_id}", f"remove generation {listed} from the list of region {region_id}", make)
 
 
 class _NotMissingError(UnsafeError):

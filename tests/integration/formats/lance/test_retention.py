@@ -154,11 +154,11 @@ def test_versions_that_are_expired_while_they_are_read(monkeypatch: pytest.Monke
         tree.refresh(None, listed)  # type: ignore[arg-type]  # nothing is read from it
 
     refresh("first", 4, 5, gone=False)
-    assert (tree.all_versions, tree.below(REGION, 3), tree.pointing) == ((4, 5), [4, 5], {4, 5})
+    assert (tree.all_versions, tree.below(REGION, 3), tree.into_mem_wal) == ((4, 5), [4, 5], {4, 5})
     refresh("first", 5, gone=False)
-    assert (tree.all_versions, tree.pointing) == ((5,), {5})
+    assert (tree.all_versions, tree.into_mem_wal) == ((5,), {5})
     refresh("second", 4, 5, gone=True)
-    assert (tree.all_versions, tree.below(REGION, 3), tree.pointing, tree.index_uuids) == ((), [], set(), {})
+    assert (tree.all_versions, tree.below(REGION, 3), tree.into_mem_wal, tree.index_uuids) == ((), [], set(), {})
     refresh("second", 1, 5, gone=False)
     assert (tree.all_versions, tree.below(REGION, 3), tree.below(REGION, 2)) == ((1, 5), [1, 5], [])
 

@@ -132,7 +132,7 @@ def test_drained_first_deleted_when_readers_are_through(tmp_path: Path, kind: ty
     age(made, "_mem_wal/*/manifest/*.binpb", 14 * 60)
     why = reasons(planned(made, options), Kind.GENERATION)
     assert set(why) == folders
-    assert all("taken off the list by region manifest version" in text for text in why.values())
+    assert all("removed from the list by region manifest version" in text for text in why.values())
     assert collect(made, options).decision == "nothing_to_delete"
     # Only the version that dropped them counts: here it is young, and all that stand before it are old.
     age(made, "_mem_wal/*/manifest/*.binpb", DAY)

@@ -106,7 +106,7 @@ def test_a_drained_generation_waits_for_readers(ago: float, verdict: Verdict) ->
     contents = listing(manifests, {5: ago * HOUR, 6: timedelta()}, **{directory(2): timedelta()})
     [found] = view(manifests, contents, rules_of(manifests, reader_grace=HOUR)).directories()
     age = "1 h" if ago == 1 else "54 min"
-    dropped = Gate(met=ago == 1, text=f"taken off the list by region manifest version 5, {age} ago; kept for 1 h")
+    dropped = Gate(met=ago == 1, text=f"removed from the list by region manifest version 5, {age} ago; kept for 1 h")
     assert found == folder(Kind.GENERATION, 2, FREE, FREE, dropped)
     assert found.verdict is verdict
 
@@ -117,7 +117,7 @@ def test_a_generation_that_was_drained_since_the_listing() -> None:
     contents = listing(manifests, **{directory(2): 9 * HOUR})
     manifests.standing |= {5: manifest(5, [2]), 6: manifest(6)}
     [found] = view(manifests, contents).directories()
-    dropped = Gate(met=False, text="taken off the list by region manifest version 6, just now")
+    dropped = Gate(met=False, text="removed from the list by region manifest version 6, just now")
     assert found == folder(Kind.GENERATION, 2, FREE, FREE, dropped)
 
 
@@ -125,7 +125,7 @@ def test_a_broken_version_may_have_listed_it_too() -> None:
     manifests = Manifests(manifest(3, [2]), manifest(4), 5, manifest(6))
     contents = listing(manifests, {6: timedelta(minutes=5)}, **{directory(2): 9 * HOUR})
     [found] = view(manifests, contents).directories()
-    assert found.why == "taken off the list by region manifest version 6, 5 min ago; kept for 15 min"
+    assert found.why == "removed from the list by region manifest version 6, 5 min ago; kept for 15 min"
 
 
 @pytest.mark.parametrize("points", [False, True])
