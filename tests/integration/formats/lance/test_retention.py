@@ -174,7 +174,7 @@ def test_a_version_that_cannot_be_read_is_forgotten_once_it_is_gone(monkeypatch:
 
 
 def test_versions_in_words() -> None:
-    assert [module._holds([2, 4], version) for version in range(1, 6)] == [False, True, False, True, False]
+    assert [module._contains([2, 4], version) for version in range(1, 6)] == [False, True, False, True, False]
     spans = {(3,): "version 3", (3, 4, 5): "versions 3 to 5", (3, 5): "2 versions from 3 to 5"}
     assert {versions: module._span(versions) for versions in spans} == spans
 

@@ -149,7 +149,7 @@ def test_what_it_cannot_follow_is_named_until_it_is_rebuilt(
             "restored": "restored",
             "overwritten": "overwritten",
             "expired": "expired",
-            "replaced": "another table",
+            "replaced": "another one",
         }
         assert words[change.__name__] in report.describe()
     assert View(followed).unusable

@@ -408,7 +408,7 @@ def test_a_commit_that_could_not_be_published_is_there_and_comes_first(
         if len(steps) == 1:
             index.insert(np.arange(3000, 3040), vectors[3000:3040])
         else:
-            with pytest.raises(StorageError, match=r"committed is not visible yet\. The disk is full"):
+            with pytest.raises(StorageError, match=r"but not visible yet\. The disk is full"):
                 index.insert(np.arange(3000, 3040), vectors[3000:3040])
         full = False
         index.insert(np.arange(3030, 3080), vectors[3030:3080])
