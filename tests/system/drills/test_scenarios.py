@@ -72,7 +72,7 @@ def test_backlog_growing(tmp_path: Path) -> None:
         line, inspected, answer, history, leases = page.run("Look")
         assert "generations 33" in line
         assert "Behind by 33 generations in 1 region" in inspected
-        assert "does not answer" in answer
+        assert "does not respond" in answer
         assert "succeeded" in history
         assert "released" in leases
         assert_same(table.read_spec(), table.expected())
