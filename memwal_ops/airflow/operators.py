@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.airflow.connections import check_public
 from memwal_ops.airflow.host import BaseOperator
-from memwal_ops.airflow.tasks import end, read_storage
+from memwal_ops.airflow.tasks import raise_failure, read_storage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class MemWalJobOperator(BaseOperator):
         if outcome.failure is not None:
             if outcome.document is not None and self.do_xcom_push:
                 context["ti"].xcom_push(key="return_value", value=outcome.document)
-            end(outcome.failure, skip_blocked=self.soft_fail_on_blocked)
+            raise_failure(outcome.failure, skip_blocked=self.soft_fail_on_blocked)
         document = outcome.document or {}
         self.log.info("%s of %s: %s", self.job, self.uri, document.get("decision"))
         return document

@@ -13,7 +13,7 @@ from memwal_ops.airflow.host import (
     PokeReturnValue,
     default_deferrable,
 )
-from memwal_ops.airflow.tasks import end, read_storage
+from memwal_ops.airflow.tasks import raise_failure, read_storage
 from memwal_ops.airflow.triggers import MemWalBacklogTrigger
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MemWalBacklogSensor(BaseSensorOperator):
-    """Wait until a job's backlog metrics meet ``when``, which the task returns (XCom).
+    """Wait until a job's backlog metrics satisfy ``when``; push their values to XCom.
 
     Args:
         uri: the table.
@@ -89,7 +89,7 @@ class MemWalBacklogSensor(BaseSensorOperator):
         if result.trace is not None:
             self.log.error(result.trace)
         if result.failure is not None:
-            end(result.failure)
+            raise_failure(result.failure)
         self.log.info("Backlog of %s: %s", self.uri, result.figures)
         return PokeReturnValue(is_done=result.fires, xcom_value=result.figures)
 

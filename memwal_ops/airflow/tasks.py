@@ -38,7 +38,7 @@ def _joined(conn_id: str | None, parts: Mapping[str, Any] | None, options: Mappi
         check_public(options or {})
         found = storage_options(str(conn_id), **parts) if parts is not None else {}
     except InvalidUsageError as error:
-        end(from_error(error))
+        raise_failure(from_error(error))
     for secret in secrets_of(found):
         # As it is, and as URLs and JSON encode it.
         for form in {secret, quote(secret, safe=""), secret.replace("/", "\\/")}:
@@ -46,7 +46,7 @@ def _joined(conn_id: str | None, parts: Mapping[str, Any] | None, options: Mappi
     return RedactedOptions({**found, **(options or {})})
 
 
-def end(failure: Failure, *, skip_blocked: bool = False) -> NoReturn:
+def raise_failure(failure: Failure, *, skip_blocked: bool = False) -> NoReturn:
     """End the task: skipped, failed without retries, or failed with Airflow's own retries."""
     if failure.is_blocked and skip_blocked:
         raise AirflowSkipException(failure.message) from None

@@ -81,7 +81,7 @@ def doctor(uri: str | None, storage_options: dict[str, str], as_json: bool) -> i
 
     Exit codes: 0 nothing worse than a warning; else that of the first error, as a job would end: runbooks/README.md.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    checks = [*machine(), *(() if uri is None else _remote(uri, storage_options))]
+    checks = [*environment_checks(), *(() if uri is None else _remote(uri, storage_options))]
     worst = next((level for level in (ERROR, WARNING) if any(one.level == level for one in checks)), OK)
     if as_json:
         echo_json({"decision": worst, "checks": [one.to_json() for one in checks]})
@@ -94,7 +94,7 @@ def doctor(uri: str | None, storage_options: dict[str, str], as_json: bool) -> i
     return next((one.exit_code for one in checks if one.level == ERROR), 0)
 
 
-def machine() -> Iterator[Check]:
+def environment_checks() -> Iterator[Check]:
     """Check the machine itself; sends no request to a store."""
     version = platform.python_version()
     python = tuple(map(int, platform.python_version_tuple()[:2]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memwal_ops.cli.doctor import machine
+from memwal_ops.cli.doctor import environment_checks
 from memwal_ops.cli.options import IntRange, json_output, storage_options
 from memwal_ops.cli.output_file import check_replaceable, written_file
 from memwal_ops.cli.printing import echo_result
@@ -52,12 +52,13 @@ def export_support(
     if not isinstance(found, ExportsMetadata):
         raise InvalidUsageError(
             f"{location.uri} is a table of the format {found.name}, which this command does not export.",
-            remedy="Send the output of memwal-ops inspect URI --json and verify URI --json; read them before.",
+            remedy="Send the output of memwal-ops inspect URI --json and verify URI --json instead; check it for "
+            "confidential values first.",
         )
     file = output or f"{short_name(os.path.basename(location.uri))}{_SUFFIX}"
     if not force:
         check_replaceable(file, lambda head: b"export.json" in head, "an export")
-    more = {"checks": [one.to_json() for one in machine()], "history": _history(found, location, store)}
+    more = {"checks": [one.to_json() for one in environment_checks()], "history": _history(found, location, store)}
     with written_file(file) as handle:
         objects, contents = export_table(handle, found, location, store, versions, **more)
     size = os.path.getsize(file)

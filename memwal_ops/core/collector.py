@@ -289,8 +289,8 @@ class _Run(Generic[CandidateT]):
         """Report the held candidates; delete the others in batches."""
         batch: list[CandidateT] = []
         objects = 0
-        # Also across batches. Otherwise: version 5 cannot be deleted, version 1,001 is in the next batch and is
-        # deleted, and the region has a gap, so that no process can read it.
+        # Carried over from batch to batch. Timeline otherwise: version 5 cannot be deleted; version 1,001, in the next
+        # batch, is deleted; the region has a gap, and no process can read it.
         whole = True
         for candidate in stage.candidates:
             if candidate.verdict is not Verdict.DELETE:
@@ -309,25 +309,25 @@ class _Run(Generic[CandidateT]):
 
     def _delete(self, collector: Collector[CandidateT], batch: list[CandidateT], in_order: str | None) -> bool:
         """Revalidate a batch, and delete the candidates that are still deletable. Return whether all are gone."""
-        proven = self._call(lambda: list(collector.revalidate(batch)))
-        if proven is None:
+        revalidated = self._call(lambda: list(collector.revalidate(batch)))
+        if revalidated is None:
             for candidate in batch:
                 self._keep(candidate, self._stop_reason or _NOT_DONE)
             return False
         if in_order is None:
-            return self._remove(collector, proven)
-        for at, candidate in enumerate(proven):
+            return self._remove(collector, revalidated)
+        for at, candidate in enumerate(revalidated):
             if not self._remove(collector, [candidate]):
-                for rest in proven[at + 1 :]:
+                for rest in revalidated[at + 1 :]:
                     self._keep(rest, self._stop_reason or in_order)
                 return False
         return True
 
-    def _remove(self, collector: Collector[CandidateT], proven: Iterable[CandidateT]) -> bool:
+    def _remove(self, collector: Collector[CandidateT], revalidated: Iterable[CandidateT]) -> bool:
         """Delete the deletable candidates; small ones share a request. Return whether all of them are gone."""
         small: list[tuple[CandidateT, dict[str, int]]] = []
         whole = True
-        for candidate in proven:
+        for candidate in revalidated:
             if candidate.verdict is not Verdict.DELETE:
                 self.record(candidate)
                 whole = False

@@ -179,8 +179,14 @@ def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, n
             for entry in _entries(store, folder):
                 if entry.number == number:
                     return entry
-            raise TableReplacedError(f"{_path(folder, number)} is gone right after it was written: so is the table.")
-    raise StorageError(f"Other processes wrote the next number in {folder} first, {_ATTEMPTS} times in a row.")
+            raise TableReplacedError(
+                f"{_path(folder, number)} was deleted right after it was written: the table was removed or replaced.",
+                remedy="Open the table again, and take a new hold.",
+            )
+    raise StorageError(
+        f"Cannot write an entry to {folder}: {_ATTEMPTS} consecutive conflicts with other processes.",
+        remedy="Run the command again.",
+    )
 
 
 def _sweep(store: Store, folder: str, entries: Collection[Hold]) -> None:

@@ -231,7 +231,14 @@ def break_lease(store: Store, job: str, by: str) -> Lease:
             broken = read_lease(store, job)
             assert broken is not None  # noqa: S101 - the newest is never deleted
             return broken
-    raise StorageError(f"Other processes wrote the lease of {job} first, {_ATTEMPTS} times in a row.")
+    raise _conflicts_error(job)
+
+
+def _conflicts_error(job: str) -> StorageError:
+    return StorageError(
+        f"Cannot write the lease of {job}: {_ATTEMPTS} consecutive conflicts with other processes.",
+        remedy="Run the command again.",
+    )
 
 
 def end_expired(store: Store, job: str) -> Lease | None:
@@ -247,7 +254,7 @@ def end_expired(store: Store, job: str) -> Lease | None:
         document = _document(number, current.holder, current.acquired, current.ttl, why, current.last)
         if _put(store, job, number, document):
             return read_lease(store, job)
-    raise StorageError(f"Other processes wrote the lease of {job} first, {_ATTEMPTS} times in a row.")
+    raise _conflicts_error(job)
 
 
 def check(store: Store, lease: Lease) -> None:

@@ -77,7 +77,7 @@ def _no_fix(table: Table, finding: Finding) -> None:
 
 def _no_place(table: Table, name: str) -> NoReturn:
     raise InvalidFormatError(
-        f"The record of the repair names {name!r}, which is not a place that a repair of {table.location.uri} replaces."
+        f"Cannot undo: the record of the repair names {name!r}, which no repair of {table.location.uri} replaces."
     )
 
 

@@ -60,6 +60,6 @@ def bucket_settings(access: AwsAccess, bucket: str) -> BucketSettings:
 
 
 def _prefix(rule: Any) -> str:
-    """The prefix that a rule applies to; empty: all objects (also for a filter by tags, which no object has)."""
+    """The prefix that a rule applies to; empty if it has none, also for a rule that filters by tags only."""
     where = rule.get("Filter", {})
     return str(where.get("Prefix") or where.get("And", {}).get("Prefix") or rule.get("Prefix") or "")

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 _STEP_SECONDS = 0.5
 _STALLED_SECONDS = 30.0
 _MAX_RUNS_SHOWN = 10_000
-_LAST_SECONDS = 5.0
+_STATUS_INTERVAL_SECONDS = 5.0
+_CLOSE_TIMEOUT_SECONDS = 5.0
 # After that time the service reports that it is ready; tables that are not discovered yet are added later.
 _DISCOVERY_SECONDS = 15.0
 _PRUNE = timedelta(hours=1)
@@ -200,7 +201,7 @@ class Service:
             return False, "stopping"
         if not self._ready:
             return False, "starting"
-        return (True, "ready") if self._timers.running else (False, "the scheduler does not run")
+        return (True, "ready") if self._timers.running else (False, "the timers are not running")
 
     def status(self) -> StatusDocument:
         """Return the document of ``/api/v1/status``."""
@@ -413,7 +414,7 @@ class Service:
         if every is not None and now - self._last_watchdog_sent >= every:
             self._last_watchdog_sent = now
             self._notifier.watchdog()
-        if self._ready and self._stop_began is None and now - self._last_status_sent >= _LAST_SECONDS:
+        if self._ready and self._stop_began is None and now - self._last_status_sent >= _STATUS_INTERVAL_SECONDS:
             self._last_status_sent = now
             self._notifier.status(self._status_line())
 
@@ -435,15 +436,15 @@ class Service:
         if at_once:
             pools.kill()
         else:
-            pools.close(_LAST_SECONDS)
-        ends = time.monotonic() + _LAST_SECONDS
+            pools.close(_CLOSE_TIMEOUT_SECONDS)
+        ends = time.monotonic() + _CLOSE_TIMEOUT_SECONDS
         self.scheduler.step(0.0)
         while self.scheduler.in_flight and time.monotonic() < ends and not at_once:
             self.scheduler.step(0.1)
         self.scheduler.abandon()
         if self.scheduler.leases is not None:
             self.scheduler.leases.close(wait=True)
-        self._heartbeat.close(0.0 if at_once else _LAST_SECONDS)
+        self._heartbeat.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
         if self._http is not None:
             self._http.close()
         if self._once:

@@ -170,7 +170,7 @@ def test_numbers_that_others_write_first(table: Any, others: int, done: bool) ->
     if done:
         assert take_hold(table, 4, HOUR).number == others + 5
     else:
-        text = f"Other processes wrote the next number in {HOLDS_FOLDER} first, 100 times in a row"
+        text = f"Cannot write an entry to {HOLDS_FOLDER}: 100 consecutive conflicts"
         with pytest.raises(StorageError, match=text):
             take_hold(table, 4, HOUR)
 

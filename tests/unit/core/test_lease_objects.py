@@ -244,7 +244,7 @@ def test_broken_while_it_is_renewed(store: Any, others: int, done: bool) -> None
     if done:
         assert break_lease(store, "merge", "c").number == others + 2
     else:
-        with pytest.raises(StorageError, match="Other processes wrote the lease of merge first, 20 times in a row"):
+        with pytest.raises(StorageError, match="Cannot write the lease of merge: 20 consecutive conflicts"):
             break_lease(store, "merge", "c")
 
 
