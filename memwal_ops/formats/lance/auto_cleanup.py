@@ -2,7 +2,8 @@
 
 If a table has the setting ``lance.auto_cleanup.*``, pylance deletes old versions in each N-th
 commit. It respects tags and branches, but not holds, and follows symbolic links out of the table.
-Its commits under a detached name, which all other jobs use, do not clean up (there is a contract test for that).
+Detached commits do not start it (a contract test shows that). All jobs make detached commits, except those that call
+:func:`refuse_auto_cleanup`.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> Codebook:
 
 
 def codebook_at(location: Location, folder: str, name: str) -> Codebook:
-    """As :func:`read_codebook`, of a segment by its folder as a URI; ``name`` is the index's, for errors."""
+    """Read the codebook of the segment in ``folder``, a URI; ``name`` is that of the index, for error messages."""
     try:
         index = _open(location, f"{folder}/{_INDEX_FILE}")
         storage = _open(location, f"{folder}/{_STORAGE_FILE}")

@@ -239,11 +239,11 @@ def _matches(source: Node, target: Node, verdict: bool | None, undecided: list[N
 def _undecided(fields: Sequence[Node]) -> SchemaProjectionError:
     names = ", ".join(dict.fromkeys(repr(field.name) for field in fields))
     return SchemaProjectionError(
-        f"It cannot be determined whether {names} are the columns that the generation was flushed with, or were added "
-        "after columns of these names had been dropped, or belong to a table that was created again: the versions that "
-        "would show it are gone, or the clocks of writer and store contradict each other.",
+        f"Cannot match the columns {names} with those that the generation was flushed with: the versions that would "
+        "show whether they were dropped and added again, or the table created again, have expired, or the clocks of "
+        "writer and store contradict each other.",
         remedy="For each of them that was dropped and added again: copy it to a new column, drop it, and rename the "
-        "copy, so that it has another field id, and the generation's values are ignored. If no other one was: "
+        "copy, so that it has another field id, and the generation's values are ignored. If no other was dropped: "
         f"lance.dataset(URI).update_config({{{SAME_COLUMNS!r}: str(lance.dataset(URI).version)}}), and merge.",
     )
 

@@ -331,7 +331,7 @@ MIGRATE = JobSpec(
 
 A table with the MemWAL index of Lance 0.31 to 1.x: its regions get ids, what is flushed is adopted as generations, the
 primary key is marked, and the index is replaced, in one version. MemWALs that are not flushed are replayed from their
-logs, or refused: their writers lose them.
+logs, or the migration is refused. Their writers are fenced.
 
 A table of a current layout, with --to: its regions of the other layout are fenced, flushed, sealed and merged, and one
 version records the layout. Stop their writers before: they cannot continue. No row that was acknowledged as durable is

@@ -6,7 +6,8 @@ is published. Views from before that commit refer to the old slot, so it is reus
 at an earlier epoch. If the run is killed before the commit, nothing has changed; after it, the next run publishes the
 view.
 
-Blocks of healed nodes are moved behind all others, if there is a free slot: gc reclaims them next.
+Blocks of healed nodes (deleted, and no link leads to them any more) are moved behind all others, if there is a free
+slot: gc reclaims them next.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Blocks:
         """Blocks (positions) that can be moved now, the last ones first, and their new slots.
 
         Blocks of live nodes move to the lowest free slots, the last block first; those of healed nodes in the first
-        slots move behind them. Their old slots are free for the next commit, until there are no moves.
+        slots move behind them. The next commit can use their old slots: repeat until no moves are returned.
         """
         stay = np.flatnonzero(~self.healed)[::-1]
         most = min(len(stay), len(self.free))

@@ -106,7 +106,8 @@ class Index:
         read_only: never open the store; any number of processes may read during writes of another one.
         cache_bytes: budget of the block cache.
         wait: seconds to wait for another writer or job.
-        step: performs durable steps; that of a job checks its guard.
+        step: called with the name of each durable step and the function that makes it; that of a job checks its guard
+            first.
         overlay_bytes: budget for the blocks that a transaction changes; 0: transactions are not possible.
 
     Raises:
@@ -146,7 +147,7 @@ class Index:
             raise
 
     def _open_view(self, cache_bytes: int, *, read_only: bool) -> View:
-        budget = 0 if read_only or not self._overlay_bytes else max(self._overlay_bytes, 2 * self._worst())
+        budget = 0 if read_only or not self._overlay_bytes else max(self._overlay_bytes, 2 * self._max_insert_bytes())
         overlay = budget // self.parameters.layout.block_size
         view = View(self.folder, self.parameters, cache_bytes, overlay)
         if read_only:
@@ -164,7 +165,8 @@ class Index:
                 )
         return view
 
-    def _worst(self) -> int:
+    def _max_insert_bytes(self) -> int:
+        """The most bytes of blocks that one insert can change."""
         links = self.parameters.links
         return (links * (links + 4) + 2) * self.parameters.layout.block_size
 
@@ -228,7 +230,7 @@ class Index:
         Raises:
             InvalidUsageError: the index is read-only, or a transaction is already open.
         """
-        self._own()
+        self._refuse_if_following()
         with self.staged():
             yield self
 
@@ -295,8 +297,8 @@ class Index:
             with self._transaction.atomic():
                 return self._transaction.delete(rows)
 
-    def _own(self) -> None:
-        """Check that the rows are this index's own. Raises ``InvalidUsageError`` if it follows a table."""
+    def _refuse_if_following(self) -> None:
+        """Raise ``InvalidUsageError`` if the index follows a table."""
         found = read_source(self.folder)
         if found is not None:
             raise InvalidUsageError(

@@ -186,7 +186,7 @@ class JobSteps(Driver):
         while (report := merge.apply(open_table(made.uri), merge.MergeOptions())).decision == "blocked":
             fault = report.blocked[0]
             assert fault.error.reason == "schema_projection", fault.to_json()
-            if "It cannot be determined whether" in str(fault.error):
+            if "Cannot match the columns" in str(fault.error):
                 # No column was ever added again under the name of another.
                 dataset = lance.dataset(made.uri)
                 dataset.update_config({SAME_COLUMNS: str(dataset.version)})

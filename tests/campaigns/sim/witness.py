@@ -65,7 +65,7 @@ _KNOWN = re.compile(
 )
 
 # How the product says that no version is left that would tell whether two columns are the same.
-_UNDECIDED = ("It cannot be determined whether", "the versions that would distinguish a rename")
+_UNDECIDED = ("Cannot match the columns", "the versions that would distinguish a rename")
 
 
 class Witness:

@@ -1,9 +1,9 @@
 """Find the base rows that a pass supersedes: their row addresses, by key.
 
 There are two ways with the same result. The scan compares the key columns of the whole base, as a stream, with the
-winners' keys; its memory is one chunk, whatever the size of the base (a hash join over the base's keys, as
-``merge_insert`` runs it, grows with the base). The index looks up each winner's key; it is faster if
-there are few winners compared with the base.
+keys of the winners (the newest rows of the pass); its memory is one chunk, whatever the size of the base. (A hash join
+over the base's keys, as ``merge_insert`` runs it, grows with the base.) The index looks up the key of each winner; it
+is faster if there are few winners compared with the base.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def replaced_ids(hits: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64],
 def repeated_keys(table: Table, winners: Winners, *, max_bytes: int) -> Mapping[str, Any] | None:
     """A key of a winner that several rows of the base have; None: there is none.
 
-    For a key that the user names and the table does not mark: the upsert would replace all these rows by one.
+    For a key that is given by an option and not marked in the schema: the upsert would replace all these rows by one.
     """
     columns = [*table.primary_key]
     chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)

@@ -56,7 +56,7 @@ class GenerationState:
 
 @dataclass(frozen=True, slots=True)
 class RegionState:
-    """One region, and the fault because of which it cannot be read or merged, as far as a listing shows it.
+    """One region, and the first fault in its listing that prevents reading or merging it.
 
     ``unflushed_wal_entries``: entries of its log after the last flushed one, including those with which a writer
     claims the region; None if its manifest cannot be read. ``counts``: per state how many generations

@@ -179,7 +179,7 @@ def _checked(table: Table, options: MigrateOptions) -> Table:
 
 
 def _are_ours(table: Table) -> bool:
-    """Whether every existing region was made for a name of this table, by an earlier run."""
+    """Whether an earlier migration of this table created all existing regions."""
     ids = {region_id_of(table.store, region, record=False) for region in {one.id.region for one in mem_wals_of(table)}}
     return {*table.regions.region_ids} <= ids
 

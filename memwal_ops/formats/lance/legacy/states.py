@@ -97,16 +97,21 @@ def advance(
         expected_owner_id: the owner of the newest generation; None: the region has none.
 
     Raises:
-        InvalidUsageError: the region has (or has no) generation, or a location is used again.
+        InvalidUsageError: ``expected_owner_id`` is given and the region has no generation, or is not given and it has
+            one; or a location is used again.
         WriterFencedError: the newest generation has another owner (S1-022).
     """
     newest = max((one for one in mem_wals if one.id.region == region), key=lambda one: one.id, default=None)
     if newest is None:
         if expected_owner_id is not None:
-            raise InvalidUsageError(f"Region {region!r} has no MemWAL, and so none that {expected_owner_id!r} owns.")
+            raise InvalidUsageError(
+                f"Region {region!r} has no MemWAL yet: expected_owner_id must be None, not {expected_owner_id!r}."
+            )
         return create(mem_wals, MemWalId(region, 0), mem_table_location, wal_location, owner_id)
     if expected_owner_id is None:
-        raise InvalidUsageError(f"Region {region!r} has a MemWAL already: its owner has to be given.")
+        raise InvalidUsageError(
+            f"Region {region!r} has a MemWAL already: expected_owner_id must be its owner, not None."
+        )
     _check_owner(newest, expected_owner_id)
     if wal_location == newest.wal_location or mem_table_location == newest.mem_table_location:
         raise InvalidUsageError(f"The next generation of region {region!r} needs a WAL and a MemTable of its own.")
@@ -202,7 +207,7 @@ def is_trimmable(mem_wal: MemWal, covered: int | None) -> bool:
 
 
 def covered_version(indexes: table_pb2.IndexSection | None) -> int | None:
-    """The lowest of the user indexes' versions, each the highest of its deltas; None: there is no user index."""
+    """The lowest version that a user index covers, each by its newest delta; None: there is no user index."""
     newest: dict[str, int] = {}
     for entry in () if indexes is None else indexes.indices:
         if not entry.name.startswith("__lance_"):
@@ -219,7 +224,7 @@ def find(mem_wals: Iterable[MemWal], mem_wal_id: MemWalId) -> MemWal:
 
 
 def disorder(mem_wals: Sequence[MemWal], region: str) -> str | None:
-    """A sentence about states of a region that no transition produces; None: there are none.
+    """Describe the states of a region that no transition can produce; None: there are none.
 
     These are more than one generation that is not sealed (S1-009), or one in a later state than a lower one.
     """
@@ -227,7 +232,7 @@ def disorder(mem_wals: Sequence[MemWal], region: str) -> str | None:
     unsealed = [one.id.generation for one in ascending if one.state is State.OPEN]
     if len(unsealed) > 1:
         listed = ", ".join(map(str, unsealed))
-        return f"Region {region!r} has {len(unsealed)} OPEN generations ({listed}), and there may be one."
+        return f"Region {region!r} has {len(unsealed)} OPEN generations ({listed}); at most one is allowed."
     for lower, higher in pairwise(ascending):
         if higher.state > lower.state:
             return (
@@ -269,7 +274,7 @@ def _owned(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, state: State, owner
     _check_owner(found, owner_id)
     if found.state is not state:
         raise InvalidUsageError(
-            f"The MemWAL of {mem_wal_id} is {found.state.name}, and has to be {state.name} for that."
+            f"Cannot change the MemWAL of {mem_wal_id}: it is {found.state.name}, and must be {state.name}."
         )
     return found
 

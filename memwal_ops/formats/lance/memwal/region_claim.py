@@ -97,7 +97,10 @@ class Claim:
         return cls(table.store, path, claimed.version, None if meta is None else meta.last_modified)
 
     def is_replaced(self, newest: RegionManifest) -> bool:
-        """Whether the region's newest manifest is that of another one; one request. A collected claim is no sign."""
+        """Whether the region's newest manifest is that of another one; one request.
+
+        False if gc has deleted the manifest of the claim: its absence shows nothing.
+        """
         if newest.version < self.version:
             return True
         meta = self.store.head(self.path)

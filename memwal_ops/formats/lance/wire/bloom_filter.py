@@ -1,9 +1,9 @@
 """The primary key bloom filter of a generation, ``bloom_filter.bin`` (S0-136, S0-140), as Lance writes and reads it.
 
 The specification names the file only. Lance stores a split-block bloom filter of Parquet's form without a
-header: blocks of eight 32-bit words, least significant byte first. A key is hashed by SipHash-1-3 with a zero key, of
-each key column one byte 0 (not NULL) and the value: whole numbers as stored, text with a byte 255 behind it, bytes with
-their length, as eight bytes, in front.
+header: blocks of eight 32-bit words, least significant byte first. The hash is
+SipHash-1-3 with a zero key. Its input has for each key column a byte 0 (not NULL) and the value: integers as stored;
+strings, then a byte 255; binary after its length as a uint64.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Report:
         epoch: of the index afterwards.
         healed: deleted nodes that were removed from the graph; of a plan: those to be healed.
         rewired: nodes whose neighbours were searched again.
-        pruned: nodes that got other links instead.
+        pruned: nodes whose links were only replaced, without a new search.
         inserted, deleted: rows of the followed table; skipped: its rows without a usable vector.
         versions: of the followed table, that the index was behind.
         followed: the version of the table that the index has now; None: it follows none.

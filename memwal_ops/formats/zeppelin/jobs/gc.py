@@ -8,7 +8,7 @@
 | revision | it is not retained, and no object exists that only it lists |
 | anything else | kept, reported as unrecognized |
 
-Segments are deleted by whole prefixes: a carried cluster keeps the prefix that contains it, at any age.
+Segments are deleted by whole prefixes: a prefix is kept, at any age, while a retained manifest lists a cluster in it.
 """  # noqa: E501 - a table
 
 from __future__ import annotations

@@ -90,9 +90,9 @@ def test_an_id_that_was_used_again_is_another_column() -> None:
         ([ID, node(2, "a")], [ID, node(3, "a", TEXT)], {}, "id", "'a' has type string in the base table and int64 in"),
         ([ID, node(2, "a")], [ID, node(2, "a", TEXT)], {}, "id", "'a' has type string in the base table and int64 in"),
         ([ID, node(2, "a")], [ID, node(2, "b")], {2: None}, "id", "Field 2 was 'a' when .* and is 'b' now"),
-        ([ID, node(2, "a")], [ID, node(2, "a")], {2: None}, "id", "cannot be determined whether 'a' are the columns"),
-        ([ID, node(2, "a")], [ID, node(2, "a")], {1: None, 2: None}, "id", "cannot be determined whether 'a' are"),
-        ([ID], [ID], {1: None}, "id", "cannot be determined whether 'id' are the columns"),
+        ([ID, node(2, "a")], [ID, node(2, "a")], {2: None}, "id", "Cannot match the columns 'a' with"),
+        ([ID, node(2, "a")], [ID, node(2, "a")], {1: None, 2: None}, "id", "Cannot match the columns 'a'"),
+        ([ID], [ID], {1: None}, "id", "Cannot match the columns 'id' with"),
     ],
 )
 def test_what_cannot_be_matched_is_refused(

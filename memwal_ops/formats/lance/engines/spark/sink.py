@@ -45,11 +45,11 @@ class SparkTable:
     stages: Stages
 
     def stage(self, name: str, doing: str) -> AbstractContextManager[None]:
-        """See the protocol."""
+        """Report a stage, with its time; see the protocol."""
         return self.stages.stage(name, doing)
 
     def task(self, function: Task) -> Task:
-        """See the protocol."""
+        """Wrap a function so that its errors reach the driver; see the protocol."""
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with reported():
@@ -58,11 +58,11 @@ class SparkTable:
         return run
 
     def load(self, rows: DataFrame) -> None:
-        """See the protocol."""
+        """Load rows into the table; see the protocol."""
         self.table.load(rows)
 
     def map_rows(self, function: Task, schema: str) -> DataFrame:
-        """See the protocol."""
+        """Apply a function to the rows of each fragment, on executors; see the protocol."""
         location, version = self.location.refreshed(), self.table.version
         with lance_errors("open", location.uri):
             fragments = [one.fragment_id for one in open_dataset(location, version=version).get_fragments()]

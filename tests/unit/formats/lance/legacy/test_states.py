@@ -55,7 +55,7 @@ def test_advance_leaves_one_that_is_not_open() -> None:
 @pytest.mark.parametrize(
     ("more", "error", "message"),
     [
-        ({}, InvalidUsageError, "owner has to be given"),
+        ({}, InvalidUsageError, "expected_owner_id must be its owner"),
         ({"expected_owner_id": "z"}, WriterFencedError, "owned by 'x' now"),
         ({"expected_owner_id": "x", "wal_location": "wal/a/0"}, InvalidUsageError, "of its own"),
         ({"expected_owner_id": "x", "mem_table_location": "memory://a/0"}, InvalidUsageError, "of its own"),
@@ -85,7 +85,7 @@ def test_each_step_has_one_state_before_it(
     with pytest.raises(InvalidUsageError, match="no MemWAL"):
         step(listed, B0, "x")
     if state is not before:
-        with pytest.raises(InvalidUsageError, match=f"is {state.name}, and has to be {before.name}"):
+        with pytest.raises(InvalidUsageError, match=f"is {state.name}, and must be {before.name}"):
             step(listed, A0, "x")
         return
     change = step(listed, A0, "x")

@@ -65,7 +65,7 @@ def test_all_five_encodings(name: str) -> None:
 
 REFUSED = {
     "no bytes": (b"", "none of the five"),
-    "no protobuf": (b"\x0a\xff", "no protobuf"),
+    "not a protobuf message": (b"\x0a\xff", "no protobuf"),
     "backwards": (wire.encode([(1, bounds(5, 2))]), "begins at 5"),
     "hole outside": (wire.encode([(2, bounds(0, 3, (3, u64([3]))))]), "holes"),
     "holes unsorted": (wire.encode([(2, bounds(0, 9, (3, u64([4, 3]))))]), "holes"),
@@ -174,7 +174,7 @@ NAMED = wire.encode([(1, b"r"), (2, 1)])
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x0a\xff", "no protobuf"),
+        (b"\x0a\xff", "not a protobuf message"),
         (wire.encode([(1, wire.encode([(4, b"\x0a\x00")]))]), "without an id"),
         (wire.encode([(1, wire.encode([(1, NAMED), (4, b"\x0a\x00"), (5, 4)]))]), "generation 1 of region 'r'.*4"),
         (wire.encode([(1, wire.encode([(1, NAMED)]))]), "none of the five"),

@@ -51,12 +51,12 @@ def test_sources_are_numbered_in_their_order() -> None:
         ("col0 % 7", "utf8", "consistent with its result type"),
         ("col0 % 7000", "int8", "consistent with its result type"),
         ("col0 * 0.5", "int64", "consistent with its result type"),
-        ("col1", "int64", "is none"),
-        ("col0, col0", "int64", "is none"),
-        ("col0) UNION (SELECT 1", "int64", "is none"),
-        ("", "int64", "is none"),
-        ("@@session", "int64", "is none"),
-        ("no_such_function(col0)", "int64", "is none"),
+        ("col1", "int64", "is invalid"),
+        ("col0, col0", "int64", "is invalid"),
+        ("col0) UNION (SELECT 1", "int64", "is invalid"),
+        ("", "int64", "is invalid"),
+        ("@@session", "int64", "is invalid"),
+        ("no_such_function(col0)", "int64", "is invalid"),
     ],
 )
 def test_expressions_that_break_a_rule(sql: str, result: str, rule: str) -> None:

@@ -241,7 +241,7 @@ def test_what_is_stored() -> None:
         ([RegionSpec((RegionField.parse("bucket(id, 0)"),))], "num_buckets is '0'"),
         ([RegionSpec((RegionField.parse("bucket(id, many)"),))], "num_buckets is 'many'"),
         ([RegionSpec((RegionField.parse("truncate(id, -3)"),))], "width is '-3'"),
-        ([RegionSpec((RegionField.parse("year(id)"),))], "no value for the type int64"),
+        ([RegionSpec((RegionField.parse("year(id)"),))], "does not support the type int64"),
         ([RegionSpec((RegionField("x", ("id", "key"), "identity"),))], "takes one column, not 2"),
         (
             [RegionSpec((RegionField("x", ("id",), "bucket", None, "utf8", {"num_buckets": "2"}),))],
