@@ -163,7 +163,7 @@ def commit_strict(
 
     Raises:
         CommitLostError: that version exists already; nothing was published.
-        CommitStateUnknownError: the store did not respond, and reading back failed as well.
+        CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
         UnsupportedFeatureError: see :func:`check_committable`.
         InvariantViolatedError: progress would decrease, or the stamped manifest is not readable.
     """
@@ -203,7 +203,7 @@ def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
 
     Raises:
         CommitLostError: that version exists already; nothing was published.
-        CommitStateUnknownError: the store did not respond, and reading back failed as well.
+        CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
         InvariantViolatedError: the change would change merge progress, or remove an entry that does not exist.
         UnsupportedFeatureError: see :func:`check_rewritable`.
     """
@@ -231,7 +231,7 @@ def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.
 
     Raises:
         CommitLostError: that version exists already; nothing was published.
-        CommitStateUnknownError: the store did not respond, and reading back failed as well.
+        CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
         InvariantViolatedError: pylance does not read it as it was built; nothing was published.
         UnsupportedFeatureError: see :func:`check_rewritable`.
     """

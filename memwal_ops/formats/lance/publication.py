@@ -148,7 +148,7 @@ def publish(table: Table, data: bytes, version: int) -> None:
 
     Raises:
         CommitLostError: another writer published that version.
-        CommitStateUnknownError: the store did not respond, and reading back failed as well.
+        CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
     """
     path = version_path(version, table.naming)
     try:
@@ -158,9 +158,7 @@ def publish(table: Table, data: bytes, version: int) -> None:
         if stored is None:
             # Not there now, but a request that is still in flight may succeed later: the outcome is
             # unknown, so this run must not report a failure and must not clean up.
-            raise CommitStateUnknownError(
-                f"The store did not respond to the commit of version {version}: {error}"
-            ) from error
+            raise CommitStateUnknownError(f"Whether version {version} was committed is unknown: {error}") from error
         published = stored == data
     else:
         if not published:
@@ -183,7 +181,7 @@ def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | N
     except ObjectNotFoundError:
         return None
     except StorageError as error:
-        raise CommitStateUnknownError(f"The store did not respond to the commit at {path}: {error}") from (
+        raise CommitStateUnknownError(f"Whether the commit at {path} succeeded is unknown: {error}") from (
             cause or error
         )
 

@@ -155,7 +155,7 @@ def test_no_answer_and_nothing_there() -> None:
     """The request may still be in flight."""
     store = MemoryStore(stores_nothing=True, faults={"put_if_absent": UNANSWERED})
     with pytest.raises(
-        CommitStateUnknownError, match="did not respond to the commit of version 5: no answer"
+        CommitStateUnknownError, match="Whether version 5 was committed is unknown: no answer"
     ) as raised:
         publish(table(store), OURS, 5)
     assert raised.value.__cause__ is UNANSWERED
