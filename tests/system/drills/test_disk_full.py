@@ -46,8 +46,12 @@ def test_a_bucket_whose_quota_is_used_up(s3_endpoint: str, s3_bucket: str, answe
             proxy.faults = [Fault("PUT", place, "before", *answer, times=1000)]
             with pytest.raises(MemwalOpsError) as caught:
                 merge.apply(open_table(uri, options_for(proxy.endpoint)), merge.MergeOptions())
-        assert caught.value.exit_code == {507: 20, 403: 22}[answer[0]], place
-        assert keys() == before, place
+        if place == "_versions":  # an earlier attempt may still succeed: the files that the version refers to are kept
+            assert caught.value.exit_code == 31
+            assert keys() > before
+        else:
+            assert caught.value.exit_code == {507: 20, 403: 22}[answer[0]], place
+            assert keys() == before, place
         assert_same(read_base(uri, direct), table.model.base)
     assert merge.apply(open_table(uri, direct), merge.MergeOptions()).decision == "merged"
     assert_same(read_base(uri, direct), table.expected())
