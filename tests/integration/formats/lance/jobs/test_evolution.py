@@ -294,7 +294,8 @@ def test_if_no_version_shows_it_any_more_and_it_was_dropped(noted: str, engine: 
     dataset.alter_columns({"path": "copy", "name": "note"})
     report = merge(noted, engine)
     assert reason(report) == "schema_projection"
-    assert "Cannot match the columns 'v' with" in str(report.blocked[0].error), "the rows were written again: no old file shows it either"
+    message = str(report.blocked[0].error)
+    assert "Cannot match the columns 'v' with" in message, "the rows were written again: no old file shows it either"
     lance.dataset(noted).update_config({SAME_COLUMNS: str(lance.dataset(noted).version)})
     assert merge(noted, engine).decision == "merged"
     assert notes(noted) == {1: "new", 2: None, 3: None}
