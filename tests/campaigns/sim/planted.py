@@ -233,11 +233,11 @@ def details_by_a_plain_commit() -> Iterable[Patch]:
 def progress_read_after_the_rebuild() -> Iterable[Patch]:
     """A catch-up says that the index covers whatever is merged by the time that it is published."""
 
-    def claim(table: Any, covered: Any, *, progress_when_built: Any) -> Any:
+    def catchup_entry(table: Any, covered: Any, *, progress_when_built: Any) -> Any:
         del covered, progress_when_built
         return dict(table.index.merged_generations)
 
-    yield Patch(catchup, "claim", claim)
+    yield Patch(catchup, "catchup_entry", catchup_entry)
 
 
 @bug
