@@ -135,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="a hundredth of the sizes, to see that it runs")
     parser.add_argument("--only", choices=list(SIZES), help="what is large")
+    parser.add_argument("--size", type=int, help="the smaller size, instead of the usual one of each")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -142,7 +143,8 @@ def main() -> None:
         return
     for name in [arguments.only] if arguments.only else SIZES:
         make_table, size = SIZES[name]
-        sizes = (2, 20) if arguments.short else (size, 10 * size)
+        size = 2 if arguments.short else arguments.size or size
+        sizes = (size, 10 * size)
         with tempfile.TemporaryDirectory() as folder:
             for one in sizes:
                 make_table(f"{folder}/{one}.lance", one)
