@@ -105,7 +105,8 @@ def _next_start(last: str) -> str:
     folder = f"{MEM_WAL_FOLDER}/{region}"
     if not inside or inside.startswith("manifest/"):
         return last
-    return f"{folder}/manifest" if inside < "manifest/" else f"{folder}{_AFTER_FOLDER}"
+    # Never back: a copy of the manifests, in ``manifest.bak/``, sorts between the two.
+    return max(last, f"{folder}/manifest") if inside < "manifest/" else f"{folder}{_AFTER_FOLDER}"
 
 
 def _region_manifests(store: Store) -> Sequence[ObjectMeta]:

@@ -157,6 +157,16 @@ def test_a_manifest_of_any_region_changes_it_however_many_pages_the_log_has(
         assert not is_unchanged(log.store, before), f"a new region, seed {seed}"
 
 
+@pytest.mark.parametrize("inside", ["0a_gen_1/x", "manifest", "manifest-1/x", "manifest.bak/x", "manifest/x", "wal/x"])
+def test_a_listing_never_goes_back(inside: str) -> None:
+    """A thousand files in a copy of the manifests were listed again and again, until the memory was full."""
+    folder = region_folder(uuid.uuid4())
+    last = f"{folder}/{inside}"
+    assert last <= module._next_start(last)
+    if inside < "manifest/":
+        assert module._next_start(last) < f"{folder}/manifest/"
+
+
 def test_a_region_with_a_long_log_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAGE", 20)
     log = Log(1)
