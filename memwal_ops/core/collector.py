@@ -291,18 +291,18 @@ class _Run(Generic[CandidateT]):
         objects = 0
         # Carried over from batch to batch. Timeline otherwise: version 5 cannot be deleted; version 1,001, in the next
         # batch, is deleted; the region has a gap, and no process can read it.
-        whole = True
+        all_gone = True
         for candidate in stage.candidates:
             if candidate.verdict is not Verdict.DELETE:
                 self.record(candidate)
-                whole = False
-            elif (why := self._stop_reason or (None if whole else stage.in_order)) is not None:
+                all_gone = False
+            elif (why := self._stop_reason or (None if all_gone else stage.in_order)) is not None:
                 self._keep(candidate, why)
             else:
                 batch.append(candidate)
                 objects += candidate.objects
             if objects >= BATCH_OBJECTS:
-                whole = self._delete(collector, batch, stage.in_order) and whole
+                all_gone = self._delete(collector, batch, stage.in_order) and all_gone
                 batch, objects = [], 0
         if batch:
             self._delete(collector, batch, stage.in_order)
@@ -326,20 +326,20 @@ class _Run(Generic[CandidateT]):
     def _remove(self, collector: Collector[CandidateT], revalidated: Iterable[CandidateT]) -> bool:
         """Delete the deletable candidates; small ones share a request. Return whether all of them are gone."""
         small: list[tuple[CandidateT, dict[str, int]]] = []
-        whole = True
+        all_gone = True
         for candidate in revalidated:
             if candidate.verdict is not Verdict.DELETE:
                 self.record(candidate)
-                whole = False
+                all_gone = False
             elif candidate.objects < BATCH_OBJECTS:
                 small.append((candidate, dict(collector.objects(candidate))))
             else:
                 gone = self._delete_objects(collector, collector.objects(candidate)).all
-                whole = self._record_deleted(collector, candidate, gone=gone) and whole
+                all_gone = self._record_deleted(collector, candidate, gone=gone) and all_gone
         deleted = self._delete_objects(collector, (item for _, objects in small for item in objects.items())).paths
         for candidate, objects in small:
-            whole = self._record_deleted(collector, candidate, gone=deleted.issuperset(objects)) and whole
-        return whole
+            all_gone = self._record_deleted(collector, candidate, gone=deleted.issuperset(objects)) and all_gone
+        return all_gone
 
     def _record_deleted(self, collector: Collector[CandidateT], candidate: CandidateT, *, gone: bool) -> bool:
         if gone:

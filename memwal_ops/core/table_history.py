@@ -92,7 +92,7 @@ class TableHistory:
     """The history of one table; lists are ordered newest first.
 
     Attributes:
-        truncated: a phrase after "Only": what is included; empty if nothing was left out.
+        truncated: what is included, if something was left out, to be read after "Only"; else empty.
     """
 
     revisions: tuple[RevisionRecord, ...]
