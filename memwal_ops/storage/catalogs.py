@@ -15,8 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from tenacity import Retrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
-
 from memwal_ops.errors import (
     InvalidUsageError,
     MemwalOpsError,
@@ -27,6 +25,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, looks_secret, redact, remember
+from memwal_ops.storage.retries import RetryPolicy, retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +37,7 @@ PROPERTY = "namespace."
 _PAGE = 1000
 _TIMEOUT = 60.0
 # No longer than requests for leases: a catalog that is down must not occupy a slot of a pool.
-_RETRIED_FOR = 10.0
+_RETRY = RetryPolicy(deadline=10.0, max_wait=2.0)
 # The REST client's message for a response that violates the specification, for example that of a proxy.
 _STATUS = re.compile(r"Failed to parse error response: status=(\d{3})")
 _AGAIN = ("429", "500", "502", "503", "504")
@@ -172,13 +171,8 @@ class Catalog:
 
     def _ask(self, namespaces: Any, work: Callable[[], Any]) -> Any:
         """The response; retried for some seconds while the catalog is overloaded or cannot be reached."""
-        retrying = Retrying(
-            retry=retry_if_exception_type(StoreUnavailableError),
-            wait=wait_random_exponential(multiplier=0.1, max=2),
-            stop=stop_before_delay(_RETRIED_FOR),
-            reraise=True,
-        )
-        return retrying(self._ask_once, namespaces, work)
+        attempt = partial(self._ask_once, namespaces, work)
+        return retried(attempt, lambda error: isinstance(error, StoreUnavailableError), _RETRY)
 
     def _ask_once(self, namespaces: Any, work: Callable[[], Any]) -> Any:
         """The response; an error after a minute, since the clients have no timeout of their own."""

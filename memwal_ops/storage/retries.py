@@ -1,6 +1,6 @@
 """Retry transient errors with jittered backoff, until a deadline.
 
-This is the only retry of requests: obstore's own is switched off (:mod:`memwal_ops.storage.clients`),
+These are the only retries of requests: obstore's own is switched off (:mod:`memwal_ops.storage.clients`),
 so that the two do not multiply, and no conditional write is repeated without reading back.
 :mod:`memwal_ops.storage.errors` defines which errors are transient.
 """
@@ -37,6 +37,17 @@ class _UndecidedError(Exception):
     """A write was refused, but the object was absent when it was read back: only another attempt can decide."""
 
 
+def retried(attempt: Callable[[], T], again: Callable[[BaseException], bool], policy: RetryPolicy) -> T:
+    """Run ``attempt`` again after each error for which ``again`` is true, until the deadline; raise the last error."""
+    retrying = Retrying(
+        retry=retry_if_exception(again),
+        wait=wait_random_exponential(multiplier=policy.first_wait, max=policy.max_wait),
+        stop=stop_before_delay(policy.deadline),
+        reraise=True,
+    )
+    return retrying(attempt)
+
+
 def call(attempt: Callable[[], T], *, path: str, action: str, policy: RetryPolicy) -> T:
     """Run a repeatable request until it succeeds, fails permanently, or reaches the deadline.
 
@@ -44,14 +55,8 @@ def call(attempt: Callable[[], T], *, path: str, action: str, policy: RetryPolic
         StoreUnavailableError: transient errors continued until the deadline.
         MemwalOpsError: the error's own class, at once, if it is not transient.
     """
-    retrying = Retrying(
-        retry=retry_if_exception(lambda exc: isinstance(exc, _UndecidedError) or is_transient(exc)),
-        wait=wait_random_exponential(multiplier=policy.first_wait, max=policy.max_wait),
-        stop=stop_before_delay(policy.deadline),
-        reraise=True,
-    )
     try:
-        return retrying(attempt)
+        return retried(attempt, lambda exc: isinstance(exc, _UndecidedError) or is_transient(exc), policy)
     except Exception as exc:
         raise translate(exc, path=path, action=action) from exc
 

@@ -29,7 +29,7 @@ VENDED = "vended-secret-0123456789"
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CatalogServer]:
     """Five tables on three pages."""
-    monkeypatch.setattr(catalogs, "_RETRIED_FOR", 1.0)
+    monkeypatch.setattr(catalogs, "_RETRY", RetryPolicy(deadline=1.0))
     with catalog_server() as server:
         for name in "abcde":
             server.tables[name] = PlainTable(str(tmp_path / f"files/{name}-1.lance")).create(fragments=2).uri
@@ -265,7 +265,7 @@ def test_a_catalog_that_is_overloaded_is_asked_again(
     catalog: CatalogServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One refusal ends no run, as with a store."""
-    monkeypatch.setattr(catalogs, "_RETRIED_FOR", 10.0)
+    monkeypatch.setattr(catalogs, "_RETRY", RetryPolicy(deadline=10.0))
     answer, refusals = catalog.answer, [503, 429]
     monkeypatch.setattr(catalog, "answer", lambda path: (refusals.pop(), {}) if refusals else answer(path))
     shown = run_here(capfd, "inspect", _uri(catalog, "a"), *OPTION)
