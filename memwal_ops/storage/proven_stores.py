@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 import time
 from contextlib import suppress
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import obstore
 
 from memwal_ops.storage.options import is_lance_only
-from memwal_ops.storage.redaction import is_secret_key, redact
+from memwal_ops.storage.redaction import is_secret_key
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ CACHE_VARIABLE = "MEMWAL_OPS_CACHE"
 _VALID_SECONDS = 86_400.0
 _RELEASES = f"memwal-ops {__version__}, obstore {obstore.__version__}"
 # Parts of the names of variables that lead requests elsewhere or change them; client libraries read them themselves.
-_ENDPOINT_VARIABLES = ("ENDPOINT", "ACCOUNT_NAME", "EMULATOR", "PROXY", "CONDITIONAL", "BASE_URL")
+_ENDPOINT_VARIABLES = ("ENDPOINT", "ACCOUNT_NAME", "EMULATOR", "AZURITE", "PROXY", "CONDITIONAL", "BASE_URL")
+_USER = re.compile(r"(?<=://)[^/@]*@")
 
 
 def service_of(location: Location) -> str | None:
@@ -36,17 +38,20 @@ def service_of(location: Location) -> str | None:
 
     None for what is not remembered beyond this process: memory, and local files, where a probe takes some
     milliseconds, and the same path may be another file system a minute later.
+
+    Only the user in a URL is left out of a value. The redactor of messages masks more: all of a host that is a user's
+    name too, and the port behind a name like ``disaster-recovery``, so that two services would be one.
     """
     if location.scheme in {"file", "memory"}:
         return None
     bucket = location.uri.split("://", 1)[1].partition("/")[0]
     options = sorted(
-        (key, redact(value))
+        (key, _USER.sub("", value))
         for key, value in location.lance_options.items()
         if not is_secret_key(key) and not is_lance_only(key)
     )
     variables = sorted(
-        (name, redact(value))
+        (name, _USER.sub("", value))
         for name, value in os.environ.items()
         if any(part in name.upper() for part in _ENDPOINT_VARIABLES)
     )

@@ -87,6 +87,31 @@ def test_another_store_is_tried(
     assert requests_of_a_command() > 0
 
 
+@pytest.mark.parametrize(
+    ("user", "one", "other"),
+    [
+        ("any", "http://disaster-recovery:9000", "http://disaster-recovery:9001"),
+        ("any", "http://kansas-1.example.com:9000", "http://kansas-1.example.com:9001"),
+        (None, "http://tenant-1.example.com", "http://tenant-2.example.com"),
+    ],
+)
+def test_endpoints_that_look_like_secrets_are_told_apart(
+    user: str | None, one: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's name may be the name of the host; ``sas`` is an option's name, and a part of other names."""
+
+    def service(endpoint: str) -> str | None:
+        name = user or endpoint.removeprefix("http://").removesuffix(".example.com")
+        return proven_stores.service_of(resolve("s3://b/t", {**options_for(endpoint), "aws_access_key_id": name}))
+
+    assert service(one) == service(one) != service(other)
+    services = set()
+    for proxy in (one, other, one.replace("//", "//user:word@")):
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        services.add(service("http://s3"))
+    assert len(services) == 2, "a user in a URL is left out"
+
+
 def test_two_endpoints_in_one_process_are_two_stores(proxy: FaultyProxy, s3_bucket: str, s3_endpoint: str) -> None:
     uri = f"s3://{s3_bucket}/t.lance"
     probe_conditional_writes(open_store(resolve(uri, options_for(s3_endpoint))))
