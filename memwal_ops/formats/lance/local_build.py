@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 
@@ -38,9 +39,19 @@ def build_locally(table: Table, transaction: lance.Transaction) -> tuple[Version
             dataset = lance.LanceDataset.commit(lance.dataset(folder), transaction, detached=True)
             name = detached_manifest_name(int(dataset.version))
             built = decode_version_manifest((folder / VERSIONS_FOLDER / name).read_bytes())
+            if built.indexes is not None and any(map(_lacks_coverage, built.indexes.indices)):
+                return None
             return built, (folder / TRANSACTIONS_FOLDER / built.manifest.transaction_file).read_bytes()
     except (MemwalOpsError, OSError):
         return None
+
+
+def _lacks_coverage(entry: table_pb2.IndexMetadata) -> bool:
+    """Whether pylance dropped which fragments an index covers, to determine it again from the index's files.
+
+    It does so if no release of Lance that it knows wrote the version.
+    """
+    return bool(entry.fields) and not entry.fragment_bitmap
 
 
 def open_locally(table: Table, version: VersionManifest) -> tuple[list[int], set[str]] | None:

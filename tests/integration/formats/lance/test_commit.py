@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
@@ -22,12 +22,15 @@ from memwal_ops.errors import (
     StoreUnavailableError,
     UnsupportedFeatureError,
 )
+from memwal_ops.formats.lance import local_build
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, commit_indexes, commit_strict
 from memwal_ops.formats.lance.datasets import lance_options
 from memwal_ops.formats.lance.jobs import catchup, compact, snapshot
 from memwal_ops.formats.lance.jobs import merge as job
 from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, SnapshotOptions
+from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from tests.support.stores import LyingStore
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
@@ -275,6 +278,25 @@ def test_progress_never_falls(made: Workload) -> None:
         with pytest.raises(InvariantViolatedError):
             commit_strict(table, append(table), {region: generation}, NOTE)
     assert table.newest().version == table.version
+    assert detached(made.uri) == []
+
+
+def test_coverage_is_determined_where_the_files_of_an_index_are(
+    made: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a version by an unknown release, pylance reads the indexes again; a local build of it has none of their files.
+
+    It was refused at each attempt, as a version whose indexes nobody can describe.
+    """
+    table: Any = open_table(made.uri)
+    table.manifest.manifest.ClearField("writer_version")
+    table.store.put(version_path(table.version, table.naming), encode_version_manifest(table.manifest))
+    monkeypatch.setattr(local_build, "LOCAL", frozenset())
+    table = open_table(made.uri)
+    region, generation = region_and_next(table)
+    commit_strict(table, append(table), {region: generation}, NOTE)
+    assert "id_idx" in {index.name for index in lance.dataset(made.uri).describe_indices()}
+    assert lance.dataset(made.uri).to_table(filter="id = 1000000").num_rows == 1
     assert detached(made.uri) == []
 
 
