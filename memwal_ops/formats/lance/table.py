@@ -250,8 +250,14 @@ class Table(GuardedTable):
             self._committed.append(replace(table, guard=self.guard))
 
     def committed(self) -> Table | None:
-        """See :class:`memwal_ops.core.protocols.RemembersCommit`; once, as a rebased commit may follow on this one."""
-        return self._committed.pop() if self._committed else None
+        """See :class:`memwal_ops.core.protocols.RemembersCommit`; once, as a rebased commit may follow on this one.
+
+        With renewed credentials, as by :meth:`newest`: the passes of a run may take longer than the first ones live.
+        """
+        if not self._committed:
+            return None
+        table, location = self._committed.pop(), self.location.refreshed()
+        return replace(table, location=location, handle=table.handle.at(location))
 
     @cached_property
     def _committed(self) -> list[Table]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+from botocore.credentials import RefreshableCredentials
 
 from memwal_ops.core.registry import open_table
 from memwal_ops.formats.lance.base_indexes import base_indexes
@@ -104,3 +106,25 @@ def test_what_a_commit_made_is_known(bucket: tuple[str, dict[str, str]]) -> None
     assert (made.manifest, made.file, made.primary_key) == (read.manifest, read.file, read.primary_key)
     assert made.dataset.to_table() == rows
     assert table.committed() is None, "once"
+
+
+@pytest.mark.s3
+def test_what_a_commit_made_has_renewed_credentials(bucket: tuple[str, dict[str, str]]) -> None:
+    """Each pass of a merge begins with such a table; pylance keeps the credentials with which it opened."""
+    uri, options = f"{bucket[0]}/t.lance", bucket[1]
+    rows = pa.table({"id": [1]}, schema=pa.schema([pa.field("id", pa.int64(), nullable=False, metadata={KEY: "true"})]))
+    lance.write_dataset(rows, uri, storage_options=options).initialize_mem_wal()
+    tokens = iter(f"session-token-{number:03}" for number in range(100))
+
+    def short_lived() -> dict[str, str]:
+        ends = datetime.now(UTC) + timedelta(minutes=5)
+        return {"access_key": "a-key", "secret_key": "a-secret", "token": next(tokens), "expiry_time": ends.isoformat()}
+
+    credentials = RefreshableCredentials.create_from_metadata(short_lived(), short_lived, "a test")
+    table: Any = open_table(uri, options)
+    location = replace(table.location, aws=replace(table.location.aws, credentials=credentials)).refreshed()
+    table = replace(table, location=location)
+    commit_indexes(table, IndexChange(table.index.details), CommitNote("snapshot", "a run", "0.0"))
+    made = table.committed()
+    assert made.location.lance_options["aws_session_token"] > location.lance_options["aws_session_token"]
+    assert made.handle is made.handle.at(made.location), "the handle opens with them"
