@@ -310,7 +310,10 @@ def _read(table: Table, region_id: UUID, known: Known | None) -> _Region:
     region, layout = table.region(region_id), table.layout_of(region_id)
     folder = region.list_page()
     newest = folder.newest
-    changed = known is None or known.version != newest
+    # A region that was created again since, with as many manifests, has other generations: a reader would follow the
+    # row to those that were removed, until the next flush.
+    taken = (table.index.snapshot_ts_millis or 0) / 1000
+    changed = known is None or known.version != newest or folder.created is None or folder.created.timestamp() > taken
     strays = folder.strays
     if changed or table.store.root.startswith("/"):
         # On local files this is no request; on stores it is one, which an unchanged region does not need.

@@ -154,10 +154,14 @@ def list_region_strays(store: Store, region_id: UUID) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFolder:
-    """The result of listing a region's manifests; ``newest`` is None if one page does not determine it."""
+    """The result of listing a region's manifests; ``newest`` is None if one page does not determine it.
+
+    ``created``: when the oldest of them was written, by the store's clock; None if there is none.
+    """
 
     newest: int | None
     strays: tuple[str, ...]
+    created: datetime | None
 
 
 class RegionManifestStore:
@@ -200,7 +204,8 @@ class RegionManifestStore:
         plain = len(page) < _PAGE and versions and versions[-1] - versions[0] + 1 == len(versions)
         names = ((meta.path, meta.path.rsplit("/", 1)[-1]) for meta in page)
         strays = tuple(path for path, name in names if name != HINT and parse_region_manifest_name(name) is None)
-        return ManifestFolder(versions[-1] if plain else None, strays)
+        created = min((meta.last_modified for meta in page if _version(meta) is not None), default=None)
+        return ManifestFolder(versions[-1] if plain else None, strays, created)
 
     def latest_from(self, version: int, known: RegionManifest | None = None) -> RegionManifest:
         """The newest manifest, by HEAD requests from a listed version on; two requests if that is the newest.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 from uuid import UUID
 
+import lance
 import pytest
 
 from memwal_ops import open_table
@@ -16,12 +18,12 @@ from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.layouts.shard import SHARD
 from memwal_ops.formats.lance.memwal.snapshots import known_regions, read_snapshot
 from memwal_ops.formats.lance.memwal.wal import wal_entry_path
+from memwal_ops.formats.lance.wire.names import region_folder
+from memwal_ops.memwal import RegionWriter
 from memwal_ops.storage.counting import CountingStore
 from tests.support.tables.many_regions import make_regions
+from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REGIONS = 40
 
@@ -101,6 +103,29 @@ def test_collected_manifest_versions_are_no_trap(tmp_path: Path) -> None:
     assert found is not None
     assert found.regions[0].state is not None
     assert found.regions[0].state.version == 8
+
+
+def test_a_region_that_was_created_again_is_read(tmp_path: Path) -> None:
+    """Its folder was removed, and it has as many manifests as before: the row is not that of the old region."""
+    made = RegionLayout(1, regions=1, base_rows=20).create(str(tmp_path / "t.lance"))
+    region = UUID(made.regions[0])
+    rows = lance.dataset(made.uri).to_table().slice(0, 1)
+    for _ in range(2):
+        shutil.rmtree(Path(made.uri, region_folder(region)), ignore_errors=True)
+        with RegionWriter(made.uri, region) as writer:
+            writer.put(rows)
+        if read_snapshot(open_table(made.uri)) is None:
+            snapshot.apply(open_table(made.uri), SnapshotOptions())
+    table = open_table(made.uri)
+    newest = table.region(region).latest()
+    before = read_snapshot(table)
+    assert before is not None and before.regions[0].state is not None
+    assert before.regions[0].state.version == newest.version
+    assert snapshot.apply(table, SnapshotOptions()).decision == "built"
+    found = read_snapshot(open_table(made.uri))
+    assert found is not None and found.regions[0].state is not None
+    assert [one.path for one in found.regions[0].state.flushed_generations] == [newest.flushed_generations[0].path]
+    assert snapshot.apply(open_table(made.uri), SnapshotOptions()).decision == "unchanged"
 
 
 def test_a_snapshot_by_another_release(tmp_path: Path) -> None:
