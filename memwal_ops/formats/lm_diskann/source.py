@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError, StorageError, TableCorruptError, TableNotFoundError, TableReplacedError
 from memwal_ops.formats.lm_diskann.files import replace_file
+from memwal_ops.formats.transactions import read_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +139,7 @@ def transaction_of(table: Any, version: int) -> Any:
         StorageError: the store failed.
     """
     try:
-        return table.read_transaction(version)
+        return read_transaction(table, version)
     except (OSError, ValueError) as error:
         if "not found" in str(error).lower():
             return None

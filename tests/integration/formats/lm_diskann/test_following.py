@@ -109,6 +109,17 @@ def test_inserts_changes_deletes_and_compactions(
     check_sound(followed)
 
 
+def test_a_compaction_that_rewrites_an_index_of_the_table(followed: str, table: tuple[str, list[str]]) -> None:
+    """pylance cannot read the transaction of one by itself: neither that of the followed version, nor a later one."""
+    uri, _ = table
+    lance.dataset(uri).create_scalar_index("id", "BTREE")
+    for divisor in (5, 7):
+        lance.dataset(uri).delete(f"id % {divisor} = 0")
+        assert run_job(uri, "compact", target_rows=10_000).decision == "compacted"
+        assert run_job(followed, "catchup").decision == "caught_up"
+        check(followed, uri)
+
+
 def restored(uri: str) -> None:
     lance.dataset(uri, version=1).restore()
 
