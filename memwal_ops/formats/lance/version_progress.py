@@ -17,6 +17,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
     decode_version_manifest,
     index_section_by_ends,
     index_section_length,
+    last_fields,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _WHOLE = 64 << 10
 _HEAD = 24 << 10
-# The trailer, and in front of it the small fields of the manifest, base paths among them.
+# The trailer, and in front of it the small fields of the manifest, unless the table has much metadata.
 _TAIL = 8 << 10
 # A search by one of these finds rows that the index does not cover only in the generations; with a scalar index,
 # such rows are found by scanning the base.
@@ -72,7 +73,7 @@ def read_version_progress(store: Store, manifest: ObjectMeta) -> VersionProgress
     if not data:
         raise InvalidFormatError(f"{manifest.path} is empty.")
     version = decode_version_manifest(data)
-    points = any(MEM_WAL_FOLDER in base.path.split("/") for base in version.manifest.base_paths)
+    points = _points_into_mem_wal(version.manifest)
     index = None if version.indexes is None else _memwal(version.indexes)
     if version.indexes is None or index is None:
         return VersionProgress({}, None, points)
@@ -88,14 +89,19 @@ def _by_ends(store: Store, manifest: ObjectMeta) -> VersionProgress | None:
     end = max(len(head), manifest.size - _TAIL)
     tail = head[manifest.size - _TAIL :] + store.get_range(manifest.path, end, manifest.size - end)
     decided, section = index_section_by_ends(head, tail)
-    # Base paths are plain text in the message's last fields; a false match only costs another read.
-    if not decided or f"{MEM_WAL_FOLDER}/".encode() in tail:
+    last = last_fields(tail)
+    if not decided or last is None:
         return None
+    points = _points_into_mem_wal(last)
     index = None if section is None else _memwal(section)
     if section is None or index is None:
-        return VersionProgress({}, None)
+        return VersionProgress({}, None, points)
     merged = _lowered(index, section, None)
-    return None if merged is None else VersionProgress(merged, index.uuid)
+    return None if merged is None else VersionProgress(merged, index.uuid, points)
+
+
+def _points_into_mem_wal(manifest: table_pb2.Manifest) -> bool:
+    return any(MEM_WAL_FOLDER in base.path.split("/") for base in manifest.base_paths)
 
 
 def _memwal(section: table_pb2.IndexSection) -> MemWalIndex | None:

@@ -27,6 +27,8 @@ MAGIC = b"LANC"
 _TRAILER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _UUID_BYTES = 16
+# The field ``writer_version`` of a release of Lance: its number, its length (one byte), the name.
+_WRITER_TAG, _WRITER = 13 << 3 | 2, b"\n\x05lance\x12"
 
 FEATURES: Mapping[int, str] = {
     1: "deletion files",
@@ -119,6 +121,22 @@ def index_section_by_ends(head: bytes, tail: bytes) -> tuple[bool, pb.IndexSecti
     entries = section.indices
     plain = len(UnknownFieldSet(section)) == 0 and all(len(entry.uuid.uuid) == _UUID_BYTES for entry in entries)
     return (True, section) if plain and entries else (False, None)
+
+
+def last_fields(tail: bytes) -> pb.Manifest | None:
+    """Decode the manifest's fields from ``writer_version`` on, base paths among them, from the end of its file.
+
+    Fields are in the order of their numbers. None: the end does not begin before that field, as with much metadata.
+    """
+    start = tail.find(_WRITER) - 2
+    if start < 0 or tail[start] != _WRITER_TAG:
+        return None
+    found = pb.Manifest()
+    try:
+        found.ParseFromString(tail[start : -_TRAILER.size])
+    except DecodeError:
+        return None
+    return found
 
 
 def index_section_length(head: bytes) -> int:

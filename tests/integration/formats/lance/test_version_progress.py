@@ -145,6 +145,22 @@ def test_a_large_manifest_without_mem_wal_needs_nothing(tmp_path: Path, others: 
     assert read_version_progress(store, meta) == VersionProgress({}, None)
 
 
+@pytest.mark.parametrize("metadata", [0, 7_000, 8_000, *range(8_040, 8_100, 5), 8_200, 50_000])
+@pytest.mark.parametrize("path", ["/t.lance/_mem_wal/r/wal", "/t.lance/_mem_wal", "/t.lance/_mem_wal_ops", "/other"])
+def test_base_paths_of_a_large_manifest(tmp_path: Path, path: str, metadata: int) -> None:
+    """The table's metadata follows them, and may be all that the end of the file has."""
+    made = make(tmp_path / "made", generations=1, regions=1)
+    version = decode_version_manifest(large(made, fragments=2000, regions=0))
+    version.manifest.base_paths.add(id=1, path=path)
+    version.manifest.base_paths.add(id=2, path="/another")
+    version.manifest.table_metadata["notes"] = "n" * metadata
+    store, meta = store_file(tmp_path, encode_version_manifest(version))
+    assert meta.size > 64 << 10
+    assert read_version_progress(store, meta).points_into_mem_wal == ("_mem_wal" in path.split("/"))
+    if metadata < 8_000:
+        assert store.calls["get"] == 0
+
+
 def test_a_manifest_that_is_cut_short(tmp_path: Path) -> None:
     made = make(tmp_path / "made", generations=1, regions=1)
     data = large(made, fragments=2000, regions=3)
