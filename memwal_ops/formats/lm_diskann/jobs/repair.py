@@ -75,10 +75,12 @@ def _remap(table: Table, keep: Keep) -> FixAttempt:
 
 
 def _link(table: Table, keep: Keep) -> FixAttempt:
-    del keep  # links are added, by one commit
+    del keep  # links are added
     with table.open(VerifyOptions().wait.total_seconds(), changes=True) as index:
-        nodes = deep.unreachable(index.view, index.writable())
-        if len(nodes):
+        before = len(index) + 1
+        # With few links per node, linking one may take the last path from another one.
+        while 0 < len(nodes := deep.unreachable(index.view, index.writable())) < before:
+            before = len(nodes)
             with index.staged() as staged:
                 healing.relink(staged, nodes)
                 staged.rewired = nodes

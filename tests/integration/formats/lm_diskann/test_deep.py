@@ -65,6 +65,24 @@ def test_rows_that_no_search_reaches_are_found_and_linked_again(
     check_sound(made)
 
 
+def test_rows_that_lose_their_path_while_others_are_linked_are_linked_as_well(folder: str) -> None:
+    """With four links per node, and vectors that many rows share."""
+    random = np.random.default_rng(1)
+
+    def some(count: int) -> np.ndarray:
+        return random.integers(-1, 2, (count, 3)).astype(np.float32)
+
+    lm_diskann.create(folder, dimension=3, R=4, L=20)
+    with lm_diskann.open(folder) as index:
+        index.insert(np.arange(1200), some(1200))
+        for _ in range(3):
+            index.insert(random.choice(1200, 300, replace=False), some(300))
+    assert run_job(folder, "verify", deep=True).to_json()["counts"]["unreachable"]
+    assert run_job(folder, "repair", deep=True, apply=True).decision == "repaired"
+    assert run_job(folder, "verify", deep=True).decision == "healthy"
+    check_sound(folder)
+
+
 def test_lost_slots_and_epochs_beyond_the_end(made: str) -> None:
     with duckdb.connect(f"{made}/diskann_store.duckdb") as store:
         store.execute("UPDATE lmd_metadata SET slot_count = slot_count + 2")
