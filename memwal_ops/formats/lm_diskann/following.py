@@ -42,9 +42,15 @@ class Followed:
 
 
 def versions_behind(folder: str, followed: int) -> int:
-    """How many versions the table is ahead of the index; 0 if the index follows none. Opens the table."""
+    """How many versions the table is ahead of the index; 0 if the index follows none. Opens the table.
+
+    A table with fewer versions than the index has seen is another one, all versions of which are new.
+    """
     found = source.read_source(folder)
-    return 0 if found is None else max(0, int(found.open().version) - followed)
+    if found is None:
+        return 0
+    version = int(found.open().version)
+    return version - followed if version >= followed else version
 
 
 def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool = False) -> Iterator[Followed]:
@@ -86,7 +92,8 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
     renamed = before is not None and source.renamed(before, table, found)
     fragments = table.get_fragments() if before is None or renamed else source.changed_fragments(before, table)
     # If the run is killed in between, the next one compares all rows: the columns may have their old names again.
-    partly = (0, "") if renamed else None
+    # An index that is not usable needs a rebuild anyway, and is not searched until the last commit of one.
+    partly = (0, "") if renamed or (whole and not state.unusable) else None
     made = source.transaction_of(table, table.version)
     target = table.version, "" if made is None else made.uuid
     most = max(batch, _BUILD_BYTES // (4 * index.parameters.dimension)) if whole else batch
@@ -102,7 +109,7 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
         gone = np.union1d(gone, ids[~good])
         new = _differ(index, ids[good], vectors[good])
         waiting.append((ids[good][new], vectors[good][new]))
-        if sum(len(one) for one, _ in waiting) >= most:
+        if sum(len(one) for one, _ in waiting) > most:
             yield _commit(index, step, gone, waiting, skipped, partly)
             gone, waiting, skipped = gone[:0], [], 0
     yield _commit(index, step, gone, waiting, skipped, target)

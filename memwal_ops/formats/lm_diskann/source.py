@@ -236,7 +236,10 @@ def _batches(table: Any, source: Source, fragments: list[Any] | None, *, vectors
 def _ids(batch: pa.RecordBatch, source: Source) -> NDArray[np.int64]:
     column = batch.column(source.key or _ROW_ID)
     if column.null_count:
-        raise InvalidUsageError(f"A row of {source.uri} has no {source.key}: it does not identify rows.")
+        raise InvalidUsageError(
+            f"A row of {source.uri} has no {source.key}: it does not identify rows.",
+            remedy="Remove these rows, or follow the table by another column.",
+        )
     found: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
     if len(found) and int(found.min()) < 0:
         raise InvalidUsageError(

@@ -217,8 +217,9 @@ def test_columns_that_change_their_names(followed: str, table: tuple[str, list[s
     check_sound(followed)
 
 
+@pytest.mark.parametrize("rebuild", [False, True])
 def test_columns_that_have_their_names_back_after_a_part_was_read(
-    followed: str, table: tuple[str, list[str]], vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    followed: str, table: tuple[str, list[str]], vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch, *, rebuild: bool
 ) -> None:
     """The index has some vectors of the other column by then, at rows whose files did not change."""
     uri, _ = table
@@ -235,10 +236,36 @@ def test_columns_that_have_their_names_back_after_a_part_was_read(
 
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
         patch.setattr(following, "_commit", killed)
-        run_job(followed, "catchup", max_rows=400)
+        patch.setattr(following, "_BUILD_BYTES", 0)
+        run_job(followed, "catchup", max_rows=400, rebuild=rebuild)
     rename(uri, vec="vec2", was="vec")
     assert run_job(followed, "catchup").to_json()["inserted"] > 0
     check(followed, uri)
+
+
+def test_a_catch_up_of_max_rows_is_one_commit(followed: str, table: tuple[str, list[str]]) -> None:
+    run_job(followed, "catchup")
+    before = View(followed).epoch
+    rows = lance.dataset(table[0]).to_table(limit=400)
+    ids = pa.array(np.arange(7000, 7400))
+    lance.write_dataset(rows.set_column(0, rows.schema.field("id"), ids), table[0], mode="append")
+    assert run_job(followed, "catchup", max_rows=400).to_json()["inserted"] == 400
+    assert View(followed).epoch == before + 1
+
+
+def test_a_table_that_was_replaced_by_one_of_fewer_versions_is_behind(
+    followed: str, table: tuple[str, list[str]]
+) -> None:
+    """The supervisor catches up by that metric: otherwise the rows of the old table would be found until then."""
+    uri, _ = table
+    for one in range(3):
+        lance.dataset(uri).delete(f"id = {one}")
+    run_job(followed, "catchup")
+    rows, stable = lance.dataset(uri).to_table(), lance.dataset(uri).has_stable_row_ids
+    shutil.rmtree(uri)
+    lance.write_dataset(rows, uri, enable_stable_row_ids=stable)
+    assert run_job(followed, "inspect").to_json()["backlog"]["versions_behind"] == 1
+    assert run_job(followed, "catchup").decision == "unusable"
 
 
 @pytest.mark.parametrize("table", ["key"], indirect=True)
@@ -248,6 +275,10 @@ def test_a_key_that_is_negative_is_refused(followed: str, table: tuple[str, list
     lance.write_dataset(data([-1], vectors[:1]), uri, mode="append")
     with pytest.raises(InvalidUsageError, match="has id -1"):
         run_job(followed, "catchup")
+    lance.dataset(uri).update({"id": "NULL"}, where="id = -1")
+    with pytest.raises(InvalidUsageError, match="has no id") as refused:
+        run_job(followed, "catchup")
+    assert "Remove these rows" in refused.value.remedy
     assert len(View(followed).live_rows()) == 0
 
 
