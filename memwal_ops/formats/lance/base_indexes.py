@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
+FRAGMENT_REUSE = "__lance_frag_reuse"
 _SYSTEM = "__lance_"
 _SCALAR = frozenset({"BTree", "Bitmap", "LabelList", "Inverted", "NGram", "ZoneMap", "BloomFilter"})
 # Field numbers of VectorIndexDetails (protos/index.proto of Lance).
@@ -72,6 +73,17 @@ class Coverage:
     def complete(self) -> bool:
         """Whether every fragment is covered."""
         return not self.uncovered
+
+
+def moved_later(manifest: VersionManifest) -> list[table_pb2.IndexMetadata]:
+    """Segments of indexes that are older than a compaction that left it to their readers to find the moved rows.
+
+    (``defer_index_remap``.) If pylance compacts these rows again without deferring it, they may be missing in the
+    segment from then on, and nothing else shows that: docs/upstream.md. A segment that was built anew is younger.
+    """
+    entries = [] if manifest.indexes is None else manifest.indexes.indices
+    deferred = max((entry.dataset_version for entry in entries if entry.name == FRAGMENT_REUSE), default=0)
+    return [one for one in entries if not one.name.startswith(_SYSTEM) and one.dataset_version < deferred]
 
 
 def base_indexes(table: Table) -> Mapping[str, BaseIndex]:

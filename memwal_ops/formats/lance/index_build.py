@@ -17,7 +17,7 @@ from uuid import UUID
 import lance
 
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.base_indexes import covered_by
+from memwal_ops.formats.lance.base_indexes import FRAGMENT_REUSE, covered_by
 from memwal_ops.formats.lance.datasets import CACHE_BYTES, lance_options
 from memwal_ops.formats.lance.lance_errors import is_commit_conflict, is_panic, lance_errors
 from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from memwal_ops.formats.lance.table import Table
-
-_FRAGMENT_REUSE = "__lance_frag_reuse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def still_fits(build: IndexBuild, built_on: Table, newest: Table, name: str) -> 
 
 def _reuse_index(table: Table) -> list[bytes]:
     entries = [] if table.manifest.indexes is None else table.manifest.indexes.indices
-    return [entry.uuid.uuid for entry in entries if entry.name == _FRAGMENT_REUSE]
+    return [entry.uuid.uuid for entry in entries if entry.name == FRAGMENT_REUSE]
 
 
 class _NotToBePublishedError(Exception):

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal_ops.formats.lance.base_indexes import moved_later
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.engines.joins import chunks_with_keys, with_keys
 from memwal_ops.formats.lance.lance_errors import lance_errors
@@ -138,13 +139,18 @@ def index_is_cheaper(table: Table, winners: Winners) -> bool:
 
 
 def is_indexed(table: Table, key: str) -> bool:
-    """Whether there is a B-tree index over exactly this column, by the table's manifest."""
+    """Whether there is a B-tree index over exactly this column, by the table's manifest, and none that may lack rows.
+
+    Timeline of the loss otherwise: pylance compacts with ``defer_index_remap``; rows are deleted; it compacts without;
+    the index lacks rows. A look-up does not find the base row of a key, which then stands twice, or is not deleted.
+    """
     field = next((one.id for one in table.manifest.manifest.fields if one.parent_id < 0 and one.name == key), None)
     entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
-    return "`" not in key and any(
-        [*entry.fields] == [field] and entry.index_details.type_url.lower().endswith("btreeindexdetails")
-        for entry in entries
-    )
+    of_key = [entry for entry in entries if [*entry.fields] == [field]]
+    # pylance may choose any index of the column.
+    complete = not any(entry in of_key for entry in moved_later(table.manifest))
+    is_tree = (entry.index_details.type_url.lower().endswith("btreeindexdetails") for entry in of_key)
+    return "`" not in key and complete and any(is_tree)
 
 
 def has_key_index(dataset: lance.LanceDataset, key: str) -> bool:

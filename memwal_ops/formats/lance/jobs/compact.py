@@ -28,7 +28,7 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.formats.lance.auto_cleanup import refuse_auto_cleanup
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage, covered_by
+from memwal_ops.formats.lance.base_indexes import base_indexes, coverage, covered_by, moved_later
 from memwal_ops.formats.lance.commit import CommitNote, check_rewritable
 from memwal_ops.formats.lance.damage import name_damage, names_damage
 from memwal_ops.formats.lance.datasets import open_dataset
@@ -102,7 +102,7 @@ class _Attempt:
         table, uri = self.table, self.table.location.uri
         with lance_errors("plan the compaction of", uri):
             dataset = open_dataset(table.location, version=table.version)
-            options = _lance_options(self.options, (_ids(table) - set(self.limit)) | _indexed_elsewhere(table))
+            options = _lance_options(self.options, (_ids(table) - set(self.limit)) | _not_rewritten(table))
             tasks = _first(Compaction.plan(dataset, options).tasks, table, rows, max_bytes)
         if not tasks:
             return None
@@ -145,7 +145,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
 
         check_environment()
     with lance_errors("plan the compaction of", table.location.uri):
-        tasks = Compaction.plan(table.dataset, _lance_options(options, _indexed_elsewhere(table))).tasks
+        tasks = Compaction.plan(table.dataset, _lance_options(options, _not_rewritten(table))).tasks
     alive = _alive(table)
     rows = [sum(alive[fragment.id] for fragment in task.fragments) for task in tasks]
     removed = sum(len(task.fragments) for task in tasks)
@@ -296,6 +296,11 @@ def _ids(table: Table) -> set[int]:
     return {fragment.id for fragment in table.manifest.manifest.fragments}
 
 
+def _not_rewritten(table: Table) -> frozenset[int]:
+    """Fragments covered by an index that pylance could not remap, or not correctly."""
+    return _indexed_elsewhere(table) | covered_by(moved_later(table.manifest))
+
+
 def _indexed_elsewhere(table: Table) -> frozenset[int]:
     """Fragments covered by an index whose files belong to the table that this one was cloned from (shallow clone).
 
@@ -379,6 +384,12 @@ def _why(table: Table, options: CompactOptions) -> str:
         reason += (
             " Fragments that an index of the source of this shallow clone covers are not rewritten: "
             "create the index again in this table by pylance's create_index(..., replace=True)."
+        )
+    if moved := {entry.name for entry in moved_later(table.manifest)}:
+        reason += (
+            " Fragments that were compacted with defer_index_remap are not rewritten under an index that is older: "
+            "pylance would lose rows of it: create it again by pylance's create_index(..., replace=True) or "
+            f"create_scalar_index(..., replace=True): {', '.join(sorted(moved))}."
         )
     if sum(fragment.physical_rows < options.target_rows for fragment in fragments) > 1:
         indexes = base_indexes(table)

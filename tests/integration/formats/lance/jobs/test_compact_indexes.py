@@ -153,3 +153,21 @@ def test_indexes_that_a_clone_reads_at_its_source(tmp_path: Path) -> None:
         assert lance.dataset(clone).to_table(filter=f"id = {number}").num_rows == 1
     lance.dataset(clone).delete("id = 8")
     assert lance.dataset(source).count_rows() == 100
+
+
+def test_indexes_that_wait_for_moved_rows(tmp_path: Path) -> None:
+    """pylance would lose their rows; what they do not cover is compacted."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(rows(0, 100), uri, max_rows_per_file=50).create_scalar_index("id", "BTREE", name="ids")
+    lance.dataset(uri).optimize.compact_files(defer_index_remap=True)
+    lance.dataset(uri).delete("id < 20")
+    for first in (100, 110):
+        lance.write_dataset(rows(first, first + 10), uri, mode="append")
+    assert run_job(uri, "compact").fragments_after == 2
+    assert "defer_index_remap" in str(run_job(uri, "compact").why)
+    for number in (50, 105):
+        assert lance.dataset(uri).to_table(filter=f"id = {number}").num_rows == 1
+    lance.dataset(uri).create_scalar_index("id", "BTREE", name="ids", replace=True)
+    assert run_job(uri, "compact").fragments_after == 1
+    for number in (50, 105):
+        assert lance.dataset(uri).to_table(filter=f"id = {number}").num_rows == 1

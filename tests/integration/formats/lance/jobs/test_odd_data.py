@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
+from memwal_ops.formats.lance.engines.locate import is_indexed
+from memwal_ops.formats.lance.engines.reader import Reader
 from memwal_ops.formats.lance.jobs import merge as job
 
 if TYPE_CHECKING:
@@ -230,3 +232,42 @@ def test_an_index_that_does_not_cover_the_table_finds_every_row(tmp_path: Path, 
     expected = {number: 0 for number in range(MANY + 100) if number % 7} | dict.fromkeys(touched, 1)
     assert len(rows) == len(expected)
     assert {row["id"]: row["v"] for row in rows} == expected
+
+
+@pytest.mark.parametrize("between", ["delete", "update"])
+def test_an_index_that_a_compaction_left_behind_is_not_asked(
+    tmp_path: Path, between: str, engine: Engine | None
+) -> None:
+    """pylance loses rows of it (docs/upstream.md): upserted keys stood twice, and deleted ones stayed."""
+    schema = pa.schema([key(pa.int64()), pa.field("v", pa.int64())])
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": range(MANY), "v": [0] * MANY}, schema=schema), uri, max_rows_per_file=MANY // 2)
+    lance.dataset(uri).create_scalar_index("id", "BTREE")
+    lance.dataset(uri).create_scalar_index("id", "BITMAP", name="another")
+    lance.dataset(uri).optimize.compact_files(defer_index_remap=True)
+    lance.dataset(uri).create_scalar_index("id", "BTREE", name="younger")
+    if between == "delete":
+        lance.dataset(uri).delete("id % 7 = 0")
+    else:
+        lance.dataset(uri).update({"v": "v"}, where="id % 3 = 1")
+    lance.dataset(uri).optimize.compact_files()
+    lance.dataset(uri).initialize_mem_wal()
+    expected = dict.fromkeys(lance.dataset(uri).to_table()["id"].to_pylist(), 0)
+    with lance.dataset(uri).mem_wal_writer(str(uuid.uuid4())) as writer:
+        writer.put(pa.table({"id": [1, 2, 3], "v": [1] * 3}, schema=schema))
+        writer.delete(pa.table({"id": [5, 6]}, schema=pa.schema([schema.field("id")])))
+    expected |= dict.fromkeys([1, 2, 3], 1)
+    del expected[5], expected[6]
+    read = Reader(open_table(uri), "strong")
+    assert {row["id"]: row["v"] for row in read.get([*range(100)]).to_pylist()} == {
+        number: value for number, value in expected.items() if number < 100
+    }
+    assert read.scan(filter="id < 100").to_table().num_rows == sum(number < 100 for number in expected)
+    report = job.apply(open_table(uri), job.MergeOptions(), engine=engine)
+    assert used_index(report) == [False]
+    rows = lance.dataset(uri).to_table().to_pylist()
+    assert len(rows) == len(expected)
+    assert {row["id"]: row["v"] for row in rows} == expected
+    for name in ("id_idx", "another"):
+        lance.dataset(uri).drop_index(name)
+    assert is_indexed(open_table(uri), "id"), "one that was built since is used"
