@@ -46,7 +46,7 @@ def versions_behind(folder: str, followed: int) -> int:
 
     A table with fewer versions than the index has seen is another one, all versions of which are new.
     """
-    found = source.read_source(folder)
+    found = source.read_source(folder, followed)
     if found is None:
         return 0
     version = int(found.open().version)

@@ -299,7 +299,7 @@ class Index:
 
     def _refuse_if_following(self) -> None:
         """Raise ``InvalidUsageError`` if the index follows a table."""
-        found = read_source(self.folder)
+        found = read_source(self.folder, self.writable().state.followed)
         if found is not None:
             raise InvalidUsageError(
                 f"{self.folder} follows the table {found.uri}, so its rows cannot be changed directly.",

@@ -117,19 +117,30 @@ def usable(folder: str, unusable: int) -> None:
         )
 
 
-def read_source(folder: str) -> Source | None:
+def read_source(folder: str, followed: int = 0) -> Source | None:
     """The table that the index in a folder follows; None: it follows none.
 
+    Args:
+        folder: of the index.
+        followed: the version of the table that the index has; 0: none yet.
+
     Raises:
-        TableCorruptError: ``follow.json`` is damaged.
+        TableCorruptError: ``follow.json`` is damaged; or it is missing, although the index has a version.
     """
     try:
         with open(os.path.join(folder, FOLLOW), "rb") as file:
             return Source(**json.loads(file.read()))
-    except FileNotFoundError:
-        return None
+    except FileNotFoundError as error:
+        if not followed:
+            return None
+        why: Exception | str = f"the index has version {followed} of a table, and the file is missing"
+        cause: Exception = error
     except (ValueError, TypeError) as error:
-        raise TableCorruptError(f"{FOLLOW} in {folder} is damaged: {error}.") from error
+        why = cause = error
+    raise TableCorruptError(
+        f"{FOLLOW} in {folder} is damaged: {why}.",
+        remedy="Restore this file from a copy of the folder, or build a new index of the table.",
+    ) from cause
 
 
 def transaction_of(table: Any, version: int) -> Any:

@@ -11,6 +11,7 @@ from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.protocols import TableSummary
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, TableNotFoundError
+from memwal_ops.formats.lm_diskann.files import GRAPH
 from memwal_ops.formats.lm_diskann.format import FORMAT
 from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index, read_parameters
 from memwal_ops.formats.lm_diskann.locks import WriterLock
@@ -116,13 +117,16 @@ def load(location: Location, store: Store) -> Table:
     """Open the newest published epoch; that of the store if the view cannot be read, so that jobs can publish it.
 
     Raises:
-        TableCorruptError: metadata are damaged, or the view is, and the store cannot be read now.
+        TableCorruptError: metadata are damaged, the graph is missing, or the view is damaged, and the store cannot be
+            read now.
         UnsupportedFeatureError: it is of a later release of the format.
     """
     parameters = read_parameters(location.uri)
     try:
         view = View(location.uri, parameters)
     except (TableCorruptError, TableNotFoundError) as error:
+        if not os.path.exists(os.path.join(location.uri, GRAPH)):
+            raise
         return _from_store(location, store, parameters, error)
     try:
         return Table(

@@ -18,6 +18,7 @@ from memwal_ops.formats.lm_diskann import remapping
 from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.files import GRAPH
 from memwal_ops.formats.lm_diskann.kernels.checksum import intact
+from memwal_ops.formats.lm_diskann.source import FOLLOW, read_source
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED, headers
@@ -36,6 +37,7 @@ _SEEN, _DEAD, _OVERFLOWED, _HEALED = 1, 2, 4, 8
 
 # Checks by the part that they concern; all others concern the graph.
 OF_VIEW = frozenset({"view_damaged", "view_behind", "view_differs"})
+FOLLOW_DAMAGED = "follow_damaged"
 _OF_STORE = {
     "slot_used_twice", "slot_beyond_end", "node_mapped_twice", "delta_damaged", "row_without_block",
     "row_missing", "tombstone_missing", "count_differs", "entry_point_dead", "entry_point_missing", "slot_lost",
@@ -50,11 +52,13 @@ _WARNINGS = {"view_behind", "unreachable", "slot_lost"}
 _CONSEQUENCES = {
     "unreachable": "Searches do not find this row, unless it is in ``allow``.",
     "slot_lost": "The file is longer than necessary.",
+    FOLLOW_DAMAGED: "The index does not follow its table any more.",
 }
 _REMEDIES = {
     **dict.fromkeys(remapping.CHECKS, "memwal-ops repair URI --apply maps the rows again, if all blocks are there."),
     "unreachable": "memwal-ops repair URI --deep --apply links it again.",
     "slot_lost": "None is needed.",
+    FOLLOW_DAMAGED: "Restore this file from a copy of the folder, or build a new index of the table.",
 }
 _BEHIND = "Readers see an older epoch, or fail, until the view is published again."
 _BROKEN = "Searches may miss rows, return deleted ones, or fail."
@@ -75,7 +79,8 @@ class Verified:
             self.findings.add(Finding(
                 Severity.WARNING if check in _WARNINGS else Severity.ERROR,
                 check,
-                "the published view" if view else NAME if check in _OF_STORE else GRAPH,
+                "the published view" if view else FOLLOW if check == FOLLOW_DAMAGED
+                else NAME if check in _OF_STORE else GRAPH,
                 detail,
                 _CONSEQUENCES.get(check, _BEHIND if view else _BROKEN),
                 _REMEDIES.get(check, "memwal-ops repair URI --apply publishes it again." if view
@@ -123,6 +128,7 @@ class Check:
         self._compare_links()
         self._lookup()
         self._view()
+        self._followed()
 
     def _map(self) -> None:
         count, size = self.store.state.slot_count, self.parameters.layout.block_size
@@ -345,6 +351,12 @@ class Check:
             about = remapping.refusal(self.store, self._rows_of_blocks()) or ""
             for check, detail in found:
                 self.found.add(check, [detail], about)
+
+    def _followed(self) -> None:
+        try:
+            read_source(self.folder, self.store.state.followed)
+        except TableCorruptError as error:
+            self.found.add(FOLLOW_DAMAGED, [str(error)])
 
     def _view(self) -> None:
         try:

@@ -111,7 +111,9 @@ class View:
                 if attempt + 1 == _ATTEMPTS or read_current(self.folder, self.parameters) == number:
                     raise TableCorruptError(
                         f"A file of view {number} is missing: {error.filename}.",
-                        remedy="Run memwal-ops merge on the folder: it publishes the view again from the store.",
+                        remedy="Restore the folder from a copy, or build the index again from its rows."
+                        if os.path.basename(error.filename) == GRAPH
+                        else "Run memwal-ops merge on the folder: it publishes the view again from the store.",
                     ) from error
                 continue
             break

@@ -109,7 +109,7 @@ def unhealed(table: Table) -> Mapping[str, float]:
 def plan(table: Table, options: CatchupOptions, context: RunContext) -> Report:
     """The backlog, from the published view."""
     del options, context
-    found = read_source(table.location.uri)
+    found = read_source(table.location.uri, table.state.followed)
     return Report(
         Decision.DRY_RUN, table.revision, table.tombstones - table.state.healed,
         versions=following.versions_behind(table.location.uri, table.state.followed),
@@ -127,7 +127,7 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
         StorageError: the disk is full, or failed, or the table cannot be read; earlier commits are kept.
     """
     healed = rewired = pruned = inserted = deleted = skipped = 0
-    found = read_source(table.location.uri)
+    found = read_source(table.location.uri, table.state.followed)
     if found is None and options.rebuild:
         raise InvalidUsageError(f"{table.location.uri} follows no table, so it cannot be rebuilt from one.")
     with table.open(options.wait.total_seconds(), changes=True) as index:

@@ -15,7 +15,7 @@ from memwal_ops.core.verification import Findings
 from memwal_ops.formats.lm_diskann import deep, healing, publishing, remapping
 from memwal_ops.formats.lm_diskann.jobs import verify
 from memwal_ops.formats.lm_diskann.options import VerifyOptions
-from memwal_ops.formats.lm_diskann.verification import OF_VIEW, Check, Verified
+from memwal_ops.formats.lm_diskann.verification import FOLLOW_DAMAGED, OF_VIEW, Check, Verified
 
 if TYPE_CHECKING:
     from memwal_ops.core.repair import Keep
@@ -29,7 +29,7 @@ _DAMAGED_STORE = "store"
 def _verified(table: Table, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
     """The findings; those about the view record whether the store has any."""
     found = verify.plan(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
-    if found.findings.counts.keys() - OF_VIEW:
+    if found.findings.counts.keys() - OF_VIEW - {FOLLOW_DAMAGED}:
         found.findings.kept = [
             replace(one, about=_DAMAGED_STORE) if one.check in OF_VIEW else one for one in found.findings.kept
         ]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import run_job
-from memwal_ops.errors import InvalidUsageError, TableNotFoundError, TableReplacedError
+from memwal_ops.errors import InvalidUsageError, TableCorruptError, TableNotFoundError, TableReplacedError
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import following, source
 from tests.support.lm_diskann.decoder import View
@@ -325,6 +325,30 @@ def test_planted_a_version_that_is_ahead_of_its_rows(
     run_job(followed, "catchup")
     with pytest.raises(AssertionError):
         check(followed, uri)
+
+
+@pytest.mark.parametrize("harm", ["missing", "damaged"])
+def test_an_index_that_does_not_know_its_table_any_more(followed: str, vectors: np.ndarray, harm: str) -> None:
+    run_job(followed, "catchup")
+    path = os.path.join(followed, source.FOLLOW)
+    os.rename(path, f"{followed}.{source.FOLLOW}")
+    if harm == "damaged":
+        with open(path, "wb") as file:
+            file.write(b"\xff" * 20)
+    assert run_job(followed, "verify").to_json()["counts"] == {"follow_damaged": 1}
+    for job in ("catchup", "inspect"):
+        with pytest.raises(TableCorruptError, match=r"follow\.json") as error:
+            run_job(followed, job)
+        assert "Restore this file from a copy" in error.value.remedy
+    with lm_diskann.open(followed) as index, pytest.raises(TableCorruptError, match=r"follow\.json"):
+        index.insert([1], vectors[:1])
+    shutil.rmtree(f"{followed}/view")
+    report = run_job(followed, "repair", apply=True)
+    assert report.exit_code == 9
+    assert "publish the view" in report.describe()
+    os.replace(f"{followed}.{source.FOLLOW}", path)
+    assert run_job(followed, "verify").decision == "healthy"
+    assert run_job(followed, "catchup").decision == "unchanged"
 
 
 def test_inspect_without_the_followed_table(followed: str, table: tuple[str, list[str]]) -> None:

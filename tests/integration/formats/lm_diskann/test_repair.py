@@ -14,6 +14,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.leases import Holder, acquire
+from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.store import NAME
 from tests.support.lm_diskann.folders import partly_merged
@@ -107,6 +108,14 @@ def test_a_damaged_store_is_for_a_person(made: str) -> None:
     damaged = {one["check"]: one["why"] for one in run_job(made, "repair", apply=True).to_json()["decisions"]}
     assert "The store has findings itself" in damaged["view_damaged"]
     assert before.keys() == contents(made).keys()
+
+
+@pytest.mark.parametrize("job", ["verify", "repair", "merge", "inspect", "gc"])
+def test_a_missing_graph_is_for_a_person(made: str, job: str) -> None:
+    Path(made, "graph.lmd").unlink()
+    with pytest.raises(TableCorruptError, match=r"graph\.lmd") as error:
+        run_job(made, job)
+    assert "Restore the folder from a copy, or build the index again" in error.value.remedy
 
 
 def test_an_expired_lease_is_released(made: str) -> None:
