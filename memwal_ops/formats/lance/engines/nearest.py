@@ -22,7 +22,7 @@ from memwal_ops.errors import (
     InvalidUsageError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.base_indexes import base_indexes, coverage, moved_later
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.engines.bridges import bridges
 from memwal_ops.formats.lance.engines.joins import newest_rows, with_keys
@@ -191,7 +191,10 @@ class _Base:
         names = keys.column_names
         with lance_errors("look up keys in", self.table.location.uri):
             rows = self.table.dataset.scanner(
-                columns=names, filter=condition_of(keys, names), with_row_address=True
+                columns=names,
+                filter=condition_of(keys, names),
+                with_row_address=True,
+                use_scalar_index=not moved_later(self.table.manifest),
             ).to_table()
         found = with_keys(rows, keys.cast(rows.select(names).schema), names).column(ROW_ADDRESS).to_numpy()
         found = found[np.isin(found >> np.uint64(32), [*self.uncovered])]
