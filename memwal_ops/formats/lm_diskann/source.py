@@ -81,7 +81,8 @@ class Source:
         except ValueError as error:
             raise TableNotFoundError(
                 f"The table that the index follows was not found: {self.uri}.",
-                remedy="Check its URI for a typo, and the store's credentials. If the table was moved, build a new index.",
+                remedy="Check its URI for a typo, and the store's credentials. "
+                "If the table was moved, build a new index.",
             ) from error
         except OSError as error:
             raise StorageError(f"The table that the index follows cannot be read: {error}") from error
