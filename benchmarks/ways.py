@@ -16,6 +16,7 @@ import pyarrow as pa
 from lance.mem_wal import CompactedSsTable
 
 from benchmarks.memory import peak_mib, reset_peak
+from memwal_ops.allocators import bound_allocators
 from memwal_ops.cli import process
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
@@ -54,6 +55,7 @@ def floor(uri: str) -> dict[str, Any]:
 def ours(uri: str, *budget: str) -> dict[str, Any]:
     """``memwal-ops merge``; an optional argument is the budget of a pass in bytes."""
     process.prepare()
+    bound_allocators()
     options = merge.MergeOptions(max_bytes=int(budget[0])) if budget else merge.MergeOptions()
     report = merge.apply(open_lance_table(uri), options)
     phases: dict[str, float] = {}
