@@ -10,7 +10,7 @@ import hashlib
 import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import registry
 from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
@@ -23,6 +23,7 @@ from memwal_ops.errors import (
     TableCorruptError,
     TableNotFoundError,
 )
+from memwal_ops.formats.lance.base_indexes import moved_later
 from memwal_ops.formats.lance.datasets import PinnedDataset, open_dataset
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.layouts.detection import (
@@ -156,6 +157,13 @@ class Table(GuardedTable):
     def dataset(self) -> lance.LanceDataset:
         """The handle of pylance, pinned to ``version``; opened at the first use."""
         return self.handle.get()
+
+    def scanner(self, **options: Any) -> lance.LanceScanner:
+        """A scanner of this version, whose filter asks no index that may lack rows; arguments are those of pylance.
+
+        Every read of the base with a filter uses it: :func:`memwal_ops.formats.lance.base_indexes.moved_later` has why.
+        """
+        return self.dataset.scanner(use_scalar_index=not moved_later(self.manifest), **options)
 
     @property
     def file(self) -> ObjectMeta | None:

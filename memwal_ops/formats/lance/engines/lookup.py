@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.base_indexes import moved_later
 from memwal_ops.formats.lance.engines.joins import newest_rows, with_keys, without_keys
 from memwal_ops.formats.lance.engines.locate import MAX_LOOKUPS
 from memwal_ops.formats.lance.engines.take_last import condition_of, last_keys, last_rows
@@ -127,11 +126,7 @@ def _in_base(table: Table, keys: pa.Table, names: list[str]) -> pa.Table:
     with lance_errors("look up keys in", table.location.uri):
         for start in range(0, keys.num_rows, MAX_LOOKUPS):
             some = keys.slice(start, MAX_LOOKUPS)
-            scanner = table.dataset.scanner(
-                filter=condition_of(some, names),
-                blob_handling="all_binary",
-                use_scalar_index=not moved_later(table.manifest),
-            )
+            scanner = table.scanner(filter=condition_of(some, names), blob_handling="all_binary")
             parts.extend(
                 with_keys(pa.Table.from_batches([batch]), some.cast(_kinds(batch, names)), names)
                 for batch in scanner.to_batches()

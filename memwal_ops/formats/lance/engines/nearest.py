@@ -22,7 +22,7 @@ from memwal_ops.errors import (
     InvalidUsageError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage, moved_later
+from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.engines.bridges import bridges
 from memwal_ops.formats.lance.engines.joins import newest_rows, with_keys
@@ -190,12 +190,7 @@ class _Base:
         """The rows of keys that are in fragments which the index does not cover, with their distances."""
         names = keys.column_names
         with lance_errors("look up keys in", self.table.location.uri):
-            rows = self.table.dataset.scanner(
-                columns=names,
-                filter=condition_of(keys, names),
-                with_row_address=True,
-                use_scalar_index=not moved_later(self.table.manifest),
-            ).to_table()
+            rows = self.table.scanner(columns=names, filter=condition_of(keys, names), with_row_address=True).to_table()
         found = with_keys(rows, keys.cast(rows.select(names).schema), names).column(ROW_ADDRESS).to_numpy()
         found = found[np.isin(found >> np.uint64(32), [*self.uncovered])]
         return self._nearest(max(len(found), 1), None, found, use_index=False)
@@ -215,7 +210,7 @@ class _Base:
     ) -> pa.Table:
         condition = self._search.query.condition
         with lance_errors("search", self.table.location.uri):
-            return self.table.dataset.scanner(
+            return self.table.scanner(
                 nearest=self._search.of(self._search.query.column, k, use_index=use_index),
                 filter=condition,
                 prefilter=True,

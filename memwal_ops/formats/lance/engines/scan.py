@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.base_indexes import moved_later
 from memwal_ops.formats.lance.blobs import holds_blobs
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.engines.collapse import KeysOf, keys_of_all, newest_of
@@ -163,13 +162,12 @@ class Scan:
         key = [*table.primary_key]
         columns = [*dict.fromkeys([*wanted, *key])]
         with lance_errors("scan", table.location.uri):
-            batches = table.dataset.scanner(
+            batches = table.scanner(
                 columns=columns if found.keys.num_rows else wanted,
                 filter=self.filter,
                 io_buffer_size=_BATCH_BYTES,
                 scan_in_order=False,
                 blob_handling=_blobs(table.dataset.schema, columns),
-                use_scalar_index=not moved_later(table.manifest),
             ).to_batches()
             if not found.keys.num_rows:
                 yield from (one.cast(out) for one in batches)

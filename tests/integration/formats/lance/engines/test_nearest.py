@@ -113,6 +113,21 @@ def test_a_filter_comes_first(made: Made) -> None:
     assert len({*found["id"].to_pylist()} & {*exact(allowed, query, 12)}) >= 10
 
 
+def test_a_filter_asks_no_index_that_may_lack_rows(tmp_path: Path) -> None:
+    """After a deferred compaction and another one, pylance finds none of these rows by its index (docs/upstream.md)."""
+    uri = str(tmp_path / "t.lance")
+    one = Made(uri, 1000)
+    one.writer.close()
+    lance.write_dataset(one.rows(np.arange(1000, 2000)), uri, mode="append").optimize.optimize_indices()
+    lance.dataset(uri).optimize.compact_files(defer_index_remap=True)
+    lance.dataset(uri).delete("id % 7 = 0")
+    lance.dataset(uri).optimize.compact_files()
+    query = one.centers[0].astype(np.float32)
+    found = read(uri).nearest("v", query, 5, filter="id < 900", nprobes=PARTITIONS)
+    assert found.num_rows == 5
+    assert all(row["id"] < 900 and row["id"] % 7 for row in found.to_pylist())
+
+
 @pytest.mark.req("S0-205", "S0-199")
 def test_the_plan_names_the_index_of_each_source(made: Made) -> None:
     numbers = range(10, 0, -1)
