@@ -34,11 +34,9 @@ from benchmarks.gc_simulated import (
     with_merged,
 )
 from benchmarks.markdown import row
-from benchmarks.memory import peak_mib
+from benchmarks.memory import as_command, peak_mib
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
-from memwal_ops.allocators import bound_allocators
-from memwal_ops.cli import process
 from memwal_ops.formats.lance.jobs import catchup, expire, gc, merge
 from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.memwal.wal import wal_entry_path
@@ -69,8 +67,7 @@ def plan_simulated(folder: str, stand: Stand) -> dict[str, Any]:
 
     Processor time: nothing here waits for anything, and the machine may be busy.
     """
-    process.prepare()
-    bound_allocators()
+    as_command()
     uri = f"{folder}/t.lance"
     with_merged(make_regions(uri, 1, SHARD_LAYOUT), dict.fromkeys(stand.region_ids, stand.merged))
     table = open_lance_table(uri)
@@ -99,8 +96,7 @@ def plan_simulated(folder: str, stand: Stand) -> dict[str, Any]:
 
 def retention_simulated(folder: str, history: History) -> dict[str, Any]:
     """In this process: read the progress of many versions, look again, and ask who needs generations."""
-    process.prepare()
-    bound_allocators()
+    as_command()
     table = make_regions(f"{folder}/t.lance", 1, SHARD_LAYOUT)
     store = SimulatedHistory(table, history)
     table = replace(table, store=store)

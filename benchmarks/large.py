@@ -24,11 +24,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.markdown import head, row
-from benchmarks.memory import peak_mib, reset_peak
+from benchmarks.memory import as_command, peak_mib, reset_peak
 from benchmarks.workload import Shape, make, rows
 from memwal_ops import run_job
-from memwal_ops.allocators import bound_allocators
-from memwal_ops.cli import process
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.storage.counting import CountingStore
 
@@ -111,8 +109,7 @@ SIZES: dict[str, tuple[Callable[[str, int], None], int]] = {
 
 def child(job: str, uri: str) -> None:
     """Run one job and print what it cost, as JSON."""
-    process.prepare()
-    bound_allocators()
+    as_command()
     table = open_lance_table(uri)
     store = CountingStore(table.store)
     reset_peak()

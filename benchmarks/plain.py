@@ -26,10 +26,8 @@ import pyarrow as pa
 
 from benchmarks.lm_diskann import K, recall_of
 from benchmarks.markdown import head, row
-from benchmarks.memory import peak_mib, reset_peak
+from benchmarks.memory import as_command, peak_mib, reset_peak
 from memwal_ops import run_job
-from memwal_ops.allocators import bound_allocators
-from memwal_ops.cli import process
 from memwal_ops.core.context import NullListener, RunContext
 from memwal_ops.formats.lance.options import ExpireOptions, MaintainOptions
 
@@ -113,8 +111,7 @@ def script(uri: str) -> dict[str, Any]:
 
 def ours(uri: str) -> dict[str, Any]:
     """``memwal-ops maintain --apply --older-than 20s``."""
-    process.prepare()
-    bound_allocators()
+    as_command()
     options = MaintainOptions(apply=True, expire=ExpireOptions(older_than=OLDER_THAN))
     steps = Steps()
     report = run_job(uri, "maintain", options, apply=True, context=RunContext(listener=steps))

@@ -15,9 +15,7 @@ import lance
 import pyarrow as pa
 from lance.mem_wal import CompactedSsTable
 
-from benchmarks.memory import peak_mib, reset_peak
-from memwal_ops.allocators import bound_allocators
-from memwal_ops.cli import process
+from benchmarks.memory import as_command, peak_mib, reset_peak
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
 from memwal_ops.formats.lance.table import open_lance_table
@@ -54,8 +52,7 @@ def floor(uri: str) -> dict[str, Any]:
 
 def ours(uri: str, *budget: str) -> dict[str, Any]:
     """``memwal-ops merge``; an optional argument is the budget of a pass in bytes."""
-    process.prepare()
-    bound_allocators()
+    as_command()
     options = merge.MergeOptions(max_bytes=int(budget[0])) if budget else merge.MergeOptions()
     report = merge.apply(open_lance_table(uri), options)
     phases: dict[str, float] = {}
