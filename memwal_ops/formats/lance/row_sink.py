@@ -38,7 +38,7 @@ _KEY = {"lance-schema:unenforced-primary-key": "true"}
 _KEYS_PER_DELETE = 1000
 # Folders that a first run leaves if it is killed before it commits.
 _UNFINISHED = {"data", "_transactions"}
-_SAME_ROWS = ("CreateIndex", "Rewrite", "UpdateConfig")
+_SAME_ROWS = ("CreateIndex", "Rewrite", "UpdateConfig", "ReserveFragments")
 
 
 class LanceSink:
@@ -158,6 +158,17 @@ class LanceSink:
         with lance_errors("open", self._location.uri):
             self._dataset = open_dataset(self._location)
 
+    def _operation(self, version: int) -> str | None:
+        """The name of the operation that created a version; None if its transaction is gone.
+
+        pylance has no name for what precedes a compaction: it reserves the ids of fragments, and changes none.
+        """
+        transaction = read_transaction(self._opened, version)
+        name = None if transaction is None else type(transaction.operation).__name__
+        if name == "BaseOperation" and self._fragments(version - 1) == self._fragments(version):
+            return "ReserveFragments"
+        return name
+
     def _fragments(self, version: int) -> list[dict[str, Any]]:
         return [one.metadata.to_json() for one in self._opened.checkout_version(version).get_fragments()]
 
@@ -176,15 +187,12 @@ class LanceSink:
             return
         for version in range(int(record["finished"]) + 1, self.version + 1):
             try:
-                transaction = read_transaction(self._opened, version)
-                # pylance does not name what precedes a compaction, which reserves the ids of its fragments.
-                same = self._fragments(version - 1) == self._fragments(version)
+                operation = self._operation(version)
             except (OSError, ValueError):
-                transaction = None
-            if transaction is None:
+                operation = None
+            if operation is None:
                 raise _written_by_others(uri, f"had a version {version} that cannot be read any more")
-            operation = type(transaction.operation).__name__
-            if operation not in _SAME_ROWS and not (operation == "BaseOperation" and same):
+            if operation not in _SAME_ROWS:
                 raise _written_by_others(uri, f"was changed in version {version} ({operation})")
 
 
