@@ -41,12 +41,11 @@ class Followed:
     epoch: int
 
 
-def versions_behind(folder: str, followed: int) -> int:
-    """How many versions the table is ahead of the index; 0 if the index follows none. Opens the table.
+def versions_behind(found: Source | None, followed: int) -> int:
+    """How many versions the table is ahead of the index, which has version ``followed``; 0 if it follows none.
 
-    A table with fewer versions than the index has seen is another one, all versions of which are new.
+    Opens the table. A table with fewer versions than the index has seen is another one, all versions of which are new.
     """
-    found = source.read_source(folder, followed)
     if found is None:
         return 0
     version = int(found.open().version)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FOLLOW = "follow.json"
+FOLLOW_REMEDY = "Restore this file from a copy of the folder, or build a new index of the table."
 _ROWS = 16_384
 _ROW_ID = "_rowid"
 
@@ -137,14 +138,13 @@ def read_source(folder: str, followed: int = 0) -> Source | None:
     except FileNotFoundError as error:
         if not followed:
             return None
-        why: Exception | str = f"the index has version {followed} of a table, and the file is missing"
-        cause: Exception = error
+        raise _damaged(folder, f"the index has version {followed} of a table, and the file is missing") from error
     except (ValueError, TypeError) as error:
-        why = cause = error
-    raise TableCorruptError(
-        f"{FOLLOW} in {folder} is damaged: {why}.",
-        remedy="Restore this file from a copy of the folder, or build a new index of the table.",
-    ) from cause
+        raise _damaged(folder, str(error)) from error
+
+
+def _damaged(folder: str, why: str) -> TableCorruptError:
+    return TableCorruptError(f"{FOLLOW} in {folder} is damaged: {why}.", remedy=FOLLOW_REMEDY)
 
 
 def transaction_of(table: Any, version: int) -> Any:

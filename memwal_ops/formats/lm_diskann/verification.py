@@ -18,7 +18,7 @@ from memwal_ops.formats.lm_diskann import remapping
 from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.files import GRAPH
 from memwal_ops.formats.lm_diskann.kernels.checksum import intact
-from memwal_ops.formats.lm_diskann.source import FOLLOW, read_source
+from memwal_ops.formats.lm_diskann.source import FOLLOW, FOLLOW_REMEDY, read_source
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED, headers
@@ -35,7 +35,7 @@ _CHUNK = 1024
 _SEEN, _DEAD, _OVERFLOWED, _HEALED = 1, 2, 4, 8
 
 
-# Checks by the part that they concern; all others concern the graph.
+# Checks by the part that they concern.
 OF_VIEW = frozenset({"view_damaged", "view_behind", "view_differs"})
 FOLLOW_DAMAGED = "follow_damaged"
 _OF_STORE = {
@@ -43,6 +43,11 @@ _OF_STORE = {
     "row_missing", "tombstone_missing", "count_differs", "entry_point_dead", "entry_point_missing", "slot_lost",
     "epoch_beyond_end",
 }  # fmt: skip
+_PLACES = {
+    **dict.fromkeys(OF_VIEW, "the published view"),
+    **dict.fromkeys(_OF_STORE, NAME),
+    FOLLOW_DAMAGED: FOLLOW,
+}  # all others concern the graph
 # If there are findings only about links, no block is missing.
 _OF_LINKS = {
     "link_to_nothing", "backlink_to_nothing", "healed_node_linked", "backlinks_differ", "overflow_without_flag",
@@ -58,7 +63,7 @@ _REMEDIES = {
     **dict.fromkeys(remapping.CHECKS, "memwal-ops repair URI --apply maps the rows again, if all blocks are there."),
     "unreachable": "memwal-ops repair URI --deep --apply links it again.",
     "slot_lost": "None is needed.",
-    FOLLOW_DAMAGED: "Restore this file from a copy of the folder, or build a new index of the table.",
+    FOLLOW_DAMAGED: FOLLOW_REMEDY,
 }
 _BEHIND = "Readers see an older epoch, or fail, until the view is published again."
 _BROKEN = "Searches may miss rows, return deleted ones, or fail."
@@ -79,8 +84,7 @@ class Verified:
             self.findings.add(Finding(
                 Severity.WARNING if check in _WARNINGS else Severity.ERROR,
                 check,
-                "the published view" if view else FOLLOW if check == FOLLOW_DAMAGED
-                else NAME if check in _OF_STORE else GRAPH,
+                _PLACES.get(check, GRAPH),
                 detail,
                 _CONSEQUENCES.get(check, _BEHIND if view else _BROKEN),
                 _REMEDIES.get(check, "memwal-ops repair URI --apply publishes it again." if view

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 NEVER = 2**64 - 1
 _ATTEMPTS = 100
 _ROOM = 1024
+_PUBLISH_AGAIN = "Run memwal-ops merge on the folder: it publishes the view again from the store."
 
 
 def read_current(folder: str, parameters: Parameters) -> int:
@@ -55,7 +56,7 @@ def read_current(folder: str, parameters: Parameters) -> int:
     except FileNotFoundError as error:
         raise TableNotFoundError(
             f"{folder} has no published view ({CURRENT}).",
-            remedy="Run memwal-ops merge on the folder: it publishes the view again from the store.",
+            remedy=_PUBLISH_AGAIN,
         ) from error
     frame = frames.decode(np.frombuffer(data, np.uint8))
     if frame is None or frame.kind != frames.CURRENT or frame.uuid != parameters.uuid:
@@ -66,7 +67,7 @@ def read_current(folder: str, parameters: Parameters) -> int:
 def _unreadable(folder: str, path: str) -> TableCorruptError:
     return TableCorruptError(
         f"{path} in {folder} is damaged, or belongs to another index.",
-        remedy="Run memwal-ops merge on the folder: it publishes the view again from the store.",
+        remedy=_PUBLISH_AGAIN,
     )
 
 
@@ -113,7 +114,7 @@ class View:
                         f"A file of view {number} is missing: {error.filename}.",
                         remedy="Restore the folder from a copy, or build the index again from its rows."
                         if os.path.basename(error.filename) == GRAPH
-                        else "Run memwal-ops merge on the folder: it publishes the view again from the store.",
+                        else _PUBLISH_AGAIN,
                     ) from error
                 continue
             break

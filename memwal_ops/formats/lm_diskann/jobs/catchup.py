@@ -95,7 +95,7 @@ class Report:
 
 def backlog(table: Table) -> Mapping[str, float]:
     """The backlog metrics, from the published view and the followed table."""
-    behind = following.versions_behind(table.location.uri, table.state.followed)
+    behind = following.versions_behind(read_source(table.location.uri, table.state.followed), table.state.followed)
     return {**unhealed(table), "versions_behind": behind}
 
 
@@ -112,7 +112,7 @@ def plan(table: Table, options: CatchupOptions, context: RunContext) -> Report:
     found = read_source(table.location.uri, table.state.followed)
     return Report(
         Decision.DRY_RUN, table.revision, table.tombstones - table.state.healed,
-        versions=following.versions_behind(table.location.uri, table.state.followed),
+        versions=following.versions_behind(found, table.state.followed),
         followed=None if found is None else table.state.followed,
     )  # fmt: skip
 

@@ -120,7 +120,7 @@ def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
 def _follows(table: Table) -> tuple[dict[str, Any] | None, dict[str, float]]:
     source, error, behind = read_source(table.location.uri, table.state.followed), None, dict[str, float]()
     try:
-        behind = {"versions_behind": versions_behind(table.location.uri, table.state.followed)}
+        behind = {"versions_behind": versions_behind(source, table.state.followed)}
     except MemwalOpsError as reason:
         error = str(reason)
     if source is None:
