@@ -131,12 +131,10 @@ def last_fields(tail: bytes) -> pb.Manifest | None:
     start = tail.find(_WRITER) - 2
     if start < 0 or tail[start] != _WRITER_TAG:
         return None
-    found = pb.Manifest()
     try:
-        found.ParseFromString(tail[start : -_TRAILER.size])
+        return pb.Manifest.FromString(tail[start : -_TRAILER.size])
     except DecodeError:
         return None
-    return found
 
 
 def index_section_length(head: bytes) -> int:

@@ -286,7 +286,7 @@ def test_coverage_is_determined_where_the_files_of_an_index_are(
 ) -> None:
     """Of a version by an unknown release, pylance reads the indexes again; a local build of it has none of their files.
 
-    It was refused at each attempt, as a version whose indexes nobody can describe.
+    Each merge was refused: pylance could not describe the indexes of the version that was built.
     """
     table: Any = open_table(made.uri)
     table.manifest.manifest.ClearField("writer_version")
