@@ -6,10 +6,11 @@ import random
 from typing import TYPE_CHECKING
 
 import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import compact, expire
+from memwal_ops.formats.lance.jobs import compact, expire, merge
 from tests.campaigns.sim.driver import PASSING
 from tests.campaigns.sim.history import run_histories
 from tests.campaigns.sim.steps import Steps, make_table
@@ -57,6 +58,30 @@ def test_a_compaction_beside_a_restore(steps: Steps) -> None:
     steps.witness.restored.add(before.version + 1)
     assert _compact(before) == "compacted"
     steps.look()
+
+
+@pytest.mark.parametrize("layout", [6, 7])
+def test_a_field_of_a_merge_that_a_restore_took_back(tmp_path: Path, layout: int) -> None:
+    """Nothing shows whose field it is once the versions of the flush are gone: the merge asks, and the answer works."""
+    steps = Steps(make_table(str(tmp_path / "t.lance"), layout), random.Random(0))
+    steps._evolve(lambda dataset: dataset.add_columns(pa.field("dropped", pa.int32())))
+    steps.take("burst")
+    steps.do("flush")
+    steps._evolve(lambda dataset: dataset.drop_columns(["dropped"]))
+    before = steps._versions()[-1]
+    merge.apply(open_table(steps.uri), merge.MergeOptions())
+    expire.apply(open_table(steps.uri), expire.ExpireOptions(PASSING * 0, 2))
+    lance.dataset(steps.uri, version=before).restore()
+    steps.witness.restored.add(steps._versions()[-1])
+    steps.made.evolve(lance.dataset(steps.uri))
+    steps._evolve(lambda dataset: dataset.add_columns(pa.field("added", pa.int32())))
+    refused = merge.apply(open_table(steps.uri), merge.MergeOptions()).blocked
+    assert [fault.error.reason for fault in refused] == ["schema_projection"]
+    steps._merge_all(steps.made)
+    expire.apply(open_table(steps.uri), expire.ExpireOptions(PASSING * 0, 1))
+    steps.kinds |= {"merge", "expire", "restore"}
+    steps.look()
+    steps.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
