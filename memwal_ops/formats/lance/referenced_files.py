@@ -16,9 +16,9 @@ from uuid import UUID
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
-from memwal_ops.formats.lance.versions import BRANCHES_FOLDER, TRANSACTIONS_FOLDER, VERSIONS_FOLDER
+from memwal_ops.formats.lance.versions import BRANCHES_FOLDER, TRANSACTIONS_FOLDER, VERSIONS_FOLDER, decode_named
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
-from memwal_ops.formats.lance.wire.version_manifest import check_writable, decode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import check_writable
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
 
@@ -161,7 +161,7 @@ def _exists(store: Store, key: str) -> bool:
 
 def _read(store: Store, path: str) -> References | None:
     try:
-        version = decode_version_manifest(store.get(path))
+        version = decode_named(path, store.get(path))
         check_writable(version.manifest)
         return references(version)
     except ObjectNotFoundError:

@@ -63,7 +63,7 @@ class _Version:
         written: the timestamp in its manifest, in ns.
         fields: in their order.
         ids: of all fields.
-        parent: the version that it is based on; 0: none.
+        parent: the version that it is based on; 0: none; None: unknown, as its transaction is damaged.
         has_transaction: whether its transaction is known; without it, a restore cannot be recognized.
         confirmed: the version whose columns an operator confirmed in this one's config.
     """
@@ -71,7 +71,7 @@ class _Version:
     written: int
     fields: tuple[_Field, ...]
     ids: frozenset[int]
-    parent: int
+    parent: int | None
     has_transaction: bool
     confirmed: str
 
@@ -176,7 +176,7 @@ class SchemaHistory:
         while lines[0] != lines[1]:
             lines.sort()
             version = self._version(lines[1])
-            if version is None:
+            if version is None or version.parent is None:
                 return None
             lines[1] = version.parent
             parent = self._version(version.parent) if version.parent else None
@@ -336,9 +336,10 @@ def nanoseconds(time: datetime) -> int:
 def _version(found: VersionManifest) -> _Version:
     manifest, transaction = found.manifest, found.transaction
     fields = tuple(_Field(one.id, one.name, one.logical_type, one.parent_id) for one in manifest.fields)
-    parent = int(manifest.version) - 1
+    parent: int | None = int(manifest.version) - 1
     if transaction is not None and transaction.HasField("restore"):
-        parent = int(transaction.restore.version)
+        restored = int(transaction.restore.version)
+        parent = restored if restored < manifest.version else None
     elif transaction is not None and transaction.HasField("overwrite"):
         parent = 0
     return _Version(

@@ -393,14 +393,9 @@ def _newest_by_lance(
 
 def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionManifest:
     try:
-        manifest = read_version_manifest(store, version, scheme)
+        return read_version_manifest(store, version, scheme)
     except InvalidFormatError as error:
         raise TableCorruptError(f"The manifest of version {version} cannot be read: {error}") from error
-    if manifest.manifest.version != version:
-        raise TableCorruptError(
-            f"{version_path(version, scheme)} contains version {manifest.manifest.version} instead of {version}."
-        )
-    return manifest
 
 
 def _primary_key(version: VersionManifest) -> tuple[str, ...]:

@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.base_indexes import covered_by
+from memwal_ops.formats.lance.versions import decode_named
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER
-from memwal_ops.formats.lance.wire.version_manifest import (
-    decode_version_manifest,
-    index_section_by_ends,
-    index_section_length,
-    last_fields,
-)
+from memwal_ops.formats.lance.wire.version_manifest import index_section_by_ends, index_section_length, last_fields
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -72,7 +68,7 @@ def read_version_progress(store: Store, manifest: ObjectMeta) -> VersionProgress
     data = store.get(manifest.path)
     if not data:
         raise InvalidFormatError(f"{manifest.path} is empty.")
-    version = decode_version_manifest(data)
+    version = decode_named(manifest.path, data)
     points = _points_into_mem_wal(version.manifest)
     index = None if version.indexes is None else _memwal(version.indexes)
     if version.indexes is None or index is None:

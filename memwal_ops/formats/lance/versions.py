@@ -83,16 +83,28 @@ def read_version_manifest(
     """Read one version's manifest; without ``naming`` both schemes are tried, the common one first.
 
     Raises:
-        InvalidFormatError: it does not decode.
+        InvalidFormatError: it does not decode, or is that of another version.
         ObjectNotFoundError: it does not exist.
     """
     if naming is not None:
         path = version_path(version, naming, folder=folder)
         try:
-            return decode_version_manifest(store.get(path))
+            return decode_named(path, store.get(path))
         except InvalidFormatError as error:
-            raise InvalidFormatError(f"{path} is not a version manifest: {error}") from error
+            raise InvalidFormatError(f"{path} is not the manifest of version {version}: {error}") from error
     try:
         return read_version_manifest(store, version, NamingScheme.V2, folder=folder)
     except ObjectNotFoundError:
         return read_version_manifest(store, version, NamingScheme.V1, folder=folder)
+
+
+def decode_named(path: str, data: bytes) -> VersionManifest:
+    """Decode the manifest at a path, which must be that of the version after which its file is named.
+
+    Raises:
+        InvalidFormatError: it does not decode, or is that of another version.
+    """
+    manifest, name = decode_version_manifest(data), parse_version_manifest_name(path.rsplit("/", 1)[-1])
+    if name is not None and manifest.manifest.version != name.version:
+        raise InvalidFormatError(f"it contains version {manifest.manifest.version} instead of {name.version}")
+    return manifest

@@ -336,15 +336,17 @@ def test_a_restored_version_holds_again(tmp_path: Path, kind: type[LsmTable]) ->
     sound(made)
 
 
+@pytest.mark.parametrize("damage", ["cut", "of another version"])
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_a_version_that_cannot_be_read_holds_everything(tmp_path: Path, kind: type[LsmTable]) -> None:
+def test_a_version_that_cannot_be_read_holds_everything(tmp_path: Path, kind: type[LsmTable], damage: str) -> None:
     made = make(tmp_path, kind)
     free(made)
     lance.dataset(made.uri).update_metadata({"a": "b"})
     table = table_of(made)
     path = version_path(table.version - 1, table.naming)
     data = table.store.get(path)
-    Path(made.uri, path).write_bytes(data[: len(data) // 2])
+    other = table.store.get(version_path(table.version, table.naming))
+    Path(made.uri, path).write_bytes(data[: len(data) // 2] if damage == "cut" else other)
     folders = generation_folders(made)
     retention = refreshed(table)
     assert set(retention.unreadable) == {path}

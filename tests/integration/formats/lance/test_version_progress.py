@@ -32,6 +32,7 @@ from tests.support.tables.workload import Workload
 if TYPE_CHECKING:
     from tests.support.tables.lsm_table import LsmTable
 
+VERSION = 1000
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -77,7 +78,7 @@ def test_the_ends_of_a_file_decode_like_the_whole(version: VersionManifest, data
 def store_file(tmp_path: Path, data: bytes) -> tuple[CountingStore, ObjectMeta]:
     Workload(1, regions=1, base_rows=3).create(str(tmp_path / "t.lance"))
     table = open_table(tmp_path / "t.lance")
-    path = version_path(1000, table.naming)
+    path = version_path(VERSION, table.naming)
     table.store.put(path, data)
     meta = table.store.head(path)
     assert meta is not None
@@ -89,6 +90,7 @@ def large(made: LsmTable, *, fragments: int, regions: int, transaction: bool = T
     version = decode_version_manifest(
         Path(made.uri, version_path(table_of(made).version, table_of(made).naming)).read_bytes()
     )
+    version.manifest.version = VERSION
     for at in range(fragments):
         version.manifest.fragments.add().CopyFrom(version.manifest.fragments[0])
         version.manifest.fragments[-1].id = 1000 + at
