@@ -70,7 +70,8 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
         if found.manifest.version != version:
             yield Finding(
                 Severity.ERROR, "version_manifest", path, f"Its content is that of version {found.manifest.version}.",
-                "Readers of that version read another one.", "Restore the manifest from a backup.", _PAGE,
+                "Readers of that version read another one, and gc and expire delete nothing.",
+                "Restore the manifest from a backup.", _PAGE,
             )  # fmt: skip
         rows = sum(fragment.physical_rows for fragment in found.manifest.fragments)
         if rows_before and not found.manifest.fragments and version == table.version:
