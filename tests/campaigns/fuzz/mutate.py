@@ -107,7 +107,9 @@ def _operate(rng: random.Random, fields: list[Field]) -> list[Field]:
     if kind == 1:
         return fields[:at] + fields[at + 1 :]
     if kind == 2:
-        return fields[:at] + [field] * rng.choice((2, 2, 3, 500)) + fields[at + 1 :]
+        size = len(field.value) if isinstance(field.value, bytes) else 1
+        times = min(rng.choice((2, 2, 3, 500)), 2 + _LONGEST // (1 + size))  # repeated in what is repeated
+        return fields[:at] + [field] * times + fields[at + 1 :]
     if kind == 3:
         return sorted(fields, key=lambda _: rng.random())
     if kind == 4:
