@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LinkError(StorageError):
-    """A path below a local table contains a symbolic link, which is not followed, for reading or deleting."""
+    """A path below a local table contains a symbolic link, which is not followed, or a pipe, socket or device."""
 
     remedy = "Replace the link by the files themselves, or mount the other folder there (mount --bind)."
 

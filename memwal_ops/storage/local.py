@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from datetime import UTC, datetime, timedelta
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING
 
 import obstore
@@ -128,12 +128,22 @@ class LocalObjectStore(ObjectStore):
         return os.path.join(self._real_root, path)
 
     def _refuse_links(self, path: str) -> None:
-        """Raise ``LinkError`` if the path is, or contains, a link that is not followed."""
+        """Raise ``LinkError`` if the path is, or contains, a link that is not followed, or no file to be read."""
         here = self._real_root
         for segment in path.split("/"):
             here = os.path.join(here, segment)
-            if os.path.islink(here) and not self._leads_to_a_file_inside(here):
-                raise LinkError(self._about_link(here))
+            try:
+                mode = os.lstat(here).st_mode
+            except (OSError, ValueError):
+                return  # it does not exist, or what reads it says why it cannot
+            if S_ISLNK(mode):
+                if not self._leads_to_a_file_inside(here):
+                    raise LinkError(self._about_link(here))
+            elif not S_ISREG(mode) and not S_ISDIR(mode):
+                raise LinkError(
+                    f"{path!r} is a pipe, a socket or a device, and no file.",
+                    remedy="Remove it, and restore the file from a backup if there was one.",
+                )
 
     def _about_link(self, link: str) -> str:
         name, target = os.path.relpath(link, self._real_root), os.readlink(link)

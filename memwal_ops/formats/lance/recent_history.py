@@ -127,8 +127,8 @@ def _revision(
     version: _Version, previous: _Version | None, sizes: Mapping[tuple[UUID, int], FlushedGeneration]
 ) -> RevisionRecord:
     manifest, transaction = version.manifest.manifest, version.manifest.transaction
-    merged = [*_merged_in(version, previous)]
-    known = [sizes[one] for one in merged if one in sizes]
+    merged = dict(_merged_in(version, previous))
+    known = [size for (region_id, one), size in sizes.items() if one in merged.get(region_id, ())]
     files = [file for fragment in manifest.fragments for file in fragment.files]
     return RevisionRecord(
         version.number,
@@ -137,19 +137,17 @@ def _revision(
         "" if transaction is None else _operation(transaction),
         sum(int(one.physical_rows) - int(one.deletion_file.num_deleted_rows) for one in manifest.fragments),
         sum(int(file.file_size_bytes) for file in files) if all(file.file_size_bytes for file in files) else None,
-        len(merged),
+        sum(max(0, one.stop - one.start) for one in merged.values()),
         sum(one.physical_rows or 0 for one in known),
         sum(one.accounted_bytes or 0 for one in known),
     )
 
 
-def _merged_in(version: _Version, previous: _Version | None) -> Iterator[tuple[UUID, int]]:
-    """The generations that a version merged, if the version before it was read."""
-    if previous is None or previous.number != version.number - 1:
-        return
-    for region_id, progress in version.merged.items():
-        for generation in range(previous.merged.get(region_id, 0) + 1, progress + 1):
-            yield region_id, generation
+def _merged_in(version: _Version, previous: _Version | None) -> Iterator[tuple[UUID, range]]:
+    """The generations of each region that a version merged, if the version before it was read."""
+    if previous is not None and previous.number == version.number - 1:
+        for region_id, progress in version.merged.items():
+            yield region_id, range(previous.merged.get(region_id, 0) + 1, progress + 1)
 
 
 def _author(manifest: table_pb2.Manifest, transaction: table_pb2.Transaction | None) -> str:

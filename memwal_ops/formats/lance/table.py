@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 _OPEN_ATTEMPTS = 4
+# Of a fragment: a row's address has 32 bits for its place there.
+_MAX_ROWS = 1 << 32
 _KEY_FLAG = "lance-schema:unenforced-primary-key"
 _KEY_POSITION = "lance-schema:unenforced-primary-key:position"
 _TRUE = frozenset({b"true", b"1", b"yes"})
@@ -393,9 +395,17 @@ def _newest_by_lance(
 
 def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionManifest:
     try:
-        return read_version_manifest(store, version, scheme)
+        manifest = read_version_manifest(store, version, scheme)
     except InvalidFormatError as error:
         raise TableCorruptError(f"The manifest of version {version} cannot be read: {error}") from error
+    for fragment in manifest.manifest.fragments:
+        rows, deleted = fragment.physical_rows, fragment.deletion_file.num_deleted_rows
+        if rows > _MAX_ROWS or 0 < rows < deleted:  # 0: a release that does not write it
+            raise TableCorruptError(
+                f"{version_path(version, scheme)}: fragment {fragment.id} has {rows:,} rows, of which {deleted:,} are "
+                "deleted. There is no such fragment, and a reader could ask for all memory."
+            )
+    return manifest
 
 
 def _primary_key(version: VersionManifest) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from lance.dataset import Index
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 
+_PROGRESS = 9  # MemWalIndexDetails.merged_generations
 _BASE_PATHS, _BASE_PATH_TEXT = 18, 4  # Manifest.base_paths, BasePath.path
 # prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE); for anybody but root it has no effect, and needs none
 _DROP_AND_EXEC = """
@@ -119,6 +120,19 @@ def remove_generation_data(uri: str, region: str, generation: int) -> Path:
 
 
 # -- the base table
+
+
+def set_progress(uri: str, generation: int, *, region: bytes | None = None) -> None:
+    """Set the progress of the first region that has one, or give one to a further region, in the newest version."""
+    name, manifest = wire.newest_manifest(Files(uri))
+    details = wire.decode(wire.mem_wal_details(manifest))
+    first = next(field for field in details if field.number == _PROGRESS)
+    entry = [wire.Field(2, generation) if field.number == 2 else field for field in wire.decode(first.value)]
+    if region is not None:
+        entry = [wire.Field(1, wire.encode([wire.Field(1, region)])), wire.Field(2, generation)]
+    others = [field for field in details if region is not None or field is not first]
+    changed = wire.encode([*others, wire.Field(_PROGRESS, wire.encode(entry))])
+    Path(uri, name).write_bytes(wire.build_manifest(wire.with_details(manifest, changed)))
 
 
 def set_feature_flag(uri: str, bit: int = 40, *, reader: bool = True, writer: bool = True) -> None:

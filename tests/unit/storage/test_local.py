@@ -117,6 +117,20 @@ def test_links_out_of_the_root_are_not_followed(tmp_path: Path) -> None:
     assert [path.name for path in outside.iterdir()] == ["precious"]
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    """A read of one would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    store = open_store(resolve(tmp_path))
+    for verb in (store.get, store.head, lambda path: store.put(path, b"x")):
+        with pytest.raises(LinkError, match=r"'pipe' is a pipe, a socket or a device"):
+            verb("pipe")
+        with pytest.raises(LinkError, match="'link' is a symbolic link"):
+            verb("link")
+    assert store.delete_many(["pipe"]).deleted == 0
+
+
 def test_a_linked_root_and_links_to_files_within_it_work(tmp_path: Path) -> None:
     real = tmp_path / "real"
     (real / "data").mkdir(parents=True)

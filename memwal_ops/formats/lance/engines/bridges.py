@@ -37,14 +37,15 @@ def bridges(unmerged: Unmerged, index: BaseIndex) -> tuple[GenerationRef, ...] |
     if merged is None:
         return None
     listed = {region.region_id: {ref.generation: ref for ref in region.merged} for region in unmerged.regions}
-    found = []
+    found: list[GenerationRef] = []
     for region_id, (above, until) in merged.items():
         if region_id in unmerged.pruned:
             continue
-        refs = [listed.get(region_id, {}).get(number) for number in range(above + 1, until + 1)]
-        if None in refs:
-            return None
-        found += [ref for ref in refs if ref is not None]
+        for number in range(above + 1, until + 1):
+            ref = listed.get(region_id, {}).get(number)
+            if ref is None:
+                return None
+            found.append(ref)
     return tuple(found)
 
 

@@ -71,7 +71,8 @@ def decode_version_manifest(data: bytes) -> VersionManifest:
     """Decode a whole manifest file.
 
     Raises:
-        InvalidFormatError: truncated, no trailer, a position outside the file, or not a protobuf message.
+        InvalidFormatError: truncated, no trailer, a position outside the file, not a protobuf message, or with a
+            timestamp that is no time.
     """
     if len(data) < _TRAILER.size + _LENGTH.size:
         raise InvalidFormatError(f"{len(data)} bytes are too few for a version manifest.")
@@ -79,6 +80,10 @@ def decode_version_manifest(data: bytes) -> VersionManifest:
     if magic != MAGIC:
         raise InvalidFormatError(f"The file ends in {magic!r}, not in {MAGIC!r}: it is truncated or not a manifest.")
     manifest = _section(data, position, pb.Manifest, "manifest")
+    try:
+        manifest.timestamp.ToNanoseconds()
+    except ValueError as error:
+        raise InvalidFormatError(f"The manifest's timestamp is no time: {error}") from error
     indexes = transaction = None
     if manifest.HasField("index_section"):
         indexes = _section(data, manifest.index_section, pb.IndexSection, "index section")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -13,14 +14,16 @@ import pytest
 from botocore.credentials import RefreshableCredentials
 
 from memwal_ops.core.registry import open_table
+from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats.lance.base_indexes import base_indexes
 from memwal_ops.formats.lance.commit import CommitNote, IndexChange, commit_indexes
 from memwal_ops.formats.lance.engines.locate import has_key_index, is_indexed
+from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.wire.names import NamingScheme
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.storage.counting import CountingStore
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from memwal_ops.formats.lance.table import Table
 
 KEY = "lance-schema:unenforced-primary-key"
@@ -31,6 +34,20 @@ VECTOR = ["IVF_FLAT", "IVF_PQ", "IVF_SQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_HNSW_S
 def opened(uri: str) -> Table:
     table: Any = open_table(uri)
     return table
+
+
+@pytest.mark.parametrize(("rows", "deleted"), [(1 << 33, 0), (1 << 46, 0), (3, 4), (3, 1 << 31)])
+def test_a_fragment_that_cannot_be(tmp_path: Path, rows: int, deleted: int) -> None:
+    """pylance asks for memory by these numbers, until the process is killed."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": range(3)}), uri)
+    path = Path(uri, version_path(1, NamingScheme.V2))
+    manifest = decode_version_manifest(path.read_bytes())
+    manifest.manifest.fragments[0].physical_rows = rows
+    manifest.manifest.fragments[0].deletion_file.num_deleted_rows = deleted
+    path.write_bytes(encode_version_manifest(manifest))
+    with pytest.raises(TableCorruptError, match="There is no such fragment"):
+        opened(uri)
 
 
 def test_types_of_indexes(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from memwal_ops.core.table_history import HasRecentHistory, TableHistory
+from tests.support.tables import damage
 from tests.support.tables.gc_tables import caught_up, grow, make, merged, table_of
 from tests.support.tables.lsm_table import LsmTable
 from tests.support.tables.region_layout import RegionLayout
@@ -49,6 +50,16 @@ def test_versions_and_generations(kind: type[LsmTable], tmp_path: Path) -> None:
         last = by_name[f"{short}/3"]
         assert (last.state, last.merged, last.merged_in, last.removed) == ("waiting", None, None, None)
     assert found.truncated == ""
+
+
+def test_a_progress_that_cannot_be(tmp_path: Path) -> None:
+    """What a damaged version claims to have merged is counted, and not listed one by one."""
+    made = make(tmp_path, generations=2)
+    merged(made)
+    damage.set_progress(made.uri, 1 << 40)
+    assert history(made).revisions[0].merged > 1 << 39
+    damage.set_progress(made.uri, (1 << 64) - 1)
+    assert history(made).revisions[0].merged > 1 << 63
 
 
 def test_indexes_and_storage(tmp_path: Path) -> None:

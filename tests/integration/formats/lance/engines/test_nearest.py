@@ -14,6 +14,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
 from memwal_ops.memwal import RegionWriter, create_mem_wal, read
+from tests.support.tables import damage
 from tests.support.tables.schemas import PRIMARY_KEY
 
 WIDTH, PARTITIONS = 16, 4
@@ -141,6 +142,17 @@ def test_the_plan_names_the_index_of_each_source(made: Made) -> None:
         f"        KNNExec: {REGION}[gen=11], log, rows=30, index=flat, k=5",
         *(f"        KNNExec: {REGION}[gen={number}], index=v_idx, k=5" for number in numbers),
     ]
+
+
+@pytest.mark.timeout(120)
+def test_a_damaged_progress(tmp_path: Path) -> None:
+    """Of the generations that it claims none is looked for behind the first that does not exist."""
+    one = Made(str(tmp_path / "t.lance"), 400)
+    one.generation(np.arange(400, 450), np.arange(3))
+    one.writer.close()
+    run_job(one.uri, "merge")
+    damage.set_progress(one.uri, 1 << 40, region=b"x" * 16)
+    assert "uncovered=flat" in read(one.uri).explain_nearest("v", [0.0] * WIDTH, 5)
 
 
 @pytest.mark.req("S0-201", "S0-219")

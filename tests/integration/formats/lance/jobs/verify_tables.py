@@ -14,6 +14,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import take_hold
 from memwal_ops.core.leases import Holder, acquire
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
 
@@ -66,6 +67,10 @@ def lower_epoch(message: memwal_pb2.RegionManifest) -> None:
 
 def lower_replay(message: memwal_pb2.RegionManifest) -> None:
     message.replay_after_wal_id = 0
+
+
+def raise_log_position(message: memwal_pb2.RegionManifest) -> None:
+    message.wal_id_last_seen |= 1 << 40
 
 
 def turn_order(message: memwal_pb2.RegionManifest) -> None:
@@ -121,6 +126,13 @@ def tag_of_a_gone_version(uri: str, _region: str) -> None:
 def cut_old_manifest(uri: str, _region: str) -> None:
     names = wire.manifest_names(Files(uri))
     Path(uri, names[2]).write_bytes(b"cut short")
+
+
+def no_time(uri: str, _region: str) -> None:
+    path = Path(uri, wire.manifest_names(Files(uri))[2])
+    manifest = decode_version_manifest(path.read_bytes())
+    manifest.manifest.timestamp.seconds = 1 << 54
+    path.write_bytes(encode_version_manifest(manifest))
 
 
 def swap_version_manifests(uri: str, _region: str) -> None:
@@ -202,6 +214,7 @@ DAMAGES: list[tuple[str, Callable[[str, str], Any], str, str]] = [
     ("a file that is no region", stray_region, "unrecognized", "info"),
     ("a generation that no manifest lists", unlisted, "unlisted_generation", "info"),
     ("a gap in the log", lambda u, r: add_entries(u, r, 2), "wal_gap", "error"),
+    ("a log position beyond every entry", lambda u, r: rewrite(u, r, raise_log_position), "wal_gap", "error"),
     ("entries of a later writer", newer_writer_in_log, "wal_epoch", "error"),
     ("an entry of the log is cut", lambda u, r: log_entries(u, r)[-1].write_bytes(b"ARROW1"), "wal_entry", "error"),
     ("a data file is gone", unlink_data, "base_file", "error"),
@@ -211,6 +224,7 @@ DAMAGES: list[tuple[str, Callable[[str, str], Any], str, str]] = [
     ("a tag of a version that is gone", tag_of_a_gone_version, "tag", "warning"),
     ("an old version manifest is cut", cut_old_manifest, "version_manifest", "error"),
     ("a version manifest is another's", swap_version_manifests, "version_manifest", "error"),
+    ("a version manifest's time is none", no_time, "version_manifest", "error"),
     ("a lease expired", expired_lease, "lease_expired", "info"),
     ("a hold of a version that is gone", hold_of_a_gone_version, "hold", "warning"),
 ]  # fmt: skip
