@@ -124,7 +124,7 @@ def _records(table: Table) -> dict[str, MemWal]:
         try:
             document = json.loads(table.store.get(meta.path))
             (found[meta.path],) = decode_mem_wals(base64.b64decode(document["mem_wal"], validate=True))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidFormatError(f"{meta.path} is not a readable record of trimmed MemWALs: {error}") from error
     return found
 

@@ -86,7 +86,7 @@ def region_id_of(store: Store, region: str, *, record: bool) -> UUID | None:
         return uuid.UUID(json.loads(store.get(path))["region_id"])
     except ObjectNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidFormatError(f"{path} has no readable id of a region: {error}") from error
 
 

@@ -104,7 +104,7 @@ def read_kept(table: Table) -> Kept:
         }
         details = base64.b64decode(document["details"], validate=True)
         return Kept(path, int(document["version"]), details, regions, str(document["layout"]))
-    except (ObjectNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ObjectNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidFormatError(
             f"{path}, which the migration kept for its rollback, cannot be read: {error}"
         ) from error

@@ -11,7 +11,9 @@ import lance
 import pytest
 
 from memwal_ops import open_table, run_job
+from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.jobs import legacy_gc
+from memwal_ops.formats.lance.legacy.adoption import region_id_of
 from memwal_ops.formats.lance.options import GcOptions
 from memwal_ops.storage import probe
 from tests.support.calm import calm
@@ -73,6 +75,19 @@ def test_logs_go_after_the_trim(table: LegacyTable) -> None:
     assert run_job(table.uri, "migrate", apply=True).decision == "migrated"
     run_job(table.uri, "merge")
     assert base_rows(table.uri) == {**table.merged, 3: 300.0}
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b"[" * 100_000])
+def test_records_that_cannot_be_read(table: LegacyTable, content: bytes) -> None:
+    store = open_table(table.uri).store
+    store.put("_mem_wal_ops/legacy/trimmed/one.json", content)
+    with pytest.raises(InvalidFormatError, match="not a readable record of trimmed MemWALs"):
+        gc(table.uri, apply=False)
+    assert region_id_of(store, "a", record=True) == region_id_of(store, "a", record=False)
+    (record,) = store.list("_mem_wal_ops/legacy/regions")
+    store.put(record.path, content)
+    with pytest.raises(InvalidFormatError, match="no readable id of a region"):
+        region_id_of(store, "a", record=False)
 
 
 @pytest.mark.req("S1-020", "S1-029")
