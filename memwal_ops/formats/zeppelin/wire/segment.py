@@ -27,7 +27,7 @@ CENTROIDS = "centroids.bin"
 _CENTROIDS_2 = b"ZCT2"
 _SECTIONS = (b"ZCL2", b"ZCL3")
 _GROUP_1, _GROUP_4, _GROUP_5 = b"ZBP1", b"ZBP\x04", b"ZBP\x05"
-_MAX_DIMENSIONS = 1 << 16
+MAX_DIMENSIONS = 1 << 16
 
 
 def cluster_name(cluster: int) -> str:
@@ -81,7 +81,9 @@ def decode_cluster(data: bytes) -> tuple[list[str], Matrix]:
     """
     if data[:4] in _SECTIONS:
         begins, length = struct.unpack_from("<QQ", _whole(data, 0, 36), 20)
-        return decode_cluster(_whole(data, begins, length))
+        data = _whole(data, begins, length)
+    if data[:4] in _SECTIONS:
+        raise InvalidFormatError("A section with rows contains another one.")
     if data[:3] == _GROUP_1[:3]:
         raise InvalidFormatError("It contains a group of clusters, which the manifest does not record.")
     count, width = _header(data, 0)
@@ -176,7 +178,7 @@ def _layout(found: Any) -> Sequence[int]:
 
 def _header(data: bytes, at: int) -> tuple[int, int]:
     count, width = struct.unpack("<II", _whole(data, at, 8))
-    if width > _MAX_DIMENSIONS:
+    if width > MAX_DIMENSIONS or (count and not width):
         raise InvalidFormatError(f"It begins with {data[:8]!r}, which is not a known layout.")
     return count, width
 

@@ -317,7 +317,11 @@ def test_clusters_of_every_layout() -> None:
     ):
         assert found[0] == ids
         assert (found[1] == vectors).all()
-    for data in [plain[:at] for at in range(len(plain))] + [plain + b"x", b"\xff" * 64]:
+    for data in [plain[:at] for at in range(len(plain))] + [
+        plain + b"x", b"\xff" * 64, struct.pack("<III", 1, 0, 0),
+        b"ZCL2" + bytes(16) + struct.pack("<QQ", 0, 64) + bytes(28),
+        b"ZCL3" + bytes(16) + struct.pack("<QQ", 36, len(section)) + section,
+    ]:  # fmt: skip
         with pytest.raises(InvalidFormatError):
             decode_cluster(data)
     with pytest.raises(InvalidFormatError):
@@ -330,7 +334,8 @@ def test_centroids_of_both_layouts() -> None:
     assert independent.centroids(data) == [(1, 2), (3, 4), (5, 6)]
     for one in (data, b"ZCT2" + data + struct.pack("<Q", 0)):
         assert (decode_centroids(one) == centroids).all()
-    for bad in (data[:-1], data + b"x", b"", encode_centroids(np.array([[np.nan]], np.float32))):
+    for bad in (data[:-1], data + b"x", b"", encode_centroids(np.array([[np.nan]], np.float32)),
+                struct.pack("<II", 2**32 - 1, 0), b"ZCT2" + struct.pack("<II", 1, 0)):  # fmt: skip
         with pytest.raises(InvalidFormatError):
             decode_centroids(bad)
 
