@@ -20,7 +20,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.zeppelin import history
 from memwal_ops.formats.zeppelin.format import FORMAT, MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest
-from memwal_ops.formats.zeppelin.wire.segment import CENTROIDS
+from memwal_ops.formats.zeppelin.wire.segment import CENTROIDS, MAX_DIMENSIONS
 from memwal_ops.storage.local import LocalObjectStore
 from memwal_ops.storage.locked_folder import LockedFolder
 
@@ -189,7 +189,7 @@ def read_meta(store: Store, location: Location) -> Meta:
         document = json.loads(store.get(META))
         dimensions, metric = document.get("dimensions"), document.get("distance_metric")
         state, full_text = document.get("state") or "active", document.get("full_text_search") or {}
-        if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= MAX_DIMENSIONS):
             raise ValueError(f"dimensions is {dimensions!r}")
         if metric is not None and metric not in METRICS:
             raise ValueError(f"distance_metric is {metric!r}")

@@ -27,6 +27,7 @@ from memwal_ops.formats.zeppelin.wire.fragment import (
     matrix,
 )
 from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, encode_manifest, new_manifest, timestamp
+from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import is_empty, open_store
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -138,7 +139,7 @@ def create_namespace(
         raise InvalidUsageError(
             f"{name!r} is not a valid namespace name: letters, digits, '-', '_' and '.', the first a letter or digit."
         )
-    if metric not in METRICS or dialect not in {WIKI, NATIVE} or dimensions < 1:
+    if metric not in METRICS or dialect not in {WIKI, NATIVE} or not 1 <= dimensions <= MAX_DIMENSIONS:
         raise InvalidUsageError(
             f"A namespace cannot have {dimensions} dimensions, metric {metric!r} and dialect {dialect!r}.",
             remedy=f"The metric is one of {', '.join(METRICS)}; the dialect is wiki or native.",

@@ -14,7 +14,13 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.context import RunContext
-from memwal_ops.errors import ConditionalWriteUnsupportedError, SegmentCorruptError, UnsupportedFeatureError
+from memwal_ops.errors import (
+    ConditionalWriteUnsupportedError,
+    InvalidUsageError,
+    SegmentCorruptError,
+    TableCorruptError,
+    UnsupportedFeatureError,
+)
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.jobs import merge
 from memwal_ops.formats.zeppelin.options import MergeOptions
@@ -136,6 +142,14 @@ def test_a_missing_object_of_the_segment_stops_before_anything_is_published(made
     file.write_bytes(whole)
     assert run_job(made.uri, "merge").decision == "merged"
     assert made.read() == made.expected()
+
+
+def test_settings_with_more_dimensions_than_a_segment_can_have(made: NamespaceUnderTest) -> None:
+    Path(made.uri, "meta.json").write_text(json.dumps({"dimensions": 1 << 62}))
+    with pytest.raises(TableCorruptError, match="dimensions is"):
+        run_job(made.uri, "merge")
+    with pytest.raises(InvalidUsageError, match="65537 dimensions"):
+        zeppelin.create(f"{made.uri}-other", dimensions=65537)
 
 
 def test_nothing_is_left_of_a_failed_run(made: NamespaceUnderTest) -> None:
