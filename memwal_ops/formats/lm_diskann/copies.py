@@ -98,7 +98,10 @@ def read_manifest(store: Store) -> Manifest | None:
         return None
     if end != digest(line).encode() + b"\n":
         raise TableCorruptError(f"{COPY} in {store.root} is damaged: bad checksum.", remedy=_DAMAGED)
-    document = json.loads(line)
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TableCorruptError(f"{COPY} in {store.root} is not JSON: {error}.", remedy=_DAMAGED) from error
     if document.pop("release") != _RELEASE:
         raise UnsupportedFeatureError(f"{store.root} is a copy of a later release of the format.")
     files = tuple(File(one["path"], one["size"], tuple(one["digests"])) for one in document.pop("files"))

@@ -139,7 +139,7 @@ def read_source(folder: str, followed: int = 0) -> Source | None:
         if not followed:
             return None
         raise _damaged(folder, f"the index has version {followed} of a table, and the file is missing") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(folder, str(error)) from error
 
 

@@ -164,7 +164,7 @@ def read_training(store: Store, segment: str) -> Training | None:
         return Training(int(found["rows"]), float(found["imbalance"]), int(found["upserts"]))
     except ObjectNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None  # only a hint: without it, the next compaction trains again
 
 

@@ -315,7 +315,7 @@ def test_a_damaged_source_is_not_copied(made: str, place: str) -> None:
     assert not any("copy" in name for name in os.listdir(os.path.dirname(made)))
 
 
-@pytest.mark.parametrize("harm", ["part", "gone", "manifest", "name"])
+@pytest.mark.parametrize("harm", ["part", "gone", "manifest", "name", "nested"])
 def test_a_damaged_copy_is_not_brought_back(made: str, harm: str) -> None:
     copy, back = f"memory://{uuid.uuid4().hex}", f"{made}.back"
     lm_diskann.snapshot(made, copy)
@@ -327,6 +327,11 @@ def test_a_damaged_copy_is_not_brought_back(made: str, harm: str) -> None:
         store.delete_many([part])
     elif harm == "manifest":
         store.put("snapshot.lmd", store.get("snapshot.lmd").replace(b'"rows": 1', b'"rows": 2'))
+    elif harm == "nested":
+        from memwal_ops.formats.lm_diskann.copies import digest
+
+        line = b"[" * 200_000
+        store.put("snapshot.lmd", line + b"\n" + digest(line).encode() + b"\n")
     else:
         from memwal_ops.formats.lm_diskann.copies import read_manifest
 

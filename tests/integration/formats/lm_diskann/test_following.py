@@ -327,14 +327,14 @@ def test_planted_a_version_that_is_ahead_of_its_rows(
         check(followed, uri)
 
 
-@pytest.mark.parametrize("harm", ["missing", "damaged"])
+@pytest.mark.parametrize("harm", ["missing", "damaged", "nested"])
 def test_an_index_that_does_not_know_its_table_any_more(followed: str, vectors: np.ndarray, harm: str) -> None:
     run_job(followed, "catchup")
     path = os.path.join(followed, source.FOLLOW)
     os.rename(path, f"{followed}.{source.FOLLOW}")
-    if harm == "damaged":
+    if harm != "missing":
         with open(path, "wb") as file:
-            file.write(b"\xff" * 20)
+            file.write(b"\xff" * 20 if harm == "damaged" else b"[" * 200_000)
     assert run_job(followed, "verify").to_json()["counts"] == {"follow_damaged": 1}
     for job in ("catchup", "inspect"):
         with pytest.raises(TableCorruptError, match=r"follow\.json") as error:

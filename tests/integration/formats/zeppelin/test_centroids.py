@@ -12,6 +12,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin import training
 from tests.support.zeppelin import independent
+from tests.support.zeppelin.merging import opened
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
 
@@ -78,4 +79,14 @@ def test_growth_trains_again(made: NamespaceUnderTest) -> None:
     assert not run_job(made.uri, "merge").passes[0].retrained  # type: ignore[attr-defined]
     made.put(*(f"m{number}" for number in range(5 * rows)))
     assert run_job(made.uri, "merge").passes[0].retrained  # type: ignore[attr-defined]
+    assert made.read() == made.expected()
+
+
+def test_a_record_of_training_that_cannot_be_read_is_no_record(made: NamespaceUnderTest) -> None:
+    run_job(made.uri, "merge")
+    path = Path(made.uri, training.training_path(opened(made).manifest.segments[0].id))
+    assert path.exists()
+    path.write_bytes(b"[" * 200_000)
+    made.write()
+    assert run_job(made.uri, "merge").decision == "merged"
     assert made.read() == made.expected()
