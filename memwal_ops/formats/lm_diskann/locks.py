@@ -9,6 +9,7 @@ import uuid
 from contextlib import suppress
 from typing import Self
 
+from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError
 
 WRITER = "writer.lock"
@@ -134,8 +135,15 @@ def _created(path: str) -> int:
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
-            with suppress(FileExistsError):
-                os.mkdir(os.path.dirname(path))
+            folder = os.path.dirname(path)
+            try:
+                os.mkdir(folder)
+            except FileExistsError as error:  # created, and perhaps deleted again, by another process
+                if os.path.islink(folder) and not os.path.exists(folder):
+                    raise TableCorruptError(
+                        f"{folder} is a symbolic link, and its target is missing: no reader can be registered.",
+                        remedy="Delete the link, or create its target.",
+                    ) from error
 
 
 def _is_locked(file: int) -> bool:

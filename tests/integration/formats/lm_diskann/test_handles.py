@@ -225,3 +225,15 @@ def test_readers_do_not_end_in_silence_at_a_damaged_commit(
     with lm_diskann.open(folder) as found:
         assert found.republished
         assert len(found) == 101
+
+
+@pytest.mark.timeout(60)
+def test_readers_of_an_index_whose_folder_of_readers_is_a_link_to_nothing(folder: str, vectors: np.ndarray) -> None:
+    lm_diskann.create(folder, dimension=16)
+    os.rmdir(f"{folder}/readers")
+    os.symlink(f"{folder}.readers", f"{folder}/readers")
+    with pytest.raises(TableCorruptError, match="symbolic link"):
+        lm_diskann.open(folder, read_only=True)
+    os.mkdir(f"{folder}.readers")
+    with lm_diskann.open(folder, read_only=True) as index:
+        assert (index.search(vectors[:1])[0] == -1).all()
