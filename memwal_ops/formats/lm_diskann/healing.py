@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 BATCH = 500
 """Deleted nodes per commit. A commit writes about R times as many blocks before it frees the old ones."""
 _WINDOW = 16_384
-_TOMBSTONED, _HEAL = "reason = 'tombstoned'", "TRUE"
+_HEAL = "node_id < (SELECT next_node_id FROM lmd_metadata)"  # verify reports any other
+_TOMBSTONED = f"reason = 'tombstoned' AND {_HEAL}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Around:
 def pending(store: Store) -> tuple[int, int]:
     """The numbers of deleted nodes to be healed, and of other nodes to be rewired."""
     [swept] = store.columns(f"SELECT count(*) FROM lmd_sweep_list WHERE {_TOMBSTONED}")
-    [listed] = store.columns("SELECT count(*) FROM lmd_heal_list")
+    [listed] = store.columns(f"SELECT count(*) FROM lmd_heal_list WHERE {_HEAL}")
     return int(swept[0]), int(listed[0])
 
 

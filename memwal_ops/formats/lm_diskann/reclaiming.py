@@ -51,7 +51,8 @@ class Tombstone:
 def tombstones(store: Store, after: int, most: int) -> NDArray[np.int64]:
     """The next deleted nodes above ``after``, ascending."""
     [found] = store.columns(
-        f"SELECT DISTINCT node_id FROM lmd_sweep_list WHERE node_id >= {after + 1} ORDER BY node_id LIMIT {most}"
+        f"SELECT DISTINCT node_id FROM lmd_sweep_list WHERE node_id BETWEEN {after + 1} AND "
+        f"{store.state.next_node_id - 1} ORDER BY node_id LIMIT {most}"
     )
     return found.astype(np.int64)
 

@@ -41,7 +41,7 @@ FOLLOW_DAMAGED = "follow_damaged"
 _OF_STORE = {
     "slot_used_twice", "slot_beyond_end", "node_mapped_twice", "delta_damaged", "row_without_block",
     "row_missing", "tombstone_missing", "count_differs", "entry_point_dead", "entry_point_missing", "slot_lost",
-    "epoch_beyond_end",
+    "epoch_beyond_end", "node_not_allocated",
 }  # fmt: skip
 _PLACES = {
     **dict.fromkeys(OF_VIEW, "the published view"),
@@ -123,6 +123,11 @@ class Check:
         """All checks, the cheap ones first."""
         self._map()
         self.read_blocks()
+        for table in ("lmd_sweep_list", "lmd_heal_list"):
+            [beyond] = self.store.columns(f"SELECT node_id FROM {table} WHERE node_id >= {len(self.marks)}")
+            self.found.add("node_not_allocated", (
+                f"node {node} is in {table}, but only {len(self.marks)} ids were allocated" for node in beyond
+            ))  # fmt: skip
         [healed] = self.store.columns("SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed'")
         self.marks[healed[healed < len(self.marks)].astype(np.int64)] |= _HEALED
         for blocks in self._blocks():

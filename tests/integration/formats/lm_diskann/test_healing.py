@@ -202,3 +202,21 @@ def test_a_build_heals_what_was_deleted_before(folder: str, vectors: np.ndarray)
     check_rows(folder, {row: vectors[row] for row in range(1300, 2800)})
     assert len(View(folder).versions) == 1500
     check_sound(folder)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("node", [2500, 1 << 62, (1 << 63) + 5, (1 << 64) - 1])
+def test_listed_nodes_that_were_never_allocated(made: str, node: int) -> None:
+    """They are reported, and neither healed nor reclaimed."""
+    with duckdb.connect(f"{made}/diskann_store.duckdb") as store:
+        store.execute(f"INSERT INTO lmd_sweep_list VALUES ({node}, 'tombstoned', 1), ({node}, 'healed', 1)")
+        store.execute(f"INSERT INTO lmd_heal_list VALUES ({node}, 'unreachable', 1)")
+    report = run_job(made, "catchup").to_json()
+    assert report["healed"] == 250
+    with lm_diskann.open(made) as index:
+        assert healing.pending(index.writable()) == (0, 0)
+    run_job(made, "merge")
+    run_job(made, "gc", apply=True)
+    assert run_job(made, "verify").to_json()["counts"] == {"node_not_allocated": 3}
+    with duckdb.connect(f"{made}/diskann_store.duckdb", read_only=True) as store:
+        assert store.execute("SELECT DISTINCT node_id FROM lmd_sweep_list").fetchall() == [(node,)]
