@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 U4, U8, I8 = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<i8")
+RESTORE = "Restore the folder from a copy, or build the index again from its rows."
 
 
 def _no_numbers() -> NDArray[Any]:

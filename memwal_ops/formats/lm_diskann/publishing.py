@@ -197,6 +197,7 @@ def _state(state: State) -> NDArray[np.uint64]:
 
 def _base_sections(store: Store, parameters: Parameters) -> dict[str, NDArray[Any]]:
     nodes, slots = store.columns("SELECT node_id, slot FROM lmd_slots")
+    store.check_below(store.state.next_node_id, "lmd_slots", nodes)
     mapped = np.full(store.state.next_node_id, _NONE, U4)
     mapped[nodes] = slots
     history = store.columns(
@@ -211,6 +212,7 @@ def _base_sections(store: Store, parameters: Parameters) -> dict[str, NDArray[An
     rows, row_nodes = store.columns("SELECT row_id, node_id FROM lmd_lookup ORDER BY row_id, node_id")
     dead, dead_at = store.columns("SELECT node_id, deletion_epoch FROM lmd_tombstoned_nodes ORDER BY node_id")
     entries = store.columns("SELECT node_id, added_epoch, removed_epoch FROM lmd_entry_points ORDER BY 1, 2")
+    store.check_below(store.state.next_node_id, "lmd_entry_points", entries[0])
     sections: dict[str, NDArray[Any]] = {
         "state": _state(store.state),
         "slots": mapped,

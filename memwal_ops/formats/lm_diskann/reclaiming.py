@@ -102,8 +102,7 @@ def reclaim(index: Index, nodes: NDArray[np.int64], step: Step) -> None:
 
 def tail(store: Store, folder: str, size: int, horizon: int) -> tuple[int, int]:
     """The number of slots to which the graph can be truncated, and the bytes beyond them."""
-    [free] = store.columns(f"SELECT slot FROM lmd_free_nodes WHERE freed_epoch <= {horizon} ORDER BY slot")
-    descending = free[::-1].astype(np.int64)
+    descending = store.free_slots(horizon)[::-1]
     count = store.state.slot_count
     is_tail = descending == count - 1 - np.arange(len(descending))
     kept = count - (len(descending) if is_tail.all() else int(np.argmin(is_tail)))

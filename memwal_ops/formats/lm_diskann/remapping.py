@@ -64,7 +64,7 @@ def changes(store: Store, blocks: Blocks) -> Changes | None:
     [tombstones, deleted] = store.columns("SELECT node_id, deletion_epoch FROM lmd_tombstoned_nodes")
     epochs = np.full(len(blocks.seen), np.iinfo(U8).max, U8)
     epochs[tombstones.astype(np.int64)] = deleted
-    at = np.minimum(nodes.astype(np.int64), len(blocks.seen) - 1)
+    at = np.minimum(nodes, len(blocks.seen) - 1).astype(np.int64)
     right: NDArray[Any] = (nodes < len(blocks.seen)) & blocks.seen[at] & (blocks.rows[at] == rows)
     right &= removed == epochs[at]
     _, first, count = np.unique(nodes, return_index=True, return_counts=True)

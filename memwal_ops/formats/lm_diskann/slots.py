@@ -37,10 +37,7 @@ class Slots:
     def take(self, count: int) -> NDArray[np.int64]:
         """Allocate that many slots, ascending."""
         if self._free is None:
-            [free] = self._store.columns(
-                f"SELECT slot FROM lmd_free_nodes WHERE freed_epoch <= {self._horizon} ORDER BY slot"
-            )
-            self._free = free.astype(np.int64)
+            self._free = self._store.free_slots(self._horizon)
         reused = self._free[self._used : self._used + count]
         self._used += len(reused)
         fresh = np.arange(self.count, self.count + count - len(reused), dtype=np.int64)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError, StorageError, TableCorruptError, TableReplacedError
-from memwal_ops.formats.lm_diskann.changes import U8, State
+from memwal_ops.formats.lm_diskann.changes import RESTORE, U8, State
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError
 from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED, headers
 
@@ -162,10 +162,7 @@ class Store:
                     remedy="Free space on the disk, or fix the reported error, and run it again: a failed commit "
                     "changed nothing.",
                 ) from error
-            raise TableCorruptError(
-                f"DuckDB cannot read {self.path}: {text}",
-                remedy="Restore the folder from a copy, or build the index again from its rows.",
-            ) from error
+            raise TableCorruptError(f"DuckDB cannot read {self.path}: {text}", remedy=RESTORE) from error
 
     def _read_state(self) -> State:
         with self._errors():
@@ -223,6 +220,24 @@ class Store:
             "(SELECT 1 FROM lmd_delta_blocks d WHERE d.node_id = s.node_id AND d.commit_epoch > s.from_epoch) "
             "ORDER BY slot"
         )
+
+    def free_slots(self, horizon: int) -> NDArray[np.int64]:
+        """The slots that were freed at ``horizon`` or before, ascending. Raises as :meth:`check_below`."""
+        [free] = self.columns(f"SELECT slot FROM lmd_free_nodes WHERE freed_epoch <= {horizon} ORDER BY slot")
+        self.check_below(self.state.slot_count, "lmd_free_nodes", free)
+        return free.astype(np.int64)
+
+    def check_below(self, count: int, table: str, numbers: NDArray[Any]) -> None:
+        """Check that nodes or slots of a table, which are used as indices, were allocated.
+
+        Raises:
+            TableCorruptError: the highest is ``count`` or more.
+        """
+        if len(numbers) and numbers.max() >= count:
+            raise TableCorruptError(
+                f"{table} in {self.path} is damaged: it has {numbers.max()}, and only {count} were allocated.",
+                remedy=RESTORE,
+            )
 
     def _query(self, sql: str, tables: Mapping[str, NDArray[Any]]) -> pa.Table:
         with self._errors():

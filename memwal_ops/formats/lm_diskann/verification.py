@@ -146,8 +146,9 @@ class Check:
             "HAVING count(*) > 1 ORDER BY slot"
         )
         self.found.add("slot_used_twice", (f"slot {slot} is mapped or free more than once" for slot in twice))
-        [beyond] = self.store.columns(f"SELECT slot FROM lmd_slots WHERE slot >= {count}")
-        self.found.add("slot_beyond_end", (f"slot {slot} is in the map of {count} slots" for slot in beyond))
+        for table, what in ("lmd_slots", "in the map"), ("lmd_free_nodes", "free"):
+            [beyond] = self.store.columns(f"SELECT slot FROM {table} WHERE slot >= {count}")
+            self.found.add("slot_beyond_end", (f"slot {slot} is {what}, of {count} slots" for slot in beyond))
         [double] = self.store.columns("SELECT node_id FROM lmd_slots GROUP BY node_id HAVING count(*) > 1")
         self.found.add("node_mapped_twice", (f"node {node} has more than one slot" for node in double))
         length = os.path.getsize(os.path.join(self.folder, GRAPH))
@@ -180,7 +181,7 @@ class Check:
                 part = slice(first, first + _CHUNK)
                 whole = np.zeros((len(slots[part]), size), np.uint8)
                 for at, slot in enumerate(slots[part].tolist()):
-                    one = os.pread(graph.fileno(), size, slot * size)
+                    one = os.pread(graph.fileno(), size, min(slot, self.store.state.slot_count) * size)
                     whole[at, : len(one)] = np.frombuffer(one, np.uint8)
                 yield from self._checked(whole, nodes[part], epochs[part], np.ones(len(whole), bool), report=first_time)
 
@@ -277,9 +278,8 @@ class Check:
 
     def _entries(self) -> None:
         [entries] = self.store.columns("SELECT node_id FROM lmd_entry_points WHERE removed_epoch IS NULL")
-        entries = entries.astype(np.int64)
-        alive = np.zeros(len(entries), bool)
-        alive[entries < len(self.marks)] = self._alive(entries[entries < len(self.marks)])
+        alive, known = np.zeros(len(entries), bool), entries < len(self.marks)
+        alive[known] = self._alive(entries[known].astype(np.int64))
         state = self.store.state
         if state.live:
             self.found.add(
@@ -296,8 +296,8 @@ class Check:
 
     def _overflow(self) -> None:
         targets, referrers = self.store.columns("SELECT target_node_id, referrer_node_id FROM lmd_backlink_overflow")
-        targets, referrers = targets.astype(np.int64), referrers.astype(np.int64)
         known = (targets < len(self.marks)) & (referrers < len(self.marks))
+        targets, referrers = targets.astype(np.int64), referrers.astype(np.int64)
         flagged = np.zeros(len(targets), bool)
         flagged[known] = (self.marks[targets[known]] & _OVERFLOWED) != 0
         unflagged = np.unique(targets[~flagged])

@@ -73,6 +73,10 @@ FAULTS = {
         f"UPDATE lmd_lookup SET node_id = 31 WHERE row_id = 30 AND {LIVE}",
     ),
     "no node": ({"row_without_block", "row_missing"}, "UPDATE lmd_lookup SET node_id = 99999 WHERE row_id = 40"),
+    "a node beyond 63 bits": (
+        {"row_without_block", "row_missing"},
+        "UPDATE lmd_lookup SET node_id = 9223372036854775813 WHERE row_id = 40",
+    ),
     "twice": ({"count_differs"}, "INSERT INTO lmd_lookup SELECT * FROM lmd_lookup WHERE row_id = 50"),
     "deleted row": (
         {"tombstone_differs", "count_differs"},

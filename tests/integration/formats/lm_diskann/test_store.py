@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -10,10 +11,12 @@ import duckdb
 import numpy as np
 import pytest
 
+from memwal_ops import run_job
+from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import merging
 from tests.support.lm_diskann.decoder import View
-from tests.support.lm_diskann.folders import check_sound
+from tests.support.lm_diskann.folders import check_sound, partly_merged
 
 TABLES = {
     "lmd_metadata", "lmd_delta_blocks", "lmd_slots", "lmd_free_nodes", "lmd_lookup", "lmd_tombstoned_nodes",
@@ -94,3 +97,44 @@ def test_no_pandas_is_imported(folder: str) -> None:
         "assert 'pandas' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", work, folder], check=True)
+
+
+@pytest.fixture(scope="module")
+def built(template: str, vectors: np.ndarray) -> str:
+    partly_merged(template, vectors)
+    return template
+
+
+@pytest.fixture
+def made(built: str, folder: str) -> str:
+    return shutil.copytree(built, folder)
+
+
+def harm(folder: str, sql: str) -> None:
+    with duckdb.connect(f"{folder}/diskann_store.duckdb") as store:
+        store.execute(sql)
+
+
+@pytest.mark.parametrize(
+    ("check", "table", "sql"),
+    [
+        ("wrong_block", "lmd_slots", "UPDATE lmd_slots SET node_id = 1099511627776 WHERE node_id = 10"),
+        ("entry_point_dead", "lmd_entry_points", "INSERT INTO lmd_entry_points VALUES (9223372036854775813, 1, NULL)"),
+        ("slot_beyond_end", "lmd_free_nodes", "INSERT INTO lmd_free_nodes VALUES (9223372036854775813, 3, 1, 1)"),
+    ],
+)
+def test_nodes_and_slots_beyond_the_end(made: str, check: str, table: str, sql: str) -> None:
+    harm(made, sql)
+    assert check in run_job(made, "verify").to_json()["counts"]
+    with pytest.raises(TableCorruptError, match=table):
+        run_job(made, "merge")
+
+
+def test_slots_beyond_what_a_file_can_have(made: str) -> None:
+    harm(made, "UPDATE lmd_slots SET slot = 9223372036854775813 WHERE node_id = 10")
+    assert "slot_beyond_end" in run_job(made, "verify").to_json()["counts"]
+
+
+def test_overflowed_backlinks_of_nodes_beyond_63_bits(made: str) -> None:
+    harm(made, "INSERT INTO lmd_backlink_overflow VALUES (9223372036854775813, 3)")
+    assert run_job(made, "verify").to_json()["counts"] == {"overflow_without_flag": 1}
