@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from memwal_ops.errors import TableCorruptError
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 U4, U8, I8 = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<i8")
+MAX_NODES = 0xFFFFFFFF - 1
+"""Node ids that an index can allocate: links are 32 bits, and the highest value is that of an unused one."""
 RESTORE = "Restore the folder from a copy, or build the index again from its rows."
+_LIMITS = {"next_node_id": MAX_NODES, "slot_count": 0xFFFFFFFF}
+_MAX_COUNTER = 1 << 62
 
 
 def _no_numbers() -> NDArray[Any]:
@@ -49,6 +57,14 @@ class State:
     healed: int = 0
     followed: int = 0
     unusable: int = 0
+
+    @classmethod
+    def checked(cls, values: Sequence[int | None], where: str) -> Self:
+        """A state that was read. Raises ``TableCorruptError`` if a number is none that an index can have."""
+        for name, value in zip(cls.__dataclass_fields__, values, strict=True):
+            if value is None or value > _LIMITS.get(name, _MAX_COUNTER):
+                raise TableCorruptError(f"{where} is damaged: {name} is {value}.", remedy=RESTORE)
+        return cls(*(value for value in values if value is not None))
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ def copy(
         if len(places) and places[-1] >= slots:
             raise TableCorruptError(f"Slot {places[-1]} is in the map of {slots} slots of {path}.", remedy=_DAMAGED)
         _check_deltas(store, parameters, path)
+        publishing.check_node_ids(path, parameters, store)
         # No other process uses the copy, which is not visible yet: none of these writes is a durable step.
         store.commit(Changes(store.raise_retained(store.state.epoch)))
         publishing.publish(to.staging, parameters, store, unguarded)
@@ -133,6 +134,9 @@ def _copy_store(path: str, staging: str, parameters: Parameters, wait: float, op
         # Commits of a killed writer are in the log of DuckDB, which replays it when the copy is opened.
         store = Store(os.path.join(staging, NAME), parameters.uuid, parameters.quantizer)
         opened.callback(store.close)
+        graph, wanted = os.path.join(path, GRAPH), store.state.slot_count * parameters.layout.block_size
+        if os.path.getsize(graph) < wanted:
+            raise TableCorruptError(f"{graph} has fewer bytes than the {wanted:,} of its slots.", remedy=_DAMAGED)
         opened.enter_context(Reader(path, store.state.epoch))
     finally:
         lock.release()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.errors import MemwalOpsError, StorageError
-from memwal_ops.formats.lm_diskann.changes import I8, U4, U8
+from memwal_ops.errors import MemwalOpsError, StorageError, TableCorruptError
+from memwal_ops.formats.lm_diskann.changes import I8, RESTORE, U4, U8
 from memwal_ops.formats.lm_diskann.files import (
     CURRENT,
     VIEW,
@@ -50,10 +50,42 @@ def recover(folder: str, parameters: Parameters, store: Store, step: Step) -> bo
         whole = view.end == os.fstat(view.files[1]).st_size
         if whole and view.state == store.state:
             return False
+        _check_node_ids(store, view.state)
     finally:
         view.close()
     publish(folder, parameters, store, step)
     return True
+
+
+def check_node_ids(folder: str, parameters: Parameters, store: Store) -> None:
+    """Check ``next_node_id`` of the store, before memory is allocated for so many nodes.
+
+    Raises:
+        TableCorruptError: neither a block nor the published view has a node that is nearly as high.
+    """
+    try:
+        view = View(folder, parameters)
+    except MemwalOpsError:
+        return  # ids of reclaimed nodes are recorded nowhere else
+    view.close()
+    _check_node_ids(store, view.state)
+
+
+def _check_node_ids(store: Store, published: State) -> None:
+    """The view lacks at most one commit, which cannot both allocate nodes and reclaim them."""
+    count = store.state.next_node_id
+    if count <= published.next_node_id or store.state.epoch > published.epoch + 1:
+        return
+    [highest] = store.columns(
+        "SELECT coalesce(max(node_id), 0) FROM "
+        "(SELECT node_id FROM lmd_slots UNION ALL SELECT node_id FROM lmd_delta_blocks)"
+    )
+    if count > max(int(highest[0]) + 1, published.next_node_id):
+        raise TableCorruptError(
+            f"lmd_metadata in {store.path} is damaged: next_node_id is {count}; that of the published view is "
+            f"{published.next_node_id}, and the highest node is {highest[0]}.",
+            remedy=RESTORE,
+        )
 
 
 def catch_up(view: View, store: Store, step: Step) -> None:

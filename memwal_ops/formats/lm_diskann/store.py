@@ -175,7 +175,7 @@ class Store:
                 f"{self.path} is the store of index {uuid}; metadata.lmd in the folder is of {self._uuid}.",
                 remedy="Restore the store that belongs to the folder; nothing was changed.",
             )
-        return State(*values)
+        return State.checked(values, f"lmd_metadata in {self.path}")
 
     # -- queries
 

@@ -18,6 +18,7 @@ from memwal_ops.formats.lm_diskann import remapping
 from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.files import GRAPH
 from memwal_ops.formats.lm_diskann.kernels.checksum import intact
+from memwal_ops.formats.lm_diskann.publishing import check_node_ids
 from memwal_ops.formats.lm_diskann.source import FOLLOW, FOLLOW_REMEDY, read_source
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.view import View
@@ -98,11 +99,12 @@ def verify(folder: str, parameters: Parameters, most: int, context: RunContext) 
     """Find all inconsistencies. The caller has the writer lock.
 
     Raises:
-        TableCorruptError: the store cannot be opened, or is that of another index.
+        TableCorruptError: the store cannot be opened, is that of another index, or its ``next_node_id`` is damaged.
     """
     found = Verified(Findings(most))
     store = Store(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
     try:
+        check_node_ids(folder, parameters, store)
         Check(folder, parameters, store, found, context).run()
     finally:
         store.close()

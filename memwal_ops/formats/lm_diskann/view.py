@@ -163,13 +163,13 @@ class View:
         self._take_codebook(frame)
         self.delta_blocks, self.delta_nodes = 0, set[int]()
         slots = frame.array("slots", U4)
+        if len(slots) != self.state.next_node_id:
+            raise _unreadable(self.folder, base_path(self.number))
         history = frame.array("history", U8).reshape(-1, 3)
         nodes, epochs = frame.array("dnodes", U8), frame.array("depochs", U8)
         self.counts[:2] = 0
         self._tags[:] = -1
-        self._source = self._new_source(
-            slots if len(slots) else np.zeros(0, U4), frame.epoch, len(history) + len(nodes)
-        )
+        self._source = self._new_source(slots, frame.epoch, len(history) + len(nodes))
         block_size = self.parameters.layout.block_size
         at = (BASE << FILE_SHIFT) + frame.offsets.get("blocks", 0)
         places = [history[:, 2].astype(np.int64) * block_size, at + block_size * np.arange(len(nodes))]
@@ -303,7 +303,10 @@ class View:
         if "entries" in frame.sections:
             self._take_entries(frame)
         self._take_codebook(frame)
-        self.state = _state(frame)
+        state = _state(frame)
+        if state.next_node_id - self.state.next_node_id > len(frame.array("rows", I8)) + len(dead):
+            raise _unreadable(self.folder, log_path(self.number))
+        self.state = state
 
     def _count_deltas(self, nodes: NDArray[Any]) -> None:
         self.delta_blocks += len(nodes)
@@ -399,4 +402,4 @@ def _state(frame: Frame) -> State:
     values = frame.array("state", U8)
     if len(values) != len(State.__dataclass_fields__):
         raise TableCorruptError(f"The state in a view has {len(values)} numbers.")
-    return State(*(int(one) for one in values))
+    return State.checked(values.tolist(), "The state in a view")

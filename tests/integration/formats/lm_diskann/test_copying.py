@@ -291,7 +291,7 @@ def test_onto_a_store_and_back(
     assert "unchanged: " in run_here(capfd, "snapshot", copy, back, *storage).out
 
 
-@pytest.mark.parametrize("place", ["graph", "delta", "short", "store"])
+@pytest.mark.parametrize("place", ["graph", "delta", "short", "slots", "node ids", "store"])
 def test_a_damaged_source_is_not_copied(made: str, place: str) -> None:
     graph = Path(made, "graph.lmd")
     if place == "graph":
@@ -300,6 +300,10 @@ def test_a_damaged_source_is_not_copied(made: str, place: str) -> None:
             file.write(b"torn")
     elif place == "short":
         os.truncate(graph, os.path.getsize(graph) - 4096)
+    elif place in {"slots", "node ids"}:
+        change = "slot_count = slot_count + 2" if place == "slots" else "next_node_id = next_node_id + 1"
+        with duckdb.connect(f"{made}/diskann_store.duckdb") as store:
+            store.execute(f"UPDATE lmd_metadata SET {change}")
     elif place == "delta":
         with duckdb.connect(f"{made}/diskann_store.duckdb") as store:
             store.execute("UPDATE lmd_delta_blocks SET data = data[:100]::BLOB || repeat('x', 3996)::BLOB")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,9 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import transaction
+from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.library import Index
+from memwal_ops.formats.lm_diskann.wire import frames
 from tests.support.lm_diskann.decoder import View
 
 if TYPE_CHECKING:
@@ -237,3 +240,23 @@ def test_readers_of_an_index_whose_folder_of_readers_is_a_link_to_nothing(folder
     os.mkdir(f"{folder}.readers")
     with lm_diskann.open(folder, read_only=True) as index:
         assert (index.search(vectors[:1])[0] == -1).all()
+
+
+@pytest.mark.parametrize("kind", [frames.BASE, frames.COMMIT])
+def test_a_view_with_more_node_ids_than_nodes(index: Index, folder: str, vectors: np.ndarray, kind: int) -> None:
+    if kind == frames.BASE:
+        index.merge()
+    else:
+        index.insert([100], vectors[100:101])
+    number = index.view.number
+    index.close()
+    path = Path(folder, "view", f"{number:016d}.{'base' if kind == frames.BASE else 'log'}")
+    frame = frames.decode(np.frombuffer(path.read_bytes(), np.uint8))
+    assert frame is not None
+    state = frame.array("state", U8).copy()
+    state[2] += 1
+    path.write_bytes(frames.encode(kind, frame.number, frame.epoch, frame.uuid, {**frame.sections, "state": state}))
+    with pytest.raises(TableCorruptError, match=path.name):
+        lm_diskann.open(folder, read_only=True)
+    with lm_diskann.open(folder) as found:
+        assert found.republished

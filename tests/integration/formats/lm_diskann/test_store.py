@@ -116,6 +116,39 @@ def harm(folder: str, sql: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("next_node_id", 4_000_000_000), ("next_node_id", 1 << 40), ("next_node_id", 341), ("next_node_id", "NULL"),
+        ("slot_count", 1 << 40), ("epoch", (1 << 63) - 1), ("retained_from", 1 << 63), ("live", (1 << 64) - 1),
+    ],
+)  # fmt: skip
+def test_numbers_that_no_index_can_have(made: str, name: str, value: int | str) -> None:
+    """Before memory is allocated for so many nodes."""
+    harm(made, f"UPDATE lmd_metadata SET {name} = {value}")
+    for job in ("verify", "merge", "catchup", "compact", "gc", "repair"):
+        with pytest.raises(TableCorruptError, match=name):
+            run_job(made, job, **({"apply": True} if job in {"gc", "repair"} else {}))
+
+
+def test_ids_of_reclaimed_nodes_are_no_damage(folder: str, vectors: np.ndarray) -> None:
+    """No table has them any more."""
+    lm_diskann.create(folder, dimension=16, R=8, L=30)
+    with lm_diskann.open(folder) as index:
+        index.insert(np.arange(900), vectors[:900])
+        index.delete(np.arange(900))
+    for job in ("merge", "catchup", "gc", "gc"):
+        run_job(folder, job, apply=True)
+    with duckdb.connect(f"{folder}/diskann_store.duckdb", read_only=True) as store:
+        assert store.execute("SELECT next_node_id FROM lmd_metadata").fetchall() == [(900,)]
+        assert store.execute("SELECT count(*) FROM lmd_slots").fetchall() == [(0,)]
+    check_sound(folder)
+    shutil.rmtree(f"{folder}/view")
+    with lm_diskann.open(folder) as index:
+        index.insert([7], vectors[:1])
+    check_sound(folder)
+
+
+@pytest.mark.parametrize(
     ("check", "table", "sql"),
     [
         ("wrong_block", "lmd_slots", "UPDATE lmd_slots SET node_id = 1099511627776 WHERE node_id = 10"),
