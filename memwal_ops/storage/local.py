@@ -128,20 +128,20 @@ class LocalObjectStore(ObjectStore):
         return os.path.join(self._real_root, path)
 
     def _refuse_links(self, path: str) -> None:
-        """Raise ``LinkError`` if the path is, or contains, a link that is not followed, or no file to be read."""
+        """Raise ``LinkError`` if the path is, or contains, a link that is not followed, or is no regular file."""
         here = self._real_root
         for segment in path.split("/"):
             here = os.path.join(here, segment)
             try:
                 mode = os.lstat(here).st_mode
             except (OSError, ValueError):
-                return  # it does not exist, or what reads it says why it cannot
+                return  # missing or not accessible: the read or write itself reports it
             if S_ISLNK(mode):
                 if not self._leads_to_a_file_inside(here):
                     raise LinkError(self._about_link(here))
             elif not S_ISREG(mode) and not S_ISDIR(mode):
                 raise LinkError(
-                    f"{path!r} is a pipe, a socket or a device, and no file.",
+                    f"{path!r} is a pipe, a socket or a device, not a regular file.",
                     remedy="Remove it, and restore the file from a backup if there was one.",
                 )
 

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 _OPEN_ATTEMPTS = 4
-# Of a fragment: a row's address has 32 bits for its place there.
+# Per fragment: a row address has 32 bits for the row's offset.
 _MAX_ROWS = 1 << 32
 _KEY_FLAG = "lance-schema:unenforced-primary-key"
 _KEY_POSITION = "lance-schema:unenforced-primary-key:position"
@@ -400,10 +400,10 @@ def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionM
         raise TableCorruptError(f"The manifest of version {version} cannot be read: {error}") from error
     for fragment in manifest.manifest.fragments:
         rows, deleted = fragment.physical_rows, fragment.deletion_file.num_deleted_rows
-        if rows > _MAX_ROWS or 0 < rows < deleted:  # 0: a release that does not write it
+        if rows > _MAX_ROWS or 0 < rows < deleted:  # 0: not recorded, by old releases
             raise TableCorruptError(
                 f"{version_path(version, scheme)}: fragment {fragment.id} has {rows:,} rows, of which {deleted:,} are "
-                "deleted. There is no such fragment, and a reader could ask for all memory."
+                "deleted, which is impossible. Reading it could exhaust the memory."
             )
     return manifest
 

@@ -99,7 +99,7 @@ def read_version_manifest(
 
 
 def decode_named(path: str, data: bytes) -> VersionManifest:
-    """Decode the manifest at a path, which must be that of the version after which its file is named.
+    """Decode the manifest at a path; its version must be the one in the file's name.
 
     Raises:
         InvalidFormatError: it does not decode, or is that of another version.

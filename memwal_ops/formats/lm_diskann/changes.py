@@ -60,7 +60,7 @@ class State:
 
     @classmethod
     def checked(cls, values: Sequence[int | None], where: str) -> Self:
-        """A state that was read. Raises ``TableCorruptError`` if a number is none that an index can have."""
+        """A state that was read. Raises ``TableCorruptError`` if a number is missing or out of range."""
         for name, value in zip(cls.__dataclass_fields__, values, strict=True):
             if value is None or value > _LIMITS.get(name, _MAX_COUNTER):
                 raise TableCorruptError(f"{where} is damaged: {name} is {value}.", remedy=RESTORE)

@@ -108,7 +108,7 @@ def _operate(rng: random.Random, fields: list[Field]) -> list[Field]:
         return fields[:at] + fields[at + 1 :]
     if kind == 2:
         size = len(field.value) if isinstance(field.value, bytes) else 1
-        times = min(rng.choice((2, 2, 3, 500)), 2 + _LONGEST // (1 + size))  # repeated in what is repeated
+        times = min(rng.choice((2, 2, 3, 500)), 2 + _LONGEST // (1 + size))  # nested repeats multiply
         return fields[:at] + [field] * times + fields[at + 1 :]
     if kind == 3:
         return sorted(fields, key=lambda _: rng.random())

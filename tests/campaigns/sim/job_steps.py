@@ -191,7 +191,7 @@ class JobSteps(Driver):
                 dataset = lance.dataset(made.uri)
                 dataset.update_config({SAME_COLUMNS: str(dataset.version)})
                 continue
-            # Of a merge that a restore took back, the versions may be gone as well: it was merged when they expired.
+            # Also after a restore that reverted a merge: its versions may have expired while it was merged.
             assert made.columns.traits or self.witness.restored, fault.to_json()
             path = wire.region_manifest(Files(made.uri), str(fault.region_id)).generations[fault.generation or 0]
             theirs = lance.dataset(f"{made.uri}/_mem_wal/{fault.region_id}/{path}").schema.names

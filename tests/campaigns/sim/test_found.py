@@ -62,7 +62,7 @@ def test_a_compaction_beside_a_restore(steps: Steps) -> None:
 
 @pytest.mark.parametrize("layout", [6, 7])
 def test_a_field_of_a_merge_that_a_restore_took_back(tmp_path: Path, layout: int) -> None:
-    """Nothing shows whose field it is once the versions of the flush are gone: the merge asks, and the answer works."""
+    """Without the versions of the flush a reused field id is ambiguous: merge refuses it, and its remedy works."""
     steps = Steps(make_table(str(tmp_path / "t.lance"), layout), random.Random(0))
     steps._evolve(lambda dataset: dataset.add_columns(pa.field("dropped", pa.int32())))
     steps.take("burst")

@@ -189,7 +189,7 @@ def _missing_entry(
     A listing of local files beside a writer may lack an entry, and have the next one.
     """
     layout, known = table.layout_of(manifest.region_id), {*listed}
-    for entry in range(flushed + 1, last + 1):  # ``last`` may be any number: it ends with the first that is missing
+    for entry in range(flushed + 1, last + 1):  # a damaged ``last`` may be huge: stop at the first missing one
         if entry not in known and table.store.head(wal_entry_path(manifest.region_id, entry, layout)) is None:
             return entry
     return None

@@ -71,8 +71,8 @@ def decode_version_manifest(data: bytes) -> VersionManifest:
     """Decode a whole manifest file.
 
     Raises:
-        InvalidFormatError: truncated, no trailer, a position outside the file, not a protobuf message, or with a
-            timestamp that is no time.
+        InvalidFormatError: truncated, no trailer, a position outside the file, not a protobuf message, or a
+            timestamp that is out of range.
     """
     if len(data) < _TRAILER.size + _LENGTH.size:
         raise InvalidFormatError(f"{len(data)} bytes are too few for a version manifest.")
@@ -83,7 +83,7 @@ def decode_version_manifest(data: bytes) -> VersionManifest:
     try:
         manifest.timestamp.ToNanoseconds()
     except ValueError as error:
-        raise InvalidFormatError(f"The manifest's timestamp is no time: {error}") from error
+        raise InvalidFormatError(f"The manifest's timestamp is out of range: {error}") from error
     indexes = transaction = None
     if manifest.HasField("index_section"):
         indexes = _section(data, manifest.index_section, pb.IndexSection, "index section")

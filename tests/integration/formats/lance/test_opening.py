@@ -37,8 +37,8 @@ def opened(uri: str) -> Table:
 
 
 @pytest.mark.parametrize(("rows", "deleted"), [(1 << 33, 0), (1 << 46, 0), (3, 4), (3, 1 << 31)])
-def test_a_fragment_that_cannot_be(tmp_path: Path, rows: int, deleted: int) -> None:
-    """pylance asks for memory by these numbers, until the process is killed."""
+def test_impossible_row_counts_of_a_fragment(tmp_path: Path, rows: int, deleted: int) -> None:
+    """pylance allocates memory by these counts, until the process is killed."""
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(pa.table({"id": range(3)}), uri)
     path = Path(uri, version_path(1, NamingScheme.V2))
@@ -46,7 +46,7 @@ def test_a_fragment_that_cannot_be(tmp_path: Path, rows: int, deleted: int) -> N
     manifest.manifest.fragments[0].physical_rows = rows
     manifest.manifest.fragments[0].deletion_file.num_deleted_rows = deleted
     path.write_bytes(encode_version_manifest(manifest))
-    with pytest.raises(TableCorruptError, match="There is no such fragment"):
+    with pytest.raises(TableCorruptError, match="which is impossible"):
         opened(uri)
 
 

@@ -52,7 +52,7 @@ def test_versions_and_generations(kind: type[LsmTable], tmp_path: Path) -> None:
     assert found.truncated == ""
 
 
-def test_a_progress_that_cannot_be(tmp_path: Path) -> None:
+def test_an_impossible_merge_progress(tmp_path: Path) -> None:
     """What a damaged version claims to have merged is counted, and not listed one by one."""
     made = make(tmp_path, generations=2)
     merged(made)

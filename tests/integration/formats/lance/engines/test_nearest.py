@@ -146,7 +146,7 @@ def test_the_plan_names_the_index_of_each_source(made: Made) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_damaged_progress(tmp_path: Path) -> None:
-    """Of the generations that it claims none is looked for behind the first that does not exist."""
+    """Its generations are looked up only as far as the first that does not exist."""
     one = Made(str(tmp_path / "t.lance"), 400)
     one.generation(np.arange(400, 450), np.arange(3))
     one.writer.close()

@@ -128,7 +128,7 @@ def cut_old_manifest(uri: str, _region: str) -> None:
     Path(uri, names[2]).write_bytes(b"cut short")
 
 
-def no_time(uri: str, _region: str) -> None:
+def timestamp_out_of_range(uri: str, _region: str) -> None:
     path = Path(uri, wire.manifest_names(Files(uri))[2])
     manifest = decode_version_manifest(path.read_bytes())
     manifest.manifest.timestamp.seconds = 1 << 54
@@ -224,7 +224,7 @@ DAMAGES: list[tuple[str, Callable[[str, str], Any], str, str]] = [
     ("a tag of a version that is gone", tag_of_a_gone_version, "tag", "warning"),
     ("an old version manifest is cut", cut_old_manifest, "version_manifest", "error"),
     ("a version manifest is another's", swap_version_manifests, "version_manifest", "error"),
-    ("a version manifest's time is none", no_time, "version_manifest", "error"),
+    ("a timestamp is out of range", timestamp_out_of_range, "version_manifest", "error"),
     ("a lease expired", expired_lease, "lease_expired", "info"),
     ("a hold of a version that is gone", hold_of_a_gone_version, "hold", "warning"),
 ]  # fmt: skip
