@@ -38,6 +38,7 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
     handlers = list(logging.getLogger().handlers)
+    logging.captureWarnings(capture=False)  # a second capture is ignored, and another test may have left one
     yield
     structlog.reset_defaults()
     logging.captureWarnings(capture=False)
