@@ -8,22 +8,36 @@ the lock, and not every network file system supports locks.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import ObjectNotFoundError
+from memwal_ops.errors import BusyError, ObjectNotFoundError
 from memwal_ops.storage.errors import translate
+from memwal_ops.storage.file_lock import lock_within
 from memwal_ops.storage.local import LocalObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import timedelta
 
+# A swap takes milliseconds. A process that has the lock for longer is suspended, or its disk does not respond.
+_wait: ContextVar[float] = ContextVar("swap_wait", default=10.0)
 LOCK_PATH = "_mem_wal_ops/swap.lock"
 # Names with this suffix are uploads in progress, hidden in listings. The lock allows one writer, so one name is enough.
 _UPLOAD = "#0"
+
+
+@contextmanager
+def swaps_wait(wait: timedelta) -> Iterator[None]:
+    """In the block, swaps wait that long for another process's swap before they are ``busy``; 0: ten seconds."""
+    token = _wait.set(wait.total_seconds() or _wait.get())
+    try:
+        yield
+    finally:
+        _wait.reset(token)
 
 
 class LockedFolder(LocalObjectStore):
@@ -46,6 +60,9 @@ class LockedFolder(LocalObjectStore):
         """Replace the file if its content still has that hash; False if it has another one, or is absent.
 
         Killed anywhere: the file has either the old or the new content, and the lock is free.
+
+        Raises:
+            BusyError: another process still has the lock after the wait (:func:`swaps_wait`).
         """
         self._checked(path)
         with self._translated(path), self._lock_file():
@@ -69,8 +86,15 @@ class LockedFolder(LocalObjectStore):
         lock = self._absolute(LOCK_PATH)
         os.makedirs(os.path.dirname(lock), exist_ok=True)
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        wait = _wait.get()
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            holder = lock_within(handle, wait)
+            if holder is not None:
+                raise BusyError(
+                    f"Process {holder} is writing to {self._root}, and did not end that within {wait:g} s.",
+                    remedy=f"If process {holder} is suspended, continue it (kill -CONT {holder}) or end it, then run "
+                    "this again. What was published before stays.",
+                )
             yield
         finally:
             os.close(handle)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 import uuid
 from contextlib import suppress
 from typing import Self
 
 from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError
+from memwal_ops.storage.file_lock import lock_within
 
 WRITER = "writer.lock"
 READERS = "readers"
-_PAUSE = 0.05
 _FRESH = ".new"
 
 
@@ -29,23 +28,14 @@ class WriterLock:
 
     def __init__(self, folder: str, wait: float, *, announce: bool = True) -> None:
         self._file = os.open(os.path.join(folder, WRITER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        until = time.monotonic() + wait
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() < until:
-                    time.sleep(_PAUSE)
-                    continue
-                holder = os.pread(self._file, 100, 0).decode(errors="replace").strip() or "unknown"
-                os.close(self._file)
-                raise IndexBusyError(
-                    f"Another writer or job has {folder} (process {holder}); waited {wait:g} s for it."
-                ) from None
-            break
-        if announce:
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+        holder = lock_within(self._file, wait, announced=announce)
+        if holder is not None:
+            os.close(self._file)
+            raise IndexBusyError(
+                f"Another writer or job has {folder} (process {holder}); waited {wait:g} s for it.",
+                remedy=f"Run it again when process {holder} is done; if it is suspended, continue it "
+                f"(kill -CONT {holder}) or end it. Nothing was changed.",
+            )
 
     def release(self) -> None:
         """Release it; the file is kept, since another process may be waiting for it."""
@@ -60,8 +50,9 @@ class Reader:
         self._path = os.path.join(folder, READERS, uuid.uuid4().hex)
         fresh = self._path + _FRESH
         self._file = _created(fresh)
-        # Locked and written before it gets its name: a named file without a lock belongs to a dead process.
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        # Locked and written before it gets its name: a named file without a lock belongs to a dead process. Free: only
+        # this process locks a file of this name.
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.move(epoch)
         os.rename(fresh, self._path)
 
@@ -111,10 +102,12 @@ def dead_readers(folder: str) -> list[str]:
     """The files of readers whose process has ended, relative to the folder."""
     found = []
     for entry in _entries(folder):
+        if entry.name.endswith(_FRESH):
+            continue  # not even for a moment locked: its reader is about to lock it
         with suppress(FileNotFoundError):
             file = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                if not _is_locked(file) and not entry.name.endswith(_FRESH):
+                if not _is_locked(file):
                     found.append(f"{READERS}/{entry.name}")
             finally:
                 os.close(file)

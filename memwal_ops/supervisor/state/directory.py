@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import AlreadyRunningError, HistoryError
+from memwal_ops.storage.file_lock import lock_within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,14 +51,11 @@ class StateDir:
             self._lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
             raise HistoryError(f"The state folder {path} cannot be written: {error.strerror}.") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        holder = lock_within(self._lock, 0)
+        if holder is not None:
             os.close(self._lock)
-            raise AlreadyRunningError(f"Another supervisor uses the state folder {path}.") from error
+            raise AlreadyRunningError(f"Another supervisor, process {holder}, uses the state folder {path}.")
         try:
-            os.ftruncate(self._lock, 0)
-            os.write(self._lock, f"{os.getpid()}\n".encode())
             self.instance = self._identity()
         except OSError as error:
             os.close(self._lock)

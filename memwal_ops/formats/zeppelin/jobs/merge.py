@@ -22,6 +22,7 @@ from memwal_ops.formats.zeppelin.lease import claim, held_lease
 from memwal_ops.formats.zeppelin.publish import FencedError, probe, retried
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
 from memwal_ops.log import get_logger
+from memwal_ops.storage.locked_folder import swaps_wait
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
     """Compact all fragments that are listed now; fragments appended meanwhile are for the next run.
 
     Raises:
-        BusyError: another compactor holds the lease.
+        BusyError: another compactor holds the lease, or, in a local folder, the lock of a swap.
         UnsupportedFeatureError: only a server may write the namespace.
         SegmentCorruptError: an object of the segment is missing or damaged; nothing was published.
         CommitConflictError: other writers replaced the manifest too often.
@@ -153,7 +154,7 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
         probe(table)
         wanted = {one.id for one in table.manifest.fragments}
         try:
-            with held_lease(table, options.lease_ttl, options.wait) as lease:
+            with swaps_wait(options.wait), held_lease(table, options.lease_ttl, options.wait) as lease:
                 table = _Run(options, context, metric, lease, report, wanted).run(table)
         except FencedError as error:
             get_logger(__name__).info("superseded", table=table.location.uri, why=str(error))
