@@ -56,7 +56,12 @@ from memwal_ops.formats.lance.publication import (
 )
 from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, stamp_progress
+from memwal_ops.formats.lance.wire.memwal_index import (
+    decode_memwal_index,
+    find_memwal_entry,
+    stamp_progress,
+    with_details,
+)
 from memwal_ops.formats.lance.wire.names import DETACHED, NamingScheme, detached_manifest_name
 from memwal_ops.formats.lance.wire.region_records import with_region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
@@ -273,11 +278,8 @@ def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, n
 
 def next_entry(old: table_pb2.IndexMetadata, details: bytes, read_version: int) -> table_pb2.IndexMetadata:
     """The MemWAL entry with other details, under a new id, as Lance writes it at each change."""
-    entry = table_pb2.IndexMetadata()
-    entry.CopyFrom(old)
+    entry = with_details(old, details, read_version)
     entry.uuid.uuid = uuid.uuid4().bytes
-    entry.dataset_version = read_version
-    entry.index_details.value = details
     entry.created_at = int(time.time() * 1000)
     return entry
 
@@ -321,14 +323,11 @@ def _changed_section(
     memwal = find_memwal_entry(old)
     if memwal is None or memwal in removed or len(removed) != len(change.removed):
         raise InvariantViolatedError(f"Version {table.version} of {table.location.uri} lacks an index to be replaced.")
-    entry = table_pb2.IndexMetadata()
-    entry.CopyFrom(memwal)
+    entry = with_details(memwal, change.details.SerializeToString(deterministic=True), version)
     if change.uuid is not None:
         entry.uuid.uuid = change.uuid.bytes
     elif change.details.HasField("inline_snapshots") or not change.details.num_regions:
         entry.uuid.uuid = uuid.uuid4().bytes
-    entry.dataset_version = version
-    entry.index_details.value = change.details.SerializeToString(deterministic=True)
     entry.created_at = int(time.time() * 1000)
     if decode_memwal_index(entry).merged_generations != table.index.merged_generations:
         raise InvariantViolatedError("A change of indexes must not change the merge progress.")

@@ -227,3 +227,25 @@ def test_nothing_is_marked_where_the_index_cannot_be_made(tmp_path: Path, capfd:
     before = contents(uri)
     assert run_here(capfd, "init", uri, "--primary-key", "id", "--maintained-index", "absent").code != 0
     assert contents(uri) == before
+
+
+@pytest.mark.parametrize("v2_names", [True, False])
+def test_inserts_by_others_are_compacted(tmp_path: Path, v2_names: bool) -> None:
+    uri = str(tmp_path / "t.lance")
+    table = pa.table({"id": [1, 2], "n": pa.array([1, 2], pa.int32())}, schema=SCHEMA)
+    lance.write_dataset(table, uri, enable_stable_row_ids=True, enable_v2_manifest_paths=v2_names)
+    create_mem_wal(resolve(uri, {}), open_store(resolve(uri, {})))
+    more = pa.table({"id": [3, 4], "n": pa.array([3, 4], pa.int32())}, schema=SCHEMA)
+    lance.dataset(uri).merge_insert("id").when_not_matched_insert_all().execute(more)
+    assert run_job(uri, "compact").to_json()["decision"] == "compacted"
+    assert lance.dataset(uri).optimize.compact_files().fragments_added == 0
+    assert sorted(lance.dataset(uri).to_table()["id"].to_pylist()) == [1, 2, 3, 4]
+
+
+def test_a_concurrent_commit_does_not_stop_the_creation(uri: str) -> None:
+    location = resolve(uri, {})
+    more = pa.table({"id": [3], "n": pa.array([3], pa.int32())}, schema=SCHEMA)
+    store = Overtaken(open_store(location), 1, lambda: lance.write_dataset(more, uri, mode="append"), writes=True)
+    made = create_mem_wal(location, store)
+    assert made.memwal is not None
+    assert made.dataset.count_rows() == 3

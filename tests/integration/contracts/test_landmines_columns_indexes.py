@@ -16,6 +16,7 @@ from tests.integration.contracts.small import (
     SCHEMA,
     field_ids,
     flush,
+    index_entry,
     make,
     progress,
     rows,
@@ -206,3 +207,25 @@ def test_25_commits_of_pylance_rename_the_mem_wal_index(tmp_path: Path) -> None:
     assert len(set(ids)) == 3
     lance.write_dataset(rows(200, 201), uri, mode="append")
     assert entry_id() == ids[-1], "a commit that does not touch it keeps it"
+
+
+@pytest.mark.parametrize("bitmap", ["absent", "empty"])
+def test_an_empty_bitmap_of_the_mem_wal_index_takes_inserted_fragments(tmp_path: Path, bitmap: str) -> None:
+    """An insert by ``merge_insert`` enters its fragment into a MemWAL index with an empty fragment bitmap, if row ids
+    are stable, and from then on each compaction is refused. pylance's own index has no bitmap.
+
+    For us: no entry of ours has one; where it has, `compact` and every other commit of the MemWAL index remove it.
+    """
+    uri = make(tmp_path, btree=False, stable_row_ids=True)
+    if bitmap == "empty":
+        entry, _ = index_entry(uri)
+        lance.LanceDataset.commit(uri, lance.LanceOperation.CreateIndex([entry], [entry]), read_version=2)
+    lance.dataset(uri).merge_insert("id").when_not_matched_insert_all().execute(rows(100, 110))
+    found = wire.mem_wal_entry(wire.newest_manifest(Files(uri))[1])
+    assert found is not None
+    assert bool(wire.get(found, 5, b"")) == (bitmap == "empty")
+    if bitmap == "absent":
+        assert lance.dataset(uri).optimize.compact_files().fragments_added == 1
+    else:
+        with pytest.raises(OSError, match="split of indexed and non-indexed data"):
+            lance.dataset(uri).optimize.compact_files()

@@ -34,7 +34,7 @@ from memwal_ops.formats.lance.damage import name_damage, names_damage
 from memwal_ops.formats.lance.datasets import open_dataset
 from memwal_ops.formats.lance.engines.compaction import LocalExecutor
 from memwal_ops.formats.lance.jobs.compact_indexes import exclude_dropped_rows
-from memwal_ops.formats.lance.jobs.compact_memwal import check_progress, restore_memwal_index
+from memwal_ops.formats.lance.jobs.compact_memwal import check_progress, clear_coverage, restore_memwal_index
 from memwal_ops.formats.lance.jobs.compact_report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.formats.lance.memwal.snapshots import is_external, snapshot_path
@@ -220,7 +220,7 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
     retry, done = CommitRetry(), _Totals()
     if limit:
         probe_conditional_writes(table.store)
-    table = exclude_dropped_rows(table, None, note, retry)
+    table = exclude_dropped_rows(clear_coverage(table, note, retry), None, note, retry)
     rows = executor.rows_per_commit
     while (left := _left(options, done)) is None or left > 0:
         attempt = _Attempt(table, limit - busy, options)

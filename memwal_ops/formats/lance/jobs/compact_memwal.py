@@ -38,6 +38,19 @@ def check_progress(before: Mapping[UUID, int], after: Mapping[UUID, int], table:
         )
 
 
+def clear_coverage(table: Table, note: CommitNote, retry: CommitRetry) -> Table:
+    """Remove the fragment bitmap of the MemWAL index, which Lance refuses to compact; return the newest version.
+
+    Earlier releases of memwal-ops created the index with one (:func:`with_details`).
+    """
+
+    def change(newest: Table) -> IndexChange | None:
+        entry = None if newest.manifest.indexes is None else find_memwal_entry(newest.manifest.indexes)
+        return IndexChange(newest.index.details) if entry is not None and entry.fragment_bitmap else None
+
+    return publish_change(table, change, note, retry)
+
+
 def restore_memwal_index(table: Table, newest: Table, version: int, note: CommitNote, retry: CommitRetry) -> Table:
     """Undo pylance's changes of the MemWAL index between ``table`` and ``version``; return the resulting version.
 

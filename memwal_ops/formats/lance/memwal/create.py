@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import lance
-from lance import LanceOperation
-from lance.dataset import Index
-from lance.lance import Bitmap
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import InvalidUsageError, NoPrimaryKeyError
 from memwal_ops.formats.lance.base_indexes import base_indexes
-from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, commit_indexes
-from memwal_ops.formats.lance.datasets import lance_options
-from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.commit import (
+    CommitLostError,
+    CommitNote,
+    IndexChange,
+    commit_built,
+    commit_indexes,
+    next_entry,
+)
 from memwal_ops.formats.lance.memwal.region_claim import refuse_other_layout
 from memwal_ops.formats.lance.memwal.region_specs import decode_spec, encode_specs
 from memwal_ops.formats.lance.table import load, read_table
-from memwal_ops.formats.lance.wire._pb import memwal_pb2
+from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, MEMWAL_TYPE_URL, find_memwal_entry
 
 if TYPE_CHECKING:
@@ -62,31 +63,37 @@ def create_mem_wal(
         CommitConflictError: every attempt conflicted with another commit.
         NoPrimaryKeyError: no column is marked as its primary key (S0-002).
         UnsupportedFeatureError: a spec has an expression, and DataFusion is not installed.
-        StorageError: the store failed, or another writer changed the table's indexes at this moment.
+        StorageError: the store failed.
     """
     table = read_table(location, store)
     if table.memwal is not None and (region_specs or maintained_indexes):
         return _add(table, region_specs, maintained_indexes)
-    refuse_existing(table)
-    details = plan_mem_wal(table, region_specs=region_specs, maintained_indexes=maintained_indexes)
-    index = Index(
-        uuid=str(uuid.uuid4()),
-        name=MEMWAL_INDEX_NAME,
-        fields=[],
-        dataset_version=table.version,
-        fragment_ids=Bitmap(),
-        index_version=0,
-        index_details=(MEMWAL_TYPE_URL, details.SerializeToString(deterministic=True)),
-    )
-    table.guard.check()
-    with lance_errors("create the MemWAL index of", location.uri):
-        lance.LanceDataset.commit(
-            location.uri,
-            LanceOperation.CreateIndex([index], []),
-            read_version=table.version,
-            storage_options=lance_options(location),
-        )
-    return load(location, store)
+    retry = CommitRetry()
+    while True:
+        refuse_existing(table)
+        details = plan_mem_wal(table, region_specs=region_specs, maintained_indexes=maintained_indexes)
+        try:
+            _create(table, details)
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+        else:
+            return load(location, store)
+
+
+def _create(table: Table, details: memwal_pb2.MemWalIndexDetails) -> None:
+    """Publish the index as exactly the next version; raises as :func:`commit_built`."""
+    note = CommitNote.new("init")
+    entry = table_pb2.IndexMetadata(name=MEMWAL_INDEX_NAME, index_version=0)
+    entry.index_details.type_url = MEMWAL_TYPE_URL
+    entry = next_entry(entry, details.SerializeToString(deterministic=True), table.version)
+    transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
+    transaction.transaction_properties.update(note.properties())
+    transaction.create_index.new_indices.append(entry)
+    section = table_pb2.IndexSection()
+    if table.manifest.indexes is not None:
+        section.CopyFrom(table.manifest.indexes)
+    section.indices.append(entry)
+    commit_built(table, replace(table.manifest, indexes=section), transaction)
 
 
 def refuse_existing(table: Table) -> None:

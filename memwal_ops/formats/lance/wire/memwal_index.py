@@ -71,6 +71,21 @@ def find_memwal_entry(indexes: table_pb2.IndexSection) -> table_pb2.IndexMetadat
     return found[0] if found else None
 
 
+def with_details(old: table_pb2.IndexMetadata, details: bytes, version: int) -> table_pb2.IndexMetadata:
+    """A copy of a MemWAL entry with other details, as of a version, and without a fragment bitmap.
+
+    The index covers no fragments, and Lance leaves its bitmap absent. In an empty one, Lance enters the fragments that
+    an insert by ``merge_insert`` adds to a table with stable row ids, and refuses each compaction from then on: it
+    would join fragments that are covered with others.
+    """
+    entry = table_pb2.IndexMetadata()
+    entry.CopyFrom(old)
+    entry.index_details.value = details
+    entry.dataset_version = version
+    entry.ClearField("fragment_bitmap")
+    return entry
+
+
 def is_legacy(entry: table_pb2.IndexMetadata) -> bool:
     """Whether the details are a list of MemWALs, as older Lance releases wrote them."""
     return entry.index_details.value[:1] == bytes([_LEGACY_FIRST_BYTE])
@@ -239,9 +254,7 @@ def stamp_progress(
         if derived.get(name) != before.index_catchup.get(name)
     }
     details = with_progress(with_catchup(before.details, claims), progress)
-    entry.CopyFrom(old)
-    entry.index_details.value = details.SerializeToString(deterministic=True)
-    entry.dataset_version = version
+    entry.CopyFrom(with_details(old, details.SerializeToString(deterministic=True), version))
     manifest = with_region_records(built.manifest, records)
     manifest.version = version
     return replace(built, manifest=manifest, indexes=indexes, transaction=_with_marker(built.transaction, progress))

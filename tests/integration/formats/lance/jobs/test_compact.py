@@ -19,6 +19,9 @@ from memwal_ops.formats.lance.jobs import catchup, merge, snapshot
 from memwal_ops.formats.lance.jobs import compact as job
 from memwal_ops.formats.lance.jobs.compact import CompactOptions
 from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
+from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
+from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
+from tests.integration.contracts import small
 from tests.integration.formats.lance.jobs.compact_tables import check_kept, covered, fragments, make, merged
 from tests.support.listeners import at_checkpoint
 from tests.support.run_cli import contents
@@ -283,3 +286,38 @@ def test_auto_cleanup_takes_nothing_behind_links(tmp_path: Path, where: str) -> 
     assert (elsewhere / "a.lance").read_bytes() == b"another's"
     link.unlink()
     assert job.apply(open_table(made.uri), CompactOptions()).decision == "compacted"
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("healed_by", ["compact", "merge", "snapshot"])
+def test_a_mem_wal_index_with_a_fragment_bitmap(tmp_path: Path, kind: type[LsmTable], healed_by: str) -> None:
+    made = kind(1, regions=1, base_rows=40, stable_row_ids=True).create(str(tmp_path / "t.lance"))
+    made.step(6)
+    made.close()
+    entry, _ = small.index_entry(made.uri)  # with an empty bitmap, as earlier releases created the index
+    dataset = lance.dataset(made.uri)
+    lance.LanceDataset.commit(
+        made.uri, lance.LanceOperation.CreateIndex([entry], [entry]), read_version=dataset.version
+    )
+    rows = lance.dataset(made.uri).to_table().slice(0, 5)
+    new = rows.set_column(0, rows.schema.field(0), pa.array(range(10_000, 10_005), rows.schema.field(0).type))
+    lance.dataset(made.uri).merge_insert(rows.schema.names[0]).when_not_matched_insert_all().execute(new)
+    assert _mem_wal_bitmap(made.uri) == {fragments(open_table(made.uri)) - 1}
+    before = read_spec(made.uri)
+    if healed_by == "merge":
+        assert merge.apply(open_table(made.uri), merge.MergeOptions()).decision == "merged"
+    elif healed_by == "snapshot":
+        assert snapshot.apply(open_table(made.uri), snapshot.SnapshotOptions()).decision == "built"
+    if healed_by != "compact":
+        assert not _mem_wal_bitmap(made.uri)
+    assert job.apply(open_table(made.uri), CompactOptions()).decision == "compacted"
+    assert not _mem_wal_bitmap(made.uri)
+    assert_same(read_spec(made.uri), before, seed=made.seed)
+
+
+def _mem_wal_bitmap(uri: str) -> frozenset[int]:
+    indexes = open_table(uri).manifest.indexes
+    assert indexes is not None
+    entry = find_memwal_entry(indexes)
+    assert entry is not None
+    return decode_fragment_bitmap(entry.fragment_bitmap)
