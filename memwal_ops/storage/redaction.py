@@ -2,7 +2,7 @@
 
 Masked are values that were registered as secrets when options were resolved (:func:`remember`),
 and values that look like a secret by the name next to them. The latter is for messages of client
-libraries, which quote whole requests and responses.
+libraries, which quote whole requests and responses. The words of messages are kept.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ _NOT_SECRET_KEY = re.compile(r"(?:_file|_path|_uri|_url)$|^google_service_accoun
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s,;&"'<>(){}\[\]]+)"""
 # A limit on names: without it, a string of 5,000 letters takes a minute.
 _SOME = "{0,128}"
+# Not the first word of a sentence, as in "storage_options.aws_secret_access_key: The environment variable KEY is not
+# set." It is a word of at most 12 letters with another one after it. Secrets that machines make are longer or have
+# digits; others are registered when options are resolved, and masked by value.
+_NO_SENTENCE = r"""(?!(?-i:[A-Za-z][a-z]{0,11}) \S)"""
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # https://user:password@host; in abfss://CONTAINER@ACCOUNT there is no user name before the @
     (re.compile(r"(?<=://)(?:(?<!abfs://)(?<!abfss://)[^/\s@]+|[^/\s@:]*:[^/\s@]*)@"), f"{MASK}@"),
@@ -49,10 +53,12 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(rf"({_SENSITIVE}[\w.%-]{_SOME}\s*=\s*){_VALUE}", re.IGNORECASE), rf"\1{MASK}"),
     # the same in JSON or in a dict's repr
     (re.compile(rf"""(["'][\w.-]{_SOME}{_SENSITIVE}[\w.-]{_SOME}["']\s*:\s*){_VALUE}""", re.IGNORECASE), rf"\1{MASK}"),
+    # Authorization: SCHEME value
+    (re.compile(rf"(\bauthorization:\s*)(?:[a-z][\w-]{_SOME} +)?{_VALUE}", re.IGNORECASE), rf"\1{MASK}"),
     # key_with_underscore: value, Header-Name: value. A plain word before a colon is not a key but prose.
     (
         re.compile(
-            rf"(\b(?=[\w.-]{_SOME}[_-])[\w.-]{_SOME}{_SENSITIVE}[\w.-]{_SOME}:\s*|\bauthorization:\s*){_VALUE}",
+            rf"(\b(?=[\w.-]{_SOME}[_-])[\w.-]{_SOME}{_SENSITIVE}[\w.-]{_SOME}:\s*){_NO_SENTENCE}{_VALUE}",
             re.IGNORECASE,
         ),
         rf"\1{MASK}",
