@@ -15,11 +15,13 @@ from uuid import UUID
 
 from memwal_ops.errors import (
     InvalidFormatError,
+    InvalidUsageError,
     MemwalOpsError,
     ObjectNotFoundError,
     StorageError,
     TableCorruptError,
 )
+from memwal_ops.formats.lance.branch import REFS_FOLDER
 from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
 from memwal_ops.formats.lance.referenced_files import DATA_FOLDER, missing_files, references
 from memwal_ops.formats.lance.versions import version_path
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-REFS_FOLDER = "_refs"
 # All other classes name the cause.
 _UNSPECIFIC = (StorageError, ObjectNotFoundError)
 _CONCURRENT_READS = 16
@@ -102,9 +103,7 @@ def _named_and_missing(table: Table, text: str) -> tuple[str, str] | None:
 
 def damages(table: Table) -> Iterator[tuple[str, str]]:
     """The path of each damaged file of the newest version, and its damage; at most 10,000 files are read."""
-    for meta in table.store.list(REFS_FOLDER):
-        if meta.path.endswith(".json") and not _is_object(table.store.get(meta.path)):
-            yield meta.path, "is damaged: it is not a JSON document of a tag or branch"
+    yield from _damaged_references(table)
     for key in missing_files(table.store, islice(sorted(references(table.manifest).own), _MAX_FILES)):
         yield key, _MISSING
     yield from islice(_missing_of_indexes(table), _MAX_FILES)
@@ -112,6 +111,16 @@ def damages(table: Table) -> Iterator[tuple[str, str]]:
     for (path, _, _), why in concurrently(lambda file: _damage(table, *file), files, threads=_CONCURRENT_READS):
         if why is not None:
             yield path, f"is damaged: {why}"
+
+
+def _damaged_references(table: Table) -> Iterator[tuple[str, str]]:
+    try:
+        root = table.branch.root
+    except InvalidUsageError:
+        return  # not known: what reads the tags reports that
+    for meta in root.list(REFS_FOLDER):
+        if meta.path.endswith(".json") and not _is_object(root.get(meta.path)):
+            yield meta.path, "is damaged: it is not a JSON document of a tag or branch"
 
 
 def _files(table: Table) -> Iterator[tuple[str, int, bool]]:

@@ -17,7 +17,7 @@ from memwal_ops.core.export import Exported
 from memwal_ops.core.holds import EXPIRIES_FOLDER, HOLDS_FOLDER
 from memwal_ops.core.leases import LEASES_FOLDER
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.damage import REFS_FOLDER
+from memwal_ops.formats.lance.branch import REFS_FOLDER
 from memwal_ops.formats.lance.memwal.regions import HINT
 from memwal_ops.formats.lance.memwal.snapshots import decode_file, encode_file, rows_without_values, snapshot_path
 from memwal_ops.formats.lance.referenced_files import version_of_main

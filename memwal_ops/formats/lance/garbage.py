@@ -1,6 +1,7 @@
 """Find the files of the base table to which no version refers any more.
 
-A file is garbage if no manifest in the store refers to it (of main, of any branch, detached), and
+A file is garbage if no manifest of the table refers to it (of main, of any branch, detached), and
+
 * an expired version referred to it, or
 * it is older than a week: left by a killed commit. Younger files may belong to a commit in progress.
 
@@ -19,6 +20,7 @@ from memwal_ops.formats.lance.referenced_files import (
     file_key,
     is_unfinished,
     list_manifests,
+    list_manifests_of_others,
     missing_files,
     read_references,
     version_of_main,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from memwal_ops.formats.lance.set_aside import SetAside
+    from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta, Store
 
 # As long as pylance's own clean-up waits: a bulk load writes for days before it commits.
@@ -41,12 +44,12 @@ _MISSING = 1000
 
 @dataclass(slots=True)
 class Needed:
-    """The file keys to which the manifests in the store refer, as far as they were read.
+    """The file keys to which the manifests of a table refer, as far as they were read.
 
     Attributes:
         keys: of all files to which a version that is kept refers.
-        own: of those that must exist for a version of main to be readable.
-        on_branches: of those to which branches and detached versions refer.
+        own: of those that must exist for a version of the table's own branch to be readable.
+        on_branches: of those to which other branches and detached versions refer.
         expired: of all files to which an expired version refers, needed or not.
         copies: the manifests that were set aside, as of the first call of :meth:`read`.
     """
@@ -57,10 +60,10 @@ class Needed:
     expired: set[str] = field(default_factory=set)
     copies: tuple[SetAside, ...] = ()
     _complete: bool = False
-    # Objects and not paths: a version's number, so its path, may be used again.
-    _seen: set[ObjectMeta] = field(default_factory=set)
+    # Objects and not paths: a version's number, so its path, may be used again. Of the own branch, and of others.
+    _seen: tuple[set[ObjectMeta], set[ObjectMeta]] = field(default_factory=lambda: (set(), set()))
 
-    def read(self, store: Store, expiring: Collection[str] = ()) -> None:
+    def read(self, table: Table, expiring: Collection[str] = ()) -> None:
         """Read every manifest that was not read before; the first call also reads the copies that were set aside.
 
         Manifests are listed before copies, and listed again if one was deleted before it was read: so a version that
@@ -68,25 +71,25 @@ class Needed:
         tags, branches and holds must be listed after the first call, and versions that were put back be read again.
 
         Args:
-            store: the table's.
+            table: any version of it.
             expiring: paths of manifests that count as expired, for a plan.
 
         Raises:
             TableCorruptError: a manifest does not decode; the result must not be used.
             UnsupportedFeatureError: a manifest may refer to files in unknown ways.
         """
-        while not self._read_manifests(store, expiring):
+        while not (self._read_own(table.store, expiring) and self._read_others(table)):
             pass
         if not self._complete:
             self._complete = True
-            self.copies = list_set_aside(store)
-            for _, found in read_references(store, [one.meta.path for one in self.copies]):
+            self.copies = list_set_aside(table.store)
+            for _, found in read_references(table.store, [one.meta.path for one in self.copies]):
                 self.expired |= found.all
 
-    def _read_manifests(self, store: Store, expiring: Collection[str]) -> bool:
-        fresh = {path: meta for path, meta in list_manifests(store).items() if meta not in self._seen}
+    def _read_own(self, store: Store, expiring: Collection[str]) -> bool:
+        fresh = {path: meta for path, meta in list_manifests(store).items() if meta not in self._seen[0]}
         for path, found in read_references(store, sorted(fresh)):
-            self._seen.add(fresh.pop(path))
+            self._seen[0].add(fresh.pop(path))
             if path in expiring:
                 self.expired |= found.all
                 continue
@@ -95,6 +98,15 @@ class Needed:
                 self.own |= found.own
             else:
                 self.on_branches |= found.all
+        return not fresh
+
+    def _read_others(self, table: Table) -> bool:
+        others = list_manifests_of_others(table.branch)
+        fresh = {path: meta for path, meta in others.items() if meta not in self._seen[1]}
+        for path, found in read_references(table.branch.root, sorted(fresh)):
+            self._seen[1].add(fresh.pop(path))
+            self.keys |= found.all
+            self.on_branches |= found.all
         return not fresh
 
 

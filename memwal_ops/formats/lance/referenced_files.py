@@ -16,7 +16,13 @@ from uuid import UUID
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
-from memwal_ops.formats.lance.versions import BRANCHES_FOLDER, TRANSACTIONS_FOLDER, VERSIONS_FOLDER, decode_named
+from memwal_ops.formats.lance.versions import (
+    BRANCHES_FOLDER,
+    SET_ASIDE_FOLDER,
+    TRANSACTIONS_FOLDER,
+    VERSIONS_FOLDER,
+    decode_named,
+)
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import check_writable
 from memwal_ops.storage.api import LinkError
@@ -25,6 +31,7 @@ from memwal_ops.storage.concurrently import concurrently
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from memwal_ops.formats.lance.branch import Branch
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta, Store
@@ -92,7 +99,7 @@ def file_key(path: str) -> str | None:
 
 
 def version_of_main(path: str) -> int | None:
-    """The version of main that has its manifest at a path; None for branches, detached versions and other files."""
+    """The numbered version that has its manifest at a path of the table's own branch; None for all other files."""
     folder, _, name = path.rpartition("/")
     parsed = parse_version_manifest_name(name) if folder == VERSIONS_FOLDER else None
     return None if parsed is None or parsed.detached else parsed.version
@@ -103,15 +110,24 @@ def is_unfinished(path: str) -> bool:
     return _UNFINISHED.fullmatch(path) is not None
 
 
-def list_manifests(store: Store, *folders: str) -> dict[str, ObjectMeta]:
-    """All manifests by path: of main, of all branches (including those without a reference file), and detached ones.
+def list_manifests(store: Store, folder: str = VERSIONS_FOLDER) -> dict[str, ObjectMeta]:
+    """The manifests of the table's own branch by path, numbered and detached; or those below another folder."""
+    return {meta.path: meta for meta in store.list(folder) if _is_manifest(meta.path)}
 
-    One listing of ``_versions/`` and one of all branches' files; with ``folders``, of those instead.
+
+def list_manifests_of_others(branch: Branch) -> dict[str, ObjectMeta]:
+    """The manifests of all other branches of the table, main among them, by path below the root.
+
+    This includes branches without a reference file, and copies of manifests that are being expired there, since such a
+    version may be put back. One listing of all branches' files; for a branch also one of main's versions.
     """
-    manifests: dict[str, ObjectMeta] = {}
-    for folder in folders or (VERSIONS_FOLDER, BRANCHES_FOLDER):
-        manifests |= {meta.path: meta for meta in store.list(folder) if _is_manifest(meta.path)}
-    return manifests
+    own = (f"{branch.folder}/{VERSIONS_FOLDER}/", f"{branch.folder}/{SET_ASIDE_FOLDER}/")
+    found = {
+        meta.path: meta
+        for meta in branch.root.list(BRANCHES_FOLDER)
+        if (_is_manifest(meta.path) or _is_copy(meta.path)) and not meta.path.startswith(own)
+    }
+    return found if branch.name is None else found | list_manifests(branch.root)
 
 
 def read_references(store: Store, paths: Iterable[str]) -> Iterator[tuple[str, References]]:
@@ -175,6 +191,10 @@ def _read(store: Store, path: str) -> References | None:
 def _is_manifest(path: str) -> bool:
     folder, _, name = path.rpartition("/")
     return folder.rpartition("/")[2] == VERSIONS_FOLDER and parse_version_manifest_name(name) is not None
+
+
+def _is_copy(path: str) -> bool:
+    return path.rpartition("/")[0].endswith(f"/{SET_ASIDE_FOLDER}")
 
 
 def _deletion_path(fragment_id: int, deletion: table_pb2.DeletionFile) -> str:

@@ -5,6 +5,10 @@ merged. As long as N can be opened, those generations must be kept (S0-189). N c
 manifest exists: by its number, by a tag, on a branch. A tag, a branch or a hold keeps a manifest
 from being expired; a generation is kept by the manifest.
 
+A table that was opened at a branch's path has the versions of that branch. What keeps them is read from the root
+of the table: the tags on the branch, and the branches that left from it, directly or not, with their versions. Those
+of other branches never read its generations.
+
 A table may have 50,000 versions. Only the merge progress of each matters, and only merges change it:
 it is stored per region as the versions at which it changed. A version is immutable, so it is
 read only once, however often the retention is refreshed.
@@ -22,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.holds import Hold, holds, holds_in_force
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.lance.branch import REFS_FOLDER, branch_folder
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.version_progress import read_version_progress
-from memwal_ops.formats.lance.versions import BRANCHES_FOLDER, VERSIONS_FOLDER
+from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.storage.api import LinkError
 
@@ -39,7 +44,6 @@ if TYPE_CHECKING:
 _CONCURRENT_READS = 16
 _CHUNK = 512
 _SHOWN = 3
-_REFS_FOLDER = "_refs"
 # No branch has an empty name.
 _DETACHED = ""
 _NO_VERSION = 1 << 64
@@ -48,10 +52,12 @@ _NO_VERSION = 1 << 64
 class Retention:
     """All versions of one table that can be opened, as of the last :meth:`refresh`.
 
+    "Own" are the versions of the branch that was opened, mostly main.
+
     Attributes:
         tags: branch (None: main) and version of each tag.
-        holds: the reader holds in force.
-        newest: the newest version of main; 0: none is listed.
+        holds: the reader holds in force, on own versions.
+        newest: the newest own version; 0: none is listed.
     """
 
     def __init__(self) -> None:
@@ -59,6 +65,7 @@ class Retention:
         self.tags: Mapping[str, tuple[str | None, int]] = {}
         self.holds: tuple[Hold, ...] = ()
         self.newest = 0
+        self._own: str | None = None
         self._refs: Mapping[str, ObjectMeta] | None = None
         self._branches: Mapping[str, Any] = {}
         self._branched: Mapping[int, Sequence[str]] = {}
@@ -71,27 +78,42 @@ class Retention:
             table: any version of it.
             now: the time at which holds are in force, UTC.
 
-        Requests: one listing per 1,000 versions of main, and of each branch, one to four for each new version, a
-        listing of holds and one of tags and branches, and what pylance needs to read these if they changed.
+        Requests: one listing per 1,000 own versions, and of each branch that left from them, one to four for each new
+        version, a listing of holds and one of tags and branches, and what pylance needs to read these if they changed.
 
         Raises:
+            InvalidUsageError: the root of the branch is not known.
             StorageError: the store failed; the retention must not be used.
         """
+        self._own, root = table.branch.name, table.branch.root
         self._read_refs(table)
         self.holds = holds_in_force(table.store, now)
         branched: dict[int, list[str]] = {}
-        for branch_name, branch in self._branches.items():
-            if branch["parent_branch"] is None:
-                branched.setdefault(int(branch["parent_version"]), []).append(branch_name)
+        for name, branch in self._branches.items():
+            if branch["parent_branch"] == self._own:
+                branched.setdefault(int(branch["parent_version"]), []).append(name)
         self._branched = branched
         listed: dict[str | None, Mapping[int, ObjectMeta]] = {}
-        listed[None], listed[_DETACHED] = _list_versions(table.store, VERSIONS_FOLDER)
-        for branch_name in self._branches:
-            listed[branch_name], _ = _list_versions(table.store, f"{BRANCHES_FOLDER}/{branch_name}/{VERSIONS_FOLDER}")
-        self.newest = max(listed[None], default=0)
+        listed[self._own], listed[_DETACHED] = _list_versions(table.store, VERSIONS_FOLDER)
+        stores: dict[str | None, Store] = {self._own: table.store, _DETACHED: table.store}
+        for name in self._branches:
+            if self._left_from_own(name):
+                stores[name] = root
+                listed[name], _ = _list_versions(root, f"{branch_folder(name)}/{VERSIONS_FOLDER}")
+        self.newest = max(listed[self._own], default=0)
         self._trees = {name: self._trees.get(name, _Tree()) for name in listed}
-        for name, versions in listed.items():
-            self._trees[name].refresh(table.store, versions)
+        for tree, versions in listed.items():
+            self._trees[tree].refresh(stores[tree], versions)
+
+    def _left_from_own(self, branch: str | None) -> bool:
+        """Whether a branch left from an own version, or from a branch that did; true if that is not known."""
+        passed = {self._own}
+        while branch not in passed:
+            passed.add(branch)
+            if branch is None:
+                return False
+            branch = self._branches.get(branch, {"parent_branch": self._own})["parent_branch"]
+        return len(passed) > 1
 
     def _read_refs(self, table: Table) -> None:
         """Read the tags and branches, unless a listing shows that their files are those that were read.
@@ -100,8 +122,9 @@ class Retention:
         On local files a link may lead to a file that changes; there all are always read.
         """
         files = None
-        if not table.store.root.startswith("/"):
-            files = {meta.path: meta for meta in table.store.list(_REFS_FOLDER)}
+        root = table.branch.root
+        if not root.root.startswith("/"):
+            files = {meta.path: meta for meta in root.list(REFS_FOLDER)}
             if files == self._refs and all(meta.e_tag is not None for meta in files.values()):
                 return
             if not files:
@@ -122,18 +145,18 @@ class Retention:
         # Every version that pylance can open must be in the listing: it may be behind a link, or the listing be stale.
         for name, (branch, version) in self.tags.items():
             tree = self._trees.get(branch)
-            if tree is None or not tree.reads(version):
+            if (tree is None and self._left_from_own(branch)) or (tree is not None and not tree.reads(version)):
                 why = f"the tag refers to version {version}, which is not in the listing, or cannot be read"
-                reasons[f"_refs/tags/{name}.json"] = why
+                reasons[f"{REFS_FOLDER}/tags/{name}.json"] = why
         for branch in self._trees:
             if branch and not self._trees[branch].all_versions:
-                reasons[f"{BRANCHES_FOLDER}/{branch}"] = "the branch has no version that is in the listing"
+                reasons[branch_folder(branch)] = "the branch has no version that is in the listing"
         return reasons
 
     @property
     def branches(self) -> int:
-        """The number of branches."""
-        return sum(bool(name) for name in self._trees)
+        """The number of branches that left from own versions, directly or not."""
+        return sum(bool(name) and name != self._own for name in self._trees)
 
     @property
     def points_into_mem_wal(self) -> bool:
@@ -142,33 +165,33 @@ class Retention:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The versions of main, ascending."""
-        return self._trees[None].all_versions
+        """The own versions, ascending."""
+        return self._trees[self._own].all_versions
 
     def written(self, version: int) -> datetime:
-        """When a version of main was published, by the store's clock, UTC."""
-        return self._trees[None].written(version)
+        """When an own version was published, by the store's clock, UTC."""
+        return self._trees[self._own].written(version)
 
     def manifest_bytes(self, version: int) -> int:
-        """The size of the manifest of a version of main."""
-        return self._trees[None].size(version)
+        """The size of the manifest of an own version."""
+        return self._trees[self._own].size(version)
 
     def without(self, versions: Collection[int]) -> Retention:
-        """The retention without these versions of main. A shallow copy, which must not be refreshed."""
+        """The retention without these own versions. A shallow copy, which must not be refreshed."""
         reduced = copy.copy(self)
-        main = copy.copy(self._trees[None])
-        main.versions = [version for version in main.versions if version not in versions]
-        reduced._trees = {**self._trees, None: main}  # noqa: SLF001 - of the same class
+        own = copy.copy(self._trees[self._own])
+        own.versions = [version for version in own.versions if version not in versions]
+        reduced._trees = {**self._trees, self._own: own}  # noqa: SLF001 - of the same class
         return reduced
 
     def protected(self) -> Mapping[int, str]:
-        """The versions of main that must not be expired, each with the tags, branches and holds that keep it."""
-        at = {version for branch, version in self.tags.values() if branch is None} | self._branched.keys()
+        """The own versions that must not be expired, each with the tags, branches and holds that keep it."""
+        at = {version for branch, version in self.tags.values() if branch == self._own} | self._branched.keys()
         at |= {version for hold in self.holds for version in hold.versions}
         return {
             version: ", ".join(
                 [
-                    *self._named(None, version),
+                    *self._named(self._own, version),
                     *(f"branch {name} left from version {version}" for name in self._branched.get(version, ())),
                 ]
             )
@@ -192,14 +215,14 @@ class Retention:
 
     def _described(self, branch: str | None, versions: Sequence[int]) -> str:
         at = {version for tree, version in self.tags.values() if tree == branch}
-        at |= {version for hold in self.holds for version in hold.versions if branch is None}
+        at |= {version for hold in self.holds for version in hold.versions if branch == self._own}
         named = [
             text for version in sorted(at) if _contains(versions, version) for text in self._named(branch, version)
         ]
         text = _span(versions)
         if branch == _DETACHED:
             text = "a commit in progress or a detached version"
-        elif branch is not None:
+        elif branch != self._own:
             text = f"branch {branch} ({text})"
         if named:
             more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
@@ -211,12 +234,12 @@ class Retention:
             if tagged == (branch, version):
                 yield f"tag {name} at version {version}"
         for hold in self.holds:
-            if branch is None and version in hold.versions:
+            if branch == self._own and version in hold.versions:
                 yield f"hold {hold.number} of {hold.by} on version {version} until {hold.until:%Y-%m-%d %H:%M} UTC"
 
 
 def named_versions(table: Table) -> frozenset[int]:
-    """The versions of main to which a tag, a branch or a hold refers, including detached ones and expired holds.
+    """The versions of the table's branch to which a tag, a branch or a hold refers, also detached ones and ended holds.
 
     For deleting a version by another proof than its expiry; no clock is read.
 
@@ -226,8 +249,9 @@ def named_versions(table: Table) -> frozenset[int]:
     with lance_errors("list the tags and branches of", table.location.uri):
         tags = table.dataset.tags.list().values()
         branches = table.dataset.branches.list().values()
-    named = {int(tag["version"]) for tag in tags if tag["branch"] is None}
-    named |= {int(branch["parent_version"]) for branch in branches if branch["parent_branch"] is None}
+    own = table.branch_name
+    named = {int(tag["version"]) for tag in tags if tag["branch"] == own}
+    named |= {int(branch["parent_version"]) for branch in branches if branch["parent_branch"] == own}
     return frozenset(named | {held for hold in holds(table) if not hold.released for held in hold.versions})
 
 
@@ -244,7 +268,7 @@ def _list_versions(store: Store, folder: str) -> tuple[dict[int, ObjectMeta], di
 
 @dataclass(slots=True)
 class _Tree:
-    """The versions of main, of one branch, or those that are detached.
+    """The versions of one branch, or those that are detached.
 
     Attributes:
         versions: those with a MemWAL index, ascending. The others have no generations to read.

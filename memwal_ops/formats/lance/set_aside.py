@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvariantViolatedError, ObjectNotFoundError
 from memwal_ops.formats.lance.referenced_files import missing_files, references
-from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.versions import SET_ASIDE_FOLDER, version_path
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta, Store
 
-SET_ASIDE_FOLDER = "_mem_wal_ops/expired"
 _NAME = re.compile(rf"{SET_ASIDE_FOLDER}/([0-9]{{20}})-[0-9a-f]{{16}}\.manifest")
 _CONCURRENT = 16
 

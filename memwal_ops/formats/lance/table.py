@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import registry
-from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
+from memwal_ops.core.guard import CommitGuard, GuardedStore, GuardedTable, Unguarded
 from memwal_ops.errors import (
     InvalidFormatError,
     NoPrimaryKeyError,
@@ -24,6 +24,7 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.formats.lance.base_indexes import moved_later
+from memwal_ops.formats.lance.branch import Branch, resolve_branch
 from memwal_ops.formats.lance.datasets import PinnedDataset, open_dataset
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.layouts.detection import (
@@ -171,6 +172,21 @@ class Table(GuardedTable):
     def file(self) -> ObjectMeta | None:
         """The manifest's file as it was listed before it was read; None if the listing does not have it."""
         return self.listed.versions.get(self.version)
+
+    @property
+    def branch_name(self) -> str | None:
+        """The branch that the table's location is; None: main."""
+        return self.manifest.manifest.branch or None
+
+    @cached_property
+    def branch(self) -> Branch:
+        """The same with the root of the table.
+
+        Raises:
+            InvalidUsageError, NotExportedError: the root of a branch is not known.
+        """
+        found = resolve_branch(self.location, self.store, self.branch_name)
+        return found if found.name is None else replace(found, root=GuardedStore(found.root, self.guard))
 
     @cached_property
     def regions(self) -> RegionListing:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 VERSIONS_FOLDER = "_versions"
 BRANCHES_FOLDER = "tree"
 TRANSACTIONS_FOLDER = "_transactions"
+SET_ASIDE_FOLDER = "_mem_wal_ops/expired"
+"""Where an expiry copies manifests before it deletes them (:mod:`memwal_ops.formats.lance.set_aside`)."""
 VERSION_HINT = f"{VERSIONS_FOLDER}/latest_version_hint.json"
 PAGE = 1000
 """The page size of a listing on every store."""

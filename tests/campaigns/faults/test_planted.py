@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,7 +86,7 @@ def expire_data_first(patch: Patch) -> None:
     def retire(run: Any, batch: tuple[int, ...]) -> None:
         # Below the points of the matrix, which are numbered as in a run without the bug.
         store, needed = getattr(run.table.store, "_inner", run.table.store), Needed()
-        needed.read(store, {version_path(version, run.table.naming) for version in batch})
+        needed.read(replace(run.table, store=store), {version_path(version, run.table.naming) for version in batch})
         find_garbage(
             store, needed, store_time(store), lambda files: bool(store.delete_many([one.path for one in files]))
         )

@@ -85,6 +85,17 @@ class LsmTable(ABC):
         """Flush all regions and let go of their writers; the next write takes them up again."""
         self.flush()
 
+    def onto_branch(self, name: str) -> Self:
+        """Branch off the newest version, and write there from now on, to regions that main does not have.
+
+        All generations must be merged: a branch has those of no other one.
+        """
+        self.close()
+        lance.dataset(self.uri, storage_options=self.storage_options).create_branch(name)
+        self.uri += f"/tree/{name}"
+        self.regions = [str(uuid.UUID(int=self.rng.getrandbits(128), version=4)) for _ in self.regions]
+        return self
+
     # -- what tests do
 
     def create(self, uri: str, storage_options: Mapping[str, str] | None = None) -> Self:

@@ -95,6 +95,13 @@ class RegionLayout(LsmTable):
         for region in self.regions:
             self._publish(region)
 
+    def onto_branch(self, name: str) -> RegionLayout:
+        super().onto_branch(name)
+        self._states = {region: _Region() for region in self.regions}
+        for region in self.regions:
+            self._publish(region)
+        return self
+
     @property
     def _location(self) -> Location:
         return resolve(self.uri, self.storage_options)

@@ -85,12 +85,13 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
 
 
 def check_references(table: Table) -> Iterator[Finding]:
-    """Tags name versions that are listed."""
+    """Tags on the table's branch name versions that are listed."""
+    own = table.branch.name
     with lance_errors("list the tags of", table.location.uri):
         tags: Mapping[str, Mapping[str, object]] = table.dataset.tags.list()
     for name, tag in sorted(tags.items()):
         version = int(str(tag["version"]))
-        if tag.get("branch") is None and not table.has_revision(version):
+        if tag.get("branch") == own and not table.has_revision(version):
             yield Finding(
                 Severity.WARNING, "tag", f"the tag {name!r}", f"It names version {version}, which does not exist.",
                 "Readers by that tag fail.", "Delete the tag, or set it to an existing version.", runbook(26) or "",

@@ -173,7 +173,7 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     retention.refresh(table, now)
     expired, kept = _choose(table, retention, options, now)
     needed = Needed()
-    needed.read(table.store, {version_path(version, table.naming) for version in expired})
+    needed.read(table, {version_path(version, table.naming) for version in expired})
     found = find_garbage(table.store, needed, now)
     report = _report("nothing_to_expire", table, retention, options, expired, kept)
     if expired or found.objects:
@@ -279,7 +279,7 @@ class _Run:
     def delete_files(self) -> Garbage:
         """Delete files that only deleted versions refer to, of this run and of killed ones."""
         needed = Needed()
-        needed.read(self.table.store)
+        needed.read(self.table)
         self.choose()
         found = find_garbage(self.table.store, needed, self.now, lambda batch: self._delete_batch(needed, batch))
         if found.complete:
@@ -312,7 +312,7 @@ class _Run:
     def _delete_batch(self, needed: Needed, batch: list[ObjectMeta]) -> bool:
         self.context.checkpoint()
         # Also what was committed or restored since, for example by a restore of an old version.
-        needed.read(self.table.store)
+        needed.read(self.table)
         sizes = {meta.path: meta.size for meta in batch if file_key(meta.path) not in needed.keys}
         before = self.objects
         self._delete(sizes)

@@ -31,10 +31,9 @@ from memwal_ops.formats.lance.legacy.emptied import find_emptied
 from memwal_ops.formats.lance.legacy.index import mem_wals_of
 from memwal_ops.formats.lance.legacy.publish import publish
 from memwal_ops.formats.lance.legacy.states import Change, covered_version, is_trimmable, trim
-from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.referenced_files import list_manifests, list_manifests_of_others
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals, encode_mem_wals
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -97,19 +96,18 @@ class _View:
 def _unmerged_logs(table: Table) -> dict[str, str]:
     """Per log the first version that lists its MemWAL as unmerged, and may be opened: main, branches, detached."""
     found: dict[str, str] = {}
-    for folder in (VERSIONS_FOLDER, "tree"):
-        for meta in table.store.list(folder):
-            if parse_version_manifest_name(meta.path.rsplit("/", 1)[-1]) is None:
-                continue
+    own, others = list_manifests(table.store), list_manifests_of_others(table.branch)
+    for store, paths in ((table.store, own), (table.branch.root, others)):
+        for path in paths:
             try:
-                version = decode_version_manifest(table.store.get(meta.path))
+                version = decode_version_manifest(store.get(path))
             except ObjectNotFoundError:
                 continue  # expired meanwhile
             entry = None if version.indexes is None else find_memwal_entry(version.indexes)
             if entry is not None and is_legacy(entry):
                 for one in decode_mem_wals(entry.index_details.value):
                     if one.state is not State.MERGED:
-                        found.setdefault(_log_path(table, one.wal_location), meta.path)
+                        found.setdefault(_log_path(table, one.wal_location), path)
     return found
 
 

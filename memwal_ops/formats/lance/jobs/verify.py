@@ -87,7 +87,8 @@ class _Verification:
         if self.export is None:
             return []
         contents = {next(what for kind, what in _CONTENTS if kind.match(path)) for path in self.export.left_out}
-        return [*sorted(contents), *(["rows and keys"] if self.options.deep else [])]
+        tags = ["tags"] if self.table.branch_name else []  # they are in the root
+        return [*sorted(contents), *tags, *(["rows and keys"] if self.options.deep else [])]
 
     def check(self) -> None:
         """All checks, the base table first."""

@@ -15,17 +15,24 @@ from memwal_ops.formats.lance.jobs import expire, gc
 from memwal_ops.formats.lance.jobs.gc_candidates import Kind, LanceCandidate
 from memwal_ops.formats.lance.memwal.region_identity import check_identity
 from memwal_ops.formats.lance.memwal.regions import is_id_prefix
-from memwal_ops.formats.lance.referenced_files import file_key, list_manifests, read_references, version_of_main
+from memwal_ops.formats.lance.referenced_files import (
+    file_key,
+    list_manifests,
+    list_manifests_of_others,
+    read_references,
+    version_of_main,
+)
 from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_version_manifest_name, region_folder
 from memwal_ops.text import counted, printable, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.options import RetentionOptions, WhyOptions
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import Store
 
 _GENERATION = re.compile(r"[0-9]{1,20}")
 _OF_THE_BASE = "not a MemWAL object: deleted with the last version that refers to it"
@@ -169,17 +176,21 @@ def _why_in_base(table: Table, path: str) -> str:
     key = file_key(path)
     if key is None:
         return _OF_THE_BASE
-    manifests = list_manifests(table.store)
-    kept_by = [path for path, refers in read_references(table.store, manifests) if key in refers.all]
-    if not kept_by:
-        return "no version refers to it: memwal-ops expire deletes it a week after it was written"
-    versions = sorted(version for path in kept_by if (version := version_of_main(path)) is not None)
+    own = _referring(table.store, list_manifests(table.store), key)
+    versions = sorted(version for path in own if (version := version_of_main(path)) is not None)
     if not versions:
-        return f"a branch or a detached version refers to it: {min(kept_by)}"
+        others = own + _referring(table.branch.root, list_manifests_of_others(table.branch), key)
+        if not others:
+            return "no version refers to it: memwal-ops expire deletes it a week after it was written"
+        return f"another branch or a detached version refers to it: {min(others)}"
     if versions[-1] == table.version:
         return "needed by the newest version"
-    others = f" and {counted(len(versions) - 1, 'older one')}" if len(versions) > 1 else ""
-    return f"needed by version {versions[-1]}{others} (memwal-ops expire)"
+    older = f" and {counted(len(versions) - 1, 'older one')}" if len(versions) > 1 else ""
+    return f"needed by version {versions[-1]}{older} (memwal-ops expire)"
+
+
+def _referring(store: Store, manifests: Iterable[str], key: str) -> list[str]:
+    return [path for path, refers in read_references(store, manifests) if key in refers.all]
 
 
 def of_the_base(table: Table, path: str, text: str = _OF_THE_BASE) -> LanceCandidate:
