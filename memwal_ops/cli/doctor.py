@@ -244,7 +244,7 @@ def _table(uri: str, options: dict[str, str]) -> Check:
 
     try:
         table = open_table(uri, options)
-        parts = table.summary().parts
+        parts = table.format.summarize(table).parts
     except TableNotFoundError:
         return Check("table", OK, "none there yet")
     except MemwalOpsError as error:

@@ -79,7 +79,7 @@ class _Reading:
     """What was read about a table."""
 
     def __init__(self, table: Table) -> None:
-        summary = table.summary()
+        summary = table.format.summarize(table)
         self._table = table
         self.history: Mapping[str, Any] | None = None
         self.gc: Mapping[str, Any] | None = None

@@ -98,7 +98,7 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
     if ttl > _MAX_TTL:
         raise InvalidUsageError(f"A hold lasts at most {_MAX_TTL.days} days; tag the version to keep it forever.")
     _check_exists(table, version)
-    missing = table.missing_of(version)
+    missing = table.format.missing_of(table, version)
     if missing is not None:
         raise VersionGoneError(
             f"Version {version} of {table.location.uri} is listed, but {missing} is missing: it cannot be read."

@@ -14,7 +14,7 @@ A job must be safe to kill at any moment, to repeat, and to run twice concurrent
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
@@ -127,6 +127,8 @@ class JobSpec:
         from_export: it also reads a table from an export: its command has ``--from FILE``.
         help: the help of its command: what it does, what it is safe to run concurrently with, exit codes, two
             examples; paragraphs.
+        layouts: the layouts of tables to which it applies, by the names that its format gives them; empty: all.
+        load_by_layout: the location of its code for a layout, where that is not ``load``.
         command: None: a command ``name`` is generated from this spec. Otherwise none is: the name of the package's own
             command, or empty.
     """
@@ -150,7 +152,17 @@ class JobSpec:
     metrics: Mapping[str, MetricSpec] = field(default_factory=dict)
     from_export: bool = False
     help: str = ""
+    layouts: frozenset[str] = frozenset()
+    load_by_layout: Mapping[str, str] = field(default_factory=dict)
     command: str | None = None
+
+    def applies_to(self, layout: str) -> bool:
+        """Whether it applies to tables of a layout."""
+        return not self.layouts or layout in self.layouts
+
+    def for_layout(self, layout: str) -> JobSpec:
+        """The spec with the code for tables of a layout."""
+        return replace(self, load=self.load_by_layout[layout]) if layout in self.load_by_layout else self
 
     @cached_property
     def job(self) -> Job[Any, Any]:

@@ -1,4 +1,4 @@
-"""Cache, during one poll, what several jobs read from a table, so that a region is read once and not once per job."""
+"""Poll a table: read its backlog metrics, and read once what several jobs need."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memwal_ops.core.registry import package_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
+
+    from memwal_ops.core.protocols import Table
 
 _T = TypeVar("_T")
 _shared: ContextVar[dict[Hashable, Any] | None] = ContextVar("memwal_ops_poll", default=None)
@@ -33,3 +37,16 @@ def cached_for_poll(table: object, what: str, read: Callable[[], _T]) -> _T:
         cache[key] = (table, read())  # with the table: its id is not reused while it is referenced
     found: _T = cache[key][1]
     return found
+
+
+def built_in_backlog(table: Table) -> dict[str, float]:
+    """The backlog metrics of the jobs of this package: a fault in a job of another one must not fail a summary.
+
+    Raises:
+        MemwalOpsError: the table cannot be read.
+    """
+    figures: dict[str, float] = {}
+    for spec in table.jobs.values():
+        if spec.backlog_metrics and package_of(spec) is None:
+            figures |= spec.job.backlog(table)
+    return figures

@@ -69,6 +69,12 @@ class TableFormat(Protocol):
             MemwalOpsError: it cannot be read, by kind.
         """
 
+    def summarize(self, table: Any) -> TableSummary:
+        """The state of a table of this format: backlog metrics and blocked parts. Reads only."""
+
+    def missing_of(self, table: Any, revision: int) -> str | None:
+        """A missing file that a listed revision needs; None if there is none, or no such revision."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
@@ -130,17 +136,11 @@ class Table(Protocol):
     def has_revision(self, revision: int) -> bool:
         """Whether a revision is still listed. Called again after a hold is written: one request, or none."""
 
-    def missing_of(self, revision: int) -> str | None:
-        """A missing file that a listed revision needs; None if there is none, or no such revision."""
-
     def newest(self) -> Self:
         """The newest revision of the same table, with everything read again; it has the same guard."""
 
     def with_guard(self, guard: CommitGuard) -> Self:
         """The same revision with a guard that is checked before every publication and deletion."""
-
-    def summary(self) -> TableSummary:
-        """The state of the table. Reads only."""
 
 
 @runtime_checkable

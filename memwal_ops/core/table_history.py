@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from memwal_ops.core.protocols import Table
+
 
 @dataclass(frozen=True, slots=True)
 class RevisionRecord:
@@ -109,19 +111,20 @@ class TableHistory:
 
 @runtime_checkable
 class HasRecentHistory(Protocol):
-    """A table that reports its history; optional."""
+    """A format that reports the history of its tables; optional."""
 
-    def recent_history(self, limit: int) -> TableHistory:
-        """The newest ``limit`` revisions, and the generations that they mention. Reads metadata only.
+    def recent_history(self, table: Any, limit: int) -> TableHistory:
+        """The newest ``limit`` revisions of a table, and the generations that they mention. Reads metadata only.
 
         Raises:
             StorageError: the store failed.
         """
 
 
-def history_document(table: object, limit: int) -> Mapping[str, Any] | None:
+def history_document(table: Table, limit: int) -> Mapping[str, Any] | None:
     """The history of a table as a JSON document; None if its format does not report one."""
-    return table.recent_history(limit).to_json() if isinstance(table, HasRecentHistory) else None
+    known = table.format
+    return known.recent_history(table, limit).to_json() if isinstance(known, HasRecentHistory) else None
 
 
 def storage_of_gc(report: Mapping[str, Any]) -> list[StorageRecord]:

@@ -31,7 +31,7 @@ def test_a_table_is_of_one_format(kind: FormatUnderTest, made: TableUnderTest) -
     table = opened(made)
     assert table.format.name == kind.name
     assert table.has_revision(table.revision)
-    assert table.missing_of(table.revision) is None
+    assert table.format.missing_of(table, table.revision) is None
     assert not table.has_revision(table.revision + 1)
 
 

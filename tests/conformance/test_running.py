@@ -60,7 +60,7 @@ def test_a_plan_writes_nothing(kind: FormatUnderTest, made: TableUnderTest) -> N
     for job in steps_of(opened(made)):
         check_report(run(kind, opened(made), job, apply=False))
         assert contents(made.uri) == before, job
-    assert opened(made).summary().backlog
+    assert (table := opened(made)).format.summarize(table).backlog
     assert contents(made.uri) == before
 
 

@@ -17,6 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memwal_ops.errors import InvalidFormatError, TableCorruptError
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
+from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
-FRAGMENT_REUSE = "__lance_frag_reuse"
-_SYSTEM = "__lance_"
 _SCALAR = frozenset({"BTree", "Bitmap", "LabelList", "Inverted", "NGram", "ZoneMap", "BloomFilter"})
 # Field numbers of VectorIndexDetails (protos/index.proto of Lance).
 _HNSW = 3
@@ -75,17 +74,6 @@ class Coverage:
         return not self.uncovered
 
 
-def moved_later(manifest: VersionManifest) -> list[table_pb2.IndexMetadata]:
-    """Segments of indexes that are older than a compaction that left it to their readers to find the moved rows.
-
-    (``defer_index_remap``.) If pylance compacts these rows again without deferring it, they may be missing in the
-    segment from then on, and nothing else shows that: docs/upstream.md. A segment that was built anew is younger.
-    """
-    entries = [] if manifest.indexes is None else manifest.indexes.indices
-    deferred = max((entry.dataset_version for entry in entries if entry.name == FRAGMENT_REUSE), default=0)
-    return [one for one in entries if not one.name.startswith(_SYSTEM) and one.dataset_version < deferred]
-
-
 def base_indexes(table: Table) -> Mapping[str, BaseIndex]:
     """The table's indexes by name, in order of name; Lance's system indexes are left out.
 
@@ -94,7 +82,7 @@ def base_indexes(table: Table) -> Mapping[str, BaseIndex]:
     """
     entries: dict[str, list[table_pb2.IndexMetadata]] = {}
     for entry in [] if table.manifest.indexes is None else table.manifest.indexes.indices:
-        if not entry.name.startswith(_SYSTEM):
+        if not entry.name.startswith(SYSTEM_INDEX):
             entries.setdefault(entry.name, []).append(entry)
     if not entries:
         return {}

@@ -20,8 +20,8 @@ from lance.file import LanceFileReader
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.datasets import lance_options
 from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
 from memwal_ops.formats.lance.wire._pb import vector_pb2
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,10 +22,10 @@ from memwal_ops.errors import (
     TableCorruptError,
 )
 from memwal_ops.formats.lance.branch import REFS_FOLDER
-from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
 from memwal_ops.formats.lance.referenced_files import DATA_FOLDER, missing_files, references
 from memwal_ops.formats.lance.versions import version_path
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 

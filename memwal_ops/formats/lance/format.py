@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.export import Exported
     from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.core.protocols import TableSummary
     from memwal_ops.core.row_sink import RowSink
+    from memwal_ops.core.table_history import TableHistory
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
@@ -44,6 +46,24 @@ class LanceFormat:
         from memwal_ops.formats.lance.table import load  # noqa: PLC0415 - pylance: not before a table is opened
 
         return load(location, store)
+
+    def summarize(self, table: Table) -> TableSummary:
+        """Backlog metrics of all jobs, and the blocked regions."""
+        from memwal_ops.formats.lance.summary import summarize  # noqa: PLC0415 - pylance, as above
+
+        return summarize(table)
+
+    def missing_of(self, table: Table, revision: int) -> str | None:
+        """One request for each file that the version does not share with the opened one."""
+        from memwal_ops.formats.lance.unreadable_versions import missing_of_version  # noqa: PLC0415 - as above
+
+        return missing_of_version(table, revision)
+
+    def recent_history(self, table: Table, limit: int) -> TableHistory:
+        """See :class:`memwal_ops.core.table_history.HasRecentHistory`."""
+        from memwal_ops.formats.lance.recent_history import recent_history  # noqa: PLC0415 - as above
+
+        return recent_history(table, limit)
 
     def fingerprint(self, table: Table) -> str | None:
         """See :class:`memwal_ops.core.protocols.DetectsChanges`."""

@@ -17,13 +17,14 @@ from uuid import UUID
 import lance
 
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.base_indexes import FRAGMENT_REUSE, covered_by
+from memwal_ops.formats.lance.base_indexes import covered_by
 from memwal_ops.formats.lance.datasets import CACHE_BYTES, lance_options
 from memwal_ops.formats.lance.lance_errors import is_commit_conflict, is_panic, lance_errors
-from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
 from memwal_ops.formats.lance.publication import lost
 from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER
 from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.formats.lance.wire.version_manifest import NO_TRANSACTION_FILES
 
 if TYPE_CHECKING:

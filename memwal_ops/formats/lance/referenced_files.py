@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
 from memwal_ops.formats.lance.versions import (
     BRANCHES_FOLDER,
     SET_ASIDE_FOLDER,
@@ -23,7 +22,8 @@ from memwal_ops.formats.lance.versions import (
     VERSIONS_FOLDER,
     decode_named,
 )
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import check_writable
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
@@ -50,7 +50,6 @@ _INDEX = re.compile(rf"({INDICES_FOLDER}/{_UUID})/.+")
 _OTHER = re.compile(rf"({DELETIONS_FOLDER}/[^/]+\.(?:arrow|bin)|{TRANSACTIONS_FOLDER}/[^/]+\.txn)")
 _UNFINISHED = re.compile(rf"{DATA_FOLDER}/(?:[^/]+/)?\.tmp[^/]*|{VERSIONS_FOLDER}/\.tmp[^/]*")
 # Lance's system indexes have no files, or name them by other rules.
-_SYSTEM_INDEX = "__lance_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def references(version: VersionManifest) -> References:
             (others if deletion.HasField("base_id") else own).add(_deletion_path(fragment.id, deletion))
     if version.indexes is not None:
         for index in version.indexes.indices:
-            elsewhere = index.HasField("base_id") or index.name.startswith(_SYSTEM_INDEX)
+            elsewhere = index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX)
             (others if elsewhere else own).add(f"{INDICES_FOLDER}/{UUID(bytes=index.uuid.uuid)}")
     if version.manifest.transaction_file:
         others.add(f"{TRANSACTIONS_FOLDER}/{version.manifest.transaction_file}")

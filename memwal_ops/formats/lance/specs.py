@@ -24,6 +24,8 @@ from memwal_ops.formats.lance.options import (
 )
 
 _JOBS = "memwal_ops.formats.lance.jobs"
+_WITH_REGIONS = frozenset({"region", "shard"})
+_WITH_LOG, _CURRENT = _WITH_REGIONS | {"legacy"}, _WITH_REGIONS | {"none"}
 _CONFLICTS = MetricSpec("count", "Commit conflicts of the run.", "run", "conflicts", per_job=True)
 
 MERGE = JobSpec(
@@ -43,6 +45,8 @@ Exit codes: 0 merged, nothing_to_merge, superseded or dry_run; 10 a region is bl
 runbooks/README.md.""",
     options=MergeOptions,
     load=f"{_JOBS}.merge",
+    layouts=_WITH_LOG,
+    load_by_layout={"legacy": f"{_JOBS}.legacy_merge"},
     pool="merge",
     skip_if_unchanged=True,
     enabled=True,
@@ -87,6 +91,7 @@ index failed (the others were updated); 19 a rebuild would have changed the code
 runbooks/README.md.""",
     options=CatchupOptions,
     load=f"{_JOBS}.catchup",
+    layouts=_CURRENT,
     after=frozenset({"merge"}),
     skip_if_unchanged=True,
     enabled=True,
@@ -118,6 +123,7 @@ Examples:
 Exit codes: 0 compacted, unchanged or dry_run; others: runbooks/README.md.""",
     options=CompactOptions,
     load=f"{_JOBS}.compact",
+    layouts=_CURRENT,
     after=frozenset({"merge", "catchup"}),
     enabled=True,
     every=timedelta(hours=6),
@@ -149,6 +155,7 @@ Exit codes: 0 built, unchanged or dry_run; 10 a region could not be read (the ot
 runbooks/README.md.""",
     options=SnapshotOptions,
     load=f"{_JOBS}.snapshot",
+    layouts=_WITH_REGIONS,
     after=frozenset({"merge", "catchup", "compact"}),
     enabled=True,
     every=timedelta(minutes=15),
@@ -176,6 +183,7 @@ Examples:
 Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; others: runbooks/README.md.""",
     options=ExpireOptions,
     load=f"{_JOBS}.expire",
+    layouts=_CURRENT,
     pool="collect",
     deletes=True,
     skip_if_blocked=True,
@@ -208,6 +216,7 @@ Exit codes: 0 planned, nothing_to_delete, drained or deleted; 10 a region could 
 some deletions failed; 28 the table may have been replaced since the plan; others: runbooks/README.md.""",
     options=GcOptions,
     load=f"{_JOBS}.gc",
+    load_by_layout={"legacy": f"{_JOBS}.legacy_gc"},
     pool="collect",
     deletes=True,
     after=frozenset({"merge", "catchup", "compact", "snapshot", "expire"}),
@@ -254,6 +263,7 @@ Examples:
 Exit codes: 0 planned, adopted or nothing_to_adopt; others: runbooks/README.md.""",
     options=AdoptOptions,
     load=f"{_JOBS}.adopt",
+    layouts=_WITH_REGIONS,
     deletes=True,
     by_hand=True,
     in_maintain=False,
@@ -271,6 +281,7 @@ Examples:
 Exit code 0 also if a region is blocked: inspect reports it, and does not fail.""",
     options=InspectOptions,
     load=f"{_JOBS}.inspect",
+    load_by_layout={"legacy": f"{_JOBS}.legacy_inspect"},
     from_export=True,
 )
 VERIFY = read_only_job(
@@ -288,6 +299,7 @@ Examples:
 Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks/README.md.""",
     options=VerifyOptions,
     load=f"{_JOBS}.verify",
+    load_by_layout={"legacy": f"{_JOBS}.legacy_verify"},
     from_export=True,
 )
 REPAIR = repair_job(
@@ -307,6 +319,7 @@ Examples:
 Exit codes: 0 nothing_to_repair, planned, repaired or undone; 9 an error needs your decision; others:
 runbooks/README.md.""",
     load=f"{_JOBS}.repair:JOB",
+    load_by_layout={"legacy": f"{_JOBS}.repair:LEGACY_JOB"},
 )
 WHY = read_only_job(
     name="why",
@@ -323,6 +336,7 @@ Examples:
 Exit codes: 0; 25 the target does not exist; others: runbooks/README.md.""",
     options=WhyOptions,
     load=f"{_JOBS}.why",
+    load_by_layout={"legacy": f"{_JOBS}.legacy_why"},
 )
 MIGRATE = JobSpec(
     name="migrate",
@@ -346,33 +360,11 @@ Exit codes: 0 planned, migrated, rolled_back or nothing_to_migrate; 10 a region 
 runbooks/README.md.""",
     options=MigrateOptions,
     load=f"{_JOBS}.migrate",
+    layouts=_WITH_LOG,
     deletes=True,
     by_hand=True,
     in_maintain=False,
 )
-LEGACY_CODE = {
-    "inspect": f"{_JOBS}.legacy_inspect",
-    "merge": f"{_JOBS}.legacy_merge",
-    "gc": f"{_JOBS}.legacy_gc",
-    "why": f"{_JOBS}.legacy_why",
-    "verify": f"{_JOBS}.legacy_verify",
-    "repair": f"{_JOBS}.repair:LEGACY_JOB",
-    "migrate": MIGRATE.load,
-    "maintain": MAINTAIN.load,
-}
-"""The implementation of each job that applies to tables with the legacy MemWAL index."""
-PLAIN_CODE = {
-    "inspect": INSPECT.load,
-    "verify": VERIFY.load,
-    "why": WHY.load,
-    "catchup": CATCHUP.load,
-    "compact": COMPACT.load,
-    "expire": EXPIRE.load,
-    "gc": GC.load,
-    "maintain": MAINTAIN.load,
-    "repair": REPAIR.load,
-}
-"""The implementation of each job that applies to plain tables, which have no MemWAL index."""
 INIT = InitSpec(
     summary="adds a MemWAL index to a Lance table, so that region-layout writers can use it; docs/jobs.md "
     "(Turning MemWAL on) lists what to consider first.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.polling import built_in_backlog
 from memwal_ops.core.protocols import Blocked, TableSummary
-from memwal_ops.core.registry import package_of
 from memwal_ops.formats.lance.options import InspectOptions
 
 if TYPE_CHECKING:
@@ -19,10 +19,7 @@ def summarize(table: Table) -> TableSummary:
     Raises:
         StorageError: the store failed.
     """
-    metrics: dict[str, float] = {}
-    for spec in table.jobs.values():
-        if spec.backlog_metrics and package_of(spec) is None:  # a fault of another package must not fail the summary
-            metrics |= spec.job.backlog(table)
+    metrics = built_in_backlog(table)
     blocked: tuple[Blocked, ...] = ()
     if metrics.get("blocked_regions"):
         inspection: Any = table.jobs["inspect"].job.plan(table, InspectOptions(), RunContext())

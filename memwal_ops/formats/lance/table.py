@@ -23,7 +23,6 @@ from memwal_ops.errors import (
     TableCorruptError,
     TableNotFoundError,
 )
-from memwal_ops.formats.lance.base_indexes import moved_later
 from memwal_ops.formats.lance.branch import Branch, resolve_branch
 from memwal_ops.formats.lance.datasets import PinnedDataset, open_dataset
 from memwal_ops.formats.lance.lance_errors import lance_errors
@@ -33,7 +32,7 @@ from memwal_ops.formats.lance.layouts.detection import (
     layout_of_region,
     layout_of_regions,
 )
-from memwal_ops.formats.lance.memwal.region_identity import MergeHistory
+from memwal_ops.formats.lance.memwal.merge_history import MergeHistory
 from memwal_ops.formats.lance.memwal.regions import RegionListing, RegionManifestStore, list_regions
 from memwal_ops.formats.lance.versions import (
     VERSIONS_FOLDER,
@@ -43,6 +42,7 @@ from memwal_ops.formats.lance.versions import (
     read_version_manifest,
     version_path,
 )
+from memwal_ops.formats.lance.wire.index_entries import moved_later
 from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, layout_record
 from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import NamingScheme, naming_scheme, parse_version_manifest_name
@@ -63,13 +63,14 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
-    from memwal_ops.core.table_history import TableHistory
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.layouts.api import Layout
     from memwal_ops.formats.lance.wire.region_records import RegionRecord
     from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location
 
+_FORMAT = "lance"
+_REGION, _SHARD = "region", "shard"
 _OPEN_ATTEMPTS = 4
 # Per fragment: a row address has 32 bits for the row's offset.
 _MAX_ROWS = 1 << 32
@@ -108,20 +109,19 @@ class Table(GuardedTable):
     @property
     def format(self) -> TableFormat:
         """The Lance format."""
-        from memwal_ops.formats.lance.format import FORMAT  # noqa: PLC0415 - it opens tables
-
-        return FORMAT
+        return registry.formats()[_FORMAT]
 
     @property
     def jobs(self) -> Mapping[str, JobSpec]:
-        """The registered jobs that apply to the table's layout."""
-        registered = registry.job_specs(self.format.name)
-        # All apply to region and shard, and distinguishing those two takes listings.
-        return registered if self.memwal is not None else self.layout.jobs(registered)
+        """The registered jobs that apply to the table's layout, each with its code for that layout."""
+        registered = registry.job_specs(_FORMAT)
+        distinguished = self.memwal is None or any(map(_distinguishes_regions, registered.values()))
+        layout = self.layout.name if distinguished else _REGION  # finding out which of the two takes listings
+        return {name: spec.for_layout(layout) for name, spec in registered.items() if spec.applies_to(layout)}
 
     def why_not(self, job: str) -> MemwalOpsError | None:
         """Why a job that is not among :attr:`jobs` does not apply; None: there is no such job."""
-        known = job in registry.job_specs(self.format.name)
+        known = job in registry.job_specs(_FORMAT)
         return self.layout.why_not(self.location, self.store, job) if known and self.memwal is None else None
 
     @property
@@ -133,23 +133,9 @@ class Table(GuardedTable):
         """Whether that version's manifest exists. One request."""
         return self.store.head(version_path(revision, self.naming)) is not None
 
-    def missing_of(self, revision: int) -> str | None:
-        """A missing file that the version needs, else None. One request for each file not shared with this version."""
-        from memwal_ops.formats.lance.unreadable_versions import missing_of_version  # noqa: PLC0415 - it reads tables
-
-        return missing_of_version(self, revision)
-
     def summary(self) -> TableSummary:
-        """Backlog metrics of all jobs, and the blocked regions."""
-        from memwal_ops.formats.lance.summary import summarize  # noqa: PLC0415 - it reads what jobs read
-
-        return summarize(self)
-
-    def recent_history(self, limit: int) -> TableHistory:
-        """The newest versions, and what they show of generations, indexes and storage."""
-        from memwal_ops.formats.lance.recent_history import recent_history  # noqa: PLC0415 - pages and reports only
-
-        return recent_history(self, limit)
+        """See :meth:`memwal_ops.core.protocols.TableFormat.summarize`."""
+        return self.format.summarize(self)
 
     @property
     def version(self) -> int:
@@ -164,7 +150,8 @@ class Table(GuardedTable):
     def scanner(self, **options: Any) -> lance.LanceScanner:
         """A scanner of this version, whose filter asks no index that may lack rows; arguments are those of pylance.
 
-        Every read of the base with a filter uses it: :func:`memwal_ops.formats.lance.base_indexes.moved_later` has why.
+        Every read of the base with a filter uses it; the reason is at
+        :func:`memwal_ops.formats.lance.wire.index_entries.moved_later`.
         """
         return self.dataset.scanner(use_scalar_index=not moved_later(self.manifest), **options)
 
@@ -288,6 +275,12 @@ class Table(GuardedTable):
     @cached_property
     def _committed(self) -> list[Table]:
         return []
+
+
+def _distinguishes_regions(spec: JobSpec) -> bool:
+    """Whether a job differs between the two layouts that have regions."""
+    one, other = ((spec.applies_to(name), spec.for_layout(name).load) for name in (_REGION, _SHARD))
+    return one != other
 
 
 def open_lance_table(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Table:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
-from memwal_ops.core.protocols import TableSummary
-from memwal_ops.core.registry import job_specs
+from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, TableNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA
-from memwal_ops.formats.lm_diskann.format import COPY, FORMAT
+from memwal_ops.formats.lm_diskann.format import COPY
 from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import NAME
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.protocols import TableFormat, TableSummary
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
@@ -141,12 +141,15 @@ class Copy(GuardedTable):
     manifest: Manifest
     guard: CommitGuard = field(default_factory=Unguarded)
 
-    format = FORMAT
+    @property
+    def format(self) -> TableFormat:
+        """The format of index folders."""
+        return formats()["lm_diskann"]
 
     @property
     def jobs(self) -> Mapping[str, JobSpec]:
         """Only ``snapshot``."""
-        return {"snapshot": job_specs(FORMAT.name)["snapshot"]}
+        return {"snapshot": job_specs("lm_diskann")["snapshot"]}
 
     def why_not(self, job: str) -> MemwalOpsError | None:
         """A copy is not an index folder."""
@@ -165,18 +168,13 @@ class Copy(GuardedTable):
         """Whether it is the epoch of the copy."""
         return revision == self.revision
 
-    def missing_of(self, revision: int) -> str | None:
-        """None: ``snapshot`` checks the parts."""
-        del revision
-        return None
-
     def newest(self) -> Copy:
         """Itself: a copy does not change."""
         return self
 
     def summary(self) -> TableSummary:
-        """No backlog."""
-        return TableSummary(self.revision, {}, 1)
+        """See :meth:`memwal_ops.core.protocols.TableFormat.summarize`."""
+        return self.format.summarize(self)
 
     def step(self, name: str, act: Callable[[], Any]) -> Any:
         """Perform a durable step, if the guard allows it. Raises ``LeaseLostError``."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.protocols import Capability
+from memwal_ops.core.polling import built_in_backlog
+from memwal_ops.core.protocols import Capability, TableSummary
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann.specs import DEMO, INIT
 
@@ -64,6 +65,15 @@ class LmDiskAnnFormat:
         from memwal_ops.formats.lm_diskann.table import load  # noqa: PLC0415
 
         return load(location, store)
+
+    def summarize(self, table: Table | Copy) -> TableSummary:
+        """The backlog metrics; a copy has none."""
+        return TableSummary(table.revision, built_in_backlog(table), 1)
+
+    def missing_of(self, table: Table | Copy, revision: int) -> str | None:
+        """None: an epoch has no files of its own, and ``snapshot`` checks the parts of a copy."""
+        del table, revision
+        return None
 
 
 FORMAT = LmDiskAnnFormat()

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
-from memwal_ops.core.protocols import TableSummary
-from memwal_ops.core.registry import job_specs
+from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, TableNotFoundError
 from memwal_ops.formats.lm_diskann.files import GRAPH
-from memwal_ops.formats.lm_diskann.format import FORMAT
 from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index, read_parameters
 from memwal_ops.formats.lm_diskann.locks import WriterLock
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.protocols import TableFormat, TableSummary
     from memwal_ops.formats.lm_diskann.changes import State
     from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
@@ -53,12 +52,15 @@ class Table(GuardedTable):
     guard: CommitGuard = field(default_factory=Unguarded)
     steps: Step | None = field(default=None, repr=False)
 
-    format = FORMAT
+    @property
+    def format(self) -> TableFormat:
+        """The format of index folders."""
+        return formats()["lm_diskann"]
 
     @property
     def jobs(self) -> Mapping[str, JobSpec]:
         """All jobs of the format."""
-        return job_specs(FORMAT.name)
+        return job_specs("lm_diskann")
 
     @property
     def revision(self) -> int:
@@ -70,20 +72,13 @@ class Table(GuardedTable):
         state = self.newest().state
         return state.retained_from <= revision <= state.epoch
 
-    def missing_of(self, revision: int) -> str | None:
-        """None: an epoch has no files of its own."""
-        del revision
-        return None
-
     def newest(self) -> Table:
         """The newest published epoch; with the same guard."""
         return replace(load(self.location, self.store), guard=self.guard, steps=self.steps)
 
     def summary(self) -> TableSummary:
-        """The backlog metrics."""
-        from memwal_ops.formats.lm_diskann.jobs.merge import backlog  # noqa: PLC0415 - it imports this module
-
-        return TableSummary(self.revision, dict(backlog(self)), 1)
+        """See :meth:`memwal_ops.core.protocols.TableFormat.summarize`."""
+        return self.format.summarize(self)
 
     def step(self, name: str, act: Callable[[], Any]) -> Any:
         """Perform a durable step, if the guard allows it.

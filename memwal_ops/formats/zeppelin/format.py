@@ -10,6 +10,7 @@ from memwal_ops.formats.zeppelin.specs import DEMO
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from memwal_ops.core.protocols import TableSummary
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
@@ -51,6 +52,18 @@ class ZeppelinFormat:
         from memwal_ops.formats.zeppelin.namespace import load, swappable  # noqa: PLC0415 - see the module
 
         return load(location, swappable(store))
+
+    def summarize(self, table: Namespace) -> TableSummary:
+        """See :func:`memwal_ops.formats.zeppelin.summary.summarize`."""
+        from memwal_ops.formats.zeppelin.summary import summarize  # noqa: PLC0415 - see the module
+
+        return summarize(table)
+
+    def missing_of(self, table: Namespace, revision: int) -> str | None:
+        """See :func:`memwal_ops.formats.zeppelin.summary.missing_of`."""
+        from memwal_ops.formats.zeppelin.summary import missing_of  # noqa: PLC0415 - see the module
+
+        return missing_of(table, revision)
 
 
 FORMAT = ZeppelinFormat()

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.guard import GuardedTable, Unguarded
-from memwal_ops.core.protocols import Blocked, TableSummary
-from memwal_ops.core.registry import job_specs
+from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import (
-    FragmentMissingError,
     InvalidFormatError,
     NotALanceTableError,
     ObjectNotFoundError,
@@ -18,9 +16,9 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.zeppelin import history
-from memwal_ops.formats.zeppelin.format import FORMAT, MANIFEST, META
+from memwal_ops.formats.zeppelin.format import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest
-from memwal_ops.formats.zeppelin.wire.segment import CENTROIDS, MAX_DIMENSIONS
+from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
 from memwal_ops.storage.local import LocalObjectStore
 from memwal_ops.storage.locked_folder import LockedFolder
 
@@ -29,11 +27,12 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.guard import CommitGuard
     from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.protocols import TableFormat
+    from memwal_ops.core.protocols import TableFormat, TableSummary
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
+_FORMAT = "zeppelin"
 METRICS = ("cosine", "euclidean", "dot_product")
 
 
@@ -85,40 +84,24 @@ class Namespace(GuardedTable):
     @property
     def format(self) -> TableFormat:
         """Zeppelin."""
-        return FORMAT
+        return formats()[_FORMAT]
 
     @property
     def jobs(self) -> Mapping[str, JobSpec]:
         """Every registered job; a job refuses namespaces that it cannot process."""
-        return job_specs(FORMAT.name)
+        return job_specs(_FORMAT)
 
     def has_revision(self, revision: int) -> bool:
         """Whether it is this revision, or one in the history. At most one request."""
         return revision == self.revision or history.has(self, revision)
-
-    def missing_of(self, revision: int) -> str | None:
-        """A fragment or a segment's centroids that a revision lists and that are missing."""
-        if not self.has_revision(revision):
-            return None
-        found = self.manifest if revision == self.revision else history.read(self, revision)
-        keys = [*found.fragment_keys, *(one.prefix + CENTROIDS for one in found.segments if not one.hierarchical)]
-        return next((key for key in sorted(keys) if self.store.head(key) is None), None)
 
     def newest(self) -> Namespace:
         """The newest manifest, with the same guard."""
         return replace(load(self.location, self.store), guard=self.guard)
 
     def summary(self) -> TableSummary:
-        """Backlog metrics of all jobs, and the fragments that are missing."""
-        backlog: dict[str, float] = {}
-        for spec in self.jobs.values():
-            if spec.backlog_metrics:
-                backlog |= spec.job.backlog(self)
-        reason, blocked = FragmentMissingError.reason, []
-        for one in self.missing_fragments() if backlog.get("blocked_fragments") else ():
-            detail = f"The fragment {one} is listed, but does not exist."
-            blocked.append(Blocked("", reason, detail, {"fragment": one, "reason": reason, "detail": detail}))
-        return TableSummary(self.revision, backlog, len(self.manifest.fragments), tuple(blocked))
+        """See :meth:`memwal_ops.core.protocols.TableFormat.summarize`."""
+        return self.format.summarize(self)
 
     def missing_fragments(self) -> tuple[str, ...]:
         """Keys of listed fragments that do not exist; one listing, and one request for each that is not in it."""

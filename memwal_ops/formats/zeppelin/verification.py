@@ -32,6 +32,7 @@ from memwal_ops.formats.zeppelin.jobs.gc import Kind, Objects, Rules
 from memwal_ops.formats.zeppelin.lease import read_lease
 from memwal_ops.formats.zeppelin.options import GcOptions
 from memwal_ops.formats.zeppelin.segments import SegmentReader
+from memwal_ops.formats.zeppelin.summary import missing_of
 from memwal_ops.formats.zeppelin.training import imbalance, prepared
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
 from memwal_ops.formats.zeppelin.wire.indexes import (
@@ -285,7 +286,7 @@ def _history(table: Namespace) -> Iterator[Finding]:
     for entry in history.entries(table.store, table.manifest.dialect):
         try:
             history.read(table, entry.revision)
-            missing = table.missing_of(entry.revision)
+            missing = missing_of(table, entry.revision)
         except MemwalOpsError as error:
             yield finding_of(
                 error, "history", entry.path, "gc deletes nothing: the objects that its readers need are unknown."

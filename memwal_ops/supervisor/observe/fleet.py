@@ -242,7 +242,7 @@ def _read(found: FoundTable) -> TableReading:
         reading = TableReading(table.revision, figures, error=faults[0] if faults else None)
         reading = replace(reading, leases=list_leases(table.store))
         if amount(figures, "blocked"):
-            reading = replace(reading, blocked=tuple(part.document for part in table.summary().blocked))
+            reading = replace(reading, blocked=tuple(part.document for part in table.format.summarize(table).blocked))
     except MemwalOpsError as error:
         return replace(reading, error=reading.error or error)
     except Exception as error:  # noqa: BLE001 - one table must not hide the others

@@ -256,7 +256,7 @@ def pylance_points() -> Iterator[None]:
             (LanceFragment, "delete_rows", "pylance.delete_rows"),
             (inside.DatasetOptimizer, "optimize_indices", "pylance.optimize_indices"),
             (sys.modules["memwal_ops.formats.lance.engines.rewrite"], "write_fragments", "pylance.write_fragments"),
-            (sys.modules["memwal_ops.formats.lance.layouts.shard"].ShardLayout, "flush_log", _WRITER),
+            (sys.modules["memwal_ops.formats.lance.memwal.log_flush"], "_by_pylance", _WRITER),
             (CompactionTask, "execute", "pylance.compaction.execute"),
             (Compaction, "commit", "pylance.compaction.commit"),
             # These only read; but what they read is what others change.

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal_ops.formats.lance.base_indexes import moved_later
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.engines.joins import chunks_with_keys, with_keys
 from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.wire.index_entries import moved_later
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -42,8 +42,7 @@ from memwal_ops.formats.lance.index_build import IndexBuild, create_index, disca
 from memwal_ops.formats.lance.jobs.catchup_report import CatchupDecision, CatchupReport, IndexReport, Partitions
 from memwal_ops.formats.lance.jobs.index_publishing import publish_build, publish_change, publish_rebased
 from memwal_ops.formats.lance.leftovers import sweep_leftovers
-from memwal_ops.formats.lance.memwal.backlog import Blocked, backlog_of
-from memwal_ops.formats.lance.memwal.listed_log import with_listed_log
+from memwal_ops.formats.lance.memwal.backlog import Blocked, backlog_of, with_listed_log
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.rebased_commit import drop_index, lacks_columns
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup

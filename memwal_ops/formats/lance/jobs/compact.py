@@ -28,7 +28,7 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.formats.lance.auto_cleanup import refuse_auto_cleanup
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage, covered_by, moved_later
+from memwal_ops.formats.lance.base_indexes import base_indexes, coverage, covered_by
 from memwal_ops.formats.lance.commit import CommitNote, check_rewritable
 from memwal_ops.formats.lance.damage import name_damage, names_damage
 from memwal_ops.formats.lance.datasets import open_dataset
@@ -41,6 +41,7 @@ from memwal_ops.formats.lance.memwal.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
 from memwal_ops.formats.lance.publication import CommitLostError, refuse_gaps
 from memwal_ops.formats.lance.versions import read_version_manifest
+from memwal_ops.formats.lance.wire.index_entries import moved_later
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 

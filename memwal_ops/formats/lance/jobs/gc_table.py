@@ -12,8 +12,8 @@ from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.jobs.gc_candidates import Kind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.leftovers import find_leftovers
-from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER, decode_file
-from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER
+from memwal_ops.formats.lance.memwal.snapshots import decode_file
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, MEM_WAL_FOLDER
 from memwal_ops.storage.clock import CLOCK_FOLDER
 from memwal_ops.storage.probe import PROBE_FOLDER
 

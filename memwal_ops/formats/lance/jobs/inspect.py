@@ -11,9 +11,8 @@ from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.jobs.inspect_text import describe
 from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.memwal.backlog import Backlog, Blocked, RegionBacklog, backlog_of
+from memwal_ops.formats.lance.memwal.backlog import Backlog, Blocked, RegionBacklog, backlog_of, with_listed_log
 from memwal_ops.formats.lance.memwal.generations import generation_ref, missing_generation
-from memwal_ops.formats.lance.memwal.listed_log import with_listed_log
 from memwal_ops.formats.lance.memwal.snapshots import is_external
 from memwal_ops.formats.lance.memwal.wal import unflushed_entries
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, InspectOptions

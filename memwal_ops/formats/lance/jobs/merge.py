@@ -24,9 +24,15 @@ from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.engines.api import BlockedRegionsError, Engine, MergePass, PassResult, StageProgress
 from memwal_ops.formats.lance.engines.local import LocalEngine
 from memwal_ops.formats.lance.jobs.merge_report import MergeDecision, MergeReport, PassReport
-from memwal_ops.formats.lance.memwal.backlog import Backlog, Blocked, RegionBacklog, backlog_of, read_backlog
+from memwal_ops.formats.lance.memwal.backlog import (
+    Backlog,
+    Blocked,
+    RegionBacklog,
+    backlog_of,
+    read_backlog,
+    with_listed_log,
+)
 from memwal_ops.formats.lance.memwal.generations import generation_ref
-from memwal_ops.formats.lance.memwal.listed_log import with_listed_log
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
 from memwal_ops.log import get_logger
 from memwal_ops.storage.api import LinkError

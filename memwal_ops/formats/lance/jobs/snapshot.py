@@ -26,7 +26,7 @@ from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexCh
 from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.jobs.snapshot_report import Skipped, SnapshotDecision, SnapshotReport
 from memwal_ops.formats.lance.leftovers import sweep_leftovers
-from memwal_ops.formats.lance.memwal.listed_log import with_listed_log
+from memwal_ops.formats.lance.memwal.backlog import with_listed_log
 from memwal_ops.formats.lance.memwal.region_identity import check_identity
 from memwal_ops.formats.lance.memwal.regions import REGION_FAULTS, NoRegionManifestError, list_region_strays
 from memwal_ops.formats.lance.memwal.snapshots import (

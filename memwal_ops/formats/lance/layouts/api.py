@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from memwal_ops.core.job import JobSpec
     from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
     from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
@@ -51,10 +49,6 @@ class Layout:
         """The MemWAL index of a table without the current one, for code that only reads it."""
         raise self.why_not(location, store, "This") or self._lacks("other index than its own")
 
-    def jobs(self, registered: Mapping[str, JobSpec]) -> Mapping[str, JobSpec]:
-        """The registered jobs that apply, each with its implementation for this layout."""
-        return registered
-
     @property
     def wal_suffix(self) -> str:
         """The file name extension of a WAL entry, without the dot."""
@@ -83,21 +77,6 @@ class Layout:
             ObjectNotFoundError: it does not exist.
         """
         del store, path
-        raise self._lacks("region logs")
-
-    def flush_log(self, table: Table, manifest: RegionManifest) -> int:
-        """Claim a region, flush its log to a generation, and put an entry at which earlier writers detect the fence.
-
-        Returns:
-            The writer epoch of the claim, if no other writer claimed the region since ``manifest``. If one did, the
-            newest manifest may have another epoch.
-
-        Raises:
-            WriterFencedError: another writer claimed the region meanwhile.
-            WalCorruptError, UnsupportedFeatureError: the log cannot be replayed.
-            StorageError: the store failed, or, of the shard layout, any of these.
-        """
-        del table, manifest
         raise self._lacks("region logs")
 
     @property

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import NoMemWalIndexError
 from memwal_ops.formats.lance.layouts.api import Layout
 from memwal_ops.formats.lance.memwal.regions import list_regions
-from memwal_ops.formats.lance.specs import PLAIN_CODE
 from memwal_ops.formats.lance.wire.memwal_index import NO_MEMWAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from memwal_ops.core.job import JobSpec
     from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
@@ -55,10 +50,6 @@ class NoLayout(Layout):
         """An empty index."""
         del location, store
         return NO_MEMWAL
-
-    def jobs(self, registered: Mapping[str, JobSpec]) -> Mapping[str, JobSpec]:
-        """The jobs that need no log, some with their own implementation."""
-        return {name: replace(registered[name], load=load) for name, load in PLAIN_CODE.items() if name in registered}
 
 
 NONE = NoLayout()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.formats.lance.wire.snapshot_rows import Row
@@ -48,15 +47,6 @@ class RegionLayout(Layout):
     def entry_rows(self, store: Store, path: str) -> int:
         """Rows of the Lance file."""
         return int(lance_rows(store.get(path), f"WAL entry {path}").num_rows)
-
-    def flush_log(self, table: Table, manifest: RegionManifest) -> int:
-        """Claim the region, replay its log, fence the writer before by an entry without rows, and flush."""
-        from memwal_ops.formats.lance.memwal.region_writer import RegionWriter  # noqa: PLC0415 - it opens tables
-
-        table.guard.check()
-        with RegionWriter(table, manifest.region_id) as writer:
-            writer.fence()
-        return writer.epoch
 
     def snapshot_rows(
         self,

@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidFormatError
-from memwal_ops.formats.lance.datasets import open_dataset
-from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.layouts.api import Layout
-from memwal_ops.formats.lance.memwal.snapshots import with_states
 from memwal_ops.formats.lance.wire.arrow_schema import schema_end, schema_metadata
-from memwal_ops.formats.lance.wire.names import WRITER_EPOCH, region_folder
+from memwal_ops.formats.lance.wire.names import WRITER_EPOCH
 from memwal_ops.formats.lance.wire.snapshot_rows import shard_rows
+from memwal_ops.formats.lance.wire.snapshot_states import with_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.formats.lance.wire.snapshot_rows import Row
@@ -52,13 +49,6 @@ class ShardLayout(Layout):
             return int(pa.ipc.open_stream(store.get(path)).read_all().num_rows)
         except pa.ArrowException as error:
             raise InvalidFormatError(f"WAL entry {path} is not an Arrow stream: {error}") from error
-
-    def flush_log(self, table: Table, manifest: RegionManifest) -> int:
-        """Claim the region with pylance's writer, which fences the current writer, replays the log and flushes it."""
-        table.guard.check()
-        with lance_errors("flush the log of", f"{table.location.uri}/{region_folder(manifest.region_id)}"):
-            open_dataset(table.location).mem_wal_writer(str(manifest.region_id)).close()
-        return manifest.writer_epoch + 1  # pylance does not report it
 
     def snapshot_rows(
         self,

@@ -8,7 +8,7 @@ unmerged generations and an unknown region (landmine 4).
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import (
@@ -17,7 +17,7 @@ from memwal_ops.errors import (
     RegionReplacedError,
 )
 from memwal_ops.formats.lance.memwal.generations import GenerationRef, generation_ref, read_flush
-from memwal_ops.formats.lance.memwal.listed_log import with_listed_log
+from memwal_ops.formats.lance.memwal.listed_log import listed_log
 from memwal_ops.formats.lance.memwal.region_identity import UNDECIDED_RECORD, check_identity
 from memwal_ops.formats.lance.memwal.regions import REGION_FAULTS, NoRegionManifestError
 
@@ -104,6 +104,11 @@ class Backlog:
             "rows": sum(flushed.physical_rows or 0 for flushed in waiting),
             "bytes": sum(flushed.accounted_bytes or 0 for flushed in waiting),
         }
+
+
+def with_listed_log(table: Table) -> Table:
+    """The table with :func:`memwal_ops.formats.lance.memwal.listed_log.listed_log` as its store; for planning alone."""
+    return replace(table, store=listed_log(table.store, table.location.scheme))
 
 
 def read_backlog(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlog:

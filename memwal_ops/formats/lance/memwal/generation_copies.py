@@ -14,9 +14,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
-from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
 from memwal_ops.formats.lance.referenced_files import DATA_FOLDER, file_key, references, version_of_main
 from memwal_ops.formats.lance.schema_history import nanoseconds
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.locations import LOCAL, resolve
 from memwal_ops.storage.objects import open_store

@@ -18,7 +18,7 @@ from memwal_ops.formats.lance.base_indexes import base_indexes
 from memwal_ops.formats.lance.codebook import Codebook, codebook_at, index_folder, read_model
 from memwal_ops.formats.lance.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:

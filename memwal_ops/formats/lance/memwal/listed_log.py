@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,6 @@ from memwal_ops.storage.wrapper import StoreWrapper
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta, Store
 
 _MANIFESTS = frozenset({"manifest", VERSIONS_FOLDER})
@@ -31,25 +29,25 @@ _SMALL = 64 << 10
 _MAX_BYTES = 4 << 20
 
 
-def with_listed_log(table: Table) -> Table:
-    """The table with a store that serves the first listing of each folder of the log from one page.
+def listed_log(store: Store, scheme: str) -> Store:
+    """A store that serves the first listing of each folder of the log from one page, where the log fits into one.
 
     For planning alone: no proof of a deletion, and no check before a region manifest is published, may use it.
     Requests: one; none on local files, where folders and links are listed as they are.
     """
-    before = table.store if isinstance(table.store, ListedLog) else None
-    store = unlisted(table.store)
-    if table.location.scheme in LOCAL:
-        return table
+    if scheme in LOCAL:
+        return store
+    before = store if isinstance(store, ListedLog) else None
+    store = unlisted(store)
     page = list(islice(store.list(MEM_WAL_FOLDER), PAGE))
     # A key that ends in "/", as consoles create them, is listed as an object where others list a folder.
     if len(page) == PAGE or any(meta.path.count("/") == 1 for meta in page):
-        return table if before is None else replace(table, store=store)
-    return replace(table, store=ListedLog(store, page, before))
+        return store
+    return ListedLog(store, page, before)
 
 
 def unlisted(store: Store) -> Store:
-    """The store itself, if it is one of :func:`with_listed_log`."""
+    """The store itself, if it is one of :func:`listed_log`."""
     return store.listed_store if isinstance(store, ListedLog) else store
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import CommitConflictError, MemwalOpsError
+from memwal_ops.formats.lance.memwal.log_flush import flush_log
 from memwal_ops.formats.lance.memwal.wal import unflushed_entries, unflushed_rows
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
 
@@ -36,13 +37,13 @@ def seal_region(table: Table, region_id: UUID) -> RegionManifest:
         WalCorruptError, UnsupportedFeatureError: the log cannot be replayed.
         StorageError: the store failed; do it again.
     """
-    region, layout = table.region(region_id), table.layout_of(region_id)
+    region = table.region(region_id)
     for attempt in range(_ATTEMPTS):
         newest = region.latest(checked=True)
         if newest.sealed:
             return newest
         try:
-            claimed = layout.flush_log(table, newest)
+            claimed = flush_log(table, newest)
         except MemwalOpsError:
             if region.latest(checked=True).writer_epoch <= newest.writer_epoch + 1:
                 raise

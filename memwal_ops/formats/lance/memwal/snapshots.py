@@ -6,18 +6,18 @@ With it, a reader finds the regions by opening the table, without a listing.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.lance_files import lance_bytes, lance_rows
-from memwal_ops.formats.lance.wire.names import U64_MAX
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.formats.lance.wire.snapshot_rows import RegionRow, decode_rows, without_fields
+from memwal_ops.formats.lance.wire.snapshot_states import states_of, with_states_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from uuid import UUID
 
     import pyarrow as pa
@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.snapshot_rows import Row
 
-INDICES_FOLDER = "_indices"
 # Readable by every release with MemWAL.
 _FILE_VERSION = "2.0"
 _WHAT = "the region snapshot"
-_STATES = b"memwal-ops:states"
-_STATE_NUMBERS = 3
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ def known_regions(snapshot: Snapshot) -> Mapping[UUID, Known]:
     Raises:
         InvalidFormatError: a row does not decode.
     """
-    states = _states(snapshot.rows)
+    states = states_of(snapshot.rows)
     found: dict[UUID, Known] = {}
     for region, row in zip(snapshot.regions, snapshot.rows.to_pylist(), strict=True):
         if region.state is not None:
@@ -116,36 +113,13 @@ def known_regions(snapshot: Snapshot) -> Mapping[UUID, Known]:
     return found
 
 
-def _states(rows: pa.Table) -> Mapping[str, tuple[int, int | None, int | None]]:
-    """The states that :func:`with_states` stored, as far as they decode."""
-    try:
-        stored = json.loads((rows.schema.metadata or {}).get(_STATES, b"{}"))
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(stored, dict):
-        return {}
-    return {region: (state[0], state[1], state[2]) for region, state in stored.items() if _is_state(state)}
-
-
-def _is_state(stored: object) -> bool:
-    if not isinstance(stored, list) or len(stored) != _STATE_NUMBERS or stored[0] is None:
-        return False
-    return all(one is None or (type(one) is int and 0 <= one <= U64_MAX) for one in stored)
-
-
-def with_states(rows: pa.Table, states: Mapping[UUID, Sequence[int | None]]) -> pa.Table:
-    """Store the states in the metadata of the rows: version, ``replay_after_wal_id``, ``wal_id_last_seen``."""
-    stored = json.dumps({str(region_id): [*state] for region_id, state in states.items()})
-    return rows.replace_schema_metadata({_STATES: stored.encode()})
-
-
 def rows_without_values(rows: pa.Table) -> pa.Table:
     """The rows without the columns of region values, and without the metadata of other programs.
 
     Raises:
         InvalidFormatError: the columns are of no known layout.
     """
-    return without_fields(rows).replace_schema_metadata({_STATES: json.dumps(_states(rows)).encode()})
+    return with_states_alone(without_fields(rows), rows)
 
 
 def encode_file(rows: pa.Table) -> bytes:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
 
+INDICES_FOLDER = "_indices"
 MEM_WAL_FOLDER = "_mem_wal"
 WRITER_EPOCH = "writer_epoch"
 """The key of the writer epoch in a WAL entry's schema metadata (S0-032)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.protocols import Capability
+from memwal_ops.core.protocols import Blocked, Capability, TableSummary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +44,21 @@ class JsonLogFormat:
         from memwal_jsonlog.table import load
 
         return load(location, store)
+
+    def summarize(self, table: Table) -> TableSummary:
+        """The waiting entries, and the missing one."""
+        from memwal_jsonlog.table import blocked_at
+
+        waiting, missing = table.waiting()
+        figures = {"entries": len(waiting), "missing": int(missing is not None)}
+        if missing is None:
+            return TableSummary(table.revision, figures, 1)
+        entry = blocked_at(missing)
+        return TableSummary(table.revision, figures, 1, (Blocked("", entry["reason"], entry["detail"], entry),))
+
+    def missing_of(self, table: Table, revision: int) -> str | None:
+        """A version is one object."""
+        return None
 
 
 FORMAT = JsonLogFormat()

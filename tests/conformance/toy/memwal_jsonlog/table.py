@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_jsonlog import FORMAT, MARKER
 from memwal_ops.core.guard import GuardedStore
-from memwal_ops.core.protocols import Blocked, TableSummary
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
 
@@ -44,22 +43,11 @@ class Table:
     def has_revision(self, revision: int) -> bool:
         return self.store.head(base_path(revision)) is not None
 
-    def missing_of(self, revision: int) -> str | None:
-        return None  # a version is one object
-
     def newest(self) -> Table:
         return load(self.location, self.store)  # the guard is in the store
 
     def with_guard(self, guard: CommitGuard) -> Table:
         return replace(self, store=GuardedStore(self.store, guard))
-
-    def summary(self) -> TableSummary:
-        waiting, missing = self.waiting()
-        figures = {"entries": len(waiting), "missing": int(missing is not None)}
-        if missing is None:
-            return TableSummary(self.revision, figures, 1)
-        entry = blocked_at(missing)
-        return TableSummary(self.revision, figures, 1, (Blocked("", entry["reason"], entry["detail"], entry),))
 
     def waiting(self) -> tuple[list[int], int | None]:
         """The unmerged log entries, in order, up to the first missing one, which is returned, too."""

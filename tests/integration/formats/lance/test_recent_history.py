@@ -17,8 +17,8 @@ from tests.support.tables.workload import Workload
 
 def history(made: LsmTable, limit: int = 50) -> TableHistory:
     table = table_of(made)
-    assert isinstance(table, HasRecentHistory)
-    return table.recent_history(limit)
+    assert isinstance(table.format, HasRecentHistory)
+    return table.format.recent_history(table, limit)
 
 
 @pytest.mark.parametrize("kind", [Workload, RegionLayout])

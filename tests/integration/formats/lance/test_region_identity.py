@@ -16,7 +16,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.errors import RegionReplacedError
 from memwal_ops.formats.lance.jobs import adopt, catchup, expire, gc, inspect, merge, snapshot
-from memwal_ops.formats.lance.memwal.region_identity import Moment, is_earlier
+from memwal_ops.formats.lance.memwal.merge_history import Moment, is_earlier
 from memwal_ops.formats.lance.options import AdoptOptions
 from memwal_ops.memwal import read
 from tests.integration.contracts import small

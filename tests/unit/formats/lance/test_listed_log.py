@@ -11,7 +11,8 @@ from uuid import UUID
 
 import pytest
 
-from memwal_ops.formats.lance.memwal.listed_log import ListedLog, unlisted, with_listed_log
+from memwal_ops.formats.lance.memwal.backlog import with_listed_log
+from memwal_ops.formats.lance.memwal.listed_log import ListedLog, unlisted
 from memwal_ops.formats.lance.memwal.regions import HINT, RegionManifestStore, list_regions
 from memwal_ops.formats.lance.wire.names import region_folder, region_manifest_name
 from memwal_ops.formats.lance.wire.region_manifest import (
