@@ -485,13 +485,14 @@ class SegmentCorruptError(MemwalOpsError):
     remedy = "Restore the named object from a backup; do not run gc --apply before that."
 
 
-_RUNBOOKS = {
-    error_class.exit_code: f"runbooks/errors/{error_class.exit_code:02}-{error_class.reason}.md"
+_RUNBOOKS: dict[int | str, str] = {
+    key: f"runbooks/errors/{error_class.exit_code:02}-{error_class.reason}.md"
     for error_class in list(globals().values())
     if isinstance(error_class, type) and issubclass(error_class, MemwalOpsError)
+    for key in (error_class.exit_code, error_class.reason)
 }
 
 
-def runbook(exit_code: int) -> str | None:
-    """The path of the runbook page of an exit code, relative to the project's root; None for any other code."""
-    return _RUNBOOKS.get(exit_code)
+def runbook(error: int | str) -> str | None:
+    """The path of the page of an exit code or a reason, relative to the project's root; None if there is none."""
+    return _RUNBOOKS.get(error)

@@ -36,7 +36,8 @@ class BlockedFragment:
 
     def to_json(self) -> dict[str, Any]:
         """The ``blocked`` entry of a report."""
-        return {"fragment": self.fragment, "reason": self.error.reason, "detail": str(self.error)}
+        error = self.error
+        return {"fragment": self.fragment, "reason": error.reason, "detail": str(error), "remedy": error.remedy}
 
 
 def figures(table: Namespace) -> Mapping[str, float]:

@@ -24,7 +24,8 @@ def summarize(table: Namespace) -> TableSummary:
     reason, blocked = FragmentMissingError.reason, []
     for one in table.missing_fragments() if backlog.get("blocked_fragments") else ():
         detail = f"The fragment {one} is listed, but does not exist."
-        blocked.append(Blocked("", reason, detail, {"fragment": one, "reason": reason, "detail": detail}))
+        entry = {"fragment": one, "reason": reason, "detail": detail, "remedy": FragmentMissingError.remedy}
+        blocked.append(Blocked("", reason, detail, entry))
     return TableSummary(table.revision, backlog, len(table.manifest.fragments), tuple(blocked))
 
 

@@ -134,12 +134,23 @@ class BacklogPolling:
         result = {"outcome": "failed", "message": str(error), "exit_code": error.exit_code}
         return request is not None and self.on_result(request, result)
 
-    def record_blocked(self, entry: Entry, figures: Mapping[str, float]) -> None:
-        """Record what blocked a run: a poll only lists objects, and cannot find damage inside them."""
+    def record_run(self, entry: Entry, figures: Mapping[str, float], remaining: Mapping[str, float] | None) -> None:
+        """Record what blocked a run, which polls do not find: they only list objects. And the backlog that it left.
+
+        Args:
+            figures: the sums of the run.
+            remaining: the backlog that it cannot reduce; empty: that of the last poll, as it published nothing; None:
+                unknown.
+        """
         state, blocked = self._tables.get(entry.table.name), amount(figures, "blocked", "run")
-        if state is not None and not entry.removed and blocked is not None:
+        if state is None or entry.removed:
+            return
+        left = None if remaining is None else dict(remaining or state.figures)
+        if blocked is not None:
             state.blocked = blocked
-            _raise_to(state.figures, state.blocked)
+            _raise_to(state.figures, blocked)
+            _raise_to(left or {}, blocked)
+        entry.unproductive_backlog = None if left is None else _amounts(entry, left)
 
     def _begin(self, state: TableState) -> None:
         jobs = tuple(dict.fromkeys((*jobs_of("backlog"), *state.entries)))
@@ -240,11 +251,11 @@ class BacklogPolling:
         return {name: value + passed if value and name in ages else value for name, value in state.figures.items()}
 
     def _is_unproductive(self, entry: Entry, state: TableState) -> bool:
-        """Whether the last run, less than 10 minutes ago, published nothing with the same backlog."""
-        if entry.unproductive_backlog is None or entry.finished is None:
+        """Whether the last run, less than 10 minutes ago, could not reduce this very backlog."""
+        if not entry.unproductive_backlog or entry.finished is None:
             return False
         recent = self._clock.now() - entry.finished < _UNPRODUCTIVE_FOR
-        return recent and entry.unproductive_backlog == amounts(entry, state)
+        return recent and entry.unproductive_backlog.items() <= _amounts(entry, state.figures).items()
 
 
 def _is_same(state: TableState, version: int | None, figures: Mapping[str, float]) -> bool:
@@ -273,13 +284,11 @@ def _raise_to(figures: dict[str, float], blocked: float) -> None:
         figures[name] = max(figures[name], blocked)
 
 
-def amounts(entry: Entry, state: TableState) -> dict[str, float]:
-    """Return the figures of a job's backlog, without ages, which grow by themselves."""
-    figures = entry.settings.job.backlog_metrics
+def _amounts(entry: Entry, figures: Mapping[str, float]) -> dict[str, float]:
+    """Return those of the figures that are of a job's backlog, without ages, which grow by themselves."""
+    metrics = entry.settings.job.backlog_metrics
     when = entry.settings.when
-    names = figures.keys() | (when.figures if when is not None else frozenset())
+    names = metrics.keys() | (when.figures if when is not None else frozenset())
     return {
-        name: state.figures[name]
-        for name in names & state.figures.keys()
-        if name not in figures or figures[name].unit != "seconds"
+        name: figures[name] for name in names & figures.keys() if name not in metrics or metrics[name].unit != "seconds"
     }

@@ -18,20 +18,27 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.registry import package_of
 from memwal_ops.log import get_logger
-from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling, amounts
+from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
 from memwal_ops.supervisor.scheduling.backoff import wait_after
 from memwal_ops.supervisor.scheduling.clock import Clock
 from memwal_ops.supervisor.scheduling.priority import choose, must_run_before
 from memwal_ops.supervisor.scheduling.reconcile import reconcile
 from memwal_ops.supervisor.state.history import COMPLETED, FAILURES
-from memwal_ops.supervisor.state.outcomes import LEVELS, STOPPED, classify_exit, classify_result, error_fields
+from memwal_ops.supervisor.state.outcomes import (
+    LEVELS,
+    STOPPED,
+    classify_exit,
+    classify_result,
+    error_fields,
+    log_fields,
+)
 from memwal_ops.supervisor.state.recorder import RunRecorder
 from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, Entry, RunState, TableState
 from memwal_ops.supervisor.workers.protocol import RunRequest, lease_document
 from memwal_ops.supervisor.workers.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from memwal_ops.core.leases import Lease
     from memwal_ops.errors import MemwalOpsError
@@ -389,7 +396,7 @@ class Scheduler:
             self.pools.release(worker)
             if not self._polling.on_result(message["id"], message) and message["id"] in self._runs:
                 entry = self._runs[message["id"]]
-                self._finish(entry, *classify_result(entry, message))
+                self._finish(entry, *classify_result(entry, message), remaining=message["remaining"])
 
     def _on_worker_exit(self, worker: WorkerProcess) -> None:
         request, worker.request = worker.request, None
@@ -401,8 +408,10 @@ class Scheduler:
             memory = self.pools.limit(worker.pool).memory
             self._finish(entry, *classify_exit(entry, worker.pid, worker.exit_status, memory))
 
-    def _finish(self, entry: Entry, outcome: str, details: dict[str, Any]) -> None:
-        """Record the end of a run, whatever its outcome."""
+    def _finish(
+        self, entry: Entry, outcome: str, details: dict[str, Any], remaining: Mapping[str, float] | None = None
+    ) -> None:
+        """Record the end of a run, whatever its outcome; ``remaining``: see :class:`Result`."""
         now, mono = self.clock.now(), self.clock.monotonic()
         run, entry.run = entry.run, None
         assert run is not None  # noqa: S101 - it is in flight
@@ -417,9 +426,10 @@ class Scheduler:
             lease, entry.lease = entry.lease, None
             if outcome != "lost":
                 self._release(entry, lease, outcome if outcome in {*COMPLETED, *FAILURES} else None)
-        self._polling.record_blocked(entry, details.get("figures") or {})
         published = bool(details.get("versions"))
-        self._update_entry(entry, outcome, now, run.started, details.get("exit_code") or 0, published=published)
+        if outcome in {*COMPLETED, *FAILURES}:
+            self._polling.record_run(entry, details.get("figures") or {}, remaining if published else {})
+        self._update_entry(entry, outcome, now, run.started, details.get("exit_code") or 0)
         entry.unchanged_since = run.before if outcome == "succeeded" and not published else None
         self._log.log(
             LEVELS.get(outcome, 20),
@@ -427,9 +437,8 @@ class Scheduler:
             table=entry.table.name,
             job=entry.settings.name,
             outcome=outcome,
-            decision=details.get("decision"),
-            error=details.get("error"),
             seconds=round(mono - run.began, 3),
+            **log_fields(details),
         )
         if outcome == "succeeded" and entry.settings.heartbeat_url is not None:
             timeout = self.settings.config.heartbeat.timeout.total_seconds()
@@ -437,9 +446,7 @@ class Scheduler:
         if outcome in COMPLETED and details.get("versions") and not self._once:
             self.poll(entry.table.name)
 
-    def _update_entry(
-        self, entry: Entry, outcome: str, now: datetime, started: datetime, code: int, *, published: bool = False
-    ) -> None:
+    def _update_entry(self, entry: Entry, outcome: str, now: datetime, started: datetime, code: int) -> None:
         """Update a job's entry after a run: its outcome, its failures, and when the next run may begin."""
         entry.outcome, entry.finished, entry.ended = outcome, now, self.clock.monotonic()
         entry.state, entry.due, entry.waiting = IDLE, None, None
@@ -447,8 +454,6 @@ class Scheduler:
             self.codes.append(code)
         if outcome in {*COMPLETED, *FAILURES}:
             entry.started = started
-            state = self.tables.get(entry.table.name)
-            entry.unproductive_backlog = None if published or state is None else amounts(entry, state)
         if outcome in COMPLETED:
             entry.failures = 0
             entry.not_before = None
@@ -470,7 +475,7 @@ class Scheduler:
         details = {"reason": None, "error": None, "remedy": None} if error is None else error_fields(error)
         self._recorder.finish(entry, number, now, "failed", details)
         self.metrics.runs.labels(*entry.key, "failed").inc()
-        self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, error=details["error"])
+        self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, **log_fields(details))
         self._update_entry(entry, "failed", now, now, details.get("exit_code") or 1)
 
     def _release(self, entry: Entry, lease: Lease, outcome: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import JobHungError, LeaseLostError, WorkerDiedError
+from memwal_ops.errors import JobHungError, LeaseLostError, WorkerDiedError, runbook
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,7 @@ LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
 """Log levels by outcome; all others are INFO."""
 STOPPED: Mapping[str, Any] = {"reason": "stopped", "error": "The service stopped.", "remedy": None}
 _RESULT_COLUMNS = ("decision", "figures", "phases", "versions", "report")
+_WHY = ("reason", "error", "remedy")
 
 
 def classify_result(entry: Entry, result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -60,6 +61,23 @@ def _hung(entry: Entry, ended_by: str | None) -> JobHungError:
 def error_fields(error: MemwalOpsError) -> dict[str, Any]:
     """Return the columns of an error."""
     return {"exit_code": error.exit_code, "reason": error.reason, "error": str(error), "remedy": error.remedy}
+
+
+def log_fields(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the log line of a run has of it: the decision, the error, and why a part is blocked, with its page.
+
+    Of several blocked parts, the first one, with its fields in the report (``region_id``, ``generation``), and their
+    number.
+    """
+    entries = (details.get("report") or {}).get("blocked")
+    blocked = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    why: dict[str, Any] = {"runbook": runbook(details.get("exit_code") or 0)}
+    if blocked:
+        first = {name: value for name, value in blocked[0].items() if isinstance(value, str | int)}
+        why = {**first, "blocked": len(blocked), "runbook": runbook(first.get("reason", "")) or why["runbook"]}
+    fields = {name: details.get(name) for name in _WHY} | why
+    always = {"decision": details.get("decision"), "error": details.get("error")}
+    return always | {name: value for name, value in fields.items() if value is not None}
 
 
 def describe_exit(status: int | None) -> str:

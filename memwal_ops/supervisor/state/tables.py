@@ -63,8 +63,8 @@ class Entry:
         other: the lease that another supervisor holds; ``other_since``: since when it has prevented a run.
         failures: consecutive failures.
         ended: when its last run in this process ended, monotonic.
-        unproductive_backlog: the backlog with which the last run published nothing; its trigger fires again when the
-            backlog has changed, or after some time.
+        unproductive_backlog: the backlog that the last run could not reduce: it published nothing, or was blocked; its
+            trigger fires again when the backlog has changed, or after some time.
         unchanged_since: the table's fingerprint before the last run, and the settings of the run, if it succeeded and
             published nothing: with both unchanged, another run would find nothing to do.
         removed: its job or table is no longer configured; the run in flight finishes.

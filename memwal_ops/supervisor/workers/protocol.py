@@ -69,6 +69,7 @@ class Result:
         decision: the decision of the report.
         report: the report, truncated if it is larger than 64 KiB.
         figures: of a poll, the backlog; of a run, its sums.
+        remaining: of a run that published and was blocked: the job's backlog after it, which it cannot reduce.
         fingerprint: of a poll that asked for it: what the next one may compare; None if there is none.
         unchanged: the table has the fingerprint of the request, and no figures were read.
     """
@@ -82,6 +83,7 @@ class Result:
     remedy: str | None = None
     report: Mapping[str, Any] | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    remaining: Mapping[str, float] | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
     version: int | None = None

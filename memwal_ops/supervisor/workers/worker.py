@@ -23,6 +23,7 @@ import structlog
 from memwal_ops import log as logging_setup
 from memwal_ops.allocators import bound_allocators
 from memwal_ops.core.context import Progress, RunContext, StopRequested
+from memwal_ops.core.figures import amount
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.leases import check
 from memwal_ops.core.registry import all_job_specs, open_table, skip_import_probe
@@ -44,6 +45,7 @@ from memwal_ops.supervisor.workers.validation import amounts, checked_report, wh
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Table
 
 _PROGRESS_SECONDS = 0.3
@@ -155,8 +157,15 @@ class Worker:
             return replace(_failed(request["id"], error), **_sums(run))
         with plugin_errors(spec):
             code, decision, document = checked_report(spec, report)
-        outcome = "partial" if code else "succeeded"
-        return _result(request["id"], run, outcome=outcome, exit_code=code, decision=decision, report=bounded(document))
+        return _result(
+            request["id"],
+            run,
+            outcome="partial" if code else "succeeded",
+            exit_code=code,
+            decision=decision,
+            report=bounded(document),
+            remaining=_remaining(table, spec, run),
+        )
 
     def _progress(self) -> None:
         now = time.monotonic()
@@ -198,6 +207,17 @@ class _Listener:
         """Report progress, and stop here if the service asked for it."""
         self._heartbeat()
         self._checkpoint()
+
+
+def _remaining(table: Table, spec: JobSpec, run: RunContext) -> Mapping[str, float] | None:
+    """The backlog after a run that published and was blocked; None after any other run, or if it cannot be read."""
+    if not run.revisions or not amount(run.figures, "blocked", "run"):
+        return None
+    try:
+        figures, _ = poll_table(table.newest(), [spec])
+    except MemwalOpsError:
+        return None  # the next poll reports the error
+    return figures
 
 
 def _poll(request: Mapping[str, Any]) -> Result:

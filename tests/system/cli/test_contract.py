@@ -60,7 +60,7 @@ PASS = {
     "regions", "rows_read", "rows_upserted", "rows_deleted", "bytes_read", "version", "use_index", "seconds", "phases",
     "metrics",
 }  # fmt: skip
-BLOCKED = {"region_id", "generation", "reason", "detail"}
+BLOCKED = {"region_id", "generation", "reason", "detail", "remedy"}
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from memwal_ops.memwal import read
 from tests.support.plugin_packages import install
 from tests.support.run_cli import run_process
 from tests.support.service import PATIENCE, alive, configure, service
+from tests.support.tables import damage
 from tests.support.tables.reading import rows_by_key
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload, assert_same, read_base
@@ -298,3 +299,24 @@ def test_on_s3_no_secret_is_printed(bucket: tuple[str, dict[str, str]], tmp_path
     for form in (secret, secret.replace("/", "\\/"), secret.replace("/", "%2F")):
         assert form not in done.out + done.err + checked.out + checked.err
         assert form.encode() not in stored
+
+
+def test_a_blocked_merge_runs_once(tmp_path: Path) -> None:
+    """It merges the other region; the polls after it find the blocked generations, and do not start it again."""
+    table = Workload(1, regions=2, base_rows=40).create(str(tmp_path / "tables/t.lance"))
+    table.step(12)
+    table.flush()
+    region = min(path.name for path in Path(table.uri, "_mem_wal").iterdir())
+    damage.remove_generation_data(table.uri, region, 1)
+    config = configure(tmp_path, "merge: {when: generations >= 1}")
+    with service(config) as running:
+        until(lambda: [run for run in running.runs() if run["outcome"] == "partial"])
+        began = running.runs()[0]["finished"]
+        until(lambda: running.get("/api/v1/status")["tables"][0]["looked_at"] > began)
+        seen: set[str] = set()
+        until(lambda: seen.add(running.get("/api/v1/status")["tables"][0]["looked_at"]) or len(seen) >= 4)
+        (run,) = running.runs()
+        (line,) = running.events("run_finished")
+    assert run["versions"], "the other region is merged"
+    assert (line["region_id"], line["generation"], line["blocked"]) == (region, 1, 1)
+    assert line.keys() >= {"reason", "detail", "remedy", "runbook"}

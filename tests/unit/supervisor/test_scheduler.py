@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import structlog
 
 from memwal_ops.errors import HistoryError
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
@@ -251,9 +252,44 @@ def test_a_trigger_does_not_hammer_on_what_is_blocked(stage: Stage) -> None:
     stage.answer("a", outcome="partial", exit_code=10, decision="blocked")
     stage.see("a", generations=10, oldest_age=70)
     assert stage.in_flight == [("a", "merge")], "there is more to do"
-    stage.answer("a", outcome="partial", exit_code=10, decision="blocked", versions=(5,))
+    stage.answer("a", outcome="partial", exit_code=18, decision="incomplete", versions=(5,))
     stage.see("a", generations=10, oldest_age=80)
-    assert stage.in_flight == [("a", "merge")], "it did something"
+    assert stage.in_flight == [("a", "merge")], "it did something, and nothing blocks it"
+
+
+def test_a_blocked_merge_that_merged_the_rest_runs_once(stage: Stage) -> None:
+    """The generations that it left are behind the fault: the poll of its own version must not start it again."""
+    sums, left = {"regions_blocked": 1}, {"generations": 9, "rows": 3, "blocked_regions": 0}
+    stage.see("a", generations=40, rows=90, regions_behind=2, blocked_regions=0)
+    stage.answer("a", outcome="partial", exit_code=10, versions=(5,), figures=sums, remaining=left)
+    for age in range(3):
+        stage.see("a", **left, regions_behind=1, oldest_age=age)
+        assert stage.in_flight == []
+    stage.see("a", **{**left, "generations": 10}, regions_behind=2)
+    assert stage.in_flight == [("a", "merge")], "something was written since"
+    assert stage.outcomes() == ["partial", "running"]
+
+
+def test_the_log_line_of_a_run_says_why_and_what_to_do(tmp_path: Path) -> None:
+    why = {"reason": "generation_corrupt", "detail": "Generation 4 cannot be read.", "remedy": "Restore it."}
+    first = {"region_id": "r1", "generation": 4, **why}
+    report = {"blocked": [first, {"region_id": "r2", "generation": None, "reason": "region_replaced"}]}
+    with structlog.testing.capture_logs() as logs:
+        stage = Stage(tmp_path, PLAIN)
+        for table in "ab":
+            stage.due(table)
+        stage.turn()
+        stage.answer("a", outcome="partial", exit_code=10, decision="blocked", report=report)
+        error = {"reason": "store_unavailable", "message": "No answer.", "remedy": "Wait."}
+        stage.answer("b", outcome="failed", exit_code=24, **error)
+    blocked, failed = (event for event in logs if event["event"] == "run_finished")
+    page = "runbooks/errors/14-generation_corrupt.md"
+    assert (
+        blocked.items() >= {**first, "decision": "blocked", "outcome": "partial", "blocked": 2, "runbook": page}.items()
+    )
+    page = "runbooks/errors/24-store_unavailable.md"
+    expected = {"reason": "store_unavailable", "error": "No answer.", "remedy": "Wait.", "runbook": page}
+    assert failed.items() >= expected.items()
 
 
 def test_what_only_a_merge_finds_blocked_is_shown(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ class BlockedMemWal:
             "generation": self.generation,
             "reason": self.error.reason,
             "detail": f"{self.error} {self.error.remedy}",
+            "remedy": self.error.remedy,
         }
 
 

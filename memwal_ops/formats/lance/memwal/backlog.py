@@ -50,6 +50,7 @@ class Blocked:
             "generation": self.generation,
             "reason": self.error.reason,
             "detail": f"{self.error} {self.error.remedy}",
+            "remedy": self.error.remedy,
         }
 
 
