@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from functools import wraps
+from dataclasses import dataclass
+from functools import partial, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
-from uuid import UUID
 
 from memwal_ops.errors import (
     InvalidFormatError,
@@ -22,15 +22,18 @@ from memwal_ops.errors import (
     TableCorruptError,
 )
 from memwal_ops.formats.lance.branch import REFS_FOLDER
-from memwal_ops.formats.lance.referenced_files import DATA_FOLDER, missing_files, references
+from memwal_ops.formats.lance.named_files import NamedFile, Place, Places
+from memwal_ops.formats.lance.referenced_files import DATA_FOLDER, DELETIONS_FOLDER, references
 from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
+from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -45,14 +48,33 @@ _MAX_FILES = 10_000
 _TAIL_BYTES = 32 << 10
 _MISSING = "is missing, although the newest version refers to it"
 _PATH = re.compile(r"[\w./-]+")
-# Files before Lance 2.0 (written as 0.3) have another footer.
-_FOOTER_SINCE = (0, 3)
-REMEDIES = {
+_REMEDIES = {
     REFS_FOLDER: "Restore the file from a backup, or create the tag again at its version; before that, gc and expire "
     "delete nothing.",
     DATA_FOLDER: "Restore the file from a backup; do not run gc or expire before that.",
+    DELETIONS_FOLDER: "Restore the file from a backup; do not run gc or expire before that.",
     INDICES_FOLDER: "Drop the index and build it again, or restore the file from a backup.",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A damaged file of the newest version.
+
+    Attributes:
+        path: relative to the table, or the URI of a file in another table.
+        folder: the folder of a dataset that has such files.
+        why: the damage, as the end of a sentence that begins with the path.
+    """
+
+    path: str
+    folder: str
+    why: str
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return _REMEDIES.get(self.folder) or TableCorruptError.remedy
 
 
 def names_damage(job: Callable[Concatenate[Table, Given], Result]) -> Callable[Concatenate[Table, Given], Result]:
@@ -86,86 +108,136 @@ def name_damage(table: Table, error: MemwalOpsError) -> MemwalOpsError:
             return error
     except MemwalOpsError:
         return error
-    path, why = damage
-    text = f"{path} {why} ({error})"
-    return TableCorruptError(text, remedy=REMEDIES.get(path.split("/", 1)[0]))
+    return TableCorruptError(f"{damage.path} {damage.why} ({error})", remedy=damage.remedy)
 
 
-def _named_and_missing(table: Table, text: str) -> tuple[str, str] | None:
+def _named_and_missing(table: Table, text: str) -> Damage | None:
     """The file that an error names, if the newest version refers to it and it is missing."""
+    for file in _places(table).data_files(table.manifest.manifest):
+        if file.path in text and file.place.store.head(file.path) is None:
+            return Damage(str(file), DATA_FOLDER, _MISSING)
     for key in references(table.manifest).own:
         at = text.find(key)
         path = _PATH.match(text, at) if at >= 0 else None
         if path is not None and table.store.head(path[0]) is None:
-            return path[0], _MISSING
+            return Damage(path[0], key.partition("/")[0], _MISSING)
     return None
 
 
-def damages(table: Table) -> Iterator[tuple[str, str]]:
-    """The path of each damaged file of the newest version, and its damage; at most 10,000 files are read."""
+def damages(table: Table) -> Iterator[Damage]:
+    """Each damaged file of the newest version, wherever it is; at most 10,000 data files are read.
+
+    Requests: a listing of the tags and branches, one of each index, and two for each data file.
+
+    Raises:
+        MemwalOpsError: a store failed, or that of a base path cannot be opened.
+    """
     yield from _damaged_references(table)
-    for key in missing_files(table.store, islice(sorted(references(table.manifest).own), _MAX_FILES)):
-        yield key, _MISSING
-    yield from islice(_missing_of_indexes(table), _MAX_FILES)
-    files = islice(_files(table), _MAX_FILES)
-    for (path, _, _), why in concurrently(lambda file: _damage(table, *file), files, threads=_CONCURRENT_READS):
-        if why is not None:
-            yield path, f"is damaged: {why}"
+    places = _places(table)
+    indexes = () if table.manifest.indexes is None else table.manifest.indexes.indices
+    checks = [
+        *(partial(_damage_of, file) for file in islice(places.data_files(table.manifest.manifest), _MAX_FILES)),
+        *(partial(_damages_of_index, places, index) for index in indexes),
+    ]
+    for _, found in concurrently(lambda check: check(), checks, threads=_CONCURRENT_READS):
+        yield from found
 
 
-def _damaged_references(table: Table) -> Iterator[tuple[str, str]]:
+def _damaged_references(table: Table) -> Iterator[Damage]:
     try:
         root = table.branch.root
     except InvalidUsageError:
         return  # not known: what reads the tags reports that
     for meta in root.list(REFS_FOLDER):
         if meta.path.endswith(".json") and not _is_object(root.get(meta.path)):
-            yield meta.path, "is damaged: it is not a JSON document of a tag or branch"
+            yield Damage(meta.path, REFS_FOLDER, "is damaged: it is not a JSON document of a tag or branch")
 
 
-def _files(table: Table) -> Iterator[tuple[str, int, bool]]:
-    """Data and index files below the table's own folders: path, size or 0, whether the file has a footer."""
-    for fragment in table.manifest.manifest.fragments:
-        for file in fragment.files:
-            if not file.HasField("base_id"):
-                footer = (file.file_major_version, file.file_minor_version) >= _FOOTER_SINCE
-                yield f"{DATA_FOLDER}/{file.path}", file.file_size_bytes, footer
-    for index in () if table.manifest.indexes is None else table.manifest.indexes.indices:
-        if not index.HasField("base_id"):
-            for meta in table.store.list(_index_folder(index)):
-                if meta.path.endswith(".lance"):
-                    yield meta.path, meta.size, True
+def missing_at_base_paths(table: Table) -> Damage | None:
+    """A missing file of the newest version that is in another table, as of a branch or a shallow clone.
+
+    None if there is none, or no file is elsewhere. Requests: one for each page of a listing of the other table's files.
+    """
+    wanted: dict[Place, dict[str, NamedFile]] = {}
+    for file in _places(table).data_files(table.manifest.manifest):
+        if file.place.uri:
+            wanted.setdefault(file.place, {})[file.path] = file
+    for place, files in wanted.items():
+        unseen = dict(files)
+        for folder in sorted({path.rpartition("/")[0] for path in files}):
+            for meta in place.store.list(folder):
+                unseen.pop(meta.path, None)
+                if not unseen:
+                    break
+        # A listing is not a snapshot.
+        gone = next((file for path, file in sorted(unseen.items()) if place.store.head(path) is None), None)
+        if gone is not None:
+            return Damage(str(gone), DATA_FOLDER, _MISSING)
+    return None
 
 
-def _index_folder(index: table_pb2.IndexMetadata) -> str:
-    return f"{INDICES_FOLDER}/{UUID(bytes=index.uuid.uuid)}"
+def refuse_missing_base_files(table: Table) -> None:
+    """Refuse a branch or a shallow clone if the table that has its files lost one of them.
+
+    Requests: see :func:`missing_at_base_paths`.
+
+    Raises:
+        TableCorruptError: a file is missing.
+        MemwalOpsError: see :func:`damages`.
+    """
+    damage = missing_at_base_paths(table)
+    if damage is not None:
+        raise TableCorruptError(f"{damage.path} {damage.why}.", remedy=damage.remedy)
 
 
-def _missing_of_indexes(table: Table) -> Iterator[tuple[str, str]]:
-    """Missing files of indexes of which other files exist; releases before pylance 14 do not list an index's files."""
-    for index in () if table.manifest.indexes is None else table.manifest.indexes.indices:
-        if index.files and not index.HasField("base_id"):
-            existing = {meta.path for meta in table.store.list(_index_folder(index))}
-            for file in index.files:
-                if existing and (path := f"{_index_folder(index)}/{file.path}") not in existing:
-                    yield path, _MISSING
+def _places(table: Table) -> Places:
+    return Places(table.location, table.store, table.manifest.manifest)
 
 
-def _damage(table: Table, path: str, size: int, footer: bool) -> str | None:  # noqa: FBT001 - a row of _files
-    meta = table.store.head(path)
+def _damage_of(file: NamedFile) -> Sequence[Damage]:
+    try:
+        why = damage_of(file)
+    except LinkError:
+        return ()  # a file behind a link is not missing; another finding reports the link
+    if why is None:
+        return ()
+    folder = DELETIONS_FOLDER if f"{DELETIONS_FOLDER}/" in file.path else DATA_FOLDER
+    return (Damage(str(file), folder, why),)
+
+
+def damage_of(file: NamedFile) -> str | None:
+    """The damage of a file, as the end of a sentence; None: it exists with its size, and has a footer. Two requests."""
+    meta = file.place.store.head(file.path)
     if meta is None:
-        return None
-    if size not in {0, meta.size}:
-        return f"it has {meta.size:,} bytes, and {size:,} by the version's manifest"
-    if not footer:
+        return _MISSING
+    if file.size not in {0, meta.size}:
+        return f"is damaged: it has {meta.size:,} bytes, and {file.size:,} by the version's manifest"
+    if not file.has_footer:
         return None
     try:
-        check_lance_file(table.store.get_range(path, max(0, meta.size - _TAIL_BYTES), _TAIL_BYTES), meta.size)
+        tail = file.place.store.get_range(file.path, max(0, meta.size - _TAIL_BYTES), _TAIL_BYTES)
+        check_lance_file(tail, meta.size)
     except InvalidFormatError as error:
-        return str(error).rstrip(".")
+        return f"is damaged: {str(error).rstrip('.')}"
     except NotExportedError:
         return None  # its size is right; verify reports that no more was checked
     return None
+
+
+def _damages_of_index(places: Places, index: table_pb2.IndexMetadata) -> Sequence[Damage]:
+    """Damaged and missing files of an index; releases before pylance 14 do not list an index's files."""
+    place, folder = places.index_folder(index)
+    try:
+        found = {meta.path: meta.size for meta in place.store.list(folder)}
+    except LinkError:
+        return ()
+    if not found:
+        is_needed = not index.name.startswith(SYSTEM_INDEX)  # those are in the manifest, or name their files themselves
+        return (Damage(place.shown(folder), INDICES_FOLDER, _MISSING),) if is_needed else ()
+    named = {f"{folder}/{file.path}": file.size_bytes for file in index.files}
+    paths = sorted(named.keys() | {path for path in found if path.endswith(".lance")})
+    files = (NamedFile(place, path, named.get(path, 0), path.endswith(".lance")) for path in paths)
+    return [Damage(str(file), INDICES_FOLDER, why) for file in files if (why := damage_of(file)) is not None]
 
 
 def _is_object(data: bytes) -> bool:

@@ -79,7 +79,7 @@ def references(version: VersionManifest) -> References:
             (others if file.HasField("base_id") else own).add(f"{DATA_FOLDER}/{file.path}")
         if fragment.HasField("deletion_file"):
             deletion = fragment.deletion_file
-            (others if deletion.HasField("base_id") else own).add(_deletion_path(fragment.id, deletion))
+            (others if deletion.HasField("base_id") else own).add(deletion_path(fragment.id, deletion))
     if version.indexes is not None:
         for index in version.indexes.indices:
             elsewhere = index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX)
@@ -196,7 +196,12 @@ def _is_copy(path: str) -> bool:
     return path.rpartition("/")[0].endswith(f"/{SET_ASIDE_FOLDER}")
 
 
-def _deletion_path(fragment_id: int, deletion: table_pb2.DeletionFile) -> str:
+def deletion_path(fragment_id: int, deletion: table_pb2.DeletionFile) -> str:
+    """The path of a deletion file, relative to the root of its dataset.
+
+    Raises:
+        InvalidFormatError: its type is unknown.
+    """
     suffix = _DELETION_SUFFIX.get(deletion.file_type)
     if suffix is None:
         raise InvalidFormatError(f"deletion file type {deletion.file_type} is unknown")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, runbook
-from memwal_ops.formats.lance.damage import REMEDIES, damages
+from memwal_ops.formats.lance.damage import damages
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.referenced_files import list_manifests, version_of_main
 from memwal_ops.formats.lance.unreadable_versions import check_versions
@@ -25,11 +25,11 @@ _NEWEST = 100
 
 def check_files(table: Table) -> Iterator[Finding]:
     """Every file that the newest version needs exists and is complete, and so does its transaction file."""
-    for path, why in damages(table):
-        remedy = REMEDIES.get(path.split("/", 1)[0]) or TableCorruptError.remedy
+    for damage in damages(table):
         yield Finding(
-            Severity.ERROR, "base_file", path, f"It {why}.", "Scans of the newest version fail.", remedy, _PAGE
-        )
+            Severity.ERROR, "base_file", damage.path, f"It {damage.why}.", "Scans of the newest version fail.",
+            damage.remedy, _PAGE,
+        )  # fmt: skip
     name = table.manifest.manifest.transaction_file
     if name and table.store.head(f"{TRANSACTIONS_FOLDER}/{name}") is None:
         yield Finding(

@@ -20,7 +20,7 @@ from memwal_ops.core.context import Progress, RunContext
 from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.errors import LeaseLostError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, check_committable, commit_indexes
-from memwal_ops.formats.lance.damage import names_damage
+from memwal_ops.formats.lance.damage import names_damage, refuse_missing_base_files
 from memwal_ops.formats.lance.engines.api import BlockedRegionsError, Engine, MergePass, PassResult, StageProgress
 from memwal_ops.formats.lance.engines.local import LocalEngine
 from memwal_ops.formats.lance.jobs.merge_report import MergeDecision, MergeReport, PassReport
@@ -92,6 +92,8 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
     waiting = list(backlog.pending)
     if waiting:
         check_committable(table)
+    else:
+        refuse_missing_base_files(table)
     passes = []
     sized = _sized(options, choose_engine(options, backlog).name)
     while waiting:
@@ -162,6 +164,8 @@ def apply(
     if backlog.pending:
         check_committable(table)
         probe_conditional_writes(table.store)
+    else:
+        refuse_missing_base_files(table)
     sized = _sized(options, choice.name)
     # Start Spark only if there is work.
     with (

@@ -41,7 +41,7 @@ from memwal_ops.formats.lance.legacy.emptied import transaction_of
 from memwal_ops.formats.lance.memwal.regions import HINT
 from memwal_ops.formats.lance.memwal.snapshots import is_external, read_snapshot, snapshot_path
 from memwal_ops.formats.lance.options import GcOptions, SnapshotOptions
-from memwal_ops.formats.lance.referenced_files import missing_files, references
+from memwal_ops.formats.lance.unreadable_versions import missing_of_manifest
 from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
 from memwal_ops.formats.lance.wire.region_manifest import (
@@ -294,9 +294,8 @@ def _rows_before(table: Table) -> VersionManifest:
     entry = None if before.indexes is None else find_memwal_entry(before.indexes)
     if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
         raise UnsafeError(f"The merge progress of version {before.manifest.version} differs.")
-    gone = missing_files(table.store, references(before).own)
-    if gone:
-        raise UnsafeError(f"{next(iter(gone))} is missing, which version {before.manifest.version} needs.")
+    if (gone := missing_of_manifest(table, before)) is not None:
+        raise UnsafeError(f"{gone} is missing, which version {before.manifest.version} needs.")
     return before
 
 

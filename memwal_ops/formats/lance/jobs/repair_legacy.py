@@ -12,7 +12,7 @@ from memwal_ops.formats.lance.jobs.repair_choices import CHOICES
 from memwal_ops.formats.lance.jobs.repair_fixes import transaction_fix
 from memwal_ops.formats.lance.jobs.repair_places import RowsPlace, fragments_of
 from memwal_ops.formats.lance.legacy.emptied import Emptied, find_emptied, restore_emptied
-from memwal_ops.formats.lance.referenced_files import missing_files, references
+from memwal_ops.formats.lance.unreadable_versions import missing_of_manifest
 from memwal_ops.formats.lance.versions import read_version_manifest
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _emptied(table: Table) -> Emptied:
         raise UnsafeError("It cannot be proven that a commit of MemWAL states lost the rows, or no version has them.")
     try:
         source = read_version_manifest(table.store, emptied.source, table.naming)
-        gone = missing_files(table.store, references(source).own)
+        gone = missing_of_manifest(table, source)
     except MemwalOpsError as error:
         raise UnsafeError(f"Version {emptied.source}, which has the rows, cannot be read: {error}") from error
     if gone or list(source.manifest.fields) != list(table.manifest.manifest.fields):
