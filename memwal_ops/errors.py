@@ -90,7 +90,7 @@ class UnsupportedFeatureError(MemwalOpsError):
 
     exit_code = 8
     reason = "unsupported_feature"
-    remedy = "Upgrade memwal-ops to a release that knows the feature; the table was not changed."
+    remedy = "Upgrade memwal-ops to a release that supports it."
 
 
 class TableCorruptError(MemwalOpsError):

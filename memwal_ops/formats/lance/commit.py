@@ -56,6 +56,7 @@ from memwal_ops.formats.lance.publication import (
 )
 from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES, check_writable
 from memwal_ops.formats.lance.wire.memwal_index import (
     decode_memwal_index,
     find_memwal_entry,
@@ -65,10 +66,8 @@ from memwal_ops.formats.lance.wire.memwal_index import (
 from memwal_ops.formats.lance.wire.names import DETACHED, NamingScheme, detached_manifest_name
 from memwal_ops.formats.lance.wire.region_records import with_region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
-    NO_TRANSACTION_FILES,
     POSITIONS,
     VersionManifest,
-    check_writable,
     decode_version_manifest,
     encode_version_manifest,
 )
@@ -183,6 +182,7 @@ def commit_strict(
         temporary.append(f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}")
         _refuse_rebased(table, built, version)
         stamped = stamp_progress(built, table.manifest, progress, version=version, records=records)
+        data = _encoded(table, stamped)
         if local is not None:
             table.store.put(temporary[0], local[1])
         if not _is_readable_locally(table, stamped):
@@ -190,7 +190,7 @@ def commit_strict(
             _verify_readable(table, stamped, detached, detached_path)
         refuse_if_not_newest(table, version)
         temporary.pop()  # from here on a version may refer to its transaction file
-        publish(table, encode_version_manifest(stamped), version)
+        publish(table, data, version)
     finally:
         table.discard(temporary)
     verify_in_history(table, stamped, progress)
@@ -219,8 +219,9 @@ def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
     indexes = _changed_section(table, change, transaction.create_index, version)
     built = _next_version(replace(table.manifest, indexes=indexes), transaction)
     built = replace(built, manifest=with_region_records(built.manifest, change.records))
-    _check_only_indexes_changed(table, encode_version_manifest(built), built, change.records)
-    return _publish_built(table, built, transaction)
+    data = _encoded(table, built)
+    _check_only_indexes_changed(table, data, built, change.records)
+    return _publish_built(table, built, data, transaction)
 
 
 def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.Transaction) -> int:
@@ -242,6 +243,7 @@ def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.
     """
     check_rewritable(table)
     built = _next_version(replace(content, manifest=_numbered(content.manifest, table.version)), transaction)
+    data = _encoded(table, built)
     if not _is_readable_locally(table, built):
         detached = _detached_number()
         path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
@@ -249,7 +251,7 @@ def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.
             _verify_readable(table, built, detached, path)
         finally:
             table.discard([path])
-    return _publish_built(table, built, transaction)
+    return _publish_built(table, built, data, transaction)
 
 
 def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, note: CommitNote) -> int:
@@ -291,9 +293,8 @@ def _numbered(manifest: table_pb2.Manifest, version: int) -> table_pb2.Manifest:
     return numbered
 
 
-def _publish_built(table: Table, built: VersionManifest, transaction: table_pb2.Transaction) -> int:
+def _publish_built(table: Table, built: VersionManifest, data: bytes, transaction: table_pb2.Transaction) -> int:
     version = table.version + 1
-    data = encode_version_manifest(built)
     file = f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}" if built.manifest.transaction_file else None
     if file is not None:
         # Releases that find no transaction inside the manifest look for this file when they rebase.
@@ -402,6 +403,24 @@ def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
     entry = None if built.indexes is None else find_memwal_entry(built.indexes)
     if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
         raise lost(table, version)
+
+
+def _encoded(table: Table, built: VersionManifest) -> bytes:
+    """The bytes to be published, if this release reads and writes a table that has them.
+
+    Raises:
+        UnsupportedFeatureError: it would refuse the table from then on, as pylance built a version with a feature that
+            is not supported here.
+    """
+    data = encode_version_manifest(built)
+    read = decode_version_manifest(data)
+    try:
+        check_writable(read.manifest)
+    except UnsupportedFeatureError as error:
+        raise UnsupportedFeatureError(
+            f"The new version of {table.location.uri} was not published, as this release would refuse it: {error}"
+        ) from error
+    return data
 
 
 def _verify_readable(table: Table, stamped: VersionManifest, detached: int, path: str) -> None:

@@ -23,9 +23,9 @@ from memwal_ops.formats.lance.lance_errors import is_commit_conflict, is_panic, 
 from memwal_ops.formats.lance.publication import lost
 from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER
 from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES
 from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
-from memwal_ops.formats.lance.wire.version_manifest import NO_TRANSACTION_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,9 +22,9 @@ from memwal_ops.formats.lance.versions import (
     VERSIONS_FOLDER,
     decode_named,
 )
+from memwal_ops.formats.lance.wire.feature_flags import check_writable
 from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
-from memwal_ops.formats.lance.wire.version_manifest import check_writable
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
 

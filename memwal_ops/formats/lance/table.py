@@ -42,6 +42,7 @@ from memwal_ops.formats.lance.versions import (
     read_version_manifest,
     version_path,
 )
+from memwal_ops.formats.lance.wire.feature_flags import check_readable
 from memwal_ops.formats.lance.wire.index_entries import moved_later
 from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, layout_record
 from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy
@@ -49,7 +50,6 @@ from memwal_ops.formats.lance.wire.names import NamingScheme, naming_scheme, par
 from memwal_ops.formats.lance.wire.region_records import region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
     VersionManifest,
-    check_readable,
     decode_version_manifest,
     encode_version_manifest,
 )

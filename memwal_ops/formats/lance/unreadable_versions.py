@@ -15,7 +15,7 @@ from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorr
 from memwal_ops.formats.lance.named_files import NamedFile, Places
 from memwal_ops.formats.lance.referenced_files import missing_files, references
 from memwal_ops.formats.lance.versions import decode_named, version_path
-from memwal_ops.formats.lance.wire.version_manifest import check_writable
+from memwal_ops.formats.lance.wire.feature_flags import check_writable
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 

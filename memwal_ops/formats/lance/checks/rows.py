@@ -12,8 +12,8 @@ from memwal_ops.errors import DuplicateKeysError, MemwalOpsError, TableCorruptEr
 from memwal_ops.formats.lance.checks.key_files import check_key_files
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.projection import TOMBSTONE
+from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.names import region_folder
-from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

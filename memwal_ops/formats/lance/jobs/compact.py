@@ -30,6 +30,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.auto_cleanup import refuse_auto_cleanup
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage, covered_by
 from memwal_ops.formats.lance.commit import CommitNote, check_rewritable
+from memwal_ops.formats.lance.compaction_settings import refuse_settings
 from memwal_ops.formats.lance.damage import name_damage, names_damage
 from memwal_ops.formats.lance.datasets import open_dataset
 from memwal_ops.formats.lance.engines.compaction import LocalExecutor
@@ -141,6 +142,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
     started = time.monotonic()
     check_rewritable(table)
     refuse_auto_cleanup(table)
+    refuse_settings(table, _lance_options(options, ()))
     if options.engine == "spark":
         from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
 
@@ -191,8 +193,10 @@ def apply(table: Table, options: CompactOptions, context: RunContext | None = No
         IndexesBehindError: an index cannot be opened, so that its coverage would be lost.
         InvariantViolatedError: merge progress is lower than it was.
         SparkUnavailableError, SparkJobFailedError: see :class:`SparkExecutor`.
-        UnsupportedFeatureError: a table whose manifest must not be rewritten here, or whose setting
-            ``lance.auto_cleanup`` would make the commit delete files that must be kept.
+        InvalidUsageError: pylance refuses a setting of the table for compactions.
+        UnsupportedFeatureError: a table whose manifest must not be rewritten here, whose setting
+            ``lance.auto_cleanup`` would make the commit delete files that must be kept, or whose setting
+            ``lance.row_lineage.spill`` would give it a feature that is not supported.
     """
     context = context or RunContext()
     with _executor(options, context) as executor:
@@ -214,6 +218,7 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
     started = time.monotonic()
     check_rewritable(table)
     refuse_auto_cleanup(table)
+    refuse_settings(table, _lance_options(options, ()))
     note = CommitNote.new("compact")
     limit, busy = _ids(table), set[int]()
     before = len(limit)
@@ -290,6 +295,8 @@ def _lance_options(options: CompactOptions, excluded: Collection[int]) -> Compac
         "target_rows_per_fragment": options.target_rows,
         "materialize_deletions_threshold": MAX_DELETED,
         "excluded_fragment_ids": sorted(excluded),
+        # Not as the table's config may say: rows of indexes would be lost (docs/upstream.md).
+        "defer_index_remap": False,
     }
 
 

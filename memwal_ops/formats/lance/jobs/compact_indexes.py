@@ -21,8 +21,8 @@ from memwal_ops.formats.lance.publication import CommitLostError
 from memwal_ops.formats.lance.rebased_commit import commit_coverage
 from memwal_ops.formats.lance.versions import read_version_manifest
 from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.fragment_bitmap import encode_fragment_bitmap
-from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

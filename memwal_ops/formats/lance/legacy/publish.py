@@ -19,6 +19,7 @@ from memwal_ops.errors import InvariantViolatedError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit import check_rewritable, commit_built, next_entry
 from memwal_ops.formats.lance.legacy.index import legacy_entry, mem_wals_of
 from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.legacy_index import encode_mem_wals
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 _DELETION_FILES = 1
-_STABLE_ROW_IDS = 2
 _DELETION_TYPES = {"array": 0, "bitmap": 1}
 
 
@@ -51,7 +51,7 @@ def check_mergeable(table: Table) -> None:
         UnsupportedFeatureError: as :func:`check_rewritable`; stable row ids, whose versions Lance keeps beside rows.
     """
     check_rewritable(table)
-    if table.manifest.manifest.writer_feature_flags & _STABLE_ROW_IDS:
+    if table.manifest.manifest.writer_feature_flags & STABLE_ROW_IDS:
         raise UnsupportedFeatureError(
             f"{table.location.uri} has stable row ids, which cannot be assigned while its MemWAL index is legacy.",
             remedy="Run memwal-ops migrate --apply, and then memwal-ops merge: it merges what the migration adopts.",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -20,27 +20,12 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 MAGIC = b"LANC"
 _TRAILER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _UUID_BYTES = 16
 # The field ``writer_version`` of a release of Lance: its number, its length (one byte), the name.
 _WRITER_TAG, _WRITER = 13 << 3 | 2, b"\n\x05lance\x12"
-
-FEATURES: Mapping[int, str] = {
-    1: "deletion files",
-    2: "stable row ids",
-    4: "v2 data files",
-    8: "table config",
-    16: "base paths",
-    32: "no transaction files",
-}
-_KNOWN_FLAGS = sum(FEATURES)
-STABLE_ROW_IDS = 2
-NO_TRANSACTION_FILES = 32
 
 # The fields with the positions of the other sections.
 POSITIONS = ("index_section", "transaction_section", "transaction_section_old")
@@ -182,17 +167,6 @@ def encode_version_manifest(version: VersionManifest) -> bytes:
     return bytes(out)
 
 
-def check_readable(manifest: pb.Manifest) -> None:
-    """Refuse unknown reader feature flags (S3-012)."""
-    _check_flags(manifest.reader_feature_flags, "read")
-
-
-def check_writable(manifest: pb.Manifest) -> None:
-    """Refuse unknown writer feature flags (S3-013)."""
-    check_readable(manifest)
-    _check_flags(manifest.writer_feature_flags, "written")
-
-
 def check_positions_known(manifest: pb.Manifest) -> None:
     """Refuse a manifest with an unknown field: it may contain a file position, which would not be moved."""
     unknown = sorted({field.field_number for field in UnknownFieldSet(manifest)})  # type: ignore[attr-defined]  # iterable, missing in the stub
@@ -202,15 +176,6 @@ def check_positions_known(manifest: pb.Manifest) -> None:
         raise UnsupportedFeatureError(
             f"The table's manifest has fields that this release of memwal-ops does not support and must not rewrite: "
             f"{unknown}."
-        )
-
-
-def _check_flags(flags: int, what: str) -> None:
-    unknown = flags & ~_KNOWN_FLAGS
-    if unknown:
-        bits = ", ".join(str(1 << bit) for bit in range(unknown.bit_length()) if unknown >> bit & 1)
-        raise UnsupportedFeatureError(
-            f"The table must not be {what}: it has feature flag {bits}, which is unknown to this release."
         )
 
 

@@ -18,15 +18,16 @@ from memwal_ops.formats.lance.commit import (
     IndexChange,
     check_committable,
     check_rewritable,
+    commit_built,
     commit_indexes,
     commit_strict,
 )
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, decode_memwal_index
 from memwal_ops.formats.lance.wire.names import NamingScheme, detached_manifest_name
 from memwal_ops.formats.lance.wire.region_records import RegionRecord, region_records, with_region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
-    NO_TRANSACTION_FILES,
     VersionManifest,
     decode_version_manifest,
     encode_version_manifest,
@@ -135,13 +136,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
     step("_build_detached", DETACHED)
     step("_refuse_rebased")
     step("stamp_progress", "stamped")
+    step("_encoded", "encoded stamped")
     step("_verify_readable")
     step("refuse_if_not_newest")
     step("publish")
     step("verify_in_history")
     step("advance_hint")
     monkeypatch.setattr(module, "decode_version_manifest", lambda data: built if DETACHED_FILE in data else None)
-    monkeypatch.setattr(module, "encode_version_manifest", lambda one: f"encoded {one}")
     return SimpleNamespace(log=log, firsts=firsts, faults=faults, built=built)
 
 
@@ -155,6 +156,7 @@ def test_data_and_progress_are_published_together(steps: Any) -> None:
         ("get", DETACHED_FILE),
         ("_refuse_rebased", steps.built, 5),
         ("stamp_progress", table.manifest, progress, ("records", {REGION: "record"}), ("version", 5)),
+        ("_encoded", "stamped"),
         ("_verify_readable", "stamped", DETACHED, DETACHED_FILE),
         ("refuse_if_not_newest", 5),
         ("publish", "encoded stamped", 5),
@@ -162,7 +164,7 @@ def test_data_and_progress_are_published_together(steps: Any) -> None:
         ("verify_in_history", "stamped", progress),
         ("advance_hint", 5),
     ]
-    assert [one is table for one in steps.firsts] == [True, True, True, False, *[True] * 5]
+    assert [one is table for one in steps.firsts] == [True, True, True, False, *[True] * 6]
     assert steps.firsts[3] is steps.built
 
 
@@ -171,6 +173,7 @@ def test_data_and_progress_are_published_together(steps: Any) -> None:
     [
         ("_refuse_rebased", (DETACHED_FILE, FILE)),
         ("stamp_progress", (DETACHED_FILE, FILE)),
+        ("_encoded", (DETACHED_FILE, FILE)),
         ("_verify_readable", (DETACHED_FILE, FILE)),
         ("refuse_if_not_newest", (DETACHED_FILE, FILE)),
         # A version may refer to the transaction file.
@@ -202,6 +205,15 @@ def test_a_version_that_is_not_in_the_history_is_not_reported(steps: Any) -> Non
     with pytest.raises(CommitLostError):
         commit_strict(table_on(log=steps.log), "operation", {REGION: 5}, NOTE)  # type: ignore[arg-type]
     assert [one[0] for one in steps.log][-2:] == ["discard", "verify_in_history"]
+
+
+def test_what_this_release_would_refuse_is_not_published(index_steps: Any) -> None:
+    """pylance may build a version with a feature that the table did not have."""
+    refused = version_4()
+    refused.manifest.reader_feature_flags |= 2048
+    with pytest.raises(UnsupportedFeatureError, match=r"was not published.*spilled row lineage"):
+        commit_built(table_on(log=index_steps.log), refused, table_pb2.Transaction(read_version=4))
+    assert not [one for one in index_steps.log if one[0] in {"publish", "put"}]
 
 
 # -- a change of indexes alone

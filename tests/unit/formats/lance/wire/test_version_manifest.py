@@ -18,6 +18,7 @@ from memwal_ops.errors import UnsupportedFeatureError as Unsupported
 from memwal_ops.formats.lance.wire import memwal_index as index
 from memwal_ops.formats.lance.wire import version_manifest as files
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import check_readable
 
 REGION = UUID("00000000-0000-4000-8000-00000000000a")
 OTHER = UUID("00000000-0000-4000-8000-00000000000b")
@@ -103,7 +104,7 @@ def with_unknown(message: table_pb2.Manifest) -> table_pb2.Manifest:
 def test_a_field_that_may_be_a_position_is_read_but_not_rewritten(written: list[bytes]) -> None:
     version = newest(written)
     unknown = replace(version, manifest=with_unknown(version.manifest))
-    files.check_readable(unknown.manifest)
+    check_readable(unknown.manifest)
     with pytest.raises(Unsupported, match="200"):
         files.encode_version_manifest(unknown)
     positioned = table_pb2.Manifest()
@@ -132,20 +133,6 @@ def test_the_older_position_of_the_transaction(written: list[bytes]) -> None:
     assert again.manifest.HasField("transaction_section_old")
     assert not again.manifest.HasField("transaction_section")
     assert again.transaction == version.transaction
-
-
-@pytest.mark.req("S3-012", "S3-013")
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-def test_only_known_flags_pass(reader: int, writer: int) -> None:
-    manifest = table_pb2.Manifest(reader_feature_flags=reader, writer_feature_flags=writer)
-    known = sum(files.FEATURES)
-    for check, flags in ((files.check_readable, reader), (files.check_writable, reader | writer)):
-        if flags & ~known:
-            with pytest.raises(Unsupported) as refused:
-                check(manifest)
-            assert any(str(1 << bit) in str(refused.value) for bit in range(64) if flags & ~known & 1 << bit)
-        else:
-            check(manifest)
 
 
 def test_a_position_outside_the_file() -> None:
