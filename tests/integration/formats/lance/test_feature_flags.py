@@ -13,8 +13,8 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.base_indexes import moved_later
 from memwal_ops.formats.lance.wire.feature_flags import MIXED_FILE_VERSIONS
+from memwal_ops.formats.lance.wire.index_entries import moved_later
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base, read_spec
