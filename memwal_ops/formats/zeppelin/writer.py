@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-# gc deletes a fragment that no manifest lists after days: if a fragment is not listed within this time, it is
-# written again under a new name, which no ledger has.
-STALE_AFTER = timedelta(hours=1)
+# gc deletes a fragment that no manifest lists after days, and replaces the manifest before: if a fragment is not listed
+# at the first attempt, nor within this time, it is written again under a new name, which no ledger has.
+_STALE_SECONDS = 3600.0
 
 
 class Writer:
@@ -71,14 +71,14 @@ class Writer:
             CommitConflictError: other writers replaced the manifest too often; the fragment is not visible.
         """
         fragment = self._checked(vectors, deletes)
-        begun = time.monotonic()
+        begun = _clocks()
         written: list[FragmentRef] = []
 
         def change(table: Namespace) -> Manifest:
             nonlocal begun
             listed = {one.id for one in table.manifest.fragments}
-            if not written or time.monotonic() - begun > STALE_AFTER.total_seconds():
-                begun = time.monotonic()
+            if not written or max(now - then for now, then in zip(_clocks(), begun, strict=True)) > _STALE_SECONDS:
+                begun = _clocks()
                 written[:] = [self._put(table, fragment, max(listed, default=""))]
             (ref,) = written
             last = max((one.order for one in table.manifest.fragments), default=-1)
@@ -184,6 +184,11 @@ def _settings(name: str, dimensions: int, metric: str) -> dict[str, Any]:
 def _settled(store: Store, path: str, data: bytes, uri: str) -> None:
     if not store.put_if_absent(path, data) and store.get(path) != data:
         raise InvalidUsageError(f"Another process is creating a namespace at {uri}.")
+
+
+def _clocks() -> tuple[float, float]:
+    """One clock that is never set back, and one that also counts while the machine is suspended; in seconds."""
+    return time.monotonic(), time.time()
 
 
 def _listed(values: Any) -> list[float]:

@@ -4,7 +4,7 @@
 |---|---|
 | fragment, segment | a recorded revision listed it (or a commit put it into native ``pending_deletes``), and neither the live manifest nor a retained revision does: a compaction removed it, and its rows are in the segment that was published then |
 | orphan segment | no manifest lists it; an earlier run recorded that, ``reader_grace`` ago; and the manifest has a token above its writer's, so that its writer cannot publish it any more |
-| orphan fragment | no manifest lists it; an earlier run recorded that, ``orphan_min_age`` ago: a writer may stall between its PUT and its compare-and-swap, and has no lease |
+| orphan fragment | no manifest lists it; an earlier run recorded that, ``orphan_min_age`` ago; and the manifest was replaced since, so that a writer that stalled between its PUT and its compare-and-swap does not list it |
 | revision | it is not retained, and no object exists that only it lists |
 | anything else | kept, reported as unrecognized |
 
@@ -130,7 +130,7 @@ class Rules:
             return Candidate(Kind.FRAGMENT, path, size, 1, (_needed(needed), _RETIRED))
         ulid = path.rpartition("/")[2].partition(".")[0]
         limit = self.options.orphan_min_age
-        gates = (_needed(needed), self._recorded_gate(path, limit), self._created_gate(ulid, limit))
+        gates = (_needed(needed), self._recorded_gate(path, limit), self._created_gate(ulid, limit), self._fenced())
         return Candidate(Kind.ORPHAN_FRAGMENT, path, size, 1, gates)
 
     def segment(self, prefix: str, size: int, objects: int) -> Candidate:
@@ -173,8 +173,15 @@ class Rules:
         if self.busy is not None:
             return Gate(met=False, text=f"a compaction may be writing it: {self.busy}")
         if self.token is None:
-            return Gate(met=True, text="a token above its writer's is put into the manifest before the deletion")
+            return Gate(met=True, text="a new token is put into the manifest before the deletion")
         return Gate(met=True, text=f"the token {self.token} is in the manifest: its writer cannot publish it any more")
+
+    @property
+    def has_old_orphan(self) -> bool:
+        """Whether an orphan was recorded so long ago that it may be deleted."""
+        limits = {"segments": self.options.reader_grace, "wal": self.options.orphan_min_age}
+        recorded = ((limits.get(path.partition("/")[0]), since) for path, since in self.ledger.since.items())
+        return any(limit is not None and since <= self.now - limit for limit, since in recorded)
 
 
 class Objects(collector.Collector[Candidate]):
@@ -333,13 +340,13 @@ def _anchor_path(rules: Rules) -> str:
 
 
 def _fence(table: Namespace, rules: Rules) -> Namespace:
-    """Put a new token into the manifest if an orphan segment is old enough to be deleted.
+    """Put a new token into the manifest if an orphan is old enough to be deleted.
 
     Timeline without it: A (token 5) uploads S2 and stalls for days; no other process compacts; S2's objects are deleted
-    as orphans; A resumes, the manifest still has its token, and it publishes a segment whose objects are gone.
+    as orphans; A resumes, the manifest still has its token, and it publishes a segment whose objects are gone. The same
+    with a writer and its fragment: its compare-and-swap fails once, and then it writes an old fragment again.
     """
-    old = rules.now - rules.options.reader_grace
-    if not any(path.startswith("segments/") and since <= old for path, since in rules.ledger.since.items()):
+    if not rules.has_old_orphan:
         return table
     try:
         with held_lease(table, DEFAULT_TTL) as lease:

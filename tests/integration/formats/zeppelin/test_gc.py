@@ -15,6 +15,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
+from memwal_ops.formats.zeppelin import writer
 from memwal_ops.formats.zeppelin.jobs import merge
 from memwal_ops.formats.zeppelin.lease import held_lease
 from memwal_ops.formats.zeppelin.ledger import ledger_path
@@ -246,6 +247,28 @@ def test_orphan_fragments_are_deleted_after_days_and_two_runs(made: NamespaceUnd
     backdate(made, 8)
     gc(made, patient)
     assert orphan not in files(made, "wal")
+    assert made.read() == made.expected()
+
+
+def test_a_writer_that_was_suspended_lists_no_deleted_fragment(
+    made: NamespaceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stalls between its PUT and its swap for longer than gc keeps orphans."""
+    monkeypatch.setattr(writer, "_STALE_SECONDS", 0.0)
+    put: list[str] = []
+
+    def others() -> None:
+        put.extend(files(made, "wal") - {one.key for one in opened(made).manifest.fragments})
+        gc(made)
+        gc(made)
+        assert not files(made, "wal").intersection(put)
+
+    table = opened(made)
+    sleeper = Beside(table.store, "compare_and_swap", lambda path, *_: path == "manifest.json", others)
+    made.model["late"] = ((1.0, 2.0, 3.0, 4.0), {})
+    writer.Writer(replace(table, store=sleeper)).append([{"id": "late", "values": [1.0, 2.0, 3.0, 4.0]}])
+    assert put
+    assert opened(made).missing_fragments() == ()
     assert made.read() == made.expected()
 
 
