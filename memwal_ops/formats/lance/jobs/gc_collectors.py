@@ -78,7 +78,7 @@ class RegionCollector(Collector[LanceCandidate]):
         """Keep the arguments; nothing is read."""
         self.basis, self.part, self.store = basis, region_id, basis.rules.table.store
         self._log = log
-        self._drained = False
+        self._drained = self._fenced = False
         self._anchor: Anchor | None = None
         self._directories = FolderListings(self.store, region_folder(region_id))
 
@@ -138,6 +138,7 @@ class RegionCollector(Collector[LanceCandidate]):
         """Check the gates again by the current rules and region manifest; the listing is that of the view."""
         self.basis.renew()
         with self._of_one_table():
+            self._fence_flushes(batch)
             view = self._renewed()
         if batch[0].kind is Kind.REGION_MANIFEST:
             self._point_past(batch[-1], view.newest.version)
@@ -189,6 +190,23 @@ class RegionCollector(Collector[LanceCandidate]):
             self._anchor = region_anchor(table, view.newest)
             previous.check(self.store)
         return view
+
+    def _fence_flushes(self, batch: Sequence[LanceCandidate]) -> None:
+        """Publish a manifest version after the listing, once, before orphans are deleted that a flush may publish.
+
+        A flush publishes its directory as the version after the one that it read before it wrote the directory, by
+        put-if-absent. Timeline without this: a writer writes a directory, and is suspended for days; gc deletes it as
+        an orphan; the writer resumes, and the manifest that it publishes lists it.
+        """
+        newest = self.view.newest
+        if self._fenced or not any(
+            one.kind is Kind.ORPHAN and (one.generation or 0) >= newest.current_generation for one in batch
+        ):
+            return
+        self.basis.check()
+        # False: another process published that version after the listing, which serves as well.
+        self.basis.rules.table.region(self.part).commit(newest.next())
+        self._fenced = True
 
     def _point_past(self, last: LanceCandidate, newest: int) -> None:
         """Make the hint name a version that is kept, before versions are deleted that it may name."""

@@ -60,6 +60,10 @@ class LogEntry:
     fragments: tuple[int, ...]
 
 
+# Well below the age at which gc deletes directories that no manifest lists.
+_STALE_SECONDS = 3600.0
+
+
 @dataclass(slots=True)
 class Growing:
     """Consecutive WAL entries with the same columns, which will be flushed as one generation.
@@ -75,6 +79,8 @@ class Growing:
     logged: list[LogEntry] = field(default_factory=list)
     sealed: bool = False
     path: str | None = None
+    _manifest: int = 0
+    _begun: float = 0.0
 
     @property
     def entries(self) -> list[WalEntry]:
@@ -85,6 +91,20 @@ class Growing:
     def last(self) -> int:
         """The id of the last WAL entry."""
         return self.logged[-1].entry.entry_id
+
+    def publishable(self, newest: int) -> str | None:
+        """The directory that was written, if the region manifest after ``newest`` may list it; None: write it now.
+
+        A directory is listed by the manifest after the one that was the newest when it was begun, or by none: gc
+        publishes a manifest before it deletes directories that none lists. Timeline otherwise: a flush writes a
+        generation, and its commit fails; days later gc deletes the directory; the next flush lists it.
+        """
+        now = time.monotonic()
+        if newest != self._manifest or now - self._begun > _STALE_SECONDS:
+            self.path = None
+        if self.path is None:
+            self._manifest, self._begun = newest, now
+        return self.path
 
 
 @dataclass(frozen=True, slots=True)

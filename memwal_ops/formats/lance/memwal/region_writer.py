@@ -437,11 +437,12 @@ class RegionWriter:
         # A retry reuses the directory. Its entries are sealed; timeline otherwise: the response to a flush of entries 1
         # to 5 is lost; 6 is put; the second flush lists the first one's directory with replay_after 6: entry 6 is in no
         # generation.
-        if growing.path is None or not growing.path.endswith(f"_gen_{number}"):
-            growing.path = self._put_generation(number, growing)
+        path = growing.publishable(newest.version)
+        if path is None:
+            path = growing.path = self._put_generation(number, growing)
         listed = FlushedGeneration(
             number,
-            growing.path,
+            path,
             in_memory_bytes=sum(entry.rows.nbytes for entry in entries),
             physical_rows=sum(entry.rows.num_rows for entry in entries),
         )

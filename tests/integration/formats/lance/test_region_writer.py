@@ -21,6 +21,7 @@ from memwal_ops.errors import (
     WalCorruptError,
     WriterFencedError,
 )
+from memwal_ops.formats.lance.jobs import gc
 from memwal_ops.formats.lance.memwal.create import create_mem_wal
 from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
 from memwal_ops.memwal import read
@@ -28,7 +29,9 @@ from memwal_ops.storage.counting import CountingStore
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
 from tests.support.dying_store import DyingStore, Killed
+from tests.support.gc_options import IMMEDIATE
 from tests.support.overtaken import Overtaken
+from tests.support.stores import LyingStore, beside
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.reading import read_base, read_spec
@@ -280,6 +283,57 @@ def test_a_flush_without_answer_does_not_take_what_came_since(uri: str, at: int,
     one.close()
     assert wire.region_manifest(Files(uri), str(REGION)).replay_after == 2
     assert seen(uri) == {1: 1, 2: 2, 3: 0}
+
+
+def no_manifests(store: Any) -> Any:
+    """No manifest can be published until ``fails`` is empty."""
+
+    def put_if_absent(path: str, data: bytes) -> bool:
+        if store_.fails and f"{REGION}/manifest/" in path:
+            raise StoreUnavailableError("no answer")
+        return bool(store.put_if_absent(path, data))
+
+    store_ = LyingStore(store, put_if_absent=put_if_absent)
+    store_.fails = []  # type: ignore[attr-defined]
+    return store_
+
+
+def generations(uri: str) -> set[str]:
+    return {path.name for path in Path(uri, "_mem_wal", str(REGION)).glob("*_gen_*")}
+
+
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_flush_that_failed_publishes_nothing_that_gc_deleted(uri: str, collected: bool) -> None:
+    one = writer(uri, no_manifests)
+    one.put(rows(1, stamp=1))
+    one._table.store.fails.append(1)  # type: ignore[attr-defined]
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            one.flush()
+    (first,) = generations(uri)
+    one._table.store.fails.clear()  # type: ignore[attr-defined]
+    if collected:
+        assert gc.apply(open_table(uri), IMMEDIATE).deleted_objects
+        assert not generations(uri)
+    one.put(rows(2, stamp=2))
+    one.close()
+    assert (first in generations(uri)) is not collected, "written again only if it may be gone"
+    assert seen(uri) == {1: 1, 2: 2, 3: 0}
+    assert run_job(uri, "merge").decision == "merged"
+    assert {key: row["n"] - key * 10 for (key,), row in read_base(uri).items()} == {1: 1, 2: 2, 3: 0}
+
+
+def test_gc_fences_a_flush_that_stalls_before_its_commit(uri: str) -> None:
+    """It is suspended between the generation's last file and the manifest; gc deletes what no manifest lists."""
+    one = writer(uri)
+    one.put(rows(1, stamp=1))
+    others = beside("put_if_absent", f"{REGION}/manifest/", lambda: gc.apply(open_table(uri), IMMEDIATE))
+    one._table = replace(one._table, store=(store := others(one._table.store)))
+    one._manifests = one._table.region(REGION)
+    one.close()
+    assert store.happened
+    assert len(generations(uri)) == 1
+    assert seen(uri) == {1: 1, 2: 0, 3: 0}
 
 
 # -- several writers
