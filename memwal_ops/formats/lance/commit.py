@@ -47,11 +47,13 @@ from memwal_ops.formats.lance.local_build import build_locally, described, open_
 from memwal_ops.formats.lance.publication import (
     CommitLostError,
     CommitNote,
+    added_files,
     advance_hint,
     is_taken,
     lost,
     publish,
     refuse_if_not_newest,
+    refuse_missing_files,
     verify_in_history,
 )
 from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
@@ -188,6 +190,7 @@ def commit_strict(
         if not _is_readable_locally(table, stamped):
             temporary[:0] = [detached_path] if local else []
             _verify_readable(table, stamped, detached, detached_path)
+        refuse_missing_files(table, added_files(table, stamped))
         refuse_if_not_newest(table, version)
         temporary.pop()  # from here on a version may refer to its transaction file
         publish(table, data, version)
@@ -302,6 +305,7 @@ def _publish_built(table: Table, built: VersionManifest, data: bytes, transactio
     # The file is deleted only if no version can refer to it: not if the outcome is unknown, nor at Ctrl-C or
     # SIGTERM, which may arrive right after the version was published.
     try:
+        refuse_missing_files(table, added_files(table, built))
         refuse_if_not_newest(table, version)
         publish(table, data, version)
     except CommitStateUnknownError:

@@ -8,6 +8,7 @@ again by a clean-up during a stall. The content of the version is built in
 
 from __future__ import annotations
 
+import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from memwal_ops.errors import (
     TableReplacedError,
 )
 from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
 from memwal_ops.formats.lance.referenced_files import missing_files, references
 from memwal_ops.formats.lance.retention import named_versions
 from memwal_ops.formats.lance.versions import (
@@ -40,11 +42,15 @@ from memwal_ops.log import get_logger
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from uuid import UUID
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+
+# Well below the age at which a clean-up deletes files to which no version refers, a week.
+_JUST_WRITTEN = 3600.0
 
 
 class CommitLostError(MemwalOpsError):
@@ -59,6 +65,10 @@ class CommitLostError(MemwalOpsError):
     def __init__(self, message: str, *, files_unreferenced: bool = True) -> None:
         super().__init__(message)
         self.files_unreferenced = files_unreferenced
+
+
+class FilesDeletedError(CommitLostError):
+    """Files that the run wrote were deleted before a version could refer to them: it has to write them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,31 @@ def refuse_if_not_newest(table: Table, version: int) -> None:
     if newest_version(table, listed) != table.version:
         raise lost(table, version)
     refuse_replaced(table, version, listed)
+
+
+def added_files(table: Table, built: VersionManifest) -> frozenset[str]:
+    """Keys of the files that a version has in addition to those of ``table``."""
+    return references(built).own - references(table.manifest).own
+
+
+def refuse_missing_files(table: Table, added: Iterable[str]) -> None:
+    """Refuse to publish a version on ``table`` if files that it adds are gone: each must just have been seen.
+
+    Timeline: a merge writes files and is suspended for days; a clean-up deletes them, since no version refers to them;
+    the merge resumes, the version that it read is still the newest, and the one that it publishes lists them.
+
+    Args:
+        table: the version that everything was decided on.
+        added: file keys; indexes may have been built long before ``table`` was read, all else was written after it.
+    """
+    recent = time.time() - table.listed.at < _JUST_WRITTEN
+    doubtful = [key for key in added if not recent or key.startswith(f"{INDICES_FOLDER}/")]
+    missing = missing_files(table.store, doubtful)
+    if missing:
+        raise FilesDeletedError(
+            f"{missing[0]} of {table.location.uri} was deleted before a version could refer to it: the run, or its "
+            "machine, was suspended."
+        )
 
 
 def newest_version(table: Table, listed: VersionPage) -> int:

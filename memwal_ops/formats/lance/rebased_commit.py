@@ -20,7 +20,8 @@ from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, UnsupportedFe
 from memwal_ops.formats.lance.auto_cleanup import refuse_auto_cleanup
 from memwal_ops.formats.lance.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.lance_errors import is_commit_conflict, lance_errors
-from memwal_ops.formats.lance.publication import lost, refuse_gaps
+from memwal_ops.formats.lance.publication import lost, refuse_gaps, refuse_missing_files
+from memwal_ops.formats.lance.referenced_files import index_key
 from memwal_ops.formats.lance.versions import read_version_manifest
 from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
 from memwal_ops.log import get_logger
@@ -50,6 +51,7 @@ def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
         [_index(entry) for entry in build.added], [_index(current[segment.bytes]) for segment in build.removed]
     )
     _check_commit(table)
+    refuse_missing_files(table, [index_key(entry) for entry in build.added])
     try:
         _commit(table, operation, note)
     except MemwalOpsError as error:

@@ -83,10 +83,15 @@ def references(version: VersionManifest) -> References:
     if version.indexes is not None:
         for index in version.indexes.indices:
             elsewhere = index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX)
-            (others if elsewhere else own).add(f"{INDICES_FOLDER}/{UUID(bytes=index.uuid.uuid)}")
+            (others if elsewhere else own).add(index_key(index))
     if version.manifest.transaction_file:
         others.add(f"{TRANSACTIONS_FOLDER}/{version.manifest.transaction_file}")
     return References(frozenset(own), frozenset(own | others))
+
+
+def index_key(entry: table_pb2.IndexMetadata) -> str:
+    """The key of an index's files."""
+    return f"{INDICES_FOLDER}/{UUID(bytes=entry.uuid.uuid)}"
 
 
 def file_key(path: str) -> str | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class VersionPage:
         versions: the manifests of main among them, by version.
         has_detached: whether there are detached ones, or may be.
         newest: the newest version; None if the page does not determine it.
+        at: when it was listed, by the local clock, which also counts while the machine is suspended.
     """
 
     files: tuple[ObjectMeta, ...]
@@ -43,6 +45,7 @@ class VersionPage:
     versions: dict[int, ObjectMeta]
     newest: int | None
     has_detached: bool = True
+    at: float = field(default_factory=time.time, compare=False)
 
     def has_hint(self) -> bool | None:
         """Whether there is a hint of the newest version, as on local files; None: not known from this page."""

@@ -40,7 +40,8 @@ from memwal_ops.formats.lance.jobs.compact_report import CompactDecision, Compac
 from memwal_ops.formats.lance.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.formats.lance.memwal.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
-from memwal_ops.formats.lance.publication import CommitLostError, refuse_gaps
+from memwal_ops.formats.lance.publication import CommitLostError, refuse_gaps, refuse_missing_files
+from memwal_ops.formats.lance.referenced_files import DATA_FOLDER
 from memwal_ops.formats.lance.versions import read_version_manifest
 from memwal_ops.formats.lance.wire.index_entries import moved_later
 from memwal_ops.log import get_logger
@@ -116,6 +117,8 @@ class _Attempt:
         table.guard.check()  # here, since the commit is pylance's own and bypasses our store
         refuse_gaps(table)
         refuse_auto_cleanup(table)
+        written = (file for result in self.results for fragment in result.new_fragments for file in fragment.files)
+        refuse_missing_files(table, [f"{DATA_FOLDER}/{file.path}" for file in written if file.base_id is None])
         with lance_errors("commit the compaction of", uri):
             Compaction.commit(dataset, self.results, options)
         return int(dataset.version)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import CommitStateUnknownError, MemwalOpsError
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, commit_indexes
 from memwal_ops.formats.lance.index_build import IndexBuild, discard, still_fits
+from memwal_ops.formats.lance.publication import FilesDeletedError
 from memwal_ops.formats.lance.rebased_commit import commit_segments
 
 if TYPE_CHECKING:
@@ -110,6 +111,9 @@ def publish_build(
             earlier, named = named, True
             try:
                 commit_indexes(table, wanted, note)
+            except FilesDeletedError:
+                named = earlier
+                raise
             except CommitLostError as error:
                 named = earlier or not error.files_unreferenced
                 table = retry.conflict(table, error)

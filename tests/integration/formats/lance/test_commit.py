@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -23,12 +24,14 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance import local_build
+from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, commit_indexes, commit_strict
 from memwal_ops.formats.lance.datasets import lance_options
-from memwal_ops.formats.lance.jobs import catchup, compact, snapshot
+from memwal_ops.formats.lance.jobs import catchup, compact, index_publishing, snapshot
 from memwal_ops.formats.lance.jobs import merge as job
 from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, SnapshotOptions
+from memwal_ops.formats.lance.referenced_files import index_key, missing_files, references
 from memwal_ops.formats.lance.versions import version_path
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from tests.support.stores import LyingStore
@@ -39,7 +42,6 @@ from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
     from uuid import UUID
 
     from memwal_ops.formats.lance.table import Table
@@ -87,6 +89,49 @@ def test_data_and_progress_are_one_version(made: Workload) -> None:
     assert detached(made.uri) == []
     properties = dict(newest.manifest.transaction.transaction_properties) if newest.manifest.transaction else {}
     assert properties == {"memwal-ops.job": "merge", "memwal-ops.run_id": "a run", "memwal-ops.version": "0.0"}
+
+
+def suspended(table: Table) -> Table:
+    """The same version, as a run has it that was suspended for days."""
+    return replace(table, listed=replace(table.listed, at=table.listed.at - 8 * 86400))
+
+
+def test_a_run_that_was_suspended_publishes_no_files_that_were_deleted(made: Workload) -> None:
+    table = suspended(open_table(made.uri))
+    region, generation = region_and_next(table)
+    operation = append(table)
+    assert commit_strict(table, operation, {region: generation}, NOTE) == table.version + 1, "they are all there"
+    table = suspended(table.newest())
+    operation = append(table)
+    (path,) = {file.path for fragment in operation.new_fragments for file in fragment.files}
+    (Path(made.uri, "data") / path).unlink()
+    with pytest.raises(CommitLostError, match=path):
+        commit_strict(table, operation, {region: generation + 1}, NOTE)
+    assert table.newest().version == table.version
+    assert detached(made.uri) == []
+
+
+def test_an_index_that_was_deleted_before_its_commit_is_built_again(
+    made: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lance.dataset(made.uri).create_scalar_index("val", "BTREE")
+    interfere_append(made.uri)
+    interfere_merge(made.uri)
+    removed: list[object] = []
+    real = index_publishing.commit_indexes
+
+    def deleted_once(table: Table, change: IndexChange, note: CommitNote) -> int:
+        for entry in change.added[: not removed]:
+            removed.append(entry)
+            shutil.rmtree(Path(made.uri, index_key(entry)))
+        return real(table, change, note)
+
+    monkeypatch.setattr(index_publishing, "commit_indexes", deleted_once)
+    catchup.apply(open_table(made.uri), CatchupOptions())
+    assert removed
+    newest = open_table(made.uri)
+    assert coverage(base_indexes(newest)["val_idx"].covered, newest.manifest).complete
+    assert not missing_files(newest.store, references(newest.manifest).own)
 
 
 def interfere_append(uri: str) -> None:
