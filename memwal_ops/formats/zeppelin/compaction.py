@@ -74,9 +74,10 @@ class Inputs:
     Attributes:
         table: the manifest at which it was read, with our token in it.
         fragments: exactly the fragments that were read.
-        rows: the newest upserts.
+        rows: the newest upserts, of ids that are not hidden.
+        contested: the newest upserts of hidden ids.
         deleted: ids whose newest write is a delete.
-        hidden: ids that are hidden in segments (wiki ``pending_deletes``).
+        hidden: ids that no query returns (wiki ``pending_deletes``).
         upserts: all upserts that were read.
         blocked: the first fragment that cannot be used.
     """
@@ -84,10 +85,28 @@ class Inputs:
     table: Namespace
     fragments: tuple[FragmentRef, ...]
     rows: Rows
+    contested: Rows
     deleted: frozenset[str]
     hidden: frozenset[str]
     upserts: int
     blocked: BlockedFragment | None
+
+    @property
+    def kept_pending(self) -> frozenset[str]:
+        """Entries of wiki ``pending_deletes`` that a compaction must not remove.
+
+        The document defines no order between them and the log: a delete may have come after the log's upsert, or before
+        it. So neither is dropped: the row stays in the log, and the id in the list, until a later write decides.
+        """
+        manifest = self.table.manifest
+        if len(self.fragments) < len(manifest.fragments):
+            return self.hidden  # a later fragment may write some of them
+        return frozenset(self.contested.ids).union(manifest.pending_keys)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether a compaction of these fragments would publish what there is already."""
+        return not (self.rows.ids or self.deleted or self.hidden - self.kept_pending)
 
     @cached_property
     def superseded(self) -> frozenset[str]:
@@ -97,9 +116,16 @@ class Inputs:
 
 @dataclass
 class Built:
-    """The objects that a pass wrote; no manifest lists them yet. ``segment`` is None if no row is left."""
+    """The objects that a pass wrote; no manifest lists them yet.
+
+    Attributes:
+        segment: None if no row is left.
+        carried: a fragment with the rows that stay in the log (:attr:`Inputs.contested`).
+        paths: of the segment's objects.
+    """
 
     segment: SegmentRef | None
+    carried: tuple[FragmentRef, ...] = ()
     paths: list[str] = field(default_factory=list)
     retrained: bool = False
     rows: int = 0
@@ -159,13 +185,16 @@ def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: Run
         attributes += found.attributes
         read.append(ref)
         context.advance("reading fragments", "fragments", total=len(fragments))
-    hidden = table.manifest.pending if table.manifest.dialect == WIKI else ()
+    hidden = table.manifest.hidden
+    places = sorted(at for name, at in newest.items() if at is not None and name not in hidden)
+    contested = [newest[name] for name in sorted(hidden) if newest.get(name) is not None]
     return Inputs(
         table=table,
         fragments=tuple(read),
-        rows=_kept(ids, vectors, attributes, np.array(sorted(at for at in newest.values() if at is not None), np.intp)),
+        contested=Rows(ids, vectors, attributes).take(np.array(contested, np.intp)),
+        rows=_kept(ids, vectors, attributes, np.array(places, np.intp)),
         deleted=frozenset(name for name, at in newest.items() if at is None),
-        hidden=frozenset(hidden),
+        hidden=hidden,
         upserts=len(ids),
         blocked=blocked,
     )

@@ -140,7 +140,8 @@ def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Fi
         dimensions = dimensions_of(table)
     except SegmentCorruptError:
         dimensions = None  # reported with its segment
-    refs = table.manifest.fragments
+    refs, hidden = table.manifest.fragments, table.manifest.hidden
+    contested: set[str] = set()
     for ref, found in read_fragments(table, refs, dimensions):
         context.advance("reading fragments", "fragments", total=len(refs))
         checked.fragments += 1
@@ -148,6 +149,7 @@ def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Fi
             yield finding_of(found, "fragment", ref.key, "Compactions stop before it; strong queries fail.")
             continue
         checked.rows += len(found.ids)
+        contested = contested.difference(found.deletes) | hidden.intersection(found.ids)
         both = {*found.ids} & {*found.deletes}
         if both:
             yield Finding(
@@ -160,6 +162,21 @@ def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Fi
             )
             yield finding_of(error, "fragment", ref.key, "Compactions stop before it.")
         dimensions = dimensions or found.dimensions
+    if contested:
+        yield Finding(
+            Severity.WARNING, "pending_ids", "manifest.json",
+            f"{len(contested)} ids are both in pending_deletes and in the log, for example {min(contested)!r}.",
+            "No query returns them; merge keeps their rows in the log, as it is not defined which came later.",
+            "Delete them by an append, or write them again.",
+        )  # fmt: skip
+    if table.manifest.pending_keys:
+        yield Finding(
+            Severity.INFO, "pending_ids", "manifest.json",
+            f"{len(table.manifest.pending_keys)} entries of pending_deletes look like object keys, for example "
+            f"{table.manifest.pending_keys[0]!r}.",
+            "None for memwal-ops, which keeps the entries, and the objects as long as a manifest lists them.",
+            "Remove them if no other program uses them.",
+        )  # fmt: skip
     ids = [one.id for one in refs]
     if table.manifest.dialect == WIKI and ids != sorted(ids):
         late = next(b for a, b in pairwise(ids) if b < a)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ class Writer:
             CommitConflictError: other writers replaced the manifest too often; the fragment is not visible.
         """
         fragment = self._checked(vectors, deletes)
-        begun = _clocks()
+        begun, shown = _clocks(), {*fragment.ids}
         written: list[FragmentRef] = []
 
         def change(table: Namespace) -> Manifest:
@@ -79,28 +80,21 @@ class Writer:
             listed = {one.id for one in table.manifest.fragments}
             if not written or max(now - then for now, then in zip(_clocks(), begun, strict=True)) > _STALE_SECONDS:
                 begun = _clocks()
-                written[:] = [self._put(table, fragment, max(listed, default=""))]
+                # Above all that are listed, and all that this writer put: ids rise even if clocks differ.
+                written[:] = [put_fragment(table, fragment, max(listed, default=self._last))]
+                self._last = max(self._last, written[0].id)
             (ref,) = written
             last = max((one.order for one in table.manifest.fragments), default=-1)
             order = max(last + 1, table.manifest.document.get("next_sequence") or 0)
             placed = FragmentRef(ref.id, ref.key, ref.vectors, ref.deletes, order, ref.created_at, ref.bytes)
-            return table.manifest.changed(fragments=[*table.manifest.fragments, placed])
+            # An id that is written again is not excluded any more (S4-014). All others are for a compaction.
+            rest = [one for one in table.manifest.pending if one not in shown]
+            pending = rest if table.manifest.dialect == WIKI and len(rest) < len(table.manifest.pending) else None
+            return table.manifest.changed(fragments=[*table.manifest.fragments, placed], pending=pending)
 
         self._table = retried(self._table.newest(), change)
         self._dimensions = self._dimensions or fragment.dimensions
         return written[0].id
-
-    def _put(self, table: Namespace, fragment: Fragment, above: str) -> FragmentRef:
-        """Put the fragment with an id above all that are listed: ids rise even if clocks differ."""
-        self._last = new_ulid(max(above, self._last))
-        native = table.manifest.dialect == NATIVE
-        now = None if native else timestamp(datetime.now(UTC))
-        name = None if native else table.manifest.namespace
-        named = Fragment(self._last, fragment.ids, fragment.values, fragment.attributes, fragment.deletes, name, now)
-        data = encode_fragment(named, table.manifest.dialect)
-        key = f"wal/{named.id}.{'wal' if native else 'fragment.json'}"
-        create(table.store, key, data)
-        return FragmentRef(named.id, key, len(named.ids), len(named.deletes), 0, now, len(data))
 
     def _checked(self, vectors: Sequence[Mapping[str, Any]], deletes: Sequence[str]) -> Fragment:
         if not vectors and not deletes:
@@ -123,6 +117,18 @@ class Writer:
                 f"The vectors have {found.dimensions} dimensions; those of the namespace have {self._dimensions}."
             )
         return found
+
+
+def put_fragment(table: Namespace, fragment: Fragment, above: str = "") -> FragmentRef:
+    """Put a fragment, with an id above another one; no manifest lists it yet."""
+    native = table.manifest.dialect == NATIVE
+    now = None if native else timestamp(datetime.now(UTC))
+    namespace = None if native else table.manifest.namespace
+    named = replace(fragment, id=new_ulid(above), namespace=namespace, created_at=now)
+    data = encode_fragment(named, table.manifest.dialect)
+    key = f"wal/{named.id}.{'wal' if native else 'fragment.json'}"
+    create(table.store, key, data)
+    return FragmentRef(named.id, key, len(named.ids), len(named.deletes), 0, now, len(data))
 
 
 def create_namespace(

@@ -180,10 +180,10 @@ class History:
             self.witness.lease_written()
 
     def hide(self) -> None:
-        """Another program hides an id in the segments."""
+        """Another program excludes an id from the results of queries."""
         name = self.dice.choice(sorted(self.made.model) or ["v0"])
-        if hide(self.made.uri, name):
-            self.made.model.pop(name, None)
+        hide(self.made.uri, name)
+        self.made.model.pop(name, None)
 
     def lose_lease(self) -> None:
         """An operator removes the lease; its token has reached the manifest."""

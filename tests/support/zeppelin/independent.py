@@ -174,7 +174,13 @@ class Reader:
             for one in deletes:
                 rows.pop(one, None)
             rows.update({one: (values, more) for one, values, more in upserts})
+        self.exclude(rows)
         return rows
+
+    def exclude(self, rows: Rows) -> None:
+        """Of a wiki namespace, ``pending_deletes``: "Vector IDs to exclude from query results"."""
+        for name in self.manifest["pending_deletes"] if self.wiki else ():
+            rows.pop(name, None)
 
     def read_base(self) -> Rows:
         rows: Rows = {}
@@ -183,9 +189,7 @@ class Reader:
             segments = [one for one in segments if one["id"] == self.manifest["active_segment"]]
         for one in segments:
             rows.update(self.segment(one))
-        if self.wiki:
-            for name in self.manifest["pending_deletes"]:
-                rows.pop(name, None)
+        self.exclude(rows)
         return rows
 
     def segment(self, one: dict[str, Any]) -> Rows:

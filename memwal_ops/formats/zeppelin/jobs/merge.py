@@ -20,13 +20,14 @@ from memwal_ops.formats.zeppelin.backlog import figures
 from memwal_ops.formats.zeppelin.compaction import Built, Compaction, Inputs, metric_of, read_inputs, staging_path
 from memwal_ops.formats.zeppelin.lease import claim, held_lease
 from memwal_ops.formats.zeppelin.publish import FencedError, probe, retried
-from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
+from memwal_ops.formats.zeppelin.writer import put_fragment
 from memwal_ops.log import get_logger
 from memwal_ops.storage.locked_folder import swaps_wait
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from memwal_ops.formats.zeppelin.backlog import BlockedFragment
     from memwal_ops.formats.zeppelin.lease import HeldLease
@@ -175,9 +176,24 @@ def _check(table: Namespace) -> None:
 
 
 def _has_work(manifest: Manifest, options: MergeOptions) -> bool:
-    """Whether there is work: a log, ids to hide permanently, or a requested training."""
-    hidden = manifest.dialect == WIKI and manifest.pending
+    """Whether there may be work: a log, ids to hide permanently, or a requested training."""
+    hidden = manifest.hidden.difference(manifest.pending_keys)
     return bool(manifest.fragments or hidden or (options.retrain and manifest.segments))
+
+
+def _warnings(manifest: Manifest, contested: Sequence[str] = ()) -> Iterator[str]:
+    """What the namespace's operator must know about its ``pending_deletes``."""
+    if manifest.pending_keys:
+        yield (
+            f"pending_deletes has {counted(len(manifest.pending_keys), 'entry', 'entries')} like "
+            f"{manifest.pending_keys[0]!r}, which look like object keys and not like vector ids: they are kept."
+        )
+    if contested:
+        yield (
+            f"{counted(len(contested), 'id is', 'ids are')} both in pending_deletes and in the log, for example "
+            f"{contested[0]!r}: no query returns them, and both are kept, as the document does not define which came "
+            "later. Delete or write them again to decide."
+        )
 
 
 @dataclass
@@ -228,15 +244,25 @@ class _Run:
             self.report.decision = MergeDecision.BLOCKED
             if not inputs.fragments:
                 return table, False
+        found = _warnings(table.manifest, inputs.contested.ids)
+        self.report.warnings += [one for one in found if one not in self.report.warnings]
+        if inputs.changes_nothing and not self.options.retrain:
+            # Only contested rows: read more, if there are more.
+            self.options = replace(self.options, max_bytes=2 * self.options.max_bytes)
+            return table, inputs.blocked is None and len(inputs.fragments) < len(table.manifest.fragments)
         compaction = Compaction(inputs, self.options, self.metric, self.context)
+        carried: list[FragmentRef] = []
         try:
-            built = compaction.build()
+            if inputs.contested.ids:
+                kept = inputs.contested
+                carried.append(put_fragment(table, Fragment("", kept.ids, kept.vectors, kept.attributes, ())))
+            built = replace(compaction.build(), carried=tuple(carried))
             table = self._commit(inputs, built)
         except StorageError:
             raise  # the manifest may list the segment: it is kept, and gc determines whether it is needed
         except BaseException:
             with suppress(MemwalOpsError):
-                table.discard(compaction.built.paths)
+                table.discard([*compaction.built.paths, *(one.key for one in carried)])
             raise
         if built.segment is None:
             table.discard(built.paths)
@@ -269,7 +295,8 @@ class _Run:
     def _commit(self, inputs: Inputs, built: Built) -> Namespace:
         """Publish, if this run's token is current and all inputs are listed; checked at every attempt (S4-042, S4-043).
 
-        Exactly the inputs are removed from the log: a fragment with a smaller ULID may have been appended meanwhile.
+        Exactly the inputs are removed from the log: a fragment with a smaller ULID may have been appended meanwhile. In
+        their place are those with the rows that stay in the log.
         """
         read = {one.id for one in inputs.fragments}
         old = {one.id for one in inputs.table.manifest.segments}
@@ -289,10 +316,12 @@ class _Run:
             segments = [one for one in live.segments if one.id not in old]
             if built.segment is not None:
                 segments.insert(0, built.segment)
-            pending = (
-                [] if live.dialect == WIKI else [*live.pending, *(one for one in retired if one not in live.pending)]
-            )
-            fragments = [one for one in live.fragments if one.id not in read]
+            if live.dialect == NATIVE:
+                pending = [*live.pending, *(one for one in retired if one not in live.pending)]
+            else:
+                later = {one.id for one in live.fragments} - read  # it may write hidden ids
+                pending = [one for one in live.pending if later or one in inputs.kept_pending]
+            fragments = [*built.carried, *(one for one in live.fragments if one.id not in read)]
             return live.changed(fragments=fragments, segments=segments, pending=pending)
 
         with self.context.phase("commit"):

@@ -27,7 +27,6 @@ from memwal_ops.formats.zeppelin.compaction import dimensions_of
 from memwal_ops.formats.zeppelin.jobs.migrate_rows import Comparison, Found, StreamedUpserts, batches
 from memwal_ops.formats.zeppelin.row_digests import digests
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
-from memwal_ops.formats.zeppelin.wire.fragment import WIKI
 from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 from memwal_ops.storage.objects import open_store
 
@@ -225,7 +224,7 @@ class _Part:
     """A unit that is read at once: a fragment, some clusters, or, with neither, the pending ids of the manifest.
 
     Attributes:
-        place: in the order of replay: segments, then pending ids, which hide rows of segments only, then fragments.
+        place: in the order of replay: segments, then fragments, then pending ids, which no query returns.
         entries: how many ids it has.
     """
 
@@ -260,11 +259,11 @@ class _Work:
                 clusters = range(start, min(start + step, one.clusters))
                 parts.append(_Part(place, one.vectors * len(clusters) // one.clusters, one, clusters))
         place = len(manifest.segments)
-        if manifest.dialect == WIKI and manifest.pending:
-            parts.append(_Part(place, len(manifest.pending)))
         parts += [
             _Part(place + 1 + number, one.vectors + one.deletes, one) for number, one in enumerate(manifest.fragments)
         ]
+        if manifest.hidden:
+            parts.append(_Part(place + 1 + len(manifest.fragments), len(manifest.hidden)))
         tasks: list[list[_Part]] = []
         filled = _ROWS_PER_TASK
         for part in parts:
@@ -293,7 +292,7 @@ class _Work:
         """The ids that a part writes or deletes, with its place; those of the first segment override nothing."""
         ids: Iterable[str] = ()
         if part.of is None:
-            ids = self.table.manifest.pending
+            ids = self.table.manifest.hidden
         elif isinstance(part.of, FragmentRef):
             found = read_fragment(self._open(), part.of, self.dimensions)
             ids = {*found.ids, *found.deletes}

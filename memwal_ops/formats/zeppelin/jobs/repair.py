@@ -25,6 +25,14 @@ _CHOICES: Mapping[str, tuple[Choice, ...]] = {
         Choice("Stop the server, and remove the key from pending_deletes.", "The manifest is edited by hand."),
         Choice("Leave it as it is.", "memwal-ops keeps the object; another program's gc deletes it, and rows with it."),
     ),
+    "pending_ids": (
+        Choice(
+            "Append a delete of the ids: zeppelin.open_writer(URI).append(deletes=[...]).",
+            "The next merge removes their rows, and the entries.",
+        ),
+        Choice("Append the rows again.", "Queries return them, and the entries are removed."),
+        Choice("Leave them as they are.", "No query returns them; their rows stay in the log."),
+    ),
     "compactor_lease": (
         Choice("Correct the clock that is wrong, and wait until the lease ends.", "No compaction until then."),
         Choice(

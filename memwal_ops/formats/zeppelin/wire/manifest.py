@@ -112,7 +112,7 @@ class Manifest:
         namespace: its name, the first part of all keys.
         fragments: uncompacted, in the order of replay.
         segments: the live ones, oldest first; a later one overrides.
-        pending: wiki: ids that are hidden in segments; native: keys, relative to the namespace.
+        pending: wiki: ids that no query returns; native: keys, relative to the namespace.
         token: the fencing token.
         document: the fields as they were read.
         encoding: ``json``, ``msgpack``, or ``envelope``.
@@ -145,6 +145,20 @@ class Manifest:
     def fragment_keys(self) -> frozenset[str]:
         """Keys of all listed fragments."""
         return frozenset(one.key for one in self.fragments)
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Wiki: ids that no query returns, also if the log has them (S4-014); native: none."""
+        return frozenset(self.pending) if self.dialect == WIKI else frozenset()
+
+    @property
+    def pending_keys(self) -> tuple[str, ...]:
+        """Wiki: entries of ``pending_deletes`` that look like object keys, as native ones do; they are kept."""
+        if self.dialect != WIKI:
+            return ()
+        return tuple(
+            one for one in self.pending if one.startswith((f"{self.namespace}/wal/", f"{self.namespace}/segments/"))
+        )
 
     @property
     def unwritable(self) -> str | None:

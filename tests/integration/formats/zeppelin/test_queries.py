@@ -15,6 +15,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.jobs import merge
 from tests.support.overtaken import Overtaken
+from tests.support.stores import Beside
 from tests.support.zeppelin import independent
 from tests.support.zeppelin.merging import FAST
 from tests.support.zeppelin.namespace import NamespaceUnderTest
@@ -139,23 +140,107 @@ class Script:
 
 @pytest.mark.req("S4-004", "S4-012", "S4-014")
 def test_a_scripts_namespace(tmp_path: Path) -> None:
-    """Two segments of which the later wins, ids that are pending, and a log whose order is the manifest's."""
+    """Two segments of which the later wins, ids that are excluded, and a log whose order is the manifest's."""
     made = Script(tmp_path / "ns")
     made.segment("seg-1", [("a", [1, 0]), ("b", [2, 0]), ("c", [3, 0])])
     made.segment("seg-2", [("b", [20, 0]), ("d", [4, 0]), ("p", [5, 0]), ("q", [6, 0])])
     made.fragment([("e", [7, 0]), ("q", [60, 0])], ["c"], name="01ZZZZ0000000000000000000A")
     made.fragment([("e", [8, 0])], [], name="01AAAA0000000000000000000A")
     made.write({**made.manifest, "pending_deletes": ["p", "q"]})
-    expected = {"a": 1.0, "b": 20.0, "d": 4.0, "e": 8.0, "q": 60.0}
+    expected = {"a": 1.0, "b": 20.0, "d": 4.0, "e": 8.0}
     found = zeppelin.query(made.uri, vector=[1, 0], k=99, metric="euclidean")
     assert {one["id"] for one in found} == expected.keys()
     report = run_job(made.uri, "merge")
     assert report.decision == "merged"
     assert "cosine" in report.to_json()["warnings"][0], "nothing tells the metric"
     assert {name: row[0][0] for name, row in made.read().items()} == expected
-    assert made.manifest["pending_deletes"] == []
+    assert made.manifest["pending_deletes"] == ["q"], "the log writes it, and nothing tells which came later"
     assert made.manifest["fencing_token"] == 43, "above the one that the manifest had"
-    assert [one["vector_count"] for one in made.manifest["segments"]] == [5]
+    assert [one["vector_count"] for one in made.manifest["segments"]] == [4]
+    assert [one["vector_count"] for one in made.manifest["fragments"]] == [1]
+
+
+def contested(made: Script) -> None:
+    """Two ids of the log are in ``pending_deletes``; one of them is in a segment, too."""
+    made.segment("seg-1", [("a", [1, 0]), ("old", [2, 0]), ("p", [3, 0])])
+    made.fragment([("old", [20, 0]), ("new", [4, 0])], [])
+    made.fragment([("b", [5, 0]), ("new", [40, 0])], [])
+    made.write({**made.manifest, "pending_deletes": ["p", "old", "new"]})
+
+
+@pytest.mark.req("S4-014")
+@pytest.mark.parametrize("max_bytes", [1, 1 << 20])
+def test_neither_a_pending_delete_nor_a_write_of_the_log_is_dropped(tmp_path: Path, max_bytes: int) -> None:
+    made = Script(tmp_path / "ns")
+    contested(made)
+    assert {one["id"] for one in zeppelin.query(made.uri, vector=[1, 0], k=9, metric="euclidean")} == {"a", "b"}
+    options = replace(FAST, metric="euclidean", max_bytes=max_bytes)
+    report = run_job(made.uri, "merge", options)
+    assert report.decision == "merged"
+    assert any("'new'" in one and "2 ids" in one for one in report.to_json()["warnings"])
+    assert made.manifest["pending_deletes"] == ["old", "new"]
+    assert {*made.read()} == {"a", "b"}
+    for _ in range(2):  # and nothing is written again and again
+        before = made.manifest["fragments"], made.manifest["segments"]
+        assert run_job(made.uri, "merge", options).decision == "nothing_to_merge"
+        assert (made.manifest["fragments"], made.manifest["segments"]) == before
+    found = {one["check"]: one for one in run_job(made.uri, "verify").to_json()["findings"]}
+    assert "'new'" in found["pending_ids"]["evidence"]
+    zeppelin.open_writer(made.uri).append(deletes=["old"])
+    assert run_job(made.uri, "merge", options).decision == "merged"
+    assert made.manifest["pending_deletes"] == ["new"]
+    made.write({**made.manifest, "pending_deletes": []})
+    assert {name: row[0][0] for name, row in made.read().items()} == {"a": 1.0, "b": 5.0, "new": 40.0}
+    assert run_job(made.uri, "merge", options).decision == "merged"
+    assert made.manifest["fragments"] == []
+    assert {name: row[0][0] for name, row in made.read().items()} == {"a": 1.0, "b": 5.0, "new": 40.0}
+
+
+@pytest.mark.req("S4-014")
+def test_a_later_write_of_an_excluded_id_shows_it(tmp_path: Path) -> None:
+    made = Script(tmp_path / "ns")
+    contested(made)
+    zeppelin.open_writer(made.uri).append([{"id": "new", "values": [6.0, 0.0]}, {"id": "p", "values": [7.0, 0.0]}])
+    expected = {"a": 1.0, "b": 5.0, "new": 6.0, "p": 7.0}
+    assert {name: row[0][0] for name, row in made.read().items()} == expected
+    assert run_job(made.uri, "merge", replace(FAST, metric="euclidean")).decision == "merged"
+    assert {name: row[0][0] for name, row in made.read().items()} == expected
+    assert made.manifest["pending_deletes"] == ["old"]
+
+
+@pytest.mark.req("S4-014")
+def test_entries_that_look_like_keys_are_kept(tmp_path: Path) -> None:
+    made = Script(tmp_path / "ns")
+    contested(made)
+    keys = ["ns/wal/01HXYZ00000000000000000001.fragment.json", "ns/segments/seg-0/centroids.bin"]
+    made.write({**made.manifest, "pending_deletes": [*keys, "p"]})
+    report = run_job(made.uri, "merge", replace(FAST, metric="euclidean"))
+    assert report.decision == "merged"
+    assert any(keys[0] in one for one in report.to_json()["warnings"])
+    assert made.manifest["pending_deletes"] == keys
+    assert run_job(made.uri, "merge", replace(FAST, metric="euclidean")).decision == "nothing_to_merge"
+    assert {*made.read()} == {"a", "b", "old", "new"}
+
+
+@pytest.mark.req("S4-014")
+def test_a_delete_is_not_dropped_for_a_write_that_a_pass_has_not_read(tmp_path: Path) -> None:
+    """The id is in a segment and, beyond the pass, in the log: the entry hides both."""
+    made = Script(tmp_path / "ns")
+    made.segment("seg-1", [("a", [1, 0]), ("p", [3, 0])])
+    made.fragment([("b", [5, 0])], [])
+    table: Any = open_table(made.uri)
+
+    def late() -> None:
+        made.fragment([("p", [30, 0])], [])
+
+    made.write({**made.manifest, "pending_deletes": ["p"]})
+    store = Beside(
+        table.store, "compare_and_swap", lambda path, data, *_: b"seg-" in data and b"seg-1" not in data, late
+    )
+    report = merge.apply(replace(open_table(made.uri), store=store), replace(FAST, metric="euclidean"))
+    assert store.happened
+    assert report.decision == "merged"
+    assert {*made.read()} == {"a", "b"}
 
 
 @pytest.mark.req("S4-014")
