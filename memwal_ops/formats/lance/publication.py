@@ -24,7 +24,6 @@ from memwal_ops.errors import (
     TableReplacedError,
 )
 from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.memwal.snapshots import INDICES_FOLDER
 from memwal_ops.formats.lance.referenced_files import missing_files, references
 from memwal_ops.formats.lance.retention import named_versions
 from memwal_ops.formats.lance.versions import (
@@ -36,7 +35,7 @@ from memwal_ops.formats.lance.versions import (
     read_version_manifest,
     version_path,
 )
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from memwal_ops.log import get_logger
 from memwal_ops.version import __version__
