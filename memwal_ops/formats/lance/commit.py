@@ -58,7 +58,7 @@ from memwal_ops.formats.lance.publication import (
 )
 from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES, check_writable
+from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES, TABLE_CONFIG, check_writable
 from memwal_ops.formats.lance.wire.memwal_index import (
     decode_memwal_index,
     find_memwal_entry,
@@ -107,6 +107,7 @@ class IndexChange:
         added: index entries to add, as pylance built them.
         removed: ids of index entries to remove.
         records: the version's records of regions (:mod:`memwal_ops.formats.lance.wire.region_records`).
+        config: entries of the table's config to set.
     """
 
     details: memwal_pb2.MemWalIndexDetails
@@ -114,6 +115,15 @@ class IndexChange:
     added: tuple[table_pb2.IndexMetadata, ...] = ()
     removed: frozenset[UUID] = frozenset()
     records: Mapping[UUID, RegionRecord] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    def applied_to(self, manifest: table_pb2.Manifest) -> table_pb2.Manifest:
+        """A copy of the manifest with the records and the entries of the config."""
+        changed = with_region_records(manifest, self.records)
+        if self.config:
+            changed.config.update(self.config)
+            changed.writer_feature_flags |= TABLE_CONFIG
+        return changed
 
 
 def check_rewritable(table: Table) -> None:
@@ -221,9 +231,9 @@ def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
     transaction.transaction_properties.update(note.properties())
     indexes = _changed_section(table, change, transaction.create_index, version)
     built = _next_version(replace(table.manifest, indexes=indexes), transaction)
-    built = replace(built, manifest=with_region_records(built.manifest, change.records))
+    built = replace(built, manifest=change.applied_to(built.manifest))
     data = _encoded(table, built)
-    _check_only_indexes_changed(table, data, built, change.records)
+    _check_only_indexes_changed(table, data, built, change)
     return _publish_built(table, built, data, transaction)
 
 
@@ -358,15 +368,13 @@ def _next_version(parent: VersionManifest, transaction: table_pb2.Transaction) -
     return replace(parent, manifest=manifest, transaction=transaction if inline else None)
 
 
-def _check_only_indexes_changed(
-    table: Table, data: bytes, built: VersionManifest, records: Mapping[UUID, RegionRecord]
-) -> None:
-    """Decode the manifest before it is published, and verify that only indexes, records and transaction changed."""
+def _check_only_indexes_changed(table: Table, data: bytes, built: VersionManifest, change: IndexChange) -> None:
+    """Decode the manifest before it is published, and verify that nothing but ``change`` and transaction is new."""
     read = decode_version_manifest(data)
     if read.indexes != built.indexes or read.transaction != built.transaction:
         raise InvariantViolatedError(f"The new version of {table.location.uri} does not decode as it was built.")
     both = []
-    for manifest in (with_region_records(read.manifest, {}), with_region_records(table.manifest.manifest, records)):
+    for manifest in (with_region_records(read.manifest, {}), change.applied_to(table.manifest.manifest)):
         for name in ("version", "timestamp", "transaction_file", *POSITIONS):
             manifest.ClearField(name)
         both.append(manifest)

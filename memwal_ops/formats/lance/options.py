@@ -281,7 +281,7 @@ class GcOptions(CollectOptions, RetentionOptions):
 
 @dataclass(frozen=True)
 class AdoptOptions(Options):
-    """Options of adopt: the decision about regions with a reused id."""
+    """Options of adopt: the decision about regions with a reused id, or about columns."""
 
     answer: str | None = choice(
         None,
@@ -295,6 +295,16 @@ class AdoptOptions(Options):
         flag="--region",
         metavar="ID",
     )
+    same_columns: bool = flag(
+        help="The columns of generations blocked by schema_projection are those of the base, as the plan spells out."
+    )
+
+    def validate(self) -> None:
+        """Refuse two decisions at once."""
+        if self.same_columns and self.answer is not None:
+            raise OptionError("{same_columns} and {answer} exclude each other.", "same_columns", "answer")
+        if self.same_columns and self.regions:
+            raise OptionError("{same_columns} is about all regions, without {regions}.", "same_columns", "regions")
 
 
 @dataclass(frozen=True)

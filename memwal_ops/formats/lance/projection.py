@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from memwal_ops.errors import SchemaProjectionError
 from memwal_ops.formats.lance.blobs import bytes_type, written_schema
-from memwal_ops.formats.lance.schema_history import SAME_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,22 @@ if TYPE_CHECKING:
     Matches = Callable[["Node", "Node"], bool]
 
 TOMBSTONE = "_tombstone"
+_DECIDE = (
+    "memwal-ops adopt URI --same-columns lists the generations that wait for a decision, and what it asserts; with "
+    "--apply it records that the columns are the same ones, and merge continues. "
+)
+
+
+class UndecidedColumnsError(SchemaProjectionError):
+    """Whether columns are those of a generation cannot be determined any more; an operator can decide it.
+
+    ``columns``: their names in the base, with the generation's if that is another one.
+    """
+
+    def __init__(self, message: str, columns: tuple[str, ...] = (), remedy: str = "") -> None:
+        """``remedy``: what to do instead, or before."""
+        super().__init__(message, remedy=f"{_DECIDE}{remedy}")
+        self.columns = columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,27 +239,27 @@ def _matches(source: Node, target: Node, verdict: bool | None, undecided: list[N
     if verdict is not None:
         return verdict
     if source.name != target.name:
-        raise SchemaProjectionError(
+        raise UndecidedColumnsError(
             f"Field {target.field_id} was {source.name!r} when the generation was flushed and is {target.name!r} "
             "now; the versions that would distinguish a rename from a drop and an add are gone.",
-            remedy=f"If it was renamed: rename {target.name!r} back to {source.name!r}, merge, and rename it again. If "
-            f"{source.name!r} was dropped, or removed by a restore: copy {target.name!r} to a new column, drop it, and "
-            "rename the copy, so that it has another field id.",
+            (f"{source.name!r} is {target.name!r}",),
+            f"Do that if it was renamed. If {source.name!r} was dropped, or removed by a restore: copy {target.name!r} "
+            "to a new column, drop it, and rename the copy, so that it has another field id.",
         )
     if target.nullable:  # only a nullable column can be added to a table that has rows
         undecided.append(target)
     return True
 
 
-def _undecided(fields: Sequence[Node]) -> SchemaProjectionError:
-    names = ", ".join(dict.fromkeys(repr(field.name) for field in fields))
-    return SchemaProjectionError(
-        f"Cannot match the columns {names} with those that the generation was flushed with: the versions that would "
-        "show whether they were dropped and added again, or the table created again, have expired, or the clocks of "
-        "writer and store contradict each other.",
-        remedy="For each of them that was dropped and added again: copy it to a new column, drop it, and rename the "
-        "copy, so that it has another field id, and the generation's values are ignored. If no other was dropped: "
-        f"lance.dataset(URI).update_config({{{SAME_COLUMNS!r}: str(lance.dataset(URI).version)}}), and merge.",
+def _undecided(fields: Sequence[Node]) -> UndecidedColumnsError:
+    names = tuple(dict.fromkeys(repr(field.name) for field in fields))
+    return UndecidedColumnsError(
+        f"Cannot match the columns {', '.join(names)} with those that the generation was flushed with: the versions "
+        "that would show whether they were dropped and added again, or the table created again, have expired, or the "
+        "clocks of writer and store contradict each other.",
+        names,
+        "Before that, for each of them that was dropped and added again: copy it to a new column, drop it, and rename "
+        "the copy, so that it has another field id, and the generation's values are ignored.",
     )
 
 

@@ -248,15 +248,19 @@ Exit codes: 0 maintained, over_budget or dry_run; otherwise that of the first st
 )
 ADOPT = JobSpec(
     name="adopt",
-    summary="Decide whether the generations of a region with a reused id are merged.",
-    help="""Decide about regions of the table at URI that are blocked by region_replaced.
+    summary="Decide about regions with a reused id, or about columns of unmerged generations.",
+    help="""Decide about regions of the table at URI that are blocked by region_replaced, or schema_projection.
 
-Their id was used before: on a branch or a clone, after a region's folder was removed, or before the table was
-overwritten. If the table has merge progress for the old region, --as unmerged moves the generations to a new region
-with a new id, seals the old region and fences its writer. Safe to kill and to run twice.
+A replaced region's id was used before: on a branch or a clone, after a region's folder was removed, or before the
+table was overwritten. If the table has merge progress for the old region, --as unmerged moves the generations to a new
+region with a new id, seals the old region and fences its writer. Safe to kill and to run twice.
+
+If the versions are gone that would show whether columns are those of unmerged generations, --same-columns lists the
+generations and columns and spells out what you would assert; with --apply it records that they are the same.
 
 \b
 Examples:
+  memwal-ops adopt orders.lance --same-columns
   memwal-ops adopt s3://bucket/orders.lance --as unmerged
   memwal-ops adopt orders.lance --region 0b8f2a1c --as merged --apply
 

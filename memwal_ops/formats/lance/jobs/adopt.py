@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import InvalidUsageError, RegionReplacedError
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, check_rewritable, commit_indexes
+from memwal_ops.formats.lance.jobs.adopt_columns import SameColumnsReport, apply_same_columns, plan_same_columns
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
 from memwal_ops.formats.lance.memwal.region_move import check_complete, move_region, new_region_id
 from memwal_ops.formats.lance.memwal.wal import unflushed_entries
@@ -144,7 +145,7 @@ def _described(adoption: Adoption, report: AdoptReport) -> str:
     return f"{region}; would be {to}. It would be sealed, and its writer fenced.{warning}"
 
 
-def plan(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport:
+def plan(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport | SameColumnsReport:
     """What :func:`apply` would do; reads only.
 
     Raises:
@@ -152,6 +153,8 @@ def plan(table: Table, options: AdoptOptions, context: RunContext | None = None)
         GenerationMissingError: a generation of a region that is to be moved is missing.
     """
     del context
+    if options.same_columns:
+        return plan_same_columns(table)
     started = time.monotonic()
     check_rewritable(table)
     adoptions = _adoptions(table, options)
@@ -160,7 +163,7 @@ def plan(table: Table, options: AdoptOptions, context: RunContext | None = None)
     return AdoptReport(decision, str(uuid.uuid4()), _answer(options), adoptions, table.version, seconds)
 
 
-def apply(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport:
+def apply(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport | SameColumnsReport:
     """Record or move the regions. Safe to kill, to repeat and to run twice concurrently.
 
     Raises:
@@ -169,6 +172,8 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
         CommitStateUnknownError: the outcome of the commit is unknown; run it again.
     """
     del context
+    if options.same_columns:
+        return apply_same_columns(table)
     started = time.monotonic()
     check_rewritable(table)
     probe_conditional_writes(table.store)
@@ -197,7 +202,8 @@ def _answer(options: AdoptOptions) -> Answer:
     if options.answer is None:
         raise InvalidUsageError(
             "Neither --as merged nor --as unmerged was given, and memwal-ops cannot determine which is correct.",
-            remedy="runbooks/merge-blocked.md has the steps to find out.",
+            remedy="runbooks/merge-blocked.md has the steps to find out. For regions that are blocked by "
+            "schema_projection: --same-columns.",
         )
     return Answer(options.answer)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
 STABLE_ROW_IDS = 2
+TABLE_CONFIG = 8
 NO_TRANSACTION_FILES = 32
 MIXED_FILE_VERSIONS = 256
 
@@ -49,7 +50,7 @@ FEATURES = (
     Feature(1, "deletion files", _EARLY, supported=True),
     Feature(STABLE_ROW_IDS, "stable row ids", _EARLY, supported=True),
     Feature(4, "v2 data files", _EARLY, supported=True),
-    Feature(8, "table config", _EARLY, supported=True),
+    Feature(TABLE_CONFIG, "table config", _EARLY, supported=True),
     Feature(16, "base paths", _EARLY, supported=True),
     Feature(NO_TRANSACTION_FILES, "no transaction files", _EARLY, supported=True),
     Feature(64, "data overlay files"),
