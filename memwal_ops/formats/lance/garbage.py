@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from datetime import datetime
 
+    from memwal_ops.formats.lance.newest_files import NewestFiles
     from memwal_ops.formats.lance.set_aside import SetAside
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta, Store
@@ -134,6 +135,7 @@ def find_garbage(
     needed: Needed,
     now: datetime,
     on_batch: Callable[[list[ObjectMeta]], bool] = lambda _: True,
+    newest: NewestFiles | None = None,
 ) -> Garbage:
     """List the base files once and select those that are garbage.
 
@@ -142,10 +144,11 @@ def find_garbage(
         needed: the references of its manifests.
         now: by the store's clock, UTC.
         on_batch: called with up to 1,000 files at a time; returns whether to continue.
+        newest: sees all files.
     """
     found = Garbage()
     absent = set(needed.own)
-    files = _garbage(store, needed, now, found, absent)
+    files = _garbage(store, needed, now, found, absent, newest)
     while batch := list(islice(files, _BATCH)):
         found.objects += len(batch)
         found.bytes += sum(meta.size for meta in batch)
@@ -156,10 +159,14 @@ def find_garbage(
     return found
 
 
-def _garbage(store: Store, needed: Needed, now: datetime, found: Garbage, absent: set[str]) -> Iterator[ObjectMeta]:
+def _garbage(
+    store: Store, needed: Needed, now: datetime, found: Garbage, absent: set[str], newest: NewestFiles | None
+) -> Iterator[ObjectMeta]:
     for folder in (*BASE_FOLDERS, VERSIONS_FOLDER):
         for meta in store.list(folder):
             key = file_key(meta.path)
+            if newest is not None:
+                newest.see(meta)
             absent.discard(key or "")
             if key is None:
                 if is_unfinished(meta.path) and now - meta.last_modified > UNFINISHED_AGE:

@@ -119,11 +119,23 @@ class SegmentReader:
 
     def vectors(self, number: int) -> tuple[list[str], Matrix]:
         """Ids and vectors of a cluster, without attributes."""
-        group = self._groups.get(number)
-        path = self.segment.prefix_of(number) + cluster_name(number) if group is None else group["key"]
+        group, path = self._groups.get(number), self._path(number)
         if group is not None:
             return _decoded(path, lambda: decode_grouped(self._group(path), number, group))
         return _decoded(path, lambda: decode_cluster(self._object(path)))
+
+    def missing(self) -> str | None:
+        """An object with rows or centroids that is missing. A listing of each prefix."""
+        numbers = range(self.segment.clusters)
+        paths = [self.segment.prefix + CENTROIDS, *map(self._path, numbers)]
+        paths += [self.segment.prefix_of(number) + attributes_name(number) for number in numbers]
+        found = {meta.path for prefix in self.segment.prefixes for meta in self._store.list(prefix.rstrip("/"))}
+        # A listing is not a snapshot.
+        return next((path for path in paths if path not in found and self._store.head(path) is None), None)
+
+    def _path(self, number: int) -> str:
+        group = self._groups.get(number)
+        return str(group["key"]) if group is not None else self.segment.prefix_of(number) + cluster_name(number)
 
     def clusters(self) -> Iterator[Rows]:
         """All of them, one after the other."""

@@ -27,6 +27,7 @@ from memwal_ops.formats.lance.jobs.gc_collectors import views
 from memwal_ops.formats.lance.jobs.gc_rules import read_rules
 from memwal_ops.formats.lance.jobs.gc_wal import WalView
 from memwal_ops.formats.lance.memwal.backlog import oldest_flush
+from memwal_ops.formats.lance.newest_files import NewestFiles, require_complete
 from memwal_ops.formats.lance.options import ExpireOptions, RetentionOptions
 from memwal_ops.formats.lance.referenced_files import (
     BASE_FOLDERS,
@@ -163,7 +164,8 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
 
     Raises:
         StorageError: the store failed, or a base folder is a link.
-        TableCorruptError: a manifest does not decode, so that the files that it refers to are not known.
+        TableCorruptError: the newest version lacks a file, or a manifest does not decode, so that the files that it
+            refers to are not known.
     """
     del context
     started = time.monotonic()
@@ -174,7 +176,9 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     expired, kept = _choose(table, retention, options, now)
     needed = Needed()
     needed.read(table, {version_path(version, table.naming) for version in expired})
-    found = find_garbage(table.store, needed, now)
+    newest = NewestFiles(table)
+    found = find_garbage(table.store, needed, now, newest=newest)
+    newest.require()
     report = _report("nothing_to_expire", table, retention, options, expired, kept)
     if expired or found.objects:
         report.decision = "planned"
@@ -197,7 +201,8 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
     Raises:
         StorageError: the store failed, or a base folder is a link. No version is listed without its files, and the
             next run continues.
-        TableCorruptError: a manifest does not decode, so that the files that it refers to are not known.
+        TableCorruptError: the newest version lacks a file, or a manifest does not decode, so that the files that it
+            refers to are not known.
         TableReplacedError: another table was created or restored at the URI; nothing of it was deleted.
     """
     started = time.monotonic()
@@ -249,6 +254,7 @@ class _Run:
     failed: dict[str, str] = field(default_factory=dict)
     put_back: set[int] = field(default_factory=set)
     _needed: Needed | None = None
+    _complete: bool = False
 
     def choose(self) -> tuple[tuple[int, ...], tuple[KeptVersion, ...]]:
         """The versions to delete and those to keep, by the store's current state; restores versions needed again.
@@ -264,6 +270,7 @@ class _Run:
 
     def retire(self, batch: tuple[int, ...]) -> None:
         """Announce these versions, check them again, set them aside, and delete their manifests."""
+        self._require_complete()
         began = _uptime()
         with announced_expiry(self.table.store, batch):
             # A hold that was taken before the announcement is read here.
@@ -281,7 +288,12 @@ class _Run:
         needed = Needed()
         needed.read(self.table)
         self.choose()
-        found = find_garbage(self.table.store, needed, self.now, lambda batch: self._delete_batch(needed, batch))
+        newest = NewestFiles(self.table)
+        found = find_garbage(
+            self.table.store, needed, self.now, lambda batch: self._delete_batch(needed, batch), newest
+        )
+        if not self._complete:
+            newest.require()  # a run that deletes nothing reports it by the same listing
         if found.complete:
             self._needed = needed
         return found
@@ -309,8 +321,15 @@ class _Run:
                     paths.remove(path)
         self.failed |= delete_proven(self.table.store, paths, [self.anchor]).failed
 
+    def _require_complete(self) -> None:
+        """Refuse to delete anything below a newest version that is not complete; checked once, before the first."""
+        if not self._complete:
+            require_complete(self.table.newest())
+            self._complete = True
+
     def _delete_batch(self, needed: Needed, batch: list[ObjectMeta]) -> bool:
         self.context.checkpoint()
+        self._require_complete()
         # Also what was committed or restored since, for example by a restore of an old version.
         needed.read(self.table)
         sizes = {meta.path: meta.size for meta in batch if file_key(meta.path) not in needed.keys}

@@ -22,6 +22,7 @@ from memwal_ops.formats.lance.jobs.gc_collectors import RegionCollector, TableCo
 from memwal_ops.formats.lance.jobs.gc_rules import Basis, read_rules
 from memwal_ops.formats.lance.jobs.gc_wal import WalView
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.newest_files import require_complete
 from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -98,10 +99,14 @@ def plan(table: Table, options: GcOptions, context: RunContext | None = None) ->
 
     Raises:
         StorageError: the store failed.
+        TableCorruptError: something is deletable, and the newest version lacks a file.
     """
     report = _report(options, applied=False)
     collectors = _collectors(Basis(read_rules(table, options, datetime.now(UTC))), report)
-    return collector.plan(collectors, report, options, context or RunContext())
+    collector.plan(collectors, report, options, context or RunContext())
+    if report.decision is GcDecision.PLANNED:
+        require_complete(table)
+    return report
 
 
 @names_damage
@@ -115,6 +120,7 @@ def apply(table: Table, options: GcOptions, context: RunContext | None = None) -
 
     Raises:
         StorageError: the store failed before anything could be proven.
+        TableCorruptError: something is deletable, and the newest version lacks a file.
     """
     context = context or RunContext()
     probe_conditional_writes(table.store)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.candidates import Gate, age_gate
 from memwal_ops.formats.lance.catchup_entries import covered_generations
 from memwal_ops.formats.lance.identity import table_anchor
+from memwal_ops.formats.lance.newest_files import require_complete
 from memwal_ops.formats.lance.retention import Retention
 
 if TYPE_CHECKING:
@@ -104,17 +105,25 @@ class Basis:
 
     rules: Rules
     anchors: tuple[Anchor, ...] = ()
+    _complete: bool = False
 
     def renew(self) -> None:
-        """Read all inputs of proofs again.
+        """Read all inputs of proofs again; called before each drain and each batch of deletions.
+
+        The first call checks that the newest version is complete: a generation that it has merged may be the only other
+        copy of the rows in a file that it lacks.
 
         An anchor is checked right before each deletion, and once more before a newer one replaces it: since it
         still exists after the newer version was read, that version is of the same table.
 
         Raises:
+            TableCorruptError: the newest version lacks a file.
             TableReplacedError: the table may have been replaced.
         """
         rules, anchors = self.rules.reread(), self.anchors
+        if not self._complete:
+            require_complete(rules.table)
+            self._complete = True
         if rules.table.version != self.rules.table.version:
             anchors = (table_anchor(rules.table),)
             self.check()

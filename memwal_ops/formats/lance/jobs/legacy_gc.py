@@ -19,7 +19,7 @@ from memwal_ops.core import collector
 from memwal_ops.core.candidates import Gate
 from memwal_ops.core.collector import Collector, Stage
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.gc_report import KindText
+from memwal_ops.core.gc_report import GcDecision, KindText
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.damage import names_damage
@@ -31,6 +31,7 @@ from memwal_ops.formats.lance.legacy.emptied import find_emptied
 from memwal_ops.formats.lance.legacy.index import mem_wals_of
 from memwal_ops.formats.lance.legacy.publish import publish
 from memwal_ops.formats.lance.legacy.states import Change, covered_version, is_trimmable, trim
+from memwal_ops.formats.lance.newest_files import require_complete
 from memwal_ops.formats.lance.referenced_files import list_manifests, list_manifests_of_others
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals, encode_mem_wals
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
@@ -140,6 +141,7 @@ class _Logs(Collector[LanceCandidate]):
         self.view, self.store, self._anchors, self._note = view, view.table.store, anchors, note
         # A record outlives the run that writes it: killed after the trim, the next run finds the log by it.
         self._recorded = frozenset(view.trimmed)
+        self._complete = False
 
     @property
     def anchors(self) -> Sequence[Anchor]:
@@ -147,6 +149,9 @@ class _Logs(Collector[LanceCandidate]):
         return self._anchors
 
     def _renew(self) -> None:
+        if not self._complete:
+            require_complete(self.view.table)
+            self._complete = True
         for anchor in self._anchors:
             anchor.check(self.store)
         table = self.view.table.newest()
@@ -278,7 +283,10 @@ def plan(table: Table, options: GcOptions, context: RunContext | None = None) ->
     logs = _Logs(_View.read(table, options, datetime.now(UTC)))
     report.drainable = len(logs.view.trimmable())
     report.versions = table.version
-    return collector.plan([logs], report, options, context or RunContext())
+    collector.plan([logs], report, options, context or RunContext())
+    if report.decision is GcDecision.PLANNED:
+        require_complete(table)
+    return report
 
 
 @names_damage

@@ -14,7 +14,12 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.core.holds import release_hold, take_hold
-from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
+from memwal_ops.errors import (
+    FragmentMissingError,
+    SegmentCorruptError,
+    TableCorruptError,
+    UnsupportedFeatureError,
+)
 from memwal_ops.formats.zeppelin import writer
 from memwal_ops.formats.zeppelin.jobs import merge
 from memwal_ops.formats.zeppelin.lease import held_lease
@@ -80,6 +85,29 @@ def test_what_compactions_removed_is_deleted(made: NamespaceUnderTest) -> None:
     assert again.decision == "nothing_to_delete", again.describe()
     made.write()
     run_job(made.uri, "merge")
+    assert made.read() == made.expected()
+
+
+@pytest.mark.parametrize("lost", ["centroids.bin", "cluster_0.bin", "attrs_0.bin", "wal"])
+def test_nothing_is_deleted_while_the_live_manifest_lacks_an_object(made: NamespaceUnderTest, lost: str) -> None:
+    """The segment and the log that a compaction replaced may be all that still has its rows."""
+    manifest = opened(made).manifest
+    segment = manifest.segments[0]
+    if lost == "wal":
+        path = manifest.fragments[0].key
+    else:
+        path = segment.prefix + lost
+        if lost == "cluster_0.bin" and segment.objects:
+            path = segment.objects[0]["key"]
+    data = Path(made.uri, path).read_bytes()
+    Path(made.uri, path).unlink()
+    before = files(made, "wal") | files(made, "segments")
+    for apply in (False, True):
+        with pytest.raises((SegmentCorruptError, FragmentMissingError), match=path):
+            gc(made, apply=apply)
+    assert files(made, "wal") | files(made, "segments") == before
+    Path(made.uri, path).write_bytes(data)
+    assert gc(made).decision == "deleted"
     assert made.read() == made.expected()
 
 

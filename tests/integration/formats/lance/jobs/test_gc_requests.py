@@ -37,12 +37,12 @@ REGIONS = 40
 # Of each step the most for the run, and the most for each region; the server sees pylance's own, too, and the probe.
 # Opening lists the table's root once, which tells its format. Writers put two log entries or three, as their clock
 # ticks: up to two requests a region. What the table and the region are is read once for a run and a region, and
-# again right before each deletion.
+# again right before each deletion. Before the first drain or deletion, three folders of the base are listed.
 LIFE = {
-    "plan, a generation to drain": ((8, 4), (12, 4)),
-    "apply, drains it": ((12, 20), (16, 21)),
-    "plan, a generation to delete": ((9, 9), (13, 9)),
-    "apply, deletes it": ((13, 25), (17, 27)),
+    "plan, a generation to drain": ((11, 4), (15, 4)),
+    "apply, drains it": ((15, 20), (19, 21)),
+    "plan, a generation to delete": ((12, 9), (16, 9)),
+    "apply, deletes it": ((16, 25), (20, 27)),
     "plan, nothing to do": ((9, 7), (13, 7)),
     "apply, nothing to do": ((13, 7), (17, 7)),
 }
