@@ -54,9 +54,8 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _GENERATIONS = 200
-IMMEDIATE = gc.GcOptions(
-    reader_grace=timedelta(0), orphan_min_age=timedelta(0), manifest_retention=2, allow_unsafe=True
-)
+NONE_PINNED = gc.GcOptions(drain_after=timedelta(0), allow_unsafe=True)
+IMMEDIATE = gc.GcOptions(timedelta(0), timedelta(0), manifest_retention=2, drain_after=timedelta(0), allow_unsafe=True)
 
 
 # -- planning
@@ -158,8 +157,8 @@ def steps(uri: str, options: dict[str, str] | None, counts: Counter[str], region
     catchup.apply(open_lance_table(uri, options), catchup.CatchupOptions())
     expire.apply(open_lance_table(uri, options), expire.ExpireOptions(timedelta(0)))
     for name, run, care in (
-        ("plan, a generation to drain", gc.plan, gc.GcOptions()),
-        ("apply, drains it", gc.apply, gc.GcOptions()),
+        ("plan, a generation to drain", gc.plan, NONE_PINNED),
+        ("apply, drains it", gc.apply, NONE_PINNED),
         ("plan, a generation to delete", gc.plan, IMMEDIATE),
         ("apply, deletes it", gc.apply, IMMEDIATE),
         ("plan, nothing to do", gc.plan, IMMEDIATE),

@@ -84,6 +84,7 @@ def keys_array(keys: list[int]) -> Any:
 def configure(folder: Path, port: int) -> Path:
     """Four jobs on every table; the collector deletes at once what it can prove."""
     careful = {"reader_grace": "0s", "orphan_min_age": "0s", "manifest_retention": 2, "allow_unsafe": True}
+    careful["drain_after"] = "0s"
     every = {"catchup": "60s", "snapshot": "60s", "gc": "60s"}
     jobs: dict[str, Any] = {job: {"schedule": {"every": span, "jitter": "10s"}} for job, span in every.items()}
     jobs["gc"] |= {"apply": True, "options": careful}

@@ -39,6 +39,7 @@ DEFAULT_INSPECT_LIMIT = 1000
 _SAFE_READER_GRACE = timedelta(minutes=1)
 _SAFE_ORPHAN_AGE = timedelta(hours=1)
 _SAFE_FENCE_RETENTION = timedelta(days=1)
+_SAFE_DRAIN_AFTER = timedelta(days=1)
 _SAFE_MANIFESTS = 2
 
 
@@ -227,6 +228,11 @@ class RetentionOptions(Options):
     fence_retention: timedelta = duration(
         timedelta(days=30), help="How long a fenced writer may stall and then write again."
     )
+    drain_after: timedelta = duration(
+        timedelta(days=30),
+        help="How long a reader may keep a version open while it reads region manifests anew, as lancedb's handles do: "
+        "a merged generation stays on its region's list as long.",
+    )
     allow_unsafe: bool = flag(help="Accept values below their safe minimum.")
 
     def validate(self) -> None:
@@ -271,6 +277,12 @@ class RetentionOptions(Options):
             found.append(
                 ("fence_retention", f"{{fence_retention}} below {duration_text(_SAFE_FENCE_RETENTION)}: {text}")
             )
+        if self.drain_after < _SAFE_DRAIN_AFTER:
+            text = (
+                "a process opens the table and keeps that version, as lancedb's handles do by default, a generation is "
+                "merged and taken off its region's list, and the process reads without its rows, and without an error."
+            )
+            found.append(("drain_after", f"{{drain_after}} below {duration_text(_SAFE_DRAIN_AFTER)}: {text}"))
         return found
 
 
@@ -341,6 +353,7 @@ class MaintainOptions(BaseMaintainOptions):
         "orphan_min_age",
         "manifest_retention",
         "fence_retention",
+        "drain_after",
         "max_deletes",
         "allow_unsafe",
         help="Options of gc.",

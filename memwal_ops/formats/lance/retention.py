@@ -17,7 +17,7 @@ read only once, however often the retention is refreshed.
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -172,6 +172,21 @@ class Retention:
         """When an own version was published, by the store's clock, UTC."""
         return self._trees[self._own].written(version)
 
+    def progress_at(self, moment: datetime | None) -> Mapping[UUID, int]:
+        """The merge progress of the newest existing version of main that was published by then; None: by now.
+
+        As everywhere here, it is lowered to what indexes that search cover.
+        """
+        main = self._trees[None]
+        published = [one for one in main.all_versions if moment is None or main.written(one) <= moment]
+        return main.progress(published[-1]) if published else {}
+
+    def is_below(self, progress: Mapping[UUID, int], *, after: int) -> bool:
+        """Whether the base of a version of main after that one, if it has a MemWAL index, has less of a region."""
+        main = self._trees[None]
+        below = (main.base.below(main.versions, region_id, merged) for region_id, merged in progress.items())
+        return any(versions and versions[-1] > after for versions in below)
+
     def manifest_bytes(self, version: int) -> int:
         """The size of the manifest of an own version."""
         return self._trees[self._own].size(version)
@@ -266,6 +281,52 @@ def _list_versions(store: Store, folder: str) -> tuple[dict[int, ObjectMeta], di
     return numbered, detached
 
 
+class _Progress:
+    """Progress per region, as the versions at which it changed."""
+
+    def __init__(self) -> None:
+        """Before the first version: none."""
+        # Per region, ascending: (first version, progress from that version on). Before the first: 0.
+        self._changes: dict[UUID, list[tuple[int, int]]] = {}
+        self._last: Mapping[UUID, int] = {}
+        # Regions whose progress fell at some version: that of all others is ascending.
+        self._fell: set[UUID] = set()
+
+    def add(self, version: int, merged: Mapping[UUID, int]) -> None:
+        """Add a version later than all before."""
+        if merged != self._last:
+            for region_id in merged.keys() | self._last.keys():
+                progress = merged.get(region_id, 0)
+                if progress != self._last.get(region_id, 0):
+                    if progress < self._last.get(region_id, 0):
+                        self._fell.add(region_id)
+                    self._changes.setdefault(region_id, []).append((version, progress))
+            self._last = merged
+
+    def at(self, version: int) -> Mapping[UUID, int]:
+        """The progress of a version."""
+        found = {}
+        for region_id, changes in self._changes.items():
+            before = bisect_right(changes, version, key=lambda change: change[0])
+            if before and changes[before - 1][1]:
+                found[region_id] = changes[before - 1][1]
+        return found
+
+    def below(self, versions: Sequence[int], region_id: UUID, generation: int) -> list[int]:
+        """Those of the versions, ascending, whose progress in the region is below the generation."""
+        found = self._changes.get(region_id, [])
+        if region_id not in self._fell:  # a region may list tens of thousands of generations, and each is asked for
+            at = bisect_left(found, generation, key=lambda change: change[1])
+            end = found[at][0] if at < len(found) else _NO_VERSION
+            return list(versions[: bisect_left(versions, end)])
+        changes = [(0, 0), *found, (_NO_VERSION, generation)]
+        below: list[int] = []
+        for (start, progress), (end, _) in pairwise(changes):
+            if progress < generation:
+                below += versions[bisect_left(versions, start) : bisect_left(versions, end)]
+        return below
+
+
 @dataclass(slots=True)
 class _Tree:
     """The versions of one branch, or those that are detached.
@@ -285,10 +346,10 @@ class _Tree:
     _seen: dict[int, tuple[int, float, str | None]] = field(default_factory=dict)
     _paths: dict[int, str] = field(default_factory=dict)
     _uuids: dict[int, UUID] = field(default_factory=dict)
-    # Per region, ascending: (first version, progress from that version on). Before the first: 0.
-    _changes: dict[UUID, list[tuple[int, int]]] = field(default_factory=dict)
-    _last: Mapping[UUID, int] = field(default_factory=dict)
-    # The changes are complete up to this version, including those of versions that no longer exist.
+    # What readers of a version do not need, and what its base has.
+    merged: _Progress = field(default_factory=_Progress)
+    base: _Progress = field(default_factory=_Progress)
+    # The progress is complete up to this version, including versions that no longer exist.
     _highest: int = 0
 
     @property
@@ -324,14 +385,13 @@ class _Tree:
                 for version, outcome in zip(chunk, outcomes, strict=True):
                     self._add(version, listed[version], outcome)
 
+    def progress(self, version: int) -> Mapping[UUID, int]:
+        """The merge progress of a version that exists; nothing if it has no MemWAL index."""
+        return self.merged.at(version) if _contains(self.versions, version) else {}
+
     def below(self, region_id: UUID, generation: int) -> list[int]:
         """Versions with a progress in the region below the generation, ascending."""
-        changes = [(0, 0), *self._changes.get(region_id, ()), (_NO_VERSION, generation)]
-        below: list[int] = []
-        for (start, progress), (end, _) in pairwise(changes):
-            if progress < generation:
-                below += self.versions[bisect_left(self.versions, start) : bisect_left(self.versions, end)]
-        return below
+        return self.merged.below(self.versions, region_id, generation)
 
     def _add(self, version: int, meta: ObjectMeta, outcome: VersionProgress | str | _Expired) -> None:
         if isinstance(outcome, _Expired):
@@ -350,13 +410,9 @@ class _Tree:
         self.versions.append(version)
         self._uuids[version] = uuid
         self.index_uuids[uuid] = self.index_uuids.get(uuid, 0) + 1
-        merged = outcome.merged_generations
-        if merged != self._last:
-            for region_id in merged.keys() | self._last.keys():
-                progress = merged.get(region_id, 0)
-                if progress != self._last.get(region_id, 0):
-                    self._changes.setdefault(region_id, []).append((version, progress))
-            self._last = merged
+        merged, base = outcome.merged_generations, outcome.base_generations
+        self.merged.add(version, merged)
+        self.base.add(version, merged if base is None else base)
 
     def _drop(self, version: int) -> None:
         del self._seen[version]
@@ -379,10 +435,9 @@ class _Tree:
             self._seen,
             self._paths,
             self._uuids,
-            self._changes,
         ):
             collection.clear()
-        self._last = {}
+        self.merged, self.base = _Progress(), _Progress()
         self._highest = 0
 
 

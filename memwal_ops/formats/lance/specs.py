@@ -223,7 +223,9 @@ some deletions failed; 28 the table may have been replaced since the plan; other
     every=timedelta(hours=1),
     metrics={
         "merged_generations": MetricSpec(
-            "count", "Merged generations that a region manifest still lists.", exported="merged_generations"
+            "count",
+            "Merged generations that a region manifest still lists, and for which gc does not wait any more.",
+            exported="merged_generations",
         ),
         "bytes_collected": MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
         "objects_collected": MetricSpec("count", "Objects that gc deleted.", "run", "collected_objects"),

@@ -43,11 +43,14 @@ class VersionProgress:
         index_uuid: id of the MemWAL index entry, by which an external snapshot is named; None: no MemWAL index,
             so that readers do not read generations.
         points_into_mem_wal: whether files of its base table may be below ``_mem_wal/``.
+        base_generations: per region the last generation that the base table contains, whatever indexes cover; None:
+            the same as ``merged_generations``.
     """
 
     merged_generations: Mapping[UUID, int]
     index_uuid: UUID | None
     points_into_mem_wal: bool = False
+    base_generations: Mapping[UUID, int] | None = None
 
 
 def read_version_progress(store: Store, manifest: ObjectMeta) -> VersionProgress:
@@ -73,7 +76,7 @@ def read_version_progress(store: Store, manifest: ObjectMeta) -> VersionProgress
     index = None if version.indexes is None else _memwal(version.indexes)
     if version.indexes is None or index is None:
         return VersionProgress({}, None, points)
-    return VersionProgress(_lowered(index, version.indexes, version.manifest.fragments) or {}, index.uuid, points)
+    return _progress(index, _lowered(index, version.indexes, version.manifest.fragments) or {}, points)
 
 
 def _by_ends(store: Store, manifest: ObjectMeta) -> VersionProgress | None:
@@ -93,7 +96,12 @@ def _by_ends(store: Store, manifest: ObjectMeta) -> VersionProgress | None:
     if section is None or index is None:
         return VersionProgress({}, None, points)
     merged = _lowered(index, section, None)
-    return None if merged is None else VersionProgress(merged, index.uuid, points)
+    return None if merged is None else _progress(index, merged, points)
+
+
+def _progress(index: MemWalIndex, lowered: Mapping[UUID, int], points: bool) -> VersionProgress:  # noqa: FBT001 - private
+    base = index.merged_generations
+    return VersionProgress(lowered, index.uuid, points, None if base == lowered else base)
 
 
 def _points_into_mem_wal(manifest: table_pb2.Manifest) -> bool:

@@ -35,7 +35,7 @@ REGIONS = 2
 # Of a gc that would take what a reader, a flush or a stalled writer of this test still needs, there is no guarantee.
 GC: dict[str, object] = {
     "reader_grace": f"{GRACE_SECONDS}s", "orphan_min_age": "60s", "fence_retention": "60s", "manifest_retention": 3,
-    "allow_unsafe": True,
+    "drain_after": "0s", "allow_unsafe": True,
 }  # fmt: skip
 
 

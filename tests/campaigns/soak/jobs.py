@@ -44,7 +44,7 @@ def careful(place: Place) -> list[str]:
     grace = place.grace
     return [
         f"--reader-grace={grace}s", f"--orphan-min-age={3 * grace}s", f"--fence-retention={6 * grace}s",
-        "--manifest-retention=3", "--allow-unsafe",
+        "--manifest-retention=3", f"--drain-after={grace}s", "--allow-unsafe",
     ]  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def collecting(table: Table, place: Place, rng: random.Random) -> tuple[str, str
     grace = timedelta(seconds=place.grace)
     if rng.random() < 0.4:
         return "expire", expire.apply(table, expire.ExpireOptions(2 * grace, rng.choice([1, 3]))).decision, 0
-    options = gc.GcOptions(grace, 3 * grace, 3, 6 * grace, max_deletes=rng.choice([None, 50]), allow_unsafe=True)
+    options = gc.GcOptions(grace, 3 * grace, 3, 6 * grace, grace, max_deletes=rng.choice([None, 50]), allow_unsafe=True)
     report = gc.apply(table, options)
     assert not report.faults, report.faults
     if report.failed and "://" not in place.uri:

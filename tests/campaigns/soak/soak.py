@@ -46,7 +46,8 @@ _BUSIEST = 2.5
 _MOST_MEMORY = 700
 _REGIONS = 3
 _SIZES = (100, 2000)
-_NOW = ["--reader-grace=0", "--orphan-min-age=0", "--fence-retention=0", "--manifest-retention=2", "--allow-unsafe"]
+_NOW = ["--reader-grace=0", "--orphan-min-age=0", "--fence-retention=0", "--manifest-retention=2"]
+_NOW += ["--drain-after=0", "--allow-unsafe"]
 _ENOUGH_RUNS = 6
 # What gc may leave of a region's log: posts of two epochs, and the end.
 _MOST_ENTRIES = 12

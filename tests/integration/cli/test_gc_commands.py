@@ -17,6 +17,7 @@ from memwal_ops.formats.lance.jobs import gc as job
 from memwal_ops.formats.lance.jobs import gc_collectors
 from memwal_ops.formats.lance.wire.names import bit_reversed
 from tests.integration.formats.lance.test_leftovers import killed_commit
+from tests.support.gc_options import AT_ONCE_FLAGS
 from tests.support.run_cli import contents, run_here
 from tests.support.stores import refusing
 from tests.support.tables import damage
@@ -45,7 +46,6 @@ GC_KEYS = {
 }
 KINDS = {"generation", "quarantine", "orphan", "wal_entry", "region_manifest", "snapshot", "leftover", "unknown"}
 ITEM_KEYS = {"kind", "path", "region_id", "generation", "bytes", "objects"}
-NOW = ("--reader-grace", "0", "--orphan-min-age", "0", "--manifest-retention", "2", "--allow-unsafe")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def made(tmp_path: Path) -> LsmTable:
 def test_the_document(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     free(made)
     before = contents(made.uri)
-    plan = run_here(capfd, "gc", made.uri, "--json", *NOW)
+    plan = run_here(capfd, "gc", made.uri, "--json", *AT_ONCE_FLAGS)
     assert contents(made.uri) == before
     document = plan.document
     assert (plan.code, set(document)) == (0, GC_KEYS)
@@ -78,12 +78,12 @@ def test_the_document(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None
     assert {item["path"] for item in generations} == generation_folders(made)
     assert document["regions"] == {"total": 2, "sealed": 0, "unreadable": []}
     assert (document["retained_versions"], document["limited"], document["failed"]) == (1, False, [])
-    done = run_here(capfd, "gc", made.uri, "--json", "--apply", *NOW)
+    done = run_here(capfd, "gc", made.uri, "--json", "--apply", *AT_ONCE_FLAGS)
     assert (done.code, set(done.document)) == (0, GC_KEYS)
     assert (done.document["decision"], done.document["apply"], done.document["drained"]) == ("deleted", True, 6)
     assert done.document["deleted"]["bytes"] == sum(item["bytes"] for item in done.document["delete"])
     assert done.document["deleted"]["objects"] == sum(item["objects"] for item in done.document["delete"])
-    again = run_here(capfd, "gc", made.uri, "--json", "--apply", *NOW).document
+    again = run_here(capfd, "gc", made.uri, "--json", "--apply", *AT_ONCE_FLAGS).document
     assert (again["decision"], again["deleted"]) == ("nothing_to_delete", {"objects": 0, "bytes": 0})
     sound(made)
 
@@ -100,7 +100,7 @@ def test_what_a_person_reads(made: LsmTable, capfd: pytest.CaptureFixture[str]) 
     assert "Add --apply to delete" in text
     text = " ".join(run_here(capfd, "gc", made.uri, "--apply").out.split())
     assert text.startswith("drained: 6 generations")
-    text = " ".join(run_here(capfd, "gc", made.uri, "--apply", *NOW).out.split())
+    text = " ".join(run_here(capfd, "gc", made.uri, "--apply", *AT_ONCE_FLAGS).out.split())
     assert text.startswith("deleted:")
     assert "WARNING: reader grace below" in text
 
@@ -108,19 +108,19 @@ def test_what_a_person_reads(made: LsmTable, capfd: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("limit", [0, 1, 5])
 def test_limits(made: LsmTable, limit: int, capfd: pytest.CaptureFixture[str]) -> None:
     free(made)
-    document = run_here(capfd, "gc", made.uri, "--json", "--limit", str(limit), *NOW).document
+    document = run_here(capfd, "gc", made.uri, "--json", "--limit", str(limit), *AT_ONCE_FLAGS).document
     assert (len(document["delete"]), len(document["held"]), document["truncated"]) == (limit, limit, True)
     assert sum(document["counts"]["generation"].values()) == 6
-    assert run_here(capfd, "gc", made.uri, "--json", "--limit", "1000", *NOW).document["truncated"] is False
+    assert run_here(capfd, "gc", made.uri, "--json", "--limit", "1000", *AT_ONCE_FLAGS).document["truncated"] is False
 
 
 def test_max_deletes(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     free(made)
-    document = run_here(capfd, "gc", made.uri, "--json", "--apply", "--max-deletes", "5", *NOW).document
+    document = run_here(capfd, "gc", made.uri, "--json", "--apply", "--max-deletes", "5", *AT_ONCE_FLAGS).document
     assert (document["decision"], document["limited"], document["deleted"]["objects"]) == ("deleted", True, 5)
     assert run_here(capfd, "gc", made.uri, "--max-deletes", "0").code == 2
     assert "--max-deletes ended this run" in " ".join(
-        run_here(capfd, "gc", made.uri, "--apply", "--max-deletes", "5", *NOW).out.split()
+        run_here(capfd, "gc", made.uri, "--apply", "--max-deletes", "5", *AT_ONCE_FLAGS).out.split()
     )
 
 
@@ -132,7 +132,7 @@ def test_the_plan_file_has_everything(
     write(made, "_mem_wal/readme.txt")
     file = tmp_path / "plan.jsonl"
     file.write_text("of yesterday")
-    options = ("--limit", "1", "--plan-file", str(file), *(["--apply"] if apply else []), *NOW)
+    options = ("--limit", "1", "--plan-file", str(file), *(["--apply"] if apply else []), *AT_ONCE_FLAGS)
     document = run_here(capfd, "gc", made.uri, "--json", *options).document
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert all(
@@ -177,6 +177,7 @@ def test_a_run_that_fails_writes_no_plan_file(
         (("--orphan-min-age", "59m"), "the writer publishes a generation that does not exist"),
         (("--manifest-retention", "1"), "the reader finds no version at all"),
         (("--fence-retention", "23h"), "its next write is acknowledged and lost"),
+        (("--drain-after", "23h"), "the process reads without its rows, and without an error"),
     ],
 )
 @pytest.mark.parametrize("command", ["gc", "why"])
@@ -201,6 +202,7 @@ def test_values_that_lose_data_are_refused(
 
 def test_safe_minimums_are_allowed(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     options = ("--reader-grace", "1m", "--orphan-min-age", "1h", "--manifest-retention", "2", "--fence-retention", "1d")
+    options += ("--drain-after", "1d")
     assert run_here(capfd, "gc", made.uri, *options, "--json").document["warnings"] == []
 
 
@@ -208,7 +210,7 @@ def test_safe_minimums_are_allowed(made: LsmTable, capfd: pytest.CaptureFixture[
 def test_a_region_that_cannot_be_read(made: LsmTable, apply: bool, capfd: pytest.CaptureFixture[str]) -> None:
     free(made)
     damage.truncate_region_manifest(made.uri, made.regions[0], keep=3)
-    ran = run_here(capfd, "gc", made.uri, "--json", *NOW, *(["--apply"] if apply else []))
+    ran = run_here(capfd, "gc", made.uri, "--json", *AT_ONCE_FLAGS, *(["--apply"] if apply else []))
     assert ran.code == 10
     (bad,) = ran.document["regions"]["unreadable"]
     assert bad["region_id"] == made.regions[0]
@@ -230,15 +232,15 @@ def test_deletions_that_fail(
         return real(table, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(job, "apply", apply)
-    ran = run_here(capfd, "gc", made.uri, "--json", "--apply", *NOW)
+    ran = run_here(capfd, "gc", made.uri, "--json", "--apply", *AT_ONCE_FLAGS)
     assert (ran.code, ran.document["decision"]) == (27, "incomplete")
     assert all(one["path"].startswith(f"{folder}/data/") and one["error"] for one in ran.document["failed"])
     assert len(ran.document["failed"]) > 0
-    text = run_here(capfd, "gc", made.uri, "--apply", *NOW)
+    text = run_here(capfd, "gc", made.uri, "--apply", *AT_ONCE_FLAGS)
     assert text.code == 27
     assert "NOT DELETED:" in text.out
     monkeypatch.undo()
-    assert run_here(capfd, "gc", made.uri, "--json", "--apply", *NOW).document["decision"] == "deleted"
+    assert run_here(capfd, "gc", made.uri, "--json", "--apply", *AT_ONCE_FLAGS).document["decision"] == "deleted"
     assert generation_folders(made) == set()
 
 
@@ -281,7 +283,7 @@ def test_expire(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     assert "The first is old enough at" not in again.out
     assert run_here(capfd, "expire", made.uri, "--keep", "0").code == 2
     assert run_here(capfd, "expire", made.uri, "--older-than", "soon").code == 2
-    assert run_here(capfd, "gc", made.uri, "--json", *NOW).document["counts"]["generation"]["delete"] == 6
+    assert run_here(capfd, "gc", made.uri, "--json", *AT_ONCE_FLAGS).document["counts"]["generation"]["delete"] == 6
 
 
 # -- hold
@@ -308,7 +310,7 @@ def test_hold(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     merged(made)
     caught_up(made)
     expired(made)
-    why = run_here(capfd, "gc", made.uri, "--json", *NOW).document["held"]
+    why = run_here(capfd, "gc", made.uri, "--json", *AT_ONCE_FLAGS).document["held"]
     generations = [item["because"] for item in why if item["kind"] == "generation"]
     assert len(generations) == 6
     assert all("hold 1 of " in one for one in generations)
@@ -316,7 +318,7 @@ def test_hold(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_here(capfd, "hold", made.uri, "--list", "--json").document["holds"][0]["state"] == "released"
     assert "a long report" in run_here(capfd, "hold", made.uri, "--list").out
     expired(made)
-    assert run_here(capfd, "gc", made.uri, "--json", *NOW).document["counts"]["generation"]["delete"] == 6
+    assert run_here(capfd, "gc", made.uri, "--json", *AT_ONCE_FLAGS).document["counts"]["generation"]["delete"] == 6
 
 
 def test_holds_that_are_refused(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
@@ -361,7 +363,7 @@ def test_why_a_generation(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> 
         assert reason["path"] == folder
         assert "listed by region manifest version" in str(reason["because"])
         assert sum(not gate["met"] for gate in reason["gates"]) == 1  # type: ignore[attr-defined]
-        (reason,) = why(capfd, made, target, *NOW)
+        (reason,) = why(capfd, made, target, *AT_ONCE_FLAGS)
         assert reason["verdict"] == "delete"
     text = run_here(capfd, "why", made.uri, f"{region}/2").out
     assert f"{folder} (" in text
@@ -423,7 +425,7 @@ def test_why_a_leftover_heeds_the_options(made: LsmTable, capfd: pytest.CaptureF
     left = min(path.name for path in Path(made.uri, "_versions").glob("d*"))
     (reason,) = why(capfd, made, f"_versions/{left}")
     assert (reason["kind"], reason["verdict"]) == ("leftover", "held")
-    (reason,) = why(capfd, made, f"_versions/{left}", *NOW)
+    (reason,) = why(capfd, made, f"_versions/{left}", *AT_ONCE_FLAGS)
     assert reason["verdict"] == "delete"
 
 

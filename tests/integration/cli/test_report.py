@@ -10,6 +10,7 @@ import lance
 import pyarrow as pa
 import pytest
 
+from tests.support.gc_options import AT_ONCE_FLAGS
 from tests.support.run_cli import contents, run_here
 from tests.support.tables.damage import remove_generation
 from tests.support.tables.gc_tables import free, grow, make, merged
@@ -94,8 +95,7 @@ def test_no_row_value_is_in_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 def test_the_life_of_a_generation(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     free(made)
-    now = ("--reader-grace", "0", "--orphan-min-age", "0", "--manifest-retention", "2", "--allow-unsafe")
-    assert run_here(capfd, "gc", made.uri, "--apply", *now).code == 0
+    assert run_here(capfd, "gc", made.uri, "--apply", *AT_ONCE_FLAGS).code == 0
     grow(made)
     document = run_here(capfd, "report", made.uri, "--json").document
     states = [one["state"] for one in document["history"]["log"]]

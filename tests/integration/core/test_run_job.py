@@ -14,6 +14,7 @@ from memwal_ops.core import maintain
 from memwal_ops.core.options import Options
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.options import ExpireOptions, GcOptions, MaintainOptions, MergeOptions
+from tests.support.gc_options import IMMEDIATE
 from tests.support.run_cli import contents
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base
@@ -45,8 +46,7 @@ def test_deleting_jobs_only_plan_by_default(table: Workload) -> None:
 
 def test_maintain_applies_what_its_command_applies(table: Workload) -> None:
     """``apply=True`` is ``--apply``; None acts and deletes nothing; False changes nothing."""
-    at_once = GcOptions(timedelta(0), timedelta(0), 2, allow_unsafe=True)
-    careless = {"expire": ExpireOptions(timedelta(0)), "gc": at_once}
+    careless = {"expire": ExpireOptions(timedelta(0)), "gc": IMMEDIATE}
 
     def gc_step(**given: Any) -> dict[str, Any]:
         document = memwal_ops.run_job(table.uri, "maintain", **given).to_json()

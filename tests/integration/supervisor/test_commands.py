@@ -25,6 +25,7 @@ from memwal_ops.errors import JobPluginError, LeaseLostError
 from memwal_ops.formats.lance.jobs import catchup, compact, expire, gc, merge, snapshot
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.state.directory import StateDir
+from tests.support.gc_options import AT_ONCE, IMMEDIATE
 from tests.support.listeners import at_checkpoint
 from tests.support.plugin_packages import install
 from tests.support.run_cli import contents, run_here, run_process
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[3] / "docs/configuration.md"
 ZERO = timedelta(0)
-GC = gc.GcOptions(reader_grace=ZERO, orphan_min_age=ZERO, manifest_retention=2, allow_unsafe=True)
 US, THEM = Holder("us", "us@here"), Holder("them", "them@there")
 
 
@@ -153,7 +153,7 @@ JOBS: list[tuple[str, Callable[[Table], Any]]] = [
     ("merge", lambda table: merge.apply(table, merge.MergeOptions())),
     ("catchup", lambda table: catchup.apply(table, catchup.CatchupOptions())),
     ("snapshot", lambda table: snapshot.apply(table, snapshot.SnapshotOptions())),
-    ("gc", lambda table: gc.apply(table, GC)),
+    ("gc", lambda table: gc.apply(table, IMMEDIATE)),
     ("expire", lambda table: expire.apply(table, expire.ExpireOptions(older_than=ZERO))),
 ]
 
@@ -366,7 +366,7 @@ def test_a_supervised_maintain_deletes_only_by_its_own_option(table: Workload, t
     options = {
         "apply": apply,
         "expire": {"older_than": "0s"},
-        "gc": {"reader_grace": "0s", "orphan_min_age": "0s", "allow_unsafe": True},
+        "gc": AT_ONCE,
     }
     jobs: dict[str, Any] = {
         "maintain": {"enabled": True, "apply": True, "options": options},

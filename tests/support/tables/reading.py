@@ -42,10 +42,12 @@ def read_base(uri: str, storage_options: Options = None, version: int | None = N
     return rows_by_key(dataset.to_table(), primary_key(dataset.schema))
 
 
-def snapshots(uri: str, storage_options: Options = None, *, unmerged_only: bool = True) -> list[ShardSnapshot]:
-    """One snapshot for each region, out of the region manifests themselves."""
+def snapshots(
+    uri: str, storage_options: Options = None, *, unmerged_only: bool = True, merged: Mapping[str, int] | None = None
+) -> list[ShardSnapshot]:
+    """One snapshot for each region, out of the region manifests themselves; ``merged``: the reader's own progress."""
     files = Files(uri, storage_options)
-    merged = wire.progress(files) if unmerged_only else {}
+    merged = merged if merged is not None else wire.progress(files) if unmerged_only else {}
     out = []
     for region in wire.regions(files):
         manifest = wire.region_manifest(files, region)
@@ -70,6 +72,18 @@ def read_lsm(uri: str, storage_options: Options = None, *, writer: ShardWriter |
         scanner = writer.lsm_scanner([s for s in states if s.shard_id != writer.shard_id])
     columns = dataset.schema.names
     return rows_by_key(scanner.project(columns).to_table().select(columns), primary_key(dataset.schema))
+
+
+class PinnedReader:
+    """Keeps the version that it opened, and reads region manifests anew, as lancedb's default handle does."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri, self._dataset, self._merged = uri, open_dataset(uri), wire.progress(Files(uri))
+
+    def rows(self) -> Rows:
+        scanner = LsmScanner.from_snapshots(self._dataset, snapshots(self._uri, merged=self._merged))
+        columns = self._dataset.schema.names
+        return rows_by_key(scanner.project(columns).to_table().select(columns), primary_key(self._dataset.schema))
 
 
 def _generation_rows(uri: str, storage_options: Options, names: dict[int, str]) -> list[tuple[bool, Row]]:

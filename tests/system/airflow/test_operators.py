@@ -15,6 +15,7 @@ pytest.importorskip("airflow.sdk", reason="needs Airflow, which has an environme
 
 import memwal_ops.airflow as ours
 from memwal_ops.errors import InvalidUsageError
+from tests.support.gc_options import AT_ONCE
 from tests.support.tables import damage
 from tests.support.tables.reading import read_base
 from tests.support.tables.workload import Workload, assert_same
@@ -73,7 +74,7 @@ def test_maintain_deletes_nothing_by_default(dags: Path, tmp_path: Path, monkeyp
     table.flush()
     careless = {
         "expire": {"older_than": "0"},
-        "gc": {"reader_grace": "0", "orphan_min_age": "0", "manifest_retention": 2, "allow_unsafe": True},
+        "gc": AT_ONCE,
     }
     planned = run_task(dags, monkeypatch, "MemWalMaintainOperator", uri=table.uri, options=careless)
     steps = {one["step"]: one["decision"] for one in planned.xcom["steps"]}

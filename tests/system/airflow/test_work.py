@@ -13,6 +13,7 @@ from memwal_ops.airflow import failures
 from memwal_ops.airflow.work import Outcome, poll, run_job
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.format import LanceFormat
+from tests.support.gc_options import AT_ONCE
 from tests.support.tables import damage
 from tests.support.tables.reading import read_base
 from tests.support.tables.workload import Workload, assert_same
@@ -59,11 +60,7 @@ def test_deleting_jobs_plan_by_default(table: Workload, job: str) -> None:
     for _ in range(2):
         assert run("merge", table.uri).failure is None
     files = sorted(Path(table.uri).rglob("*"))
-    careless = (
-        {"older_than": "0", "keep": 1}
-        if job == "expire"
-        else {"reader_grace": "0", "orphan_min_age": "0", "manifest_retention": 2, "allow_unsafe": True}
-    )
+    careless = {"older_than": "0", "keep": 1} if job == "expire" else AT_ONCE
     if job == "gc":
         run("expire", table.uri, apply=True, older_than="0")
         files = sorted(Path(table.uri).rglob("*"))

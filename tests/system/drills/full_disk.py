@@ -18,6 +18,7 @@ import lance
 from memwal_ops import open_table
 from memwal_ops.errors import CommitStateUnknownError, StorageError
 from memwal_ops.formats.lance.jobs import catchup, expire, gc, merge
+from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.workload import Workload, assert_same, read_base
 from tests.system.drills.page import Page, age
 
@@ -134,7 +135,7 @@ def main() -> None:
     assert_same(read_base(table.uri), table.expected())
     zero = timedelta(0)
     expire.apply(open_table(table.uri), expire.ExpireOptions(older_than=zero))
-    report = gc.apply(open_table(table.uri), gc.GcOptions(reader_grace=zero, orphan_min_age=zero, allow_unsafe=True))
+    report = gc.apply(open_table(table.uri), IMMEDIATE)
     assert report.to_json()["unknown"] == []
     assert len(lance.dataset(table.uri).versions()) == 1
     assert not list(Path(table.uri, "_mem_wal", region).glob("*_gen_*"))

@@ -18,6 +18,7 @@ from memwal_ops.core.leases import Holder, acquire, list_leases
 from memwal_ops.formats.lance.jobs import catchup, expire, gc, merge
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
 from tests.support.faulty_proxy import FaultyProxy
+from tests.support.gc_options import NONE_PINNED
 from tests.support.run_cli import run_process
 from tests.support.s3_server import ACCESS_KEY, REGION, SECRET_KEY, options_for, s3_client
 from tests.support.service import service
@@ -224,7 +225,7 @@ def test_clock_skew(tmp_path: Path) -> None:
     merge.apply(open_table(table.uri), merge.MergeOptions())
     catchup.apply(open_table(table.uri), catchup.CatchupOptions())
     expire.apply(open_table(table.uri), expire.ExpireOptions(older_than=ZERO))
-    assert gc.apply(open_table(table.uri), gc.GcOptions()).decision == "drained"
+    assert gc.apply(open_table(table.uri), NONE_PINNED).decision == "drained"
     acquire(open_table(table.uri).store, "merge", Holder("other", "other@machine"))
 
     def stand() -> int:

@@ -27,6 +27,7 @@ from memwal_ops.formats.lance.jobs.gc_collectors import views
 from memwal_ops.formats.lance.jobs.gc_rules import read_rules
 from memwal_ops.formats.lance.jobs.gc_wal import WalView
 from memwal_ops.formats.lance.memwal.backlog import oldest_flush
+from memwal_ops.formats.lance.merged_since import drop_overtaken
 from memwal_ops.formats.lance.newest_files import NewestFiles, require_complete
 from memwal_ops.formats.lance.options import ExpireOptions, RetentionOptions
 from memwal_ops.formats.lance.referenced_files import (
@@ -213,6 +214,8 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
     planned, kept = run.choose()
     _refuse_unreadable(table, run.retention)
     frees = _frees(table, planned)
+    if planned and table.memwal is not None:
+        drop_overtaken(table.store, run.retention)
     for batch in _batches(run.retention, planned):
         context.checkpoint()
         run.retire(batch)

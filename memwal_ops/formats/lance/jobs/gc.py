@@ -22,6 +22,7 @@ from memwal_ops.formats.lance.jobs.gc_collectors import RegionCollector, TableCo
 from memwal_ops.formats.lance.jobs.gc_rules import Basis, read_rules
 from memwal_ops.formats.lance.jobs.gc_wal import WalView
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.merged_since import record_progress, recorded_before
 from memwal_ops.formats.lance.newest_files import require_complete
 from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
 from memwal_ops.storage.clock import store_time
@@ -126,7 +127,10 @@ def apply(table: Table, options: GcOptions, context: RunContext | None = None) -
     probe_conditional_writes(table.store)
     report = _report(options, applied=True)
     table, anchor = anchored(table)
-    collectors = _collectors(Basis(read_rules(table, options, store_time(table.store)), (anchor,)), report)
+    basis = Basis(read_rules(table, options, store_time(table.store)), (anchor,))
+    if options.drain_after and table.memwal is not None:
+        record_progress(table.store, basis.rules.retention, basis.rules.now, options.drain_after, basis.check)
+    collectors = _collectors(basis, report)
     collector.collect(collectors, report, options, context)
     context.figures["generations_drained"] += report.drained
     return report
@@ -142,13 +146,24 @@ def candidates(
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """Generations that are merged, and still on a region's list."""
-    regions = cached_for_poll(table, "backlog", lambda: read_backlog(table)).regions.values()
-    return {
-        "merged_generations": sum(
-            flushed.generation <= region.merged for region in regions for flushed in region.manifest.flushed_generations
-        )
-    }
+    """Generations that are merged, and still on a region's list, although they were merged a ``drain_after`` ago.
+
+    Without a record of earlier runs, all that are merged: gc does not run with ``--apply``. One listing and
+    one request, if any are.
+    """
+    regions = cached_for_poll(table, "backlog", lambda: read_backlog(table)).regions
+    listed = [
+        (region_id, flushed.generation)
+        for region_id, region in regions.items()
+        for flushed in region.manifest.flushed_generations
+        if flushed.generation <= region.merged
+    ]
+    waited = None
+    if listed:
+        waited = recorded_before(table.store, table.version, datetime.now(UTC) - GcOptions().drain_after)
+    if waited is not None:
+        listed = [(region_id, generation) for region_id, generation in listed if generation <= waited.get(region_id, 0)]
+    return {"merged_generations": len(listed)}
 
 
 def _collectors(

@@ -166,11 +166,11 @@ class RegionView:
             flushed.generation
             for flushed in self.newest.flushed_generations
             if not self.rules.base_points_into_mem_wal
-            and all(gate.met for gate in self.rules.generation_gates(self.region_id, flushed.generation))
+            and all(gate.met for gate in self.rules.drain_gates(self.region_id, flushed.generation))
         )
 
     def _listed(self, flushed: FlushedGeneration, state: DirectoryContents) -> LanceCandidate:
-        gates = self.base_gates() + self.rules.generation_gates(self.region_id, flushed.generation)
+        gates = self.base_gates() + self.rules.drain_gates(self.region_id, flushed.generation)
         grace = self.rules.options.reader_grace
         drain = all(gate.met for gate in gates)
         if drain and not grace:

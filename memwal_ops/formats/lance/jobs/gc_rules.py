@@ -7,13 +7,16 @@ A proof is never older than one batch of deletions: before each, all inputs are 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.candidates import Gate, age_gate
 from memwal_ops.formats.lance.catchup_entries import covered_generations
 from memwal_ops.formats.lance.identity import table_anchor
+from memwal_ops.formats.lance.merged_since import merged_before
 from memwal_ops.formats.lance.newest_files import require_complete
 from memwal_ops.formats.lance.retention import Retention
+from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,6 +87,25 @@ class Rules:
             text = f"needed by {needed}: not merged there, or its search indexes lack it"
             gates.append(Gate(met=False, text=f"{text} (memwal-ops expire)" if needed.startswith("version") else text))
         return tuple(gates)
+
+    def drain_gates(self, region_id: UUID, generation: int) -> tuple[Gate, ...]:
+        """The gates of taking a generation off its region's list: also readers that keep an older version open."""
+        gates, after = self.generation_gates(region_id, generation), self.options.drain_after
+        if not after:
+            return gates
+        met = self._merged_before.get(region_id, 0) >= generation
+        period = f"--drain-after ({duration_text(after)})"
+        text = (
+            f"merged at least {period} ago"
+            if met
+            else f"merged less than {period} ago, as far as versions and earlier runs of gc show: a reader that keeps "
+            "an older version open finds it by the list"
+        )
+        return (*gates, Gate(met, text))
+
+    @cached_property
+    def _merged_before(self) -> Mapping[UUID, int]:
+        return merged_before(self.table.store, self.retention, self.now - self.options.drain_after)
 
     @property
     def base_points_into_mem_wal(self) -> bool:

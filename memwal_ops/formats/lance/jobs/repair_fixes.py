@@ -133,7 +133,7 @@ def _drainable(table: Table, region_id: UUID, wanted: int, now: datetime) -> tup
         raise _NotMissingError(f"Generation {wanted} is not listed any more, or has its files again.")
     numbers = tuple(number for number in view.drainable() if number in missing)
     if wanted not in numbers:
-        gates = (*view.base_gates(), *rules.generation_gates(region_id, wanted))
+        gates = (*view.base_gates(), *rules.drain_gates(region_id, wanted))
         unmet = "; ".join(gate.text for gate in gates if not gate.met)
         raise UnsafeError(
             f"If it were removed from the list, a reader that needs it would miss its rows without an error: {unmet}."

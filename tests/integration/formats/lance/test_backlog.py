@@ -14,6 +14,7 @@ from memwal_ops.formats.lance.jobs import catchup, expire, gc, inspect
 from memwal_ops.formats.lance.jobs import merge as job
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
 from memwal_ops.formats.lance.wire.region_manifest import decode_region_manifest, encode_region_manifest
+from tests.support.gc_options import IMMEDIATE
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
 from tests.support.tables.reading import read_base
@@ -86,7 +87,7 @@ def test_what_was_merged_and_collected_since_the_table_was_opened(made: Workload
     job.apply(pinned, job.MergeOptions())
     catchup.apply(open_table(made.uri), catchup.CatchupOptions())
     expire.apply(open_table(made.uri), expire.ExpireOptions(older_than=timedelta(0)))
-    gc.apply(open_table(made.uri), gc.GcOptions(reader_grace=timedelta(0), allow_unsafe=True))
+    gc.apply(open_table(made.uri), IMMEDIATE)
     assert open_table(made.uri).region(uuid.UUID(made.regions[0])).latest().flushed_generations == ()
     backlog = read_backlog(pinned)
     assert (backlog.blocked, backlog.pending) == ((), ())

@@ -16,6 +16,7 @@ from memwal_ops.formats.lance.engines import opened, unmerged
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, RegionWriter, WriterLimits, create_mem_wal, read
 from tests.integration.formats.lance.jobs import test_blobs
 from tests.integration.formats.lance.test_region_writer import REGION, keys, made, rows
+from tests.support.gc_options import AT_ONCE
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.engines.reader import Reader
@@ -132,7 +133,7 @@ def test_a_generation_that_was_collected_since(uri: str, consistency: str, liste
         run_job(uri, "merge")
         run_job(uri, "expire", older_than=timedelta(0), apply=True)
         for _ in range(2):
-            run_job(uri, "gc", apply=True, reader_grace=timedelta(0), allow_unsafe=True)
+            run_job(uri, "gc", apply=True, **AT_ONCE)
         (region,) = (path for path in Path(uri, "_mem_wal").iterdir())
         assert not [*region.glob("*_gen_1")]
         assert stamps(reader) == expected == {1: 1, 3: 0, 4: 1}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +47,10 @@ def merged_generations_gone(uri: str, region: str) -> None:
     for generation in wire.region_manifest(Files(uri), region).generations:
         if generation <= wire.progress(Files(uri))[region]:
             damage.remove_generation(uri, region, generation)
+    # They were merged so long ago that no reader keeps an earlier version open (gc's drain_after).
+    at = time.time() - 31 * 86400
+    for version in Path(uri, "_versions").glob("*.manifest"):
+        os.utime(version, (at, at))
 
 
 def change_details(uri: str, change: Callable[[Any], Any]) -> None:

@@ -16,8 +16,8 @@ from memwal_ops.errors import StorageError
 from memwal_ops.formats.lance.engines import passes
 from memwal_ops.formats.lance.jobs import compact, expire, gc
 from memwal_ops.formats.lance.jobs import merge as job
-from memwal_ops.formats.lance.options import GcOptions
 from memwal_ops.spark import bulk_load, register
+from tests.support.gc_options import IMMEDIATE
 from tests.support.run_cli import run_process
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def test_all_jobs_of_a_table_with_blobs(tmp_path: Path, blobs: Blobs) -> None:
     uri = made(tmp_path, rows(range(1, 2), blobs), rows(range(7), blobs), rows(range(7), blobs[2:]))
     done = run_process("maintain", uri, "--apply", "--json")
     assert done.code == 0, done.err
-    report = gc.apply(open_table(uri), GcOptions(reader_grace=timedelta(0), allow_unsafe=True))
+    report = gc.apply(open_table(uri), IMMEDIATE)
     assert not report.faults
     assert report.decision in {"deleted", "drained"}
     assert len(read(uri)) == 6

@@ -5,7 +5,6 @@ from __future__ import annotations
 import decimal
 import json
 import uuid
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -18,7 +17,7 @@ from lance.file import LanceFileReader
 from memwal_ops import open_table
 from memwal_ops.formats.lance.jobs import compact, gc
 from memwal_ops.formats.lance.jobs import merge as job
-from memwal_ops.formats.lance.options import GcOptions
+from tests.support.gc_options import IMMEDIATE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +129,7 @@ def stays(path: Path, names: list[str], engine: Engine | None) -> None:
     assert lance.dataset(uri).to_table().schema.equals(before.to_table().schema, check_metadata=True)
     assert compact.apply(open_table(uri), compact.CompactOptions()).decision == "compacted"
     assert plain(lance.dataset(uri)) == plain(alone)
-    cleaned = gc.apply(open_table(uri), GcOptions(reader_grace=timedelta(0), allow_unsafe=True))
+    cleaned = gc.apply(open_table(uri), IMMEDIATE)
     assert not cleaned.faults
 
 

@@ -13,12 +13,11 @@ import pytest
 
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.jobs import gc
-from memwal_ops.formats.lance.jobs.gc import GcOptions
 from memwal_ops.formats.lance.jobs.gc_candidates import Kind
 from memwal_ops.formats.lance.wire.names import bit_reversed
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
 from memwal_ops.text import counted, size_text
-from tests.support.gc_options import IMMEDIATE
+from tests.support.gc_options import IMMEDIATE, NONE_PINNED
 from tests.support.run_cli import contents
 from tests.support.stores import beside, refusing
 from tests.support.tables import wire
@@ -117,7 +116,7 @@ def test_a_sealed_region_is_collected_like_any_other(tmp_path: Path) -> None:
 def test_drained_first_deleted_when_readers_are_through(tmp_path: Path, kind: type[LsmTable]) -> None:
     made = free(make(tmp_path, kind))
     folders = generation_folders(made)
-    options = GcOptions()
+    options = NONE_PINNED
     plan = gc.plan(table_of(made), options)
     assert (plan.decision, plan.drainable, plan.bytes_reclaimable) == ("planned", 6, 0)
     assert all(

@@ -18,7 +18,7 @@ from memwal_ops.formats.lance.jobs.gc import GcOptions
 from memwal_ops.formats.lance.jobs.gc_candidates import Kind
 from memwal_ops.formats.lance.memwal.snapshots import snapshot_path
 from memwal_ops.formats.lance.retention import Retention
-from tests.support.gc_options import IMMEDIATE
+from tests.support.gc_options import IMMEDIATE, NONE_PINNED
 from tests.support.stores import refusing
 from tests.support.tables import wire
 from tests.support.tables.files import Files
@@ -78,11 +78,11 @@ def test_the_whole_way(made: LsmTable) -> None:
     expired(made)
     orphan = write(made, f"_mem_wal/{region}/0badcafe_gen_9/data/x.lance")
     strange = write(made, f"_mem_wal/{region}/note")
-    drained = collect(made, GcOptions())
+    drained = collect(made, NONE_PINNED)
     assert (drained.decision, drained.drained, drained.deleted_objects) == ("drained", 3, 0)
     assert wire.region_manifest(files, region).generations == {}
     assert generation_folders(made) == {*folders, orphan.rsplit("/", 2)[0]}
-    assert collect(made, GcOptions()).decision == "nothing_to_delete"
+    assert collect(made, NONE_PINNED).decision == "nothing_to_delete"
     sound(made)
     done = collect(made)
     assert (done.decision, done.failed) == ("deleted", {})

@@ -16,8 +16,8 @@ from memwal_ops.core.context import NullListener, RunContext
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, StoreUnavailableError
 from memwal_ops.formats.lance.jobs import catchup, compact, gc, merge
 from memwal_ops.formats.lance.jobs.expire import ExpireOptions
-from memwal_ops.formats.lance.jobs.gc import GcOptions
 from memwal_ops.formats.lance.options import MaintainOptions
+from tests.support.gc_options import AT_ONCE_FLAGS, IMMEDIATE
 from tests.support.run_cli import run_process
 from tests.support.tables.damage import remove_generation
 from tests.support.tables.files import Files
@@ -32,12 +32,11 @@ if TYPE_CHECKING:
     from tests.support.tables.lsm_table import LsmTable
 
 STEPS = ("merge", "catchup", "compact", "snapshot", "expire", "gc")
-NOW_GC = GcOptions(timedelta(0), timedelta(0), manifest_retention=2, allow_unsafe=True)
 
 
 def now(*, apply: bool) -> MaintainOptions:
     """Whatever may go at once."""
-    return MaintainOptions(apply=apply, expire=ExpireOptions(timedelta(0)), gc=NOW_GC)
+    return MaintainOptions(apply=apply, expire=ExpireOptions(timedelta(0)), gc=IMMEDIATE)
 
 
 class Steps(NullListener):
@@ -143,16 +142,13 @@ def test_a_blocked_region_is_reported_and_keeps_its_log(tmp_path: Path) -> None:
     table = made(tmp_path)
     remove_generation(table.uri, table.regions[0], 1)
     logs = Files(table.uri).listing(f"_mem_wal/{table.regions[0]}/wal")
-    done = run_process("maintain", table.uri, "--apply", "--json", "--older-than", "0s", *UNSAFE)
+    done = run_process("maintain", table.uri, "--apply", "--json", "--older-than", "0s", *AT_ONCE_FLAGS)
     assert done.code == 10, done.err
     assert done.document["decision"] == "incomplete"
     assert Files(table.uri).listing(f"_mem_wal/{table.regions[0]}/wal") == logs
-    plan = gc.plan(open_table(table.uri), NOW_GC)
+    plan = gc.plan(open_table(table.uri), IMMEDIATE)
     why = [item.why for item in plan.items[Verdict.HELD]]
     assert any("generation 1 is missing" in one for one in why)
-
-
-UNSAFE = ("--reader-grace", "0s", "--orphan-min-age", "0s", "--allow-unsafe")
 
 
 @pytest.mark.long
@@ -164,7 +160,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "Nothing was deleted; add --apply" not in done.out  # all is young: nothing could go
     done = run_process("maintain", table.uri, "--older-than", "0s")
     assert "Nothing was deleted; add --apply" in done.out
-    done = run_process("maintain", table.uri, "--apply", "--json", "--older-than", "0s", *UNSAFE)
+    done = run_process("maintain", table.uri, "--apply", "--json", "--older-than", "0s", *AT_ONCE_FLAGS)
     assert done.code == 0, done.err
     report = done.document
     assert set(report) == {"decision", "apply", "steps", "version", "seconds", "run_id"}

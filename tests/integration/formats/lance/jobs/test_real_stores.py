@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.gc_options import AT_ONCE_FLAGS
 from tests.support.run_cli import run_here
 from tests.support.servers.azurite_process import account_sas, container_sas
 from tests.support.tables.files import Files
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from tests.support.tables.lsm_table import LsmTable
 
 pytestmark = pytest.mark.real_store
-GC_NOW = ("--reader-grace", "0s", "--orphan-min-age", "0s", "--manifest-retention", "2", "--allow-unsafe")
 
 
 class Place:
@@ -68,7 +68,7 @@ def test_a_tour_of_all_jobs(
         ("compact", (), "compacted"),
         ("snapshot", (), "built"),
         ("expire", ("--older-than", "0s", "--apply"), "expired"),
-        ("gc", ("--apply", *GC_NOW), "deleted"),
+        ("gc", ("--apply", *AT_ONCE_FLAGS), "deleted"),
     ):
         code, document = place.run(command, *arguments)
         assert (code, document["decision"]) == (0, decision), document
@@ -78,7 +78,7 @@ def test_a_tour_of_all_jobs(
     place.table.step(8)
     place.table.close()
     place.sound()
-    code, document = place.run("maintain", "--apply", "--older-than", "0s", *GC_NOW)
+    code, document = place.run("maintain", "--apply", "--older-than", "0s", *AT_ONCE_FLAGS)
     assert (code, document["decision"]) == (0, "maintained"), document
     assert place.folders() == set()
     assert_same(read_base(uri, options), place.table.expected())
@@ -94,7 +94,7 @@ def test_the_collector_with_a_sas(capfd: pytest.CaptureFixture[str], azurite: Re
     assert place.run("expire", "--older-than", "0s", "--apply")[0] == 0
     versions = Files(place.table.uri, place.table.storage_options).listing("_versions")
     assert len(versions) == 1
-    code, document = place.run("gc", "--apply", *GC_NOW)
+    code, document = place.run("gc", "--apply", *AT_ONCE_FLAGS)
     assert (code, document["decision"]) == (0, "deleted"), document
     assert place.folders() == set()
     place.sound()

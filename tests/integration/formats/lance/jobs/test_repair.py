@@ -36,6 +36,7 @@ from tests.integration.formats.lance.jobs.verify_tables import (
     turn_order,
     waiting,
 )
+from tests.support.gc_options import AT_ONCE
 from tests.support.run_cli import contents, run_here
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
@@ -239,9 +240,7 @@ def test_gc_and_expire_keep_the_quarantine(merged_copy: tuple[str, str]) -> None
     hint_behind(uri, region)
     (fix,) = repaired(uri)["fixes"]
     kept = quarantine(uri)
-    report = run_job(
-        uri, "gc", apply=True, reader_grace="0s", orphan_min_age="0s", manifest_retention=1, allow_unsafe=True
-    ).to_json()
+    report = run_job(uri, "gc", apply=True, **{**AT_ONCE, "manifest_retention": 1}).to_json()
     assert {one["kind"] for one in report["held"] if fix["quarantine"] in one["path"]} == {"quarantine"}
     assert not [one for one in report["unknown"] if "quarantine" in one["path"]]
     assert quarantine(uri) == kept

@@ -10,6 +10,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.registry import job_specs
+from tests.support.gc_options import AT_ONCE
 from tests.support.json_types import assert_json
 from tests.support.tables.workload import Workload
 
@@ -17,8 +18,8 @@ from tests.support.tables.workload import Workload
 VALUES: dict[str, dict[str, Any]] = {
     "adopt": {"answer": "unmerged"},
     "expire": {"older_than": "0s"},
-    "gc": {"reader_grace": "0s", "orphan_min_age": "0s", "allow_unsafe": True},
-    "maintain": {"gc": {"reader_grace": "0s", "allow_unsafe": True}, "expire": {"older_than": "0s"}},
+    "gc": AT_ONCE,
+    "maintain": {"gc": AT_ONCE, "expire": {"older_than": "0s"}},
 }
 
 

@@ -14,6 +14,7 @@ from memwal_ops import run_job
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.memwal import RegionWriter, create_mem_wal
 from tests.integration.formats.lance.jobs.verify_tables import DAMAGES, build, waiting
+from tests.support.gc_options import AT_ONCE
 from tests.support.run_cli import contents, run_here
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
@@ -75,9 +76,7 @@ def test_a_table_is_healthy_through_its_life(tmp_path: Path, kind: type[LsmTable
     for job in ("merge", "catchup", "snapshot", "compact"):
         run_job(table.uri, job)
         assert verified(table.uri, deep=deep)["decision"] == "healthy", job
-    run_job(
-        table.uri, "gc", apply=True, reader_grace="0s", orphan_min_age="0s", manifest_retention=1, allow_unsafe=True
-    )
+    run_job(table.uri, "gc", apply=True, **{**AT_ONCE, "manifest_retention": 1})
     assert verified(table.uri, deep=deep)["decision"] == "healthy"
     table.put([1])
     table.flush()

@@ -10,6 +10,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.formats.lance.jobs import verify
+from tests.support.gc_options import AT_ONCE
 from tests.support.stores import Beside, LyingStore
 from tests.support.tables.layouts import LAYOUTS
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.support.tables.lsm_table import LsmTable
 
-GC = {"reader_grace": "0s", "orphan_min_age": "0s", "manifest_retention": 1, "allow_unsafe": True}
+GC = {**AT_ONCE, "manifest_retention": 1}
 
 
 @pytest.fixture(params=LAYOUTS)

@@ -102,7 +102,9 @@ def rules_of(manifests: Manifests, *, points: bool = False, needed: Collection[i
         region=region, store="the store", layout="the layout", layout_of=lambda _: "the layout"
     )
     retention: Any = SimpleNamespace(points_into_mem_wal=points)
-    rules = Given(table, retention, {}, NOW, RetentionOptions(allow_unsafe=True, **options))
+    rules = Given(
+        table, retention, {}, NOW, RetentionOptions(**{"drain_after": timedelta(0), "allow_unsafe": True, **options})
+    )
     object.__setattr__(rules, "gates", {number: Gate(met=False, text=f"{number} is needed") for number in needed})
     return rules
 

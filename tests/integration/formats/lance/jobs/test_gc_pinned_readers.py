@@ -1,0 +1,172 @@
+"""gc and readers that keep a version of the base open, and read region manifests anew: lancedb's default handles."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from memwal_ops import open_table
+from memwal_ops.core.options import OptionError
+from memwal_ops.formats.lance.jobs import gc
+from memwal_ops.formats.lance.jobs.gc import GcOptions
+from memwal_ops.formats.lance.jobs.gc_candidates import Kind
+from memwal_ops.formats.lance.merged_since import PROGRESS_FOLDER
+from tests.support.tables.files import Files
+from tests.support.tables.gc_tables import (
+    DAY,
+    age,
+    collect,
+    free,
+    generation_folders,
+    grow,
+    make,
+    merged,
+    planned,
+    reasons,
+    sound,
+)
+from tests.support.tables.model import assert_same
+from tests.support.tables.reading import PinnedReader, open_dataset
+
+#: Everything else at once: only readers that keep a version open are waited for.
+PINNED = GcOptions(timedelta(0), timedelta(0), manifest_retention=2, drain_after=timedelta(days=30), allow_unsafe=True)
+RECORDS = f"{PROGRESS_FOLDER}/*.json"
+
+
+def test_a_reader_with_an_old_version_misses_no_row(tmp_path: Path) -> None:
+    """Merged, expired, collected: the handle that was opened before still reads what it read."""
+    made = make(tmp_path)
+    reader = PinnedReader(made.uri)
+    before = reader.rows()
+    assert_same(before, made.expected(), seed=made.seed)
+    folders = generation_folders(made)
+    free(made)
+    for days in (0, 8, 29):
+        _older(made, days)
+        report = collect(made, PINNED)
+        assert (report.drained, generation_folders(made)) == (0, folders), f"after {days} days"
+        assert_same(reader.rows(), before, seed=made.seed)
+    why = set(reasons(planned(made, PINNED), Kind.GENERATION).values())
+    assert len(why) == 1
+    assert "merged less than --drain-after (30d) ago" in why.pop()
+    _older(made, 31)
+    assert collect(made, PINNED).drained == 6
+    assert generation_folders(made) == set()
+    sound(made)
+
+
+def test_the_age_outlives_the_versions_that_show_it(tmp_path: Path) -> None:
+    """Versions are expired each time, so that only the records of gc show when the first generations were merged."""
+    made = free(make(tmp_path, generations=1))
+    assert collect(made, PINNED).drained == 0
+    for _ in range(3):
+        grow(made)
+        free(made)
+        age(made, RECORDS, 31 * DAY)
+        age(made, "_versions/*.manifest", 60)
+        collect(made, PINNED)
+    manifests = [open_table(made.uri).region(UUID(region)).latest() for region in made.regions]
+    listed = [one.generation for manifest in manifests for one in manifest.flushed_generations]
+    assert listed == [4, 4], "each round frees what the one before recorded"
+    assert len([*Path(made.uri).glob(RECORDS)]) == 2, "outdated records are deleted"
+    sound(made)
+
+
+def test_a_younger_record_follows_only_after_a_while(tmp_path: Path) -> None:
+    made = free(make(tmp_path, generations=1))
+    for _ in range(3):
+        collect(made, PINNED)
+        grow(made)
+        free(made)
+    assert len([*Path(made.uri).glob(RECORDS)]) == 1
+    age(made, RECORDS, DAY)
+    collect(made, PINNED)
+    collect(made, PINNED)
+    assert len([*Path(made.uri).glob(RECORDS)]) == 2
+
+
+@pytest.mark.parametrize("by", ["expire", "gc"])
+def test_a_restored_version_begins_the_wait_anew(tmp_path: Path, by: str) -> None:
+    """Generations that are merged a second time have readers of the time between, even if they were recorded before."""
+    made = make(tmp_path, generations=1)
+    unmerged = open_dataset(made.uri).version
+    merged(made)
+    collect(made, PINNED)
+    age(made, RECORDS, 31 * DAY)
+    open_dataset(made.uri, version=unmerged).restore()
+    reader = PinnedReader(made.uri)
+    before = reader.rows()
+    if by == "gc":
+        collect(made, PINNED)
+    free(made)
+    collect(made, PINNED)
+    assert_same(reader.rows(), before, seed=made.seed)
+    assert generation_folders(made)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"merged": 5}',
+        b'{"merged": {"x": 1}}',
+        b'{"merged": {"%s": "1"}}',
+        b'{"merged": {"%s": true}}',
+        b"\xff",
+    ],
+)
+def test_a_damaged_record_frees_nothing(tmp_path: Path, data: bytes) -> None:
+    made = free(make(tmp_path, generations=1))
+    collect(made, PINNED)
+    (record,) = Path(made.uri).glob(RECORDS)
+    record.write_bytes(data.replace(b"%s", made.regions[0].encode()))
+    age(made, RECORDS, 31 * DAY)
+    assert collect(made, PINNED).drained == 0
+    assert generation_folders(made)
+
+
+def test_records_of_a_table_that_was_here_before_do_not_count(tmp_path: Path) -> None:
+    """Of a later version than the table has: they are not of this table."""
+    made = free(make(tmp_path, generations=1))
+    collect(made, PINNED)
+    (record,) = Path(made.uri).glob(RECORDS)
+    record.rename(record.with_name(f"{10**6:020}.json"))
+    age(made, RECORDS, 31 * DAY)
+    assert gc.plan(open_table(made.uri), PINNED).drainable == 0
+    assert collect(made, PINNED).drained == 0
+    assert [one.name for one in Path(made.uri).glob(RECORDS)] == [record.name]
+
+
+def test_generations_that_only_wait_are_no_backlog(tmp_path: Path) -> None:
+    made = make(tmp_path, generations=2)
+    assert gc.backlog(open_table(made.uri)) == {"merged_generations": 0}, "not merged"
+    free(made)
+    assert gc.backlog(open_table(made.uri)) == {"merged_generations": 4}, "gc never ran"
+    collect(made, PINNED)
+    assert gc.backlog(open_table(made.uri)) == {"merged_generations": 0}, "they wait"
+    grow(made)
+    merged(made)
+    age(made, RECORDS, 31 * DAY)
+    assert gc.backlog(open_table(made.uri)) == {"merged_generations": 4}, "due, but for those that were merged since"
+
+
+def test_a_short_time_needs_a_permission() -> None:
+    with pytest.raises(OptionError, match=r"drain_after.* below 1d: a process opens the table and keeps that version"):
+        GcOptions(drain_after=timedelta(hours=23)).validate()
+    GcOptions(drain_after=timedelta(days=1)).validate()
+    GcOptions(drain_after=timedelta(0), allow_unsafe=True).validate()
+    assert GcOptions().drain_after == timedelta(days=30)
+
+
+def _older(made: Any, days: float) -> None:
+    """The table's newest version, which merged everything, is so old."""
+    if days:
+        age(made, "_versions/*.manifest", days * DAY)
+        for path in Files(made.uri).listing(f"{PROGRESS_FOLDER}/"):
+            age(made, path, days * DAY)
