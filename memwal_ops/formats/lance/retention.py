@@ -173,18 +173,18 @@ class Retention:
         return self._trees[self._own].written(version)
 
     def progress_at(self, moment: datetime | None) -> Mapping[UUID, int]:
-        """The merge progress of the newest existing version of main that was published by then; None: by now.
+        """The merge progress of the newest existing own version that was published by then; None: by now.
 
         As everywhere here, it is lowered to what indexes that search cover.
         """
-        main = self._trees[None]
-        published = [one for one in main.all_versions if moment is None or main.written(one) <= moment]
-        return main.progress(published[-1]) if published else {}
+        own = self._trees[self._own]
+        published = [one for one in own.all_versions if moment is None or own.written(one) <= moment]
+        return own.progress(published[-1]) if published else {}
 
     def is_below(self, progress: Mapping[UUID, int], *, after: int) -> bool:
-        """Whether the base of a version of main after that one, if it has a MemWAL index, has less of a region."""
-        main = self._trees[None]
-        below = (main.base.below(main.versions, region_id, merged) for region_id, merged in progress.items())
+        """Whether the base of an own version after that one, if it has a MemWAL index, has less of a region."""
+        own = self._trees[self._own]
+        below = (own.base.below(own.versions, region_id, merged) for region_id, merged in progress.items())
         return any(versions and versions[-1] > after for versions in below)
 
     def manifest_bytes(self, version: int) -> int:
