@@ -27,8 +27,8 @@ from memwal_ops.formats.lance.memwal.region_log import read_log
 from memwal_ops.formats.lance.memwal.region_specs import MANUAL
 from memwal_ops.formats.lance.memwal.region_values import RegionValues, region_values_of, table_spec
 from memwal_ops.formats.lance.memwal.regions import NoRegionManifestError, list_regions
+from memwal_ops.formats.lance.memwal.shard_log import read_shard_log
 from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
-from memwal_ops.formats.lance.memwal.wal import unflushed_entries
 from memwal_ops.formats.lance.projection import TOMBSTONE
 from memwal_ops.formats.lance.wire.region_fields import canonical
 
@@ -239,28 +239,33 @@ def _values_of_row(table: Table, row: RegionRow) -> RegionValues:
 
 def _held(table: Table, region_id: UUID, held: InMemory) -> pa.Table | None:
     where = f"Region {region_id} has rows in memory that were"
-    return _in_order(table, [(rows, ids, where) for rows, ids in held.fragments])
+    return _in_order(table, [(rows, ids, where) for rows, ids in held.fragments], "Flush it, and read again.")
 
 
 def _log(table: Table, manifest: RegionManifest) -> pa.Table | None:
     """The rows of the entries that no generation has."""
-    if not table.layout_of(manifest.region_id).generations_in_log:
-        if not unflushed_entries(table, manifest):
-            return None
-        raise UnsupportedFeatureError(
-            f"The log of region {manifest.region_id} has pylance's format, which this reader cannot read.",
-            remedy='Let its writer flush; or read(..., consistency="manifests").',
+    if table.layout_of(manifest.region_id).generations_in_log:
+        entries = [one for one in read_log(table.store, manifest) if not one.cut]
+        flush = "Open a RegionWriter on the region, and flush it: generations of any columns are read."
+    else:
+        entries = read_shard_log(table, manifest)
+        flush = (
+            f'Flush it by pylance\'s writer: lance.dataset(URI).mem_wal_writer("{manifest.region_id}").close(). It '
+            "fences a writer that is running. Generations of any columns are read."
         )
-    entries = [one for one in read_log(table.store, manifest) if not one.cut]
     where = f"of region {manifest.region_id} was"
-    return _in_order(table, [(one.rows, one.field_ids, f"WAL entry {one.entry_id} {where}") for one in entries])
+    rows = [(one.rows, one.field_ids, f"WAL entry {one.entry_id} {where}") for one in entries]
+    return _in_order(table, rows, flush)
 
 
-def _in_order(table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] | None, str]]) -> pa.Table | None:
+def _in_order(
+    table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] | None, str]], flush: str
+) -> pa.Table | None:
     """Rows in the columns of the table, with ``_tombstone``; None: there are none.
 
     Args:
         fragments: rows, the field ids of their columns if they are known, and their description for an error.
+        flush: how they become a generation, for an error.
     """
     if not fragments:
         return None
@@ -270,10 +275,7 @@ def _in_order(table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] 
         ids = columns.ids[: -1 if TOMBSTONE not in rows.column_names else None]
         # A column that was dropped and added again may have the same name and id, but another type.
         if field_ids not in {None, ids} or not _kinds(rows.schema).items() <= _kinds(columns.schema).items():
-            raise UnsupportedFeatureError(
-                f"{what} written when the table had other columns.",
-                remedy="Open a RegionWriter on the region, and flush it: generations of any columns are read.",
-            )
+            raise UnsupportedFeatureError(f"{what} written when the table had other columns.", remedy=flush)
         whole = rows
         if TOMBSTONE not in rows.column_names:
             whole = rows.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), rows.num_rows))

@@ -32,7 +32,7 @@ from memwal_ops.formats.lance.jobs import catchup
 from memwal_ops.formats.lance.jobs.index_publishing import publish_build, publish_change
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
-from memwal_ops.formats.lance.memwal.wal import unflushed_entries
+from memwal_ops.formats.lance.memwal.wal import has_unflushed_rows
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_maintained_indexes
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import paragraph
@@ -226,9 +226,7 @@ def _holds(table: Table, old: str, new: str) -> tuple[Hold, ...]:
 
     with ThreadPoolExecutor(_CONCURRENT_OPENS) as pool:
         holds += [hold for hold in pool.map(hold_of, backlog.pending) if hold is not None]
-        unflushed = list(
-            pool.map(lambda region: unflushed_entries(table, region.manifest) > 0, backlog.regions.values())
-        )
+        unflushed = list(pool.map(lambda region: has_unflushed_rows(table, region.manifest), backlog.regions.values()))
     known = {ref.region_id for ref in backlog.pending}
     held = {hold.region_id for hold in holds}
     for region, has_log in zip(backlog.regions.values(), unflushed, strict=True):

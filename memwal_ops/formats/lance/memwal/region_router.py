@@ -15,7 +15,7 @@ from memwal_ops.formats.lance.memwal.region_specs import by_region, region_value
 from memwal_ops.formats.lance.memwal.region_values import RegionValues, region_values_of, table_spec
 from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
 from memwal_ops.formats.lance.memwal.regions import NoRegionManifestError, list_regions
-from memwal_ops.formats.lance.memwal.wal import unflushed_entries
+from memwal_ops.formats.lance.memwal.wal import has_unflushed_rows
 from memwal_ops.formats.lance.table import Table, open_lance_table
 
 if TYPE_CHECKING:
@@ -210,4 +210,4 @@ class RegionRouter:
         """Whether a region has unmerged rows."""
         merged = self._table.index.merged_generations.get(manifest.region_id, 0)
         unmerged = any(one.generation > merged for one in manifest.flushed_generations)
-        return unmerged or bool(unflushed_entries(self._table, manifest))
+        return unmerged or has_unflushed_rows(self._table, manifest)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import InvalidFormatError
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.wire.names import U64_MAX, region_folder, wal_entry_name
 
 if TYPE_CHECKING:
@@ -70,6 +70,14 @@ def unflushed_rows(table: Table, manifest: RegionManifest) -> int:
     flushed, layout = manifest.replay_after_wal_id or 0, table.layout_of(manifest.region_id)
     entries = range(flushed + 1, flushed + unflushed_entries(table, manifest) + 1)
     return sum(layout.entry_rows(table.store, wal_entry_path(manifest.region_id, one, layout)) for one in entries)
+
+
+def has_unflushed_rows(table: Table, manifest: RegionManifest) -> bool:
+    """Whether an entry in no generation has rows, or cannot be read. An entry by which a writer claims has none."""
+    try:
+        return unflushed_rows(table, manifest) > 0
+    except (InvalidFormatError, ObjectNotFoundError):
+        return True
 
 
 def read_writer_epoch(table: Table, region_id: UUID, entry_id: int) -> int:
