@@ -35,3 +35,5 @@ AT_ONCE = {
 AT_ONCE_FLAGS = (
     "--reader-grace=0", "--orphan-min-age=0", "--manifest-retention=2", "--drain-after=0", "--allow-unsafe"
 )  # fmt: skip
+#: The defaults, but for readers that keep a version open.
+NONE_PINNED_FLAGS = ("--drain-after=0", "--allow-unsafe")
