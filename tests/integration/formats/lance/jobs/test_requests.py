@@ -46,7 +46,7 @@ def test_requests_of_commands(counted: tuple[dict[str, str], Counter[str]]) -> N
         job = command.partition(" ")[0]
         run_job(uri, job, storage_options=options, apply=job == "maintain" or None)
         made[command] = requests.total()
-    most = {"inspect": 9, "merge": 22, "catchup": 29, "maintain": 123, "maintain again": 85}
+    most = {"inspect": 9, "merge": 22, "catchup": 29, "maintain": 127, "maintain again": 87}
     assert all(made[command] <= most[command] + TICKS for command in most), made
 
 
