@@ -94,9 +94,15 @@ def _backlog(table: Table, spec: JobSpec) -> list[Need]:
 
 
 def _catchup(table: Table, spec: JobSpec) -> list[Need]:
-    behind = [one for one in _planned(table, spec).get("indexes", ()) if one["decision"] == "would_update"]
+    indexes = _planned(table, spec).get("indexes", ())
+    behind = [one for one in indexes if one["decision"] == "would_update"]
     rows = sum(one["uncovered_rows"] for one in behind)
-    return [Need(spec.name, f"update {counted(len(behind), 'index', 'indexes')}", rows=rows)] if behind else []
+    needs = [Need(spec.name, f"update {counted(len(behind), 'index', 'indexes')}", rows=rows)] if behind else []
+    return needs + [
+        Need(spec.name, f"refuse to update {one['name']}: {one['error']['reason']}", rows=one["uncovered_rows"])
+        for one in indexes
+        if one.get("error")
+    ]
 
 
 def _compact(table: Table, spec: JobSpec) -> list[Need]:

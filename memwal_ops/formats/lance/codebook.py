@@ -61,6 +61,12 @@ class Codebook:
     quantizer: str
     sizes: tuple[int, ...] = field(compare=False)
 
+    @property
+    def is_dot_product(self) -> bool:
+        """Whether codes of a product quantizer are compared by dot products."""
+        described = json.loads(self.kind)
+        return str(described.get("type", "")).endswith("PQ") and described.get("distance_type") == "dot"
+
 
 def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> Codebook:
     """The codebook of one index segment, published or not; a few small reads at the ends of two files.

@@ -164,6 +164,9 @@ class CatchupOptions(Options):
     retrain: bool = flag(
         help="Plain tables only: train new centroids for vector indexes from the current rows; --index selects one."
     )
+    allow_upgrade: bool = flag(
+        help="Let an index get a version that the releases which wrote the table last do not maintain."
+    )
     migrate_codebook: tuple[str, ...] = texts(
         values=2,
         metavar="OLD NEW",

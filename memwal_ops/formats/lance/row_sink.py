@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError, TableNotFoundError
 from memwal_ops.formats.lance.datasets import lance_options, open_dataset
-from memwal_ops.formats.lance.engines.locate import sql_literal
 from memwal_ops.formats.lance.engines.spark.load import bulk_load
 from memwal_ops.formats.lance.engines.spark.sink import SparkTable, running
 from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.sql_literals import is_one_of
 from memwal_ops.formats.lance.table import read_table
 from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
 from memwal_ops.formats.transactions import read_transaction
@@ -106,16 +106,16 @@ class LanceSink:
         self._guard.check()
         with lance_errors("write", self._location.uri):
             changed = self._opened.merge_insert(key).when_matched_update_all().when_not_matched_insert_all()
-            changed.execute(rows)
+            # An index may lack rows that it claims to cover: their keys would be inserted again.
+            changed.use_index(use_index=False).execute(rows)
         self._refresh()
 
     def delete(self, keys: Sequence[str], key: str) -> None:
         """See the protocol."""
         for start in range(0, len(keys), _KEYS_PER_DELETE):
             self._guard.check()
-            literals = ", ".join(map(sql_literal, keys[start : start + _KEYS_PER_DELETE]))
             with lance_errors("delete from", self._location.uri):
-                self._opened.delete(f"`{key}` IN ({literals})")
+                self._opened.delete(is_one_of(key, keys[start : start + _KEYS_PER_DELETE]))
             self._refresh()
 
     def set_record(self, record: Mapping[str, Any]) -> None:

@@ -43,7 +43,6 @@ from memwal_ops.formats.lance.versions import (
     version_path,
 )
 from memwal_ops.formats.lance.wire.feature_flags import check_readable
-from memwal_ops.formats.lance.wire.index_entries import moved_later
 from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, layout_record
 from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import NamingScheme, naming_scheme, parse_version_manifest_name
@@ -56,7 +55,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
 from memwal_ops.storage.objects import is_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     import lance
@@ -64,7 +63,9 @@ if TYPE_CHECKING:
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
     from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.formats.lance.index_faults import IndexFault
     from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.region_records import RegionRecord
     from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location
@@ -153,7 +154,26 @@ class Table(GuardedTable):
         Every read of the base with a filter uses it; the reason is at
         :func:`memwal_ops.formats.lance.wire.index_entries.moved_later`.
         """
-        return self.dataset.scanner(use_scalar_index=not moved_later(self.manifest), **options)
+        return self.dataset.scanner(use_scalar_index=not self.index_faults, **options)
+
+    @cached_property
+    def index_faults(self) -> Mapping[str, IndexFault]:
+        """By name the indexes that may lack rows; see :func:`memwal_ops.formats.lance.index_faults.known_faults`."""
+        from memwal_ops.formats.lance.index_faults import known_faults  # noqa: PLC0415 - it reads tables
+
+        return known_faults(self)
+
+    def sampled_fault(self, column: str, segments: Sequence[table_pb2.IndexMetadata]) -> IndexFault | None:
+        """:func:`memwal_ops.formats.lance.index_faults.sampled_fault`, once for each column."""
+        from memwal_ops.formats.lance.index_faults import sampled_fault  # noqa: PLC0415 - it reads tables
+
+        if column not in self._sampled:
+            self._sampled[column] = sampled_fault(self, column, segments)
+        return self._sampled[column]
+
+    @cached_property
+    def _sampled(self) -> dict[str, IndexFault | None]:
+        return {}
 
     @property
     def file(self) -> ObjectMeta | None:

@@ -66,16 +66,19 @@ def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
         ObjectNotFoundError: it has no such version.
     """
     manifest: VersionManifest = read_version_manifest(store, version, folder=folder)
-    writer = manifest.manifest.writer_version
-    number = re.match(r"(\d+)\.", writer.version)
-    known = writer.library == "lance" and number is not None
     paths = (version_path(version, naming, folder=folder) for naming in (NamingScheme.V2, NamingScheme.V1))
     meta = next((meta for path in paths if (meta := store.head(path)) is not None), None)
     if meta is None:
         raise ObjectNotFoundError(f"Version {version} of {folder} was removed while it was read.")
     flush = Flush(manifest.manifest.timestamp.ToNanoseconds(), nanoseconds(meta.last_modified))
     logged = _logged(store, folder, manifest.manifest, flush)
-    return WrittenBy(manifest.manifest, flush, logged, int(number[1]) if known and number else None)
+    return WrittenBy(manifest.manifest, flush, logged, lance_major(manifest.manifest))
+
+
+def lance_major(manifest: table_pb2.Manifest) -> int | None:
+    """The major number of the Lance release that wrote a version; None if it does not name a Lance release."""
+    number = re.match(r"(\d+)\.", manifest.writer_version.version)
+    return int(number[1]) if manifest.writer_version.library == "lance" and number else None
 
 
 def _logged(store: Store, folder: str, manifest: table_pb2.Manifest, flush: Flush) -> Flush:

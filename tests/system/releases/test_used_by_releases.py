@@ -22,6 +22,7 @@ from memwal_ops import open_table
 from memwal_ops.formats.lance.jobs import catchup, merge, snapshot
 from tests.support.tables import damage
 from tests.support.tables.schemas import PRIMARY_KEY
+from tests.system.releases.environments import python_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,17 +93,7 @@ TABLES = [merged, merged_and_caught_up, external_snapshot, v1_names]
 @pytest.fixture(scope="module")
 def oldest(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Python with the oldest release."""
-    given = os.environ.get("MEMWAL_OPS_OLD_PYTHON")
-    if given:
-        return given
-    home = tmp_path_factory.mktemp("oldest")
-    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-    python = str(home / "bin/python")
-    command = [python, "-m", "pip", "install", "--quiet", f"pylance=={OLDEST}", f"pyarrow=={pa.__version__}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"pylance {OLDEST} cannot be installed here: {done.stderr[-300:]}")
-    return python
+    return python_with(OLDEST, tmp_path_factory.mktemp("oldest"), "MEMWAL_OPS_OLD_PYTHON")
 
 
 def use(python: str, make: Callable[[str], None], folder: Path) -> dict[str, Any]:

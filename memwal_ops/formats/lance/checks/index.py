@@ -8,6 +8,7 @@ from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import InvalidFormatError, runbook
 from memwal_ops.formats.lance.base_indexes import base_indexes
 from memwal_ops.formats.lance.catchup_entries import stale_entries
+from memwal_ops.formats.lance.index_faults import checked_fault
 from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
 
 if TYPE_CHECKING:
@@ -73,6 +74,27 @@ def check_catchup(table: Table) -> Iterator[Finding]:
                 Severity.WARNING, "maintained_index", _INDEX,
                 f"Writers are to maintain an index {name!r}, which does not exist.",
                 "Writers fail, or skip it.", "Create the index, or initialise MemWAL without it.",
+            )  # fmt: skip
+
+
+def check_rows_of_indexes(table: Table) -> Iterator[Finding]:
+    """Every scalar index has the fragments that it claims, and finds a sample of their rows."""
+    for name, index in sorted(base_indexes(table).items()):
+        fault = checked_fault(table, index)
+        if fault is None:
+            continue
+        if fault.proven:
+            yield Finding(
+                Severity.ERROR, "index_rows", f"the index {name!r}", f"It {fault.why}.",
+                "Queries by it do not find rows that exist, and pylance's merge_insert would insert their keys again.",
+                "memwal-ops catchup URI builds it anew.", runbook(18) or "", about=name,
+            )  # fmt: skip
+        else:
+            yield Finding(
+                Severity.WARNING, "index_rows", f"the index {name!r}", f"It {fault.why}.",
+                "Queries by it may not find all rows. Merges and reads of memwal-ops do not ask it.",
+                "See the page; create it again by create_scalar_index(..., replace=True) of the release that writes "
+                "the table.", runbook(18) or "", about=name,
             )  # fmt: skip
 
 

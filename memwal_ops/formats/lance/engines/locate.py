@@ -17,8 +17,10 @@ import pyarrow.compute as pc
 
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.engines.joins import chunks_with_keys, with_keys
+from memwal_ops.formats.lance.index_faults import can_find_addresses
 from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.wire.index_entries import moved_later
+from memwal_ops.formats.lance.sql_literals import has_sql_literals, is_one_of
+from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +38,6 @@ _ROW = "__memwal_ops_row"
 SCANNED_KEYS_PER_LOOKUP = 100
 _MIN_CHUNK_BYTES = 4 << 20
 MAX_LOOKUPS = 20_000
-_INT64_MIN = -(2**63)
 _FRAGMENTS_READ_AHEAD = 2
 _BATCHES_READ_AHEAD = 4
 
@@ -133,24 +134,29 @@ def index_is_cheaper(table: Table, winners: Winners) -> bool:
     key = table.primary_key[0]
     return (
         has_sql_literals(winners.keys.column(key))
-        and is_indexed(table, key)
         and winners.keys.num_rows * SCANNED_KEYS_PER_LOOKUP < table.dataset.count_rows()
+        and is_indexed(table, key)
     )
 
 
 def is_indexed(table: Table, key: str) -> bool:
-    """Whether there is a B-tree index over exactly this column, by the table's manifest, and none that may lack rows.
+    """Whether there is a B-tree index over exactly this column, and a sample of its rows is found by it.
 
-    Timeline of the loss otherwise: pylance compacts with ``defer_index_remap``; rows are deleted; it compacts without;
-    the index lacks rows. A look-up does not find the base row of a key, which then stands twice, or is not deleted.
+    Timeline of the loss otherwise: an index lacks rows that it claims to cover (:mod:`.index_faults` has how); a
+    look-up does not find the base row of a key, which then stands twice, or is not deleted.
     """
     field = next((one.id for one in table.manifest.manifest.fields if one.parent_id < 0 and one.name == key), None)
     entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
     of_key = [entry for entry in entries if [*entry.fields] == [field]]
+    trees = [entry for entry in of_key if entry.index_details.type_url.lower().endswith("btreeindexdetails")]
+    if not trees or not can_find_addresses(table, key):
+        return False
     # pylance may choose any index of the column.
-    complete = not any(entry in of_key for entry in moved_later(table.manifest))
-    is_tree = (entry.index_details.type_url.lower().endswith("btreeindexdetails") for entry in of_key)
-    return "`" not in key and complete and any(is_tree)
+    faults = [table.index_faults[entry.name] for entry in of_key if entry.name in table.index_faults]
+    fault = faults[0] if faults else table.sampled_fault(key, trees)
+    if fault is not None:
+        get_logger(__name__).warning("key_index_not_used", table=table.location.uri, column=key, reason=fault.why)
+    return fault is None
 
 
 def has_key_index(dataset: lance.LanceDataset, key: str) -> bool:
@@ -188,24 +194,7 @@ def lookup_keys(
     dataset: lance.LanceDataset, key: str, keys: pa.ChunkedArray, *, stable: bool
 ) -> Iterator[pa.RecordBatch]:
     """The same columns of the rows that hold one of ``keys`` (at most ``MAX_LOOKUPS``), through the index."""
-    # As SQL and not as an Arrow expression: pylance passes those through Substrait, which rejects
-    # a table that has any column of an unsupported type (half floats, for example).
-    literals = ", ".join(map(sql_literal, keys.to_pylist()))
+    condition = is_one_of(key, keys.to_pylist())
     return iter(
-        dataset.scanner(
-            columns=[key], filter=f"`{key}` IN ({literals})", with_row_address=True, with_row_id=stable
-        ).to_batches()
+        dataset.scanner(columns=[key], filter=condition, with_row_address=True, with_row_id=stable).to_batches()
     )
-
-
-def has_sql_literals(keys: pa.ChunkedArray) -> bool:
-    """Whether every key has an SQL literal."""
-    if pa.types.is_integer(keys.type):
-        # The smallest int64 has no literal: SQL reads it as minus a number that is too large.
-        return bool(pc.min(keys).as_py() > _INT64_MIN)
-    return bool(pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type))
-
-
-def sql_literal(value: int | str) -> str:
-    """A value as an SQL literal."""
-    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"

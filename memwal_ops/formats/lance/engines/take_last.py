@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.engines.collapse import read_keys
 from memwal_ops.formats.lance.engines.joins import newest_rows, with_keys, without_keys
-from memwal_ops.formats.lance.engines.locate import MAX_LOOKUPS, has_key_index, has_sql_literals, sql_literal
+from memwal_ops.formats.lance.engines.locate import MAX_LOOKUPS, has_key_index
 from memwal_ops.formats.lance.projection import TOMBSTONE
+from memwal_ops.formats.lance.sql_literals import has_sql_literals, is_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +69,7 @@ def condition_of(keys: pa.Table, columns: Sequence[str]) -> str | None:
         columns: the names of the key's columns in the dataset on which the condition is used.
     """
     parts = [
-        f"`{name}` IN ({', '.join(map(sql_literal, column.unique().to_pylist()))})"
+        is_one_of(name, column.unique().to_pylist())
         for name, column in zip(columns, keys.columns, strict=True)
         if "`" not in name and has_sql_literals(column)
     ]

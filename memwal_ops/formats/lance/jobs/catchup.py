@@ -16,7 +16,7 @@ import time
 import uuid
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 from memwal_ops.core.commit_retry import CommitRetry
@@ -39,8 +39,11 @@ from memwal_ops.formats.lance.codebook import Codebook, read_codebook
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
 from memwal_ops.formats.lance.damage import name_damage, names_damage
 from memwal_ops.formats.lance.index_build import IndexBuild, create_index, discard, update_index
+from memwal_ops.formats.lance.index_faults import fault_of
+from memwal_ops.formats.lance.index_refusals import DotProductIndexError, refusal
 from memwal_ops.formats.lance.jobs.catchup_report import CatchupDecision, CatchupReport, IndexReport, Partitions
 from memwal_ops.formats.lance.jobs.index_publishing import publish_build, publish_change, publish_rebased
+from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.leftovers import sweep_leftovers
 from memwal_ops.formats.lance.memwal.backlog import Blocked, backlog_of, with_listed_log
 from memwal_ops.formats.lance.options import CatchupOptions
@@ -52,19 +55,32 @@ from memwal_ops.storage.probe import probe_conditional_writes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    import lance
+
     from memwal_ops.formats.lance.jobs.codebook_migration import MigrationReport
     from memwal_ops.formats.lance.table import Table
 
 __all__ = ["CatchupOptions", "apply", "backlog", "plan"]
 
+_ARGUMENTS: Mapping[str, Literal["BTREE", "ZONEMAP", "BLOOMFILTER"]] = {
+    "BTree": "BTREE",
+    "ZoneMap": "ZONEMAP",
+    "BloomFilter": "BLOOMFILTER",
+}
+"""The types of index that may lack rows, as arguments of pylance."""
+
 
 @dataclass(slots=True)
 class _Run:
-    """State of a run; ``table`` is the newest version that it has read."""
+    """State of a run; ``table`` is the newest version that it has read.
+
+    ``keep_codebook``: build vector indexes anew with their codebook where pylance cannot add rows to them.
+    """
 
     table: Table
     options: CatchupOptions
     note: CommitNote
+    keep_codebook: bool = False
     retry: CommitRetry = field(default_factory=CommitRetry)
 
 
@@ -83,12 +99,21 @@ def plan(table: Table, options: CatchupOptions, context: RunContext | None = Non
     reports = []
     for index in _wanted(table, options):
         need = _need(table, index, options)
+        refused = _refused(table, index, options) if need == "update" else None
         if need == "unchanged":
             need = _next_need(table, index, options)
-        reports.append(_report(table, table, index.name, options, "would_update" if need == "update" else need))
-    decision, seconds = CatchupDecision.DRY_RUN, time.monotonic() - started
+        decision = "failed" if refused else "would_update" if need == "update" else need
+        reports.append(replace(_report(table, table, index.name, options, decision), error=refused))
+    seconds = time.monotonic() - started
     return CatchupReport(
-        decision, str(uuid.uuid4()), tuple(reports), table.version, 0, seconds, _replaced(table), table.memwal is None
+        CatchupDecision.DRY_RUN,
+        str(uuid.uuid4()),
+        tuple(reports),
+        table.version,
+        0,
+        seconds,
+        _replaced(table),
+        table.memwal is None,
     )
 
 
@@ -118,12 +143,14 @@ def apply(table: Table, options: CatchupOptions, context: RunContext | None = No
     return catch_up(table, options, context)
 
 
-def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> CatchupReport:
-    """Run :func:`apply` without the migration of a codebook."""
+def catch_up(
+    table: Table, options: CatchupOptions, context: RunContext, *, keep_codebook: bool = False
+) -> CatchupReport:
+    """Run :func:`apply` without the migration of a codebook; ``keep_codebook`` as in :class:`_Run`."""
     started = time.monotonic()
     _check_options(table, options)
     check_rewritable(table)
-    run = _Run(table, options, CommitNote.new("catchup"))
+    run = _Run(table, options, CommitNote.new("catchup"), keep_codebook)
     wanted = [index.name for index in _wanted(table, options)]
     if any(_next_need(table, index, options) == "update" for index in _wanted(table, options)):
         probe_conditional_writes(table.store)
@@ -197,11 +224,25 @@ def _wanted(table: Table, options: CatchupOptions) -> tuple[BaseIndex, ...]:
 def _need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     """The decision for an index: update, below_threshold or unchanged."""
     covers = coverage(index.covered, table.manifest)
-    if len(index.segments) > options.max_segments or (options.retrain and index.is_vector):
+    if len(index.segments) > options.max_segments or (options.retrain and index.is_vector) or _lacks_rows(table, index):
         return "update"
     if covers.complete:
         return "unchanged"
     return "below_threshold" if covers.uncovered_rows < options.min_uncovered_rows else "update"
+
+
+def _lacks_rows(table: Table, index: BaseIndex) -> bool:
+    """Whether an index lacks rows that it claims to cover: it is built anew, as an update would keep the gap."""
+    fault = fault_of(table, index)
+    return fault is not None and fault.proven
+
+
+def _refused(table: Table, index: BaseIndex, options: CatchupOptions) -> MemwalOpsError | None:
+    """The error with which an update of the index would fail before it began; for a plan."""
+    try:
+        return refusal(table, index, options)
+    except UnsupportedFeatureError as error:
+        return error
 
 
 def _next_need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
@@ -307,11 +348,14 @@ def _update(run: _Run, name: str) -> str:
 
 def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> str:
     """Build once and publish; return the decision: updated, or why there was nothing to publish."""
+    refused = refusal(table, index, run.options)
+    if refused is not None and not (run.keep_codebook and isinstance(refused, DotProductIndexError)):
+        raise refused
     retrain = run.options.retrain and index.is_vector and table.memwal is None
     emptied = index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
     codebooks = None if retrain or (emptied and table.memwal is None) else _codebooks(table, index)
-    build = None
-    if emptied and codebooks:
+    build = _build_anew(table, index) if _lacks_rows(table, index) else None
+    if codebooks and (emptied or refused is not None):
         build = _build_with_codebook(table, index)
     if build is None:
         build = update_index(table, index.name, merge=_segments_to_merge(index, run.options), retrain=retrain)
@@ -362,6 +406,18 @@ def _segments_to_merge(index: BaseIndex, options: CatchupOptions) -> int | None:
     if len(index.segments) >= options.max_segments:
         return len(index.segments)
     return 0 if index.is_vector else None
+
+
+def _build_anew(table: Table, index: BaseIndex) -> IndexBuild | None:
+    """Build a scalar index anew, with pylance's default parameters: an update would keep what its files have."""
+    with lance_errors("read the indexes of", table.location.uri):
+        described = next(one for one in table.dataset.describe_indices() if one.name == index.name)
+    (column,) = described.field_names
+
+    def create(dataset: lance.LanceDataset) -> None:
+        dataset.create_scalar_index(column, _ARGUMENTS[index.type], name=index.name, replace=True)
+
+    return create_index(table, index.name, create)
 
 
 def _build_with_codebook(table: Table, index: BaseIndex) -> IndexBuild | None:

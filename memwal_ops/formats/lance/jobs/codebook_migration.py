@@ -200,7 +200,7 @@ def _perform(table: Table, step: str, old: str, new: str, note: CommitNote) -> s
         publish_change(table, partial(_maintain, new), note, retry)
         return "maintained"
     if step == "catch_up":
-        report = catchup.catch_up(table, catchup.CatchupOptions(indexes=(new,)), RunContext())
+        report = catchup.catch_up(table, catchup.CatchupOptions(indexes=(new,)), RunContext(), keep_codebook=True)
         if report.failures:
             raise report.failures[0]
         return "caught_up"

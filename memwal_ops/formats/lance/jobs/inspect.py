@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.damage import names_damage
+from memwal_ops.formats.lance.index_faults import fault_of
 from memwal_ops.formats.lance.jobs.inspect_text import describe
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.memwal.backlog import Backlog, Blocked, RegionBacklog, backlog_of, with_listed_log
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.index_faults import IndexFault
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.unreadable_versions import VersionsCheck
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
@@ -97,7 +99,7 @@ class RegionState:
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """One base index, by the fragments that its segments cover."""
+    """One base index, by the fragments that its segments cover; ``fault``: why it may lack rows of them."""
 
     name: str
     type: str
@@ -105,6 +107,7 @@ class IndexState:
     uncovered_fragments: int
     uncovered_rows: int
     index_catchup: Mapping[UUID, int]
+    fault: IndexFault | None
 
     def to_json(self) -> dict[str, object]:
         """The ``indexes`` entry."""
@@ -118,6 +121,7 @@ class IndexState:
             "index_catchup": {
                 str(region_id): generation for region_id, generation in sorted(self.index_catchup.items())
             },
+            "problem": None if self.fault is None else f"It {self.fault.why}.",
         }
 
 
@@ -292,7 +296,6 @@ def _indexes(table: Table) -> tuple[IndexState, ...]:
         covers = coverage(index.covered, table.manifest)
         missing = len(covers.uncovered)
         recorded = table.index.index_catchup.get(index.name, {})
-        states.append(
-            IndexState(index.name, index.type, covers.fragments - missing, missing, covers.uncovered_rows, recorded)
-        )
+        covered, fault = covers.fragments - missing, fault_of(table, index)
+        states.append(IndexState(index.name, index.type, covered, missing, covers.uncovered_rows, recorded, fault))
     return tuple(states)

@@ -34,6 +34,9 @@ def describe(inspection: Inspection) -> str:
         lines += ["", _regions(inspection)]
     if inspection.indexes:
         lines += ["", _indexes(inspection)]
+    for index in inspection.indexes:
+        if index.fault is not None:
+            lines += ["", paragraph(f"PROBLEM: index {index.name} {index.fault.why} (memwal-ops verify).")]
     for region in inspection.regions:
         if region.fault is not None:
             lines += ["", problem(region.fault, "PROBLEM in")]

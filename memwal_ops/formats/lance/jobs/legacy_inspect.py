@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.damage import names_damage
+from memwal_ops.formats.lance.index_faults import fault_of
 from memwal_ops.formats.lance.jobs.inspect import IndexState
 from memwal_ops.formats.lance.jobs.legacy_merge_report import backlog_json
 from memwal_ops.formats.lance.legacy.emptied import Emptied, find_emptied
@@ -210,7 +211,6 @@ def _indexes(table: Table) -> list[IndexState]:
     for index in base_indexes(table).values():
         covers = coverage(index.covered, table.manifest)
         missing = len(covers.uncovered)
-        states.append(
-            IndexState(index.name, index.type, covers.fragments - missing, missing, covers.uncovered_rows, {})
-        )
+        covered, fault = covers.fragments - missing, fault_of(table, index)
+        states.append(IndexState(index.name, index.type, covered, missing, covers.uncovered_rows, {}, fault))
     return states

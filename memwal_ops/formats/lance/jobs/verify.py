@@ -13,7 +13,7 @@ from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import Finding, Findings, Severity, VerifyReport, finding_of
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
-from memwal_ops.formats.lance.checks.index import check_catchup, check_progress, check_snapshot
+from memwal_ops.formats.lance.checks.index import check_catchup, check_progress, check_rows_of_indexes, check_snapshot
 from memwal_ops.formats.lance.checks.regions import (
     check_generations,
     check_log,
@@ -88,7 +88,7 @@ class _Verification:
             return []
         contents = {next(what for kind, what in _CONTENTS if kind.match(path)) for path in self.export.left_out}
         tags = ["tags"] if self.table.branch_name else []  # they are in the root
-        return [*sorted(contents), *tags, *(["rows and keys"] if self.options.deep else [])]
+        return [*sorted(contents), *tags, "rows of indexes", *(["rows and keys"] if self.options.deep else [])]
 
     def check(self) -> None:
         """All checks, the base table first."""
@@ -114,6 +114,8 @@ class _Verification:
         regions = backlog_.regions
         self._add("progress", lambda: check_progress(table, regions))
         self._add("catch-up entries", lambda: check_catchup(table))
+        if self.export is None and not self.findings.counts["base_file"]:  # with files missing, rows cannot be read
+            self._add("rows of indexes", lambda: check_rows_of_indexes(table))
         self._add("region snapshot", lambda: check_snapshot(table, regions))
         self._add("leases and holds", lambda: check_own_files(table))
         for path in table.regions.strays:

@@ -206,8 +206,8 @@ class Shuffle:
             writable = not self.work.code.framed and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
         return (
             writable
-            and is_indexed(self.table, self.work.primary_key[0])
             and won.winners * SCANNED_KEYS_PER_LOOKUP < int(self.table.dataset.count_rows())
+            and is_indexed(self.table, self.work.primary_key[0])
         )
 
     def _superseded(self, winners: DataFrame, *, use_index: bool) -> DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,12 +41,7 @@ def winners(keys: dict[str, list[Any]], tombstones: Sequence[bool], *, first_row
 
 
 def located(dataset: Any, found: Winners, **options: Any) -> Any:
-    table: Any = SimpleNamespace(
-        dataset=dataset,
-        primary_key=tuple(found.keys.column_names),
-        location=SimpleNamespace(uri="memory://t"),
-        manifest=open_table(dataset.uri).manifest,
-    )
+    table: Any = replace(open_table(dataset.uri), primary_key=tuple(found.keys.column_names))
     return locate(table, found, max_bytes=options.pop("max_bytes", 1 << 30))
 
 
