@@ -151,9 +151,18 @@ def metric_of(table: Namespace, metric: str | None) -> tuple[str, str | None]:
         raise UnsupportedFeatureError(
             f"{table.location.uri} has the metric {recorded}, not {metric}.", remedy="Leave --metric out."
         )
+    if recorded is None and metric is None and (trained := _trained_metric(table)) is not None:
+        return trained, None
     if recorded is None and metric is None:
         return "cosine", "This namespace does not record its metric; cosine was assumed. Give --metric."
     return recorded or metric or "", None
+
+
+def _trained_metric(table: Namespace) -> str | None:
+    """The metric that the newest segment was built for; None: another program built it, or there is none."""
+    segments = table.manifest.segments
+    last = read_training(table.store, segments[-1].id) if segments else None
+    return None if last is None else last.metric
 
 
 def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: RunContext) -> Inputs:
@@ -363,7 +372,7 @@ class Compaction:
         self.built.segment = replace(segment, vectors=self.built.rows)
         path = training_path(segment.id)
         self.built.paths.append(path)
-        create(self._store, path, training_bytes(training))
+        create(self._store, path, training_bytes(replace(training, metric=self._metric)))
 
 
 def staging_path(token: int) -> str:

@@ -18,9 +18,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import BusyError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.errors import (
+    BusyError,
+    InvalidFormatError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    TableCorruptError,
+    UnsupportedFeatureError,
+)
 from memwal_ops.formats.zeppelin.publish import FencedError, retried
-from memwal_ops.formats.zeppelin.wire.lease import LEASE, LeaseRecord, decode_lease, encode_lease
+from memwal_ops.formats.zeppelin.wire.lease import LEASE, MAX_TOKEN, LeaseRecord, decode_lease, encode_lease
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
@@ -63,6 +70,7 @@ def held_lease(table: Namespace, ttl: timedelta, wait: timedelta = timedelta(0))
 
     Raises:
         BusyError: another compactor holds it.
+        UnsupportedFeatureError: there is no higher token.
         TableCorruptError: ``lease.json`` cannot be read.
     """
     lease = _acquire(table, ttl, wait)
@@ -130,6 +138,12 @@ def _acquire(table: Namespace, ttl: timedelta, wait: timedelta) -> HeldLease:
             continue
         # Also above the manifest's token: after a lease was removed, the next one must not start at 1 again.
         token = 1 + max(table.newest().manifest.token, 0 if stored is None else stored[0].token)
+        if token > MAX_TOKEN:
+            raise UnsupportedFeatureError(
+                f"{table.location.uri} has the fencing token {token - 1}, the highest there is: no compactor can fence "
+                "the one that had it.",
+                remedy="Migrate the namespace, or create another one: a token that starts again fences nothing.",
+            )
         record = LeaseRecord(holder, token, now, now + ttl)
         if _put(table, record, None if stored is None else stored[1]):
             return HeldLease(token, holder)
@@ -176,7 +190,7 @@ def _renew(table: Namespace, lease: HeldLease, ttl: timedelta) -> bool:
         if stored is None or (stored[0].token, stored[0].holder) != (lease.token, lease.holder):
             return False
         now = datetime.now(UTC)
-        if _put(table, LeaseRecord(lease.holder, lease.token, now, now + ttl), stored[1]):
+        if _put(table, LeaseRecord(lease.holder, lease.token, stored[0].acquired, now + ttl), stored[1]):
             return True
     return False
 
@@ -187,7 +201,7 @@ def _release(table: Namespace, lease: HeldLease) -> None:
         stored = read_lease(table)
         if stored is None or (stored[0].token, stored[0].holder) != (lease.token, lease.holder):
             return
-        past = datetime.now(UTC) - _RELEASED
+        past = max(stored[0].acquired, datetime.now(UTC) - _RELEASED)
         _put(table, LeaseRecord(lease.holder, lease.token, stored[0].acquired, past), stored[1])
     except MemwalOpsError as error:
         get_logger(__name__).warning("lease_not_released", table=table.location.uri, error=str(error))

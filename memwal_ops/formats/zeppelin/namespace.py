@@ -17,6 +17,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.zeppelin import history
 from memwal_ops.formats.zeppelin.format import MANIFEST, META
+from memwal_ops.formats.zeppelin.training import METRICS
 from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest
 from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
 from memwal_ops.storage.local import LocalObjectStore
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 _FORMAT = "zeppelin"
-METRICS = ("cosine", "euclidean", "dot_product")
 
 
 @dataclass(frozen=True)

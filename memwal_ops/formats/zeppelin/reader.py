@@ -19,8 +19,9 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of, read_inputs
 from memwal_ops.formats.zeppelin.filters import compile_filter
-from memwal_ops.formats.zeppelin.namespace import METRICS, load, swappable
+from memwal_ops.formats.zeppelin.namespace import load, swappable
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
+from memwal_ops.formats.zeppelin.training import METRICS
 from memwal_ops.formats.zeppelin.wire.indexes import decode_text_index, text_name, words
 from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store

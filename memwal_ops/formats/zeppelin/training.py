@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     Matrix = NDArray[np.float32]
 
+METRICS = ("cosine", "euclidean", "dot_product")
 ITERATIONS = 25
 ROWS_PER_CLUSTER = 3000
 MAX_CLUSTERS = 4096
@@ -39,11 +40,12 @@ _SUBSPACE = 4
 
 @dataclass(frozen=True)
 class Training:
-    """The record of a segment's last training: rows, imbalance, and upserts since."""
+    """The record of a segment's last training: rows, imbalance, upserts since, and the metric of its clusters."""
 
     rows: int
     imbalance: float
     upserts: int = 0
+    metric: str | None = None
 
 
 def clusters_for(rows: int) -> int:
@@ -161,17 +163,18 @@ def read_training(store: Store, segment: str) -> Training | None:
     """Read the record of a segment's training; None for a segment of another program."""
     try:
         found: Any = json.loads(store.get(training_path(segment)))
-        return Training(int(found["rows"]), float(found["imbalance"]), int(found["upserts"]))
+        metric = found.get("metric")
+        known = metric if metric in METRICS else None
+        return Training(int(found["rows"]), float(found["imbalance"]), int(found["upserts"]), known)
     except ObjectNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # only a hint: without it, the next compaction trains again
 
 
 def training_bytes(training: Training) -> bytes:
     """Encode the record."""
-    document = {"rows": training.rows, "imbalance": training.imbalance, "upserts": training.upserts}
-    return json.dumps(document).encode()
+    return json.dumps(vars(training)).encode()
 
 
 def training_path(segment: str) -> str:

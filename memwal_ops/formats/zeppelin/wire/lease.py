@@ -11,6 +11,7 @@ from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
 from memwal_ops.formats.zeppelin.wire.manifest import timestamp
 
 LEASE = "lease.json"
+MAX_TOKEN = 2**64 - 1
 _HOLDER = {WIKI: "holder", NATIVE: "holder_id"}
 
 
@@ -48,7 +49,7 @@ def decode_lease(data: bytes) -> LeaseRecord:
         times = [_moment(found[name]) for name in ("acquired_at", "expires_at")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidFormatError(f"It is not a lease: {error!r:.120}.") from error
-    if not isinstance(holder, str) or type(token) is not int or token < 0:
+    if not isinstance(holder, str) or type(token) is not int or not 0 <= token <= MAX_TOKEN:
         raise InvalidFormatError(f"It is not a lease: holder {holder!r:.40}, token {token!r:.40}.")
     return LeaseRecord(holder, token, times[0], times[1])
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from memwal_ops import run_job
-from memwal_ops.errors import BusyError, TableCorruptError
+from memwal_ops.errors import BusyError, TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.zeppelin.jobs import merge
 from memwal_ops.formats.zeppelin.lease import claim, held_lease, read_lease
 from memwal_ops.formats.zeppelin.options import MergeOptions
 from memwal_ops.formats.zeppelin.publish import FencedError, retried
 from memwal_ops.formats.zeppelin.wire.lease import LeaseRecord, encode_lease
 from tests.support.overtaken import Overtaken
+from tests.support.run_cli import contents
 from tests.support.waiting import until
 from tests.support.zeppelin.merging import FAST, expire, opened
 from tests.support.zeppelin.namespace import NamespaceUnderTest
@@ -101,6 +102,7 @@ def test_a_lease_is_renewed_while_it_is_held(made: NamespaceUnderTest) -> None:
         now = until(lambda: (found := read_lease(table)) != first and found)
         assert now[0].expires > first[0].expires
         assert now[0].token == lease.token
+        assert now[0].acquired == first[0].acquired, "a renewal is no acquisition"
         Path(made.uri, "lease.json").write_bytes(
             encode_lease(LeaseRecord("another", 77, datetime.now(UTC), datetime.now(UTC)), made.dialect)
         )
@@ -110,6 +112,31 @@ def test_a_lease_is_renewed_while_it_is_held(made: NamespaceUnderTest) -> None:
     standing = read_lease(table)
     assert standing is not None
     assert standing[0].token == 77, "what is another's is not released"
+
+
+def test_a_released_lease_does_not_end_before_it_was_acquired(made: NamespaceUnderTest) -> None:
+    with held_lease(opened(made), timedelta(minutes=5)):
+        pass
+    standing = read_lease(opened(made))
+    assert standing is not None
+    assert standing[0].acquired <= standing[0].expires <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("place", ["lease", "manifest"])
+def test_there_is_no_token_above_the_highest(made: NamespaceUnderTest, place: str) -> None:
+    if place == "manifest":
+        retried(opened(made), lambda live: live.manifest.changed(token=2**64 - 1))
+    else:
+        past = datetime.now(UTC) - timedelta(days=1)
+        record = LeaseRecord("another", 2**64 - 1, past, past)
+        Path(made.uri, "lease.json").write_bytes(encode_lease(record, made.dialect))
+    before = contents(made.uri)
+    with pytest.raises(UnsupportedFeatureError, match="18446744073709551615"):
+        run_job(made.uri, "merge", FAST)
+    assert {path for path, state in contents(made.uri).items() if before.get(path) != state} <= {
+        "_mem_wal_ops/swap.lock"
+    }
+    assert made.read() == made.expected()
 
 
 @pytest.mark.parametrize(("days", "says"), [(3, "clock"), (0, "compacts")])

@@ -13,6 +13,7 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, runbook
+from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.wire.lease import LeaseRecord, encode_lease
 from tests.support.run_cli import contents, run_here
 from tests.support.zeppelin.merging import opened
@@ -57,6 +58,22 @@ def test_healthy_after_any_history(made: NamespaceUnderTest) -> None:
         run_job(made.uri, "merge", clusters=dice.choice([None, 3]), retrain=dice.random() < 0.5)
         if dice.random() < 0.5:
             run_job(made.uri, "gc", apply=True, reader_grace=timedelta(0), keep_revisions=1)
+
+
+def test_the_metric_of_a_namespace_without_settings_is_that_of_its_last_training(tmp_path: Path) -> None:
+    made = NamespaceUnderTest(str(tmp_path / "ns"), metric="euclidean")
+    # Three groups by distance, of which the one at the origin has all directions.
+    places = [(0.0, 0.0)] * 8 + [(1000.0, 0.0)] * 4 + [(0.0, 1000.0)] * 4
+    around = [(1.0, 0.1), (0.1, 1.0), (1.0, 0.2), (0.2, 1.0)] * 4
+    rows = [[x + dx, y + dy, 0.0, 0.0] for (x, y), (dx, dy) in zip(places, around, strict=True)]
+    zeppelin.open_writer(made.uri).append([{"id": f"v{at}", "values": row} for at, row in enumerate(rows)])
+    Path(made.uri, "meta.json").unlink()
+    assert run_job(made.uri, "merge", clusters=3, metric="euclidean").warnings == []
+    assert findings(made) == findings(made, metric="euclidean") == []
+    assert {one["check"] for one in findings(made, metric="cosine")} == {"assignment"}
+    zeppelin.open_writer(made.uri).append([{"id": "late", "values": [3.0, 1.0, 1.0, 2.0]}])
+    assert run_job(made.uri, "merge").warnings == [], "it is known now"
+    assert findings(made) == []
 
 
 def first(made: NamespaceUnderTest) -> str:
