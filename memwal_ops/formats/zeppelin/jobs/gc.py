@@ -34,7 +34,8 @@ from memwal_ops.formats.zeppelin.roots import Cache, prefix_of, read_roots
 from memwal_ops.formats.zeppelin.segments import SegmentReader
 from memwal_ops.formats.zeppelin.ulid import ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
-from memwal_ops.storage.clock import store_time
+from memwal_ops.storage.clock import CLOCK_FOLDER, store_time
+from memwal_ops.storage.probe import PROBE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,8 +59,11 @@ _STAGING = re.compile(r"_staging/([0-9]{1,20})\.json")
 # Objects that are neither fragments nor segments, and are never collected.
 _KEPT = re.compile(
     r"(manifest|meta|lease)\.json|(manifests|snapshots|_gc|_lifecycle|input-wal|sources|late)/.*"
-    r"|_mem_wal_ops/((holds|expiries|leases|probe|clock|history|gc|quarantine)/.*|swap\.lock)"
+    r"|_mem_wal_ops/((holds|expiries|leases|history|gc|quarantine)/.*|swap\.lock)"
 )
+_PROBE = re.compile(rf"({PROBE_FOLDER}|{CLOCK_FOLDER})/[^/]+")
+# A probe takes seconds. If its objects were deleted meanwhile, it would report a store that loses writes.
+_PROBE_AGE = timedelta(hours=1)
 
 
 _RETIRED = Gate(met=True, text="a manifest listed it, and a compaction removed it")
@@ -73,6 +77,7 @@ class Kind(enum.StrEnum):
     ORPHAN_FRAGMENT = "orphan_fragment"
     ORPHAN_SEGMENT = "orphan_segment"
     NOTE = "note"
+    LEFTOVER = "leftover"
     REVISION = "revision"
 
 
@@ -85,6 +90,7 @@ class ZeppelinGcReport(GcReport[Candidate]):
         Kind.ORPHAN_FRAGMENT: KindText("orphan fragments"),
         Kind.ORPHAN_SEGMENT: KindText("orphan segments"),
         Kind.NOTE: KindText("staging records of compactions", ("note", "notes")),
+        Kind.LEFTOVER: KindText("probes of killed runs", ("probe object", "probe objects")),
         Kind.REVISION: KindText("revisions", ("revision", "revisions")),
         UNKNOWN: KindText("unknown"),
     }
@@ -146,7 +152,11 @@ class Rules:
         return Candidate(Kind.ORPHAN_SEGMENT, path, size, objects, gates)
 
     def note(self, path: str, size: int, written: datetime) -> Candidate:
-        """A staging record or training record of a compaction: no row depends on it."""
+        """A staging record or training record of a compaction, or an object of a probe: no row depends on it."""
+        if _PROBE.fullmatch(path):
+            killed = Gate(met=True, text="written by a job that probed the store and was killed")
+            gates = (killed, age_gate("A probe may be running: written", written, _PROBE_AGE, self.now))
+            return Candidate(Kind.LEFTOVER, path, size, 1, gates)
         staged = _STAGING.fullmatch(path)
         if staged is not None:
             newer = Gate(int(staged[1]) < self.roots.table.manifest.token, "a later token is in the manifest")
@@ -244,7 +254,7 @@ class Objects(collector.Collector[Candidate]):
             sizes[0] += meta.size
             sizes[1] += 1
             return None
-        if _TRAINING.fullmatch(path) or _STAGING.fullmatch(path):
+        if _TRAINING.fullmatch(path) or _STAGING.fullmatch(path) or _PROBE.fullmatch(path):
             return self.rules.note(path, meta.size, meta.last_modified)
         if _KEPT.fullmatch(path):
             return None

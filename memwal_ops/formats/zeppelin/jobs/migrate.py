@@ -24,6 +24,7 @@ from memwal_ops.errors import (
     MemwalOpsError,
     ObjectNotFoundError,
     SegmentCorruptError,
+    VersionGoneError,
 )
 from memwal_ops.formats.zeppelin.attribute_columns import ID, Columns, Kinds
 from memwal_ops.formats.zeppelin.backlog import read_fragments
@@ -31,6 +32,7 @@ from memwal_ops.formats.zeppelin.compaction import dimensions_of
 from memwal_ops.formats.zeppelin.jobs.migrate_report import MigrateDecision, MigrateReport
 from memwal_ops.formats.zeppelin.jobs.migrate_rows import Found, LocalEngine
 from memwal_ops.formats.zeppelin.reader import read_log
+from memwal_ops.formats.zeppelin.summary import missing_of
 from memwal_ops.formats.zeppelin.wire.fragment import Fragment
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ _HELD = timedelta(hours=12)
 def plan(table: Namespace, options: MigrateOptions, context: RunContext) -> MigrateReport:
     """What :func:`apply` would do; reads only. Raises as :func:`apply`."""
     run = _Run(table, options, context)
+    _refuse_missing(table)
     with run.engine():
         found = run.read(table)
     if found is not None and (found.upserts or found.deletes or run.sink.record is None):
@@ -77,8 +80,8 @@ def apply(table: Namespace, options: MigrateOptions, context: RunContext) -> Mig
 def _applied(run: _Run, table: Namespace, context: RunContext) -> MigrateReport:
     for _ in range(_ROUNDS):
         context.checkpoint()
-        with _held(table):
-            try:
+        try:
+            with _held(table):
                 found = run.read(table)
                 if found is None:
                     return run.finished()
@@ -86,10 +89,10 @@ def _applied(run: _Run, table: Namespace, context: RunContext) -> MigrateReport:
                 is_current = _same_log(table, table.newest())
                 if is_current:
                     run.compare(table)
-            except (FragmentMissingError, SegmentCorruptError, ObjectNotFoundError):
-                if _same_log(table, table.newest()):
-                    raise
-                is_current = False  # a compaction and a collection came in between
+        except (FragmentMissingError, SegmentCorruptError, ObjectNotFoundError, VersionGoneError):
+            if _same_log(table, table.newest()):
+                raise
+            is_current = False  # a compaction and a collection came in between
         if is_current:
             return run.finished()
         table = table.newest()
@@ -244,12 +247,26 @@ def _same_log(one: Namespace, other: Namespace) -> bool:
     return all(_record("", one)[name] == _record("", other)[name] for name in ("segments", "fragments", "pending"))
 
 
+def _refuse_missing(table: Namespace) -> None:
+    missing = missing_of(table, table.revision)
+    if missing is not None and missing in table.manifest.fragment_keys:
+        raise FragmentMissingError(f"The fragment {missing} is listed, but does not exist.")
+    if missing is not None:
+        raise SegmentCorruptError(f"{missing}, which the manifest needs, is missing.")
+
+
 @contextmanager
 def _held(table: Namespace) -> Iterator[None]:
-    """Hold this manifest, so that gc keeps its objects; a namespace that only a server may write gets no hold."""
+    """Hold this manifest, so that gc keeps its objects; a namespace that only a server may write gets no hold.
+
+    Raises:
+        FragmentMissingError, SegmentCorruptError: an object that it lists is missing.
+        VersionGoneError: it is being expired.
+    """
     if table.manifest.unwritable is not None or not table.has_revision(table.revision):
         yield
         return
+    _refuse_missing(table)
     hold = take_hold(table, table.revision, _HELD, note="memwal-ops migrate")
     try:
         yield

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -276,6 +278,18 @@ def test_orphan_fragments_are_deleted_after_days_and_two_runs(made: NamespaceUnd
     gc(made, patient)
     assert orphan not in files(made, "wal")
     assert made.read() == made.expected()
+
+
+@pytest.mark.parametrize("folder", ["probe", "clock"])
+def test_objects_of_killed_probes_are_deleted(made: NamespaceUnderTest, folder: str) -> None:
+    place = Path(made.uri, "_mem_wal_ops", folder)
+    place.mkdir(parents=True, exist_ok=True)
+    for name in ("old", "young"):
+        (place / name).write_bytes(b"x")
+    two_hours_ago = time.time() - 7200
+    os.utime(place / "old", (two_hours_ago, two_hours_ago))
+    gc(made)
+    assert [path.name for path in place.iterdir()] == ["young"]
 
 
 def test_a_writer_that_was_suspended_lists_no_deleted_fragment(

@@ -13,7 +13,13 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import holds
 from memwal_ops.core.options import OptionError
-from memwal_ops.errors import FragmentCorruptError, InvalidUsageError, InvariantViolatedError
+from memwal_ops.errors import (
+    FragmentCorruptError,
+    FragmentMissingError,
+    InvalidUsageError,
+    InvariantViolatedError,
+    SegmentCorruptError,
+)
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.lance.row_sink import LanceSink
 from memwal_ops.formats.zeppelin.jobs import migrate
@@ -230,6 +236,22 @@ def test_a_damaged_fragment_stops_it(made: NamespaceUnderTest) -> None:
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(FragmentCorruptError):
         go(made)
+    assert not Path(table_of(made)).exists()
+
+
+@pytest.mark.parametrize("apply", [True, False])
+def test_a_missing_object_is_named(made: NamespaceUnderTest, apply: bool) -> None:
+    key = open_table(made.uri).manifest.fragments[0].key
+    data = Path(made.uri, key).read_bytes()
+    Path(made.uri, key).unlink()
+    with pytest.raises(FragmentMissingError, match=key):
+        run_job(made.uri, "migrate", target=table_of(made), apply=apply)
+    Path(made.uri, key).write_bytes(data)
+    run_job(made.uri, "merge")
+    (segment,) = open_table(made.uri).manifest.segments
+    Path(made.uri, segment.prefix, "centroids.bin").unlink()
+    with pytest.raises(SegmentCorruptError, match=f"{segment.prefix}centroids.bin"):
+        run_job(made.uri, "migrate", target=table_of(made), apply=apply)
     assert not Path(table_of(made)).exists()
 
 
