@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.writer import Writer
 
-__all__ = ["create", "open_writer", "query"]
+__all__ = ["create", "open_writer", "query", "replace_fragment"]
 
 
 def create(
@@ -52,6 +52,30 @@ def open_writer(uri: str | os.PathLike[str], storage_options: Mapping[str, str] 
     from memwal_ops.formats.zeppelin.writer import open_namespace_writer  # noqa: PLC0415 - see the module
 
     return open_namespace_writer(uri, storage_options)
+
+
+def replace_fragment(
+    uri: str | os.PathLike[str],
+    fragment: str,
+    *,
+    vectors: Sequence[Mapping[str, Any]] = (),
+    deletes: Sequence[str] = (),
+    storage_options: Mapping[str, str] | None = None,
+) -> str:
+    """List a corrected copy of a fragment that cannot be compacted in its place; returns the copy's id.
+
+    Args:
+        uri: the namespace.
+        fragment: the id of the listed fragment.
+        vectors: all rows that it must have: ``{"id", "values", "attributes"}`` each.
+        deletes: all ids that it must delete.
+        storage_options: as ``open_table`` takes them.
+
+    Raises:
+        InvalidUsageError: the manifest does not list the fragment, or a value cannot be stored; nothing was changed.
+        CommitConflictError: other writers replaced the manifest too often; nothing was changed.
+    """
+    return open_writer(uri, storage_options).replace(fragment, vectors, deletes)
 
 
 def query(

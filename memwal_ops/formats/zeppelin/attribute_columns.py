@@ -62,9 +62,11 @@ class Kinds:
         """Add the attributes of some rows."""
         for attributes in rows.attributes:
             for name, value in (attributes or {}).items():
+                if value is None:
+                    continue  # as an attribute that the row lacks
                 self.values[name].add(kind_of(value))
                 if isinstance(value, list):
-                    self.elements[name].update(map(kind_of, value))
+                    self.elements[name].update(kind_of(one) for one in value if one is not None)
 
     def to_json(self) -> dict[str, dict[str, list[str]]]:
         """The kinds as lists."""

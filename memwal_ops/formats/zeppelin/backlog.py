@@ -14,7 +14,7 @@ from memwal_ops.errors import (
     ObjectNotFoundError,
 )
 from memwal_ops.formats.zeppelin.ulid import ulid_time
-from memwal_ops.formats.zeppelin.wire.fragment import decode_fragment
+from memwal_ops.formats.zeppelin.wire.fragment import UnstorableError, decode_fragment
 from memwal_ops.storage.concurrently import concurrently
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 
 _CONCURRENT_READS = 8
+_CORRECT = (
+    "The object is intact, so a backup has the same. Fix its writer, and list a corrected copy of all its rows and "
+    "deletes in its place: memwal_ops.formats.zeppelin.replace_fragment."
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ def _fetched(table: Namespace, ref: FragmentRef) -> bytes:
 def _decoded(table: Namespace, ref: FragmentRef, dimensions: int | None, data: bytes) -> Fragment:
     try:
         found = decode_fragment(data, table.manifest.dialect)
+    except UnstorableError as error:
+        raise FragmentCorruptError(f"The fragment {ref.key} cannot be used: {error}", remedy=_CORRECT) from error
     except InvalidFormatError as error:
         raise FragmentCorruptError(f"The fragment {ref.key} cannot be read: {error}") from error
     wrong = None

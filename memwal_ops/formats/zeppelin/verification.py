@@ -43,7 +43,9 @@ from memwal_ops.formats.zeppelin.wire.indexes import (
     encode_text_index,
     text_name,
 )
+from memwal_ops.formats.zeppelin.wire.json_text import finite
 from memwal_ops.formats.zeppelin.wire.quantizers import CALIBRATION, CODEBOOK
+from memwal_ops.formats.zeppelin.wire.segment import attributes_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,6 +222,13 @@ class _Segment:
             if len(rows.ids) and rows.vectors.shape[1] != centroids.shape[1]:
                 yield self._error(f"Cluster {number} has {rows.vectors.shape[1]} dimensions.")
                 continue
+            if finite(rows.attributes) != rows.attributes:
+                yield Finding(
+                    Severity.WARNING, "attributes", self.segment.prefix_of(number) + attributes_name(number),
+                    "It has NaN or Infinity, which are not JSON.",
+                    "Readers that are strict about JSON cannot read the cluster's attributes.",
+                    "memwal-ops merge URI --retrain writes null in their place.",
+                )  # fmt: skip
             yield from self._rows(number, rows, centroids, random)
             yield from self._indexes(number, rows)
         yield from self._whole(sizes, np.concatenate(hashes) if hashes else np.zeros(0, np.uint64))

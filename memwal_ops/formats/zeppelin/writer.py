@@ -14,9 +14,10 @@ import numpy as np
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
 from memwal_ops.formats.zeppelin.format import MANIFEST, META
-from memwal_ops.formats.zeppelin.namespace import METRICS, load, swappable
+from memwal_ops.formats.zeppelin.namespace import load, swappable
 from memwal_ops.formats.zeppelin.publish import probe, retried
 from memwal_ops.formats.zeppelin.segments import create
+from memwal_ops.formats.zeppelin.training import METRICS
 from memwal_ops.formats.zeppelin.ulid import new_ulid
 from memwal_ops.formats.zeppelin.wire.fragment import (
     NATIVE,
@@ -68,10 +69,31 @@ class Writer:
 
         Raises:
             InvalidUsageError: nothing to write, an id in both lists, values that are not finite numbers or of
-                another length than the namespace's.
+                another length than the namespace's, a lone surrogate in a text, or an attribute that the format cannot
+                store.
             CommitConflictError: other writers replaced the manifest too often; the fragment is not visible.
         """
-        fragment = self._checked(vectors, deletes)
+        return self._publish(self._checked(vectors, deletes))
+
+    def replace(self, fragment: str, vectors: Sequence[Mapping[str, Any]] = (), deletes: Sequence[str] = ()) -> str:
+        """List a corrected copy of a fragment in its place: its order in the log stays.
+
+        Args:
+            fragment: the id of a listed fragment, which cannot be compacted.
+            vectors: all rows that it must have, as in :meth:`append`.
+            deletes: all ids that it must delete.
+
+        Returns:
+            The new fragment's id.
+
+        Raises:
+            InvalidUsageError: as :meth:`append`; or the manifest does not list the fragment.
+            CommitConflictError: other writers replaced the manifest too often; nothing was changed.
+        """
+        return self._publish(self._checked(vectors, deletes), fragment)
+
+    def _publish(self, fragment: Fragment, replaced: str | None = None) -> str:
+        """Put a fragment, and list it last, or in place of another one."""
         begun, shown = _clocks(), {*fragment.ids}
         written: list[FragmentRef] = []
 
@@ -84,15 +106,23 @@ class Writer:
                 written[:] = [put_fragment(table, fragment, max(listed, default=self._last))]
                 self._last = max(self._last, written[0].id)
             (ref,) = written
+            if replaced is not None:
+                old = next((one for one in table.manifest.fragments if one.id == replaced), None)
+                if old is None:
+                    raise InvalidUsageError(f"The manifest of {table.location.uri} does not list {replaced!r}.")
+                placed = replace(ref, order=old.order)
+                return table.manifest.changed(
+                    fragments=[placed if one is old else one for one in table.manifest.fragments]
+                )
             last = max((one.order for one in table.manifest.fragments), default=-1)
             order = max(last + 1, table.manifest.document.get("next_sequence") or 0)
-            placed = FragmentRef(ref.id, ref.key, ref.vectors, ref.deletes, order, ref.created_at, ref.bytes)
+            placed = replace(ref, order=order)
             # An id that is written again is not excluded any more (S4-014). All others are for a compaction.
             rest = [one for one in table.manifest.pending if one not in shown]
             pending = rest if table.manifest.dialect == WIKI and len(rest) < len(table.manifest.pending) else None
             return table.manifest.changed(fragments=[*table.manifest.fragments, placed], pending=pending)
 
-        self._table = retried(self._table.newest(), change)
+        self._table = retried(self._table.newest(), change, compaction=replaced is not None)
         self._dimensions = self._dimensions or fragment.dimensions
         return written[0].id
 
@@ -103,8 +133,8 @@ class Writer:
             ids = [check_id(one["id"], "The vector's") for one in vectors]
             gone = [check_id(one, "The deleted") for one in deletes]
             values = matrix([_listed(one["values"]) for one in vectors])
-            attributes = [check_attributes(one.get("attributes")) for one in vectors]
-        except (InvalidFormatError, KeyError, TypeError, AttributeError) as error:
+            attributes = [check_attributes(one.get("attributes"), self._table.manifest.dialect) for one in vectors]
+        except (InvalidFormatError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidUsageError(
                 f"The vectors cannot be written: {error}", remedy='Each is {"id", "values", "attributes"}.'
             ) from error

@@ -8,8 +8,12 @@ compact JSON of both lists. Neither covers ``id``.
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -20,16 +24,22 @@ from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.zeppelin.wire.json_text import joined, json_text, vector_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
 Attributes = dict[str, Any]
+_Order = Callable[[Iterable[str]], list[str]]
 WIKI, NATIVE = "wiki", "native"
 _MESSAGE_PACK = b"\x01"
 _WIKI_FIELDS = {"id", "namespace", "vectors", "deletes", "checksum", "created_at"}
 _NATIVE_FIELDS = {"id", "vectors", "deletes", "checksum"}
+_INT64 = range(-(2**63), 2**63)
 _SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class UnstorableError(InvalidFormatError):
+    """A value that the format cannot store: its writer wrote it, and the object is intact."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +79,9 @@ def decode_fragment(data: bytes, dialect: str) -> Fragment:
     """Decode a fragment, and verify its checksum.
 
     Raises:
-        InvalidFormatError: foreign or truncated bytes, an unknown version, a wrong checksum, values that are not
-            finite numbers, or of several lengths.
+        InvalidFormatError: foreign or truncated bytes, an unknown version, a wrong checksum, vectors of several
+            lengths.
+        UnstorableError: its checksum is right, and it has a value that cannot be stored.
     """
     try:
         if dialect == WIKI:
@@ -96,6 +107,8 @@ def check_id(given: object, what: str) -> str:
     """Check a vector's id. Raises ``InvalidFormatError``."""
     if not isinstance(given, str) or not given:
         raise InvalidFormatError(f"{what} {given!r:.80} is not an id: it must be a non-empty string.")
+    if not _is_text(given):
+        raise UnstorableError(f"{what} id {given!r:.80} has a lone surrogate, which UTF-8 cannot store.")
     return given
 
 
@@ -104,7 +117,12 @@ def check_id(given: object, what: str) -> str:
 
 def wiki_checksum(deletes_text: str, vectors_text: str) -> int:
     """XXH64, seed 0, over ``{"deletes":[...],"vectors":[...]}``."""
-    return xxhash.xxh64_intdigest(f'{{"deletes":{deletes_text},"vectors":{vectors_text}}}'.encode())
+    return _xxh64(f'{{"deletes":{deletes_text},"vectors":{vectors_text}}}')
+
+
+def _xxh64(text: str) -> int:
+    # No object has lone surrogates; texts of fragments that have them as escapes are compared, and then refused.
+    return xxhash.xxh64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
 def _encode_wiki(fragment: Fragment) -> bytes:
@@ -140,11 +158,10 @@ def _decode_wiki(data: bytes) -> Fragment:
     if not isinstance(vectors, list) or not isinstance(deletes, list):
         raise InvalidFormatError("vectors and deletes must be lists.")
     expected = document["checksum"]
-    # For writers with sorted keys and no spaces, the checksum covers the text unchanged.
-    if wiki_checksum(text[slice(*spans["deletes"])], text[slice(*spans["vectors"])]) != expected:
-        tried = (wiki_checksum(*texts) for texts in _wiki_spellings(text, vectors, deletes))
-        if expected not in tried:
-            raise InvalidFormatError(f"Its checksum is {expected!r}, which does not match its content.")
+    # First the text unchanged, as writers have it that write no spaces.
+    own = (text[slice(*spans["deletes"])], text[slice(*spans["vectors"])])
+    if not any(expected in _wiki_checksums(*texts) for texts in chain([own], _wiki_spellings(text, vectors, deletes))):
+        raise InvalidFormatError(f"Its checksum is {expected!r}, which does not match its content.")
     rows = [_wiki_row(one) for one in vectors]
     return Fragment(
         id=check_id(document["id"], "The fragment's"),
@@ -157,45 +174,64 @@ def _decode_wiki(data: bytes) -> Fragment:
     )
 
 
-def _wiki_row(one: Any) -> tuple[str, list[float], Attributes | None]:
+def _wiki_values(one: Any) -> list[float]:
     if not isinstance(one, dict) or not isinstance(one.get("values"), list):
         raise InvalidFormatError(f"{one!r:.80} is not a vector.")
-    return check_id(one.get("id"), "The vector's"), one["values"], check_attributes(one.get("attributes"))
+    found: list[float] = one["values"]
+    return found
+
+
+def _wiki_row(one: Any) -> tuple[str, list[float], Attributes | None]:
+    values = _wiki_values(one)
+    return check_id(one.get("id"), "The vector's"), values, check_attributes(one.get("attributes"), WIKI)
+
+
+def _wiki_checksums(deletes_text: str, vectors_text: str) -> Iterator[int]:
+    """What a checksum may cover: "the serialized vectors + deletes"; the document does not say how they are joined.
+
+    :func:`wiki_checksum`, and both in the document's own order: as members, concatenated, and as a list.
+    """
+    yield wiki_checksum(deletes_text, vectors_text)
+    for whole in (
+        f'{{"vectors":{vectors_text},"deletes":{deletes_text}}}',
+        f"{vectors_text}{deletes_text}",
+        f"[{vectors_text},{deletes_text}]",
+    ):
+        yield _xxh64(whole)
 
 
 def _wiki_spellings(text: str, vectors: list[Any], deletes: list[Any]) -> Iterator[tuple[str, str]]:
-    """The texts that a checksum may cover: the document says "serialized", and does not define how numbers are written.
+    """The texts of both lists that a checksum may cover: the document does not define how numbers are written.
 
-    First as in the file, then shortest doubles as written by Python and by serde, then shortest singles. Python
-    writes 1e-05, others 0.00001: with only one of them, valid namespaces would be blocked.
+    First as in the file, then shortest doubles as written by Python and by serde, then shortest singles; each with
+    sorted keys, and with keys in the order of the file. Python writes 1e-05, others 0.00001: with only one of them,
+    valid namespaces would be blocked.
     """
     tokens = json.loads(text, parse_float=_Token, parse_int=_Token)
-    for escaped in (False, True):
-        strings = _python(ensure_ascii=escaped)
-        yield strings(deletes), _with_tokens(tokens["vectors"], strings)
-        yield strings(deletes), strings(vectors)
-    yield json_text(deletes), json_text(vectors)
-    rows = [_wiki_row(one) for one in vectors]
-    singles = vector_texts(matrix([row[1] for row in rows]))
-    for rest in (json_text, _python(ensure_ascii=False)):
-        yield (
-            rest(deletes),
-            joined(
-                [_members_text({**one, "values": None}, rest, at) for one, at in zip(vectors, singles, strict=True)]
-            ),
-        )
+    orders: tuple[_Order, ...] = (sorted, list)
+    for in_order in orders:
+        for escaped in (False, True):
+            strings = _python(ensure_ascii=escaped, sort_keys=in_order is sorted)
+            yield strings(deletes), _with_tokens(tokens["vectors"], strings, in_order)
+            yield strings(deletes), strings(vectors)
+        yield json_text(deletes), json_text(vectors, in_order)
+    try:
+        singles = vector_texts(matrix([_wiki_values(one) for one in vectors]))
+    except InvalidFormatError:
+        return  # no single-precision numbers
+    for in_order in orders:
+        for rest in (partial(json_text, in_order=in_order), _python(ensure_ascii=False, sort_keys=in_order is sorted)):
+            rows = zip(vectors, singles, strict=True)
+            yield rest(deletes), joined([_members_text(one, rest, values, in_order) for one, values in rows])
 
 
-def _members_text(one: Mapping[str, Any], rest: Callable[[Any], str], values: str) -> str:
-    parts = [f"{rest(key)}:{values if key == 'values' else rest(one[key])}" for key in sorted(one)]
+def _members_text(one: Mapping[str, Any], rest: Callable[[Any], str], values: str, in_order: _Order) -> str:
+    parts = [f"{rest(key)}:{values if key == 'values' else rest(one[key])}" for key in in_order(one)]
     return "{" + ",".join(parts) + "}"
 
 
-def _python(*, ensure_ascii: bool) -> Callable[[Any], str]:
-    def text(value: Any) -> str:
-        return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=ensure_ascii)
-
-    return text
+def _python(*, ensure_ascii: bool, sort_keys: bool) -> Callable[[Any], str]:
+    return partial(json.dumps, separators=(",", ":"), sort_keys=sort_keys, ensure_ascii=ensure_ascii)
 
 
 class _Token(str):
@@ -204,13 +240,14 @@ class _Token(str):
     __slots__ = ()
 
 
-def _with_tokens(value: Any, strings: Callable[[Any], str]) -> str:
+def _with_tokens(value: Any, strings: Callable[[Any], str], in_order: _Order) -> str:
     if isinstance(value, _Token):
         return str(value)
     if isinstance(value, dict):
-        return "{" + ",".join(f"{strings(key)}:{_with_tokens(value[key], strings)}" for key in sorted(value)) + "}"
+        parts = (f"{strings(key)}:{_with_tokens(value[key], strings, in_order)}" for key in in_order(value))
+        return "{" + ",".join(parts) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(_with_tokens(one, strings) for one in value) + "]"
+        return "[" + ",".join(_with_tokens(one, strings, in_order) for one in value) + "]"
     return strings(value)
 
 
@@ -248,7 +285,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _refused(constant: str) -> float:
-    raise InvalidFormatError(f"{constant} is not a JSON number.")
+    raise UnstorableError(f"{constant} is not a JSON number.")
 
 
 # -- native
@@ -305,7 +342,7 @@ def _native(name: Any, rows: list[tuple[Any, Any, Any]], deletes: list[Any], che
         id=check_id(name, "The fragment's"),
         ids=[check_id(row[0], "The vector's") for row in rows],
         values=matrix([row[1] for row in rows]),
-        attributes=[check_attributes(row[2]) for row in rows],
+        attributes=[check_attributes(row[2], NATIVE) for row in rows],
         deletes=[check_id(one, "The deleted") for one in deletes],
     )
     if checksum != native_checksum(fragment):
@@ -320,7 +357,8 @@ def matrix(rows: Sequence[Sequence[float]]) -> NDArray[np.float32]:
     """Rows of numbers as one array of shape (rows, dimensions).
 
     Raises:
-        InvalidFormatError: rows of several lengths, or empty; a value that is not a single-precision number.
+        InvalidFormatError: rows of several lengths, or empty.
+        UnstorableError: a value that is not a finite single-precision number.
     """
     if not rows:
         return np.zeros((0, 0), dtype=np.float32)
@@ -331,34 +369,67 @@ def matrix(rows: Sequence[Sequence[float]]) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
             wide = np.array(rows)
             found = wide.astype(np.float32)
-    except (TypeError, ValueError) as error:
-        raise InvalidFormatError(f"A vector has a value that is not a number: {error}.") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnstorableError(f"A vector has a value that is not a number: {error}.") from error
     if wide.dtype.kind not in "fiu" or found.ndim != 2 or not np.isfinite(found).all():  # noqa: PLR2004 - a matrix
-        raise InvalidFormatError("A vector has a value that is not a finite single-precision number.")
+        raise UnstorableError("A vector has a value that is not a finite single-precision number.")
     return found
 
 
-def check_attributes(found: Any) -> Attributes | None:
+def check_attributes(found: Any, dialect: str) -> Attributes | None:
     """Check that attributes can be stored, and return them.
 
+    Args:
+        found: the attributes.
+        dialect: wiki: any JSON values, as the document does not limit them. Native: strings, booleans, 64-bit integers,
+            finite floats, and lists of strings or of numbers: its servers read no others.
+
     Raises:
-        InvalidFormatError: a value that is not a string, number, boolean or a list of one of them.
+        InvalidFormatError: they are not a map.
+        UnstorableError: a value that cannot be stored.
     """
     if found is None:
         return None
     if not isinstance(found, dict):
         raise InvalidFormatError(f"The attributes {found!r:.80} are not a map.")
+    check = _is_json if dialect == WIKI else _is_native
     for key, value in found.items():
-        if not isinstance(key, str) or not _is_attribute(value):
-            raise InvalidFormatError(f"The attribute {key!r:.40} is {value!r:.80}, which cannot be stored.")
+        if not isinstance(key, str) or not _is_text(key) or not check(value):
+            raise UnstorableError(f"The attribute {key!r:.40} is {value!r:.80}, which cannot be stored.")
     return found
 
 
-def _is_attribute(value: object) -> bool:
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 can store it: it has no lone surrogate."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_text(key) and _is_json(one) for key, one in value.items())
+    return value is None or isinstance(value, int) or _is_scalar(value)
+
+
+def _is_native(value: object) -> bool:
     if isinstance(value, list):
         kinds = {type(one) for one in value}
-        return kinds <= {str} or kinds <= {int} or kinds <= {int, float}
-    return isinstance(value, str | int | float)
+        return (kinds <= {str} or kinds <= {int, float}) and all(map(_is_native, value))
+    if isinstance(value, int):
+        return isinstance(value, bool) or value in _INT64
+    return _is_scalar(value)
+
+
+def _is_scalar(value: object) -> bool:
+    """Whether it is a text or a finite float."""
+    return _is_text(value) if isinstance(value, str) else isinstance(value, float) and math.isfinite(value)
 
 
 def _text(found: object) -> str | None:

@@ -1,7 +1,7 @@
 """Encode and decode attribute indexes of a cluster: bitmaps (``ZBMP``), inverted lists (``ZFTS``); JSON with a header.
 
-Positions are rows of the cluster. A field with more than 10,000 values gets no bitmap: a reader then filters by the
-attributes themselves.
+Positions are rows of the cluster. A field gets no bitmap if it has more than 10,000 values, or one that cannot be a
+key: a map, a list in a list, an integer beyond doubles. A reader then filters by the attributes themselves.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyroaring import BitMap
 
 from memwal_ops.errors import InvalidFormatError
+from memwal_ops.formats.zeppelin.wire.json_text import compact_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +42,7 @@ def encode_bitmaps(rows: Sequence[Attributes | None], fields: Iterable[str]) -> 
     """The bitmaps of some fields."""
     built = {field: bitmap for field in sorted(fields) if (bitmap := _bitmap(rows, field)) is not None}
     document = {"vector_count": len(rows), "fields": built}
-    return _BITMAP + json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    return _BITMAP + compact_json(document)
 
 
 def decode_bitmaps(data: bytes) -> dict[str, dict[str, BitMap]]:
@@ -71,7 +72,7 @@ def encode_text_index(rows: Sequence[Attributes | None], fields: Iterable[str]) 
     """The inverted lists of some fields."""
     built = {field: found for field in sorted(fields) if (found := _inverted(rows, field)) is not None}
     document = {"vector_count": len(rows), "fields": built}
-    return _TEXT + json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    return _TEXT + compact_json(document)
 
 
 def decode_text_index(data: bytes) -> Mapping[str, Any]:
@@ -98,15 +99,20 @@ def _bitmap(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] | N
     numbers: set[float] = set()
     is_list = False
     for position, row in enumerate(rows):
-        if row is None or field not in row:
+        value = None if row is None else row.get(field)
+        if value is None:
             continue
         present.add(position)
-        value = row[field]
         is_list = is_list or isinstance(value, list)
         for one in value if isinstance(value, list) else (value,):
+            if not isinstance(one, str | int | float):
+                return None
             values.setdefault(value_key(one), BitMap()).add(position)
             if isinstance(one, int | float) and not isinstance(one, bool):
-                numbers.add(float(one))
+                try:
+                    numbers.add(float(one))
+                except OverflowError:
+                    return None
     if len(values) > _MAX_VALUES:
         return None
     return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -56,15 +57,35 @@ def double_text(value: float) -> str:
     return _serde(repr(value), _DOUBLE) if math.isfinite(value) else "null"
 
 
-def json_text(value: Any) -> str:
-    """A JSON value: keys sorted by their bytes, no spaces, non-ASCII characters unescaped."""
+def json_text(value: Any, in_order: Callable[[Iterable[str]], list[str]] = sorted) -> str:
+    """A JSON value: keys sorted by their bytes, or in another order; no spaces, non-ASCII characters unescaped."""
     if isinstance(value, float):
         return double_text(value)
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_quoted(key)}:{json_text(value[key])}" for key in sorted(value)) + "}"
+        return "{" + ",".join(f"{_quoted(key)}:{json_text(value[key], in_order)}" for key in in_order(value)) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(json_text(one) for one in value) + "]"
+        return "[" + ",".join(json_text(one, in_order) for one in value) + "]"
     return _quoted(value)
+
+
+def compact_json(value: Any) -> bytes:
+    """A JSON value of another program as an object: lone surrogates are escaped, numbers that are not finite null."""
+    form = partial(json.dumps, separators=(",", ":"), allow_nan=False)
+    try:
+        return form(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return form(value, ensure_ascii=True).encode()
+    except ValueError:
+        return compact_json(finite(value))
+
+
+def finite(value: Any) -> Any:
+    """A JSON value with null in place of numbers that are not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list) else value
 
 
 def joined(parts: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ CODES = 256
 
 @dataclass(frozen=True, eq=False)
 class ScalarQuantizer:
-    """One byte for each dimension: the range from ``least`` to ``most`` in 255 steps."""
+    """One byte for each dimension: the range from ``least`` to ``most`` in 255 steps, rounded down as Zeppelin does."""
 
     least: Matrix
     most: Matrix

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops.errors import InvalidFormatError
+from memwal_ops.formats.zeppelin.wire.json_text import compact_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -133,7 +134,7 @@ def decode_grouped(data: bytes, cluster: int, described: Mapping[str, Any]) -> t
 
 def encode_attributes(rows: Sequence[Attributes | None]) -> bytes:
     """The attributes of a cluster, in the order of its rows."""
-    return json.dumps([row or None for row in rows], separators=(",", ":"), ensure_ascii=False).encode()
+    return compact_json([row or None for row in rows])
 
 
 def decode_attributes(data: bytes, count: int) -> list[Attributes | None]:

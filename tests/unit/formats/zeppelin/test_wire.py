@@ -20,6 +20,7 @@ from memwal_ops.formats.zeppelin.wire.indexes import decode_bitmaps, encode_bitm
 from memwal_ops.formats.zeppelin.wire.json_text import double_text, single_text, vector_texts
 from memwal_ops.formats.zeppelin.wire.lease import decode_lease
 from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest, encode_manifest, new_manifest
+from memwal_ops.formats.zeppelin.wire.quantizers import ScalarQuantizer
 from memwal_ops.formats.zeppelin.wire.segment import (
     decode_centroids,
     decode_cluster,
@@ -122,6 +123,37 @@ def by_singles(vectors: Any, deletes: Any) -> int:
     values = ",".join(independent.single(independent.f32(value)) for value in one["values"])
     row = f'{{"attributes":{independent.canonical(one["attributes"])},"id":"vec-1","values":[{values}]}}'
     return xxhash.xxh64_intdigest(f'{{"deletes":{independent.canonical(deletes)},"vectors":[{row}]}}'.encode())
+
+
+def in_its_order(form: str, *, sort_keys: bool = False) -> Any:
+    """A checksum in the document's own order, or with both lists joined in another way."""
+
+    def checksum(vectors: Any, deletes: Any) -> int:
+        texts = {
+            name: json.dumps(value, sort_keys=sort_keys, separators=(",", ":"))
+            for name, value in (("vectors", vectors), ("deletes", deletes))
+        }
+        return xxhash.xxh64_intdigest((form % texts).encode())
+
+    return checksum
+
+
+@pytest.mark.req("S4-006")
+@pytest.mark.parametrize("sort_keys", [True, False])
+@pytest.mark.parametrize(
+    "form",
+    [
+        '{"vectors":%(vectors)s,"deletes":%(deletes)s}',
+        '{"deletes":%(deletes)s,"vectors":%(vectors)s}',
+        "%(vectors)s%(deletes)s",
+        "[%(vectors)s,%(deletes)s]",
+    ],
+)
+def test_checksums_in_the_documents_order_pass(form: str, sort_keys: bool) -> None:
+    data = scripted(in_its_order(form, sort_keys=sort_keys))
+    assert decode_fragment(data, WIKI).ids == ["vec-1"]
+    with pytest.raises(InvalidFormatError, match="checksum"):
+        decode_fragment(data.replace(b"vec-old-1", b"vec-old-2"), WIKI)
 
 
 @pytest.mark.req("S4-006")
@@ -349,10 +381,24 @@ def test_bitmaps_and_inverted_lists() -> None:
     assert [*found["tags"]["s:y"]] == [0]
     many = [{"n": number} for number in range(10_001)]
     assert decode_bitmaps(encode_bitmaps(many, ["n"])) == {}, "too many values: no bitmap"
+    for odd in (10**400, {"a": 1}, [["x"]], [None]):
+        assert decode_bitmaps(encode_bitmaps([{"n": 1}, {"n": odd}], ["n"])) == {}, "no bitmap can have that value"
+    assert [*decode_bitmaps(encode_bitmaps([{"n": None}, {"n": [True, False]}], ["n"]))["n"]["b:true"]] == [1]
     texts = json.loads(encode_text_index([{"t": "Red car, red"}, {"t": "blue"}], ["t"])[5:])["fields"]["t"]
     assert texts["doc_count"] == 2
     assert texts["postings"]["red"] == {"df": 1, "entries": [{"position": 0, "tf": 2}]}
     assert json.loads(encode_attributes([{}, None, {"a": 1}])) == [None, None, {"a": 1}]
+    foreign = [{"a": float("nan"), "b": [1e999, 2.0], "c": {"d": -1e999}}, {"a": "\ud800"}]
+    written = encode_attributes(foreign)
+    assert b"NaN" not in written
+    assert json.loads(written) == [{"a": None, "b": [None, 2.0], "c": {"d": None}}, {"a": "\ud800"}]
+
+
+def test_scalar_codes_round_down_as_those_of_zeppelin() -> None:
+    quantizer = ScalarQuantizer(np.zeros(1, np.float32), np.full(1, 255, np.float32))
+    vectors = np.array([[-1], [0.999], [1], [127.5], [254.99], [300]], np.float32)
+    _, data = quantizer.cluster(0, [str(at) for at in range(6)], vectors)
+    assert [*data[8 + 5 :: 6]] == [0, 0, 1, 127, 254, 255]
 
 
 @pytest.mark.req("S4-005")
