@@ -41,7 +41,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "catchup": {},
     "snapshot": {},
     "compact": {},
-    "expire": {"apply": True, "older_than": "0s"},
+    "expire": {"apply": True, "older_than": "0s", "allow_unsafe": True},
     "gc": {"apply": False},
 }
 _WIDTH = 8

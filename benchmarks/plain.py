@@ -112,7 +112,7 @@ def script(uri: str) -> dict[str, Any]:
 def ours(uri: str) -> dict[str, Any]:
     """``memwal-ops maintain --apply --older-than 20s``."""
     as_command()
-    options = MaintainOptions(apply=True, expire=ExpireOptions(older_than=OLDER_THAN))
+    options = MaintainOptions(apply=True, expire=ExpireOptions(older_than=OLDER_THAN, allow_unsafe=True))
     steps = Steps()
     report = run_job(uri, "maintain", options, apply=True, context=RunContext(listener=steps))
     return {"failed": [] if report.exit_code == 0 else [f"exit code {report.exit_code}"], **steps.figures()}

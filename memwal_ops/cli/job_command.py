@@ -158,17 +158,21 @@ def read_options(spec: HasOptions, values: Mapping[str, Any]) -> Options:
         InvalidUsageError: an option does not apply to this table, or a value is invalid.
     """
     known = {option.name: option for option in describe(spec.options)}
-    inner = {name: option for option in known.values() for name in option.flat}
+    inner: dict[str, list[Option]] = {}
+    for option in known.values():
+        for name in option.flat:
+            inner.setdefault(name, []).append(option)
     given: dict[str, Any] = {}
     for name, value in values.items():
         if name in known:
             given[name] = value
         elif name in inner:
-            given.setdefault(inner[name].name, {})[name] = value
+            for option in inner[name]:  # one option of the command for all groups that have it
+                given.setdefault(option.name, {})[name] = value
         else:
             raise InvalidUsageError(
                 f"--{name.replace('_', '-')} is an option of {spec.name} that this table does not have.",
-                remedy=f"Its options: {', '.join(option.flags for option in _flat(spec.options)) or 'none'}.",
+                remedy=f"Its options: {', '.join(dict.fromkeys(one.flags for one in _flat(spec.options))) or 'none'}.",
             )
     try:
         return spec.options.read(given)
@@ -196,7 +200,9 @@ def _union(specs: Mapping[str, HasOptions]) -> dict[str, tuple[Option, list[str]
     options: dict[str, tuple[Option, list[str]]] = {}
     for format_name, spec in specs.items():
         for option in _flat(spec.options):
-            options.setdefault(option.name, (option, []))[1].append(format_name)
+            formats = options.setdefault(option.name, (option, []))[1]
+            if format_name not in formats:
+                formats.append(format_name)
     return options
 
 

@@ -299,6 +299,32 @@ def _field(kind: Kind, *, default: Any, help: str, **more: Any) -> Any:  # noqa:
     return dataclasses.field(default=default, metadata={_KEY: option})
 
 
+@dataclass(frozen=True, kw_only=True)
+class SafeMinimums(Options):
+    """Options of which low values may lose data: those are refused, unless ``allow_unsafe`` is given, too."""
+
+    allow_unsafe: bool = flag(help="Accept values below their safe minimum.")
+
+    def validate(self) -> None:
+        """Refuse values that may lose data, with the timeline of the loss."""
+        super().validate()
+        dangers = self._dangers()
+        if dangers and not self.allow_unsafe:
+            raise OptionError(
+                " ".join(text for _, text in dangers),
+                *(name for name, _ in dangers),
+                remedy="Give a larger value, or {allow_unsafe} if no other process uses the table.",
+            )
+
+    def dangers(self) -> tuple[str, ...]:
+        """For each value below its safe minimum, the timeline that loses data."""
+        return tuple(text.replace(f"{{{name}}}", name.replace("_", " ")) for name, text in self._dangers())
+
+    def _dangers(self) -> list[tuple[str, str]]:
+        """For each value below its safe minimum its name, and the timeline with ``{name}`` for it."""
+        return []
+
+
 def _spelled(message: str, spell: Callable[[str], str]) -> str:
     return _NAME.sub(lambda match: spell(match[1]), message)
 

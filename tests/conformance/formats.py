@@ -169,11 +169,13 @@ def _lance(kind: type[LsmTable]) -> Callable[[str], TableUnderTest]:
 
 
 _NOW = {
-    "expire": ExpireOptions(older_than=timedelta(0)),
+    "expire": ExpireOptions(older_than=timedelta(0), allow_unsafe=True),
     "gc": IMMEDIATE,
     "compact": CompactOptions(),
     "snapshot": SnapshotOptions(),
-    "maintain": MaintainOptions(apply=True, expire=ExpireOptions(older_than=timedelta(0)), gc=IMMEDIATE),
+    "maintain": MaintainOptions(
+        apply=True, expire=ExpireOptions(older_than=timedelta(0), allow_unsafe=True), gc=IMMEDIATE
+    ),
 }
 SHARD = FormatUnderTest(
     "lance", "lance-shard", _lance(Workload), options=_NOW, most_steps=3, foreign=("--max-entries", "3")
@@ -319,7 +321,7 @@ def _zeppelin(uri: str) -> NamespaceUnderTest:
 
 # A killed run leaves its lease, which the next one waits for.
 _COMPACTED = ZeppelinMergeOptions(lease_ttl=timedelta(seconds=1), wait=timedelta(seconds=5))
-_COLLECTED = ZeppelinGcOptions(reader_grace=timedelta(0), orphan_min_age=timedelta(0))
+_COLLECTED = ZeppelinGcOptions(reader_grace=timedelta(0), orphan_min_age=timedelta(0), allow_unsafe=True)
 ZEPPELIN = FormatUnderTest(
     "zeppelin",
     "zeppelin",

@@ -11,6 +11,7 @@ from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
 from memwal_ops.core.options import (
     OptionError,
     Options,
+    SafeMinimums,
     choice,
     count,
     duration,
@@ -36,6 +37,8 @@ DEFAULT_SPARK_ABOVE = 64 << 30
 DEFAULT_TARGET_ROWS = 1 << 20
 DEFAULT_INSPECT_LIMIT = 1000
 
+SAFE_VERSION_AGE = timedelta(hours=1)
+"""How long a writer may take between opening a version and its commit."""
 _SAFE_READER_GRACE = timedelta(minutes=1)
 _SAFE_ORPHAN_AGE = timedelta(hours=1)
 _SAFE_FENCE_RETENTION = timedelta(days=1)
@@ -210,7 +213,7 @@ class SnapshotOptions(Options):
 
 
 @dataclass(frozen=True)
-class ExpireOptions(Options):
+class ExpireOptions(SafeMinimums):
     """Options of expire."""
 
     older_than: timedelta = duration(
@@ -218,9 +221,18 @@ class ExpireOptions(Options):
     )
     keep: int = count(1, minimum=1, help="Keep the newest N versions, at any age.", metavar="N")
 
+    def _dangers(self) -> list[tuple[str, str]]:
+        if self.older_than >= SAFE_VERSION_AGE:
+            return []
+        text = (
+            "a writer begins at version N, another one commits N+1, N+1 is deleted, and the first one commits without "
+            "a conflict with it: rows are lost, or are there twice."
+        )
+        return [("older_than", f"{{older_than}} below {duration_text(SAFE_VERSION_AGE)}: {text}")]
+
 
 @dataclass(frozen=True)
-class RetentionOptions(Options):
+class RetentionOptions(SafeMinimums):
     """The retention periods on which the gates of gc depend."""
 
     reader_grace: timedelta = duration(
@@ -236,24 +248,9 @@ class RetentionOptions(Options):
         help="How long a reader may keep a version open while it reads region manifests anew, as lancedb's handles do: "
         "a merged generation stays on its region's list as long.",
     )
-    allow_unsafe: bool = flag(help="Accept values below their safe minimum.")
-
-    def validate(self) -> None:
-        """Refuse values that may lose data, with the timeline of the loss."""
-        dangers = self._dangers()
-        if dangers and not self.allow_unsafe:
-            raise OptionError(
-                " ".join(text for _, text in dangers),
-                *(name for name, _ in dangers),
-                remedy="Give a larger value, or {allow_unsafe} if no other process uses the table.",
-            )
-
-    def dangers(self) -> tuple[str, ...]:
-        """For each value below its safe minimum, the timeline that loses data."""
-        return tuple(text.replace(f"{{{name}}}", name.replace("_", " ")) for name, text in self._dangers())
 
     def _dangers(self) -> list[tuple[str, str]]:
-        found = []
+        found = super()._dangers()
         if self.reader_grace < _SAFE_READER_GRACE:
             text = (
                 "a reader reads the manifest, a merge commits, the generation is collected, and the reader, which "
@@ -349,7 +346,7 @@ class MaintainOptions(BaseMaintainOptions):
     catchup: CatchupOptions = group(CatchupOptions, help="Options of catchup.")
     compact: CompactOptions = group(CompactOptions, help="Options of compact.")
     snapshot: SnapshotOptions = group(SnapshotOptions, "inline_threshold", help="Options of snapshot.")
-    expire: ExpireOptions = group(ExpireOptions, "older_than", "keep", help="Options of expire.")
+    expire: ExpireOptions = group(ExpireOptions, "older_than", "keep", "allow_unsafe", help="Options of expire.")
     gc: GcOptions = group(
         GcOptions,
         "reader_grace",

@@ -10,6 +10,7 @@ from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
 from memwal_ops.core.options import (
     OptionError,
     Options,
+    SafeMinimums,
     choice,
     count,
     duration,
@@ -21,8 +22,12 @@ from memwal_ops.core.options import (
     texts,
 )
 from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
+from memwal_ops.units import duration_text
 
 DEFAULT_MAX_BYTES = 256 << 20
+_SAFE_READER_GRACE = timedelta(minutes=1)
+# After that, the writer of memwal-ops writes a fragment again before it lists it.
+_SAFE_ORPHAN_AGE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class MergeOptions(Options):
 
 
 @dataclass(frozen=True)
-class GcOptions(CollectOptions):
+class GcOptions(CollectOptions, SafeMinimums):
     """Options of gc."""
 
     reader_grace: timedelta = duration(
@@ -75,6 +80,22 @@ class GcOptions(CollectOptions):
     orphan_min_age: timedelta = duration(
         timedelta(days=7), help="Delete an unlisted fragment after that; until then its writer may be stalled."
     )
+
+    def _dangers(self) -> list[tuple[str, str]]:
+        found = []
+        if self.reader_grace < _SAFE_READER_GRACE:
+            text = (
+                "a reader reads the manifest, a compaction publishes the next one, the segment that it replaced is "
+                "collected, and the reader, which then opens it, fails."
+            )
+            found.append(("reader_grace", f"{{reader_grace}} below {duration_text(_SAFE_READER_GRACE)}: {text}"))
+        if self.orphan_min_age < _SAFE_ORPHAN_AGE:
+            text = (
+                "a writer has written a fragment, it is collected as an orphan, and the writer, whose "
+                "compare-and-swap failed, tries again and lists a fragment that does not exist."
+            )
+            found.append(("orphan_min_age", f"{{orphan_min_age}} below {duration_text(_SAFE_ORPHAN_AGE)}: {text}"))
+        return found
 
 
 @dataclass(frozen=True)

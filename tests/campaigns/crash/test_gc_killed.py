@@ -23,7 +23,7 @@ from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base, read_lsm, read_spec
 from tests.support.tables.workload import Workload
 
-NOW = expire.ExpireOptions(timedelta(0), 1)
+NOW = expire.ExpireOptions(timedelta(0), 1, allow_unsafe=True)
 ENOUGH_RUNS = 4
 
 

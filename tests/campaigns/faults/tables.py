@@ -172,7 +172,7 @@ def prepare(
 
 def litter(made: LsmTable) -> None:
     """A backlog of two regions, indexes that are behind, and every kind of garbage, of each also some that is none."""
-    now = expire.ExpireOptions(timedelta(0), 1)
+    now = expire.ExpireOptions(timedelta(0), 1, allow_unsafe=True)
 
     def table() -> Table:
         return open_table(made.uri, made.storage_options)

@@ -50,7 +50,7 @@ class CopySteps(JobSteps):
         assert gc.apply(open_table(alone), options).replaced is None
         merge.apply(open_table(there), merge.MergeOptions())
         catchup.apply(open_table(there), catchup.CatchupOptions())
-        expire.apply(open_table(there), expire.ExpireOptions(timedelta(0), 1))
+        expire.apply(open_table(there), expire.ExpireOptions(timedelta(0), 1, allow_unsafe=True))
         if rng.random() < 0.5:
             gc.apply(open_table(there), replace(options, max_deletes=1))  # drains
 
@@ -132,7 +132,7 @@ class CopySteps(JobSteps):
             release_hold(open_table(uri), hold.number)
         self._merge_all(self.twin.made)
         catchup.apply(open_table(uri), catchup.CatchupOptions())
-        expire.apply(open_table(uri), expire.ExpireOptions(timedelta(0), 1))
+        expire.apply(open_table(uri), expire.ExpireOptions(timedelta(0), 1, allow_unsafe=True))
         # What a killed commit left needs generations too, until it is collected itself.
         while self._collect(open_table(uri), IMMEDIATE).decision != "nothing_to_delete":
             pass

@@ -77,7 +77,10 @@ class JobSteps(Driver):
                 return compact.apply(table, compact.CompactOptions(rng.choice([20, 1 << 20]))).decision == "compacted"
             case "expire":
                 age = timedelta(0) if not self.beside else rng.choice([timedelta(0), PASSING / 2])
-                return expire.apply(table, expire.ExpireOptions(age, rng.choice([1, 1, 2, 4]))).decision == "expired"
+                return (
+                    expire.apply(table, expire.ExpireOptions(age, rng.choice([1, 1, 2, 4]), allow_unsafe=True)).decision
+                    == "expired"
+                )
             case "gc":
                 return self._collect(table, self._gc_options()).decision in {"deleted", "drained"}
 
@@ -119,7 +122,7 @@ class JobSteps(Driver):
     def _expire(self) -> bool:
         keep = self.rng.choice([1, 1, 2, 4])
         before = self._versions()
-        options = expire.ExpireOptions(timedelta(0), keep)
+        options = expire.ExpireOptions(timedelta(0), keep, allow_unsafe=True)
         if self.rng.random() < 0.3:
             assert expire.plan(open_table(self.uri), options).newest == before[-1]
         wanted = set(before[-keep:]) | self._protected() & set(before) | self._telling(before)

@@ -45,7 +45,7 @@ def test_a_compaction_of_a_version_that_was_expired_since(steps: Steps) -> None:
     """It ended in "table not found"; the newest version is there to be compacted."""
     before = open_table(steps.uri)
     lance.dataset(steps.uri).update_config({"of-the-owner": "1"})
-    expire.apply(open_table(steps.uri), expire.ExpireOptions(PASSING * 0, 1))
+    expire.apply(open_table(steps.uri), expire.ExpireOptions(PASSING * 0, 1, allow_unsafe=True))
     assert _compact(before) == "compacted"
     steps.kinds |= {"expire", "compact"}
     steps.look()
@@ -70,7 +70,7 @@ def test_a_field_of_a_merge_that_a_restore_took_back(tmp_path: Path, layout: int
     steps._evolve(lambda dataset: dataset.drop_columns(["dropped"]))
     before = steps._versions()[-1]
     merge.apply(open_table(steps.uri), merge.MergeOptions())
-    expire.apply(open_table(steps.uri), expire.ExpireOptions(PASSING * 0, 2))
+    expire.apply(open_table(steps.uri), expire.ExpireOptions(PASSING * 0, 2, allow_unsafe=True))
     lance.dataset(steps.uri, version=before).restore()
     steps.witness.restored.add(steps._versions()[-1])
     steps.made.evolve(lance.dataset(steps.uri))
@@ -78,7 +78,7 @@ def test_a_field_of_a_merge_that_a_restore_took_back(tmp_path: Path, layout: int
     refused = merge.apply(open_table(steps.uri), merge.MergeOptions()).blocked
     assert [fault.error.reason for fault in refused] == ["schema_projection"]
     steps._merge_all(steps.made)
-    expire.apply(open_table(steps.uri), expire.ExpireOptions(PASSING * 0, 1))
+    expire.apply(open_table(steps.uri), expire.ExpireOptions(PASSING * 0, 1, allow_unsafe=True))
     steps.kinds |= {"merge", "expire", "restore"}
     steps.look()
     steps.close()

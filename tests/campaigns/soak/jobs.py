@@ -72,7 +72,8 @@ def some_collection(place: Place, rng: random.Random) -> list[str]:
     grace = place.grace
     match rng.randrange(5):
         case 0 | 1:
-            return command(place, "expire", f"--older-than={2 * grace}s", f"--keep={rng.choice([1, 3])}", "--apply")
+            now = (f"--older-than={2 * grace}s", "--allow-unsafe")
+            return command(place, "expire", *now, f"--keep={rng.choice([1, 3])}", "--apply")
         case 2 | 3:
             few = rng.choice([[], [f"--max-deletes={rng.randint(1, 200)}"]])
             return command(place, "gc", "--apply", *careful(place), *few)
@@ -115,7 +116,8 @@ def collecting(table: Table, place: Place, rng: random.Random) -> tuple[str, str
     """Expire or collect."""
     grace = timedelta(seconds=place.grace)
     if rng.random() < 0.4:
-        return "expire", expire.apply(table, expire.ExpireOptions(2 * grace, rng.choice([1, 3]))).decision, 0
+        now = expire.ExpireOptions(2 * grace, rng.choice([1, 3]), allow_unsafe=True)
+        return "expire", expire.apply(table, now).decision, 0
     options = gc.GcOptions(grace, 3 * grace, 3, 6 * grace, grace, max_deletes=rng.choice([None, 50]), allow_unsafe=True)
     report = gc.apply(table, options)
     assert not report.faults, report.faults

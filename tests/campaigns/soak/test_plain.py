@@ -36,7 +36,7 @@ _GAVE_UP = ("concurrent", "Failed to commit the transaction after", "not found")
 _OPTIONS: dict[str, Any] = {
     "catchup": CatchupOptions(),
     "compact": CompactOptions(target_rows=2000),
-    "expire": ExpireOptions(older_than=timedelta(0), keep=_KEPT),
+    "expire": ExpireOptions(older_than=timedelta(0), keep=_KEPT, allow_unsafe=True),
 }
 
 

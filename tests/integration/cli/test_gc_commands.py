@@ -254,7 +254,7 @@ def test_expire(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     open_dataset(made.uri).tags.create("audit", 2)
     newest = open_dataset(made.uri).version
     before = contents(made.uri)
-    plan = run_here(capfd, "expire", made.uri, "--older-than", "0", "--json")
+    plan = run_here(capfd, "expire", made.uri, "--older-than", "0", "--allow-unsafe", "--json")
     assert contents(made.uri) == before
     assert plan.code == 0
     assert set(plan.document) == {
@@ -268,7 +268,7 @@ def test_expire(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     ]
     # Version 2 has no MemWAL index yet, so that it needs no generation.
     assert plan.document["frees_for_gc"]["generations"] == 6
-    text = run_here(capfd, "expire", made.uri, "--older-than", "0").out
+    text = run_here(capfd, "expire", made.uri, "--older-than", "0", "--allow-unsafe").out
     assert text.startswith("planned:")
     assert "version 2 is kept: tag audit at version 2" in text
     young = run_here(capfd, "expire", made.uri, "--json").document
@@ -277,9 +277,9 @@ def test_expire(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     (week,) = {datetime.fromisoformat(one["old_enough"]).date() for one in young["kept"][:1]}
     assert timedelta(days=6) <= week - datetime.now(UTC).date() <= timedelta(days=8)
     assert "The first is old enough at" in run_here(capfd, "expire", made.uri).out
-    done = run_here(capfd, "expire", made.uri, "--older-than", "0", "--apply", "--json").document
+    done = run_here(capfd, "expire", made.uri, "--older-than", "0", "--allow-unsafe", "--apply", "--json").document
     assert (done["decision"], done["apply"], done["expire"]) == ("expired", True, plan.document["expire"])
-    again = run_here(capfd, "expire", made.uri, "--older-than", "0", "--apply")
+    again = run_here(capfd, "expire", made.uri, "--older-than", "0", "--allow-unsafe", "--apply")
     assert (again.code, again.out.split(":")[0]) == (0, "nothing_to_expire")
     assert "The first is old enough at" not in again.out
     assert run_here(capfd, "expire", made.uri, "--keep", "0").code == 2

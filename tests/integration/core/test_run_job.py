@@ -46,7 +46,7 @@ def test_deleting_jobs_only_plan_by_default(table: Workload) -> None:
 
 def test_maintain_applies_what_its_command_applies(table: Workload) -> None:
     """``apply=True`` is ``--apply``; None acts and deletes nothing; False changes nothing."""
-    careless = {"expire": ExpireOptions(timedelta(0)), "gc": IMMEDIATE}
+    careless = {"expire": ExpireOptions(timedelta(0), allow_unsafe=True), "gc": IMMEDIATE}
 
     def gc_step(**given: Any) -> dict[str, Any]:
         document = memwal_ops.run_job(table.uri, "maintain", **given).to_json()

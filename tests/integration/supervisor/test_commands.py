@@ -154,7 +154,7 @@ JOBS: list[tuple[str, Callable[[Table], Any]]] = [
     ("catchup", lambda table: catchup.apply(table, catchup.CatchupOptions())),
     ("snapshot", lambda table: snapshot.apply(table, snapshot.SnapshotOptions())),
     ("gc", lambda table: gc.apply(table, IMMEDIATE)),
-    ("expire", lambda table: expire.apply(table, expire.ExpireOptions(older_than=ZERO))),
+    ("expire", lambda table: expire.apply(table, expire.ExpireOptions(older_than=ZERO, allow_unsafe=True))),
 ]
 
 
@@ -171,7 +171,7 @@ def test_who_lost_the_lease_publishes_and_deletes_nothing(
         merge.apply(open_table(table.uri), merge.MergeOptions())
         catchup.apply(open_table(table.uri), catchup.CatchupOptions())
     if name == "gc":
-        expire.apply(open_table(table.uri), expire.ExpireOptions(older_than=ZERO))
+        expire.apply(open_table(table.uri), expire.ExpireOptions(older_than=ZERO, allow_unsafe=True))
     opened = open_table(table.uri)
     lease, _ = acquire(opened.store, name, US)
     assert lease is not None
@@ -365,7 +365,7 @@ def test_a_supervised_maintain_deletes_only_by_its_own_option(table: Workload, t
     """``apply`` of a job's settings is to act; it is true where nothing is said, and lets nothing go."""
     options = {
         "apply": apply,
-        "expire": {"older_than": "0s"},
+        "expire": {"older_than": "0s", "allow_unsafe": True},
         "gc": AT_ONCE,
     }
     jobs: dict[str, Any] = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OPTIONS = {
-    "expire": expire.ExpireOptions(timedelta(0)),
+    "expire": expire.ExpireOptions(timedelta(0), allow_unsafe=True),
     "gc": IMMEDIATE,
     "compact": compact.CompactOptions(),
     "maintain": MaintainOptions(apply=True),
@@ -43,7 +43,7 @@ def test_a_job_that_lost_its_lease_changes_nothing(tmp_path: Path, name: str) ->
     if name in {"compact", "gc"}:
         catchup.apply(open_table(uri), catchup.CatchupOptions())
     if name == "gc":
-        expire.apply(open_table(uri), expire.ExpireOptions(timedelta(0)))
+        expire.apply(open_table(uri), expire.ExpireOptions(timedelta(0), allow_unsafe=True))
         assert gc.plan(open_table(uri), IMMEDIATE).bytes_reclaimable
     before = contents(uri)
     asked = []

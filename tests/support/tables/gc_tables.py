@@ -72,7 +72,7 @@ def caught_up(made: LsmTable) -> None:
 
 
 def expired(made: LsmTable) -> None:
-    expire.apply(table_of(made), expire.ExpireOptions(ZERO))
+    expire.apply(table_of(made), expire.ExpireOptions(ZERO, allow_unsafe=True))
 
 
 def free(made: LsmTable) -> LsmTable:

@@ -73,7 +73,7 @@ def test_maintain_deletes_nothing_by_default(dags: Path, tmp_path: Path, monkeyp
     table = Workload(5, regions=1, base_rows=20).create(str(tmp_path / "t.lance")).step(5)
     table.flush()
     careless = {
-        "expire": {"older_than": "0"},
+        "expire": {"older_than": "0", "allow_unsafe": True},
         "gc": AT_ONCE,
     }
     planned = run_task(dags, monkeypatch, "MemWalMaintainOperator", uri=table.uri, options=careless)

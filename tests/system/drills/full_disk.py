@@ -134,7 +134,7 @@ def main() -> None:
         assert "Up to date" in inspected
     assert_same(read_base(table.uri), table.expected())
     zero = timedelta(0)
-    expire.apply(open_table(table.uri), expire.ExpireOptions(older_than=zero))
+    expire.apply(open_table(table.uri), expire.ExpireOptions(older_than=zero, allow_unsafe=True))
     report = gc.apply(open_table(table.uri), IMMEDIATE)
     assert report.to_json()["unknown"] == []
     assert len(lance.dataset(table.uri).versions()) == 1

@@ -52,7 +52,7 @@ def merged(uri: str) -> int:
 
 def collect(uri: str) -> None:
     """All that may go, goes."""
-    expire.apply(open_table(uri), expire.ExpireOptions(older_than=ZERO))
+    expire.apply(open_table(uri), expire.ExpireOptions(older_than=ZERO, allow_unsafe=True))
     gc.apply(open_table(uri), IMMEDIATE)
 
 

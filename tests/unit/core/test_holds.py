@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 HOUR = timedelta(hours=1)
-NOW = expire.ExpireOptions(timedelta(0))
+NOW = expire.ExpireOptions(timedelta(0), allow_unsafe=True)
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])

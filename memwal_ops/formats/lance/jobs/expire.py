@@ -29,7 +29,7 @@ from memwal_ops.formats.lance.jobs.gc_wal import WalView
 from memwal_ops.formats.lance.memwal.backlog import oldest_flush
 from memwal_ops.formats.lance.merged_since import drop_overtaken
 from memwal_ops.formats.lance.newest_files import NewestFiles, require_complete
-from memwal_ops.formats.lance.options import ExpireOptions, RetentionOptions
+from memwal_ops.formats.lance.options import SAFE_VERSION_AGE, ExpireOptions, RetentionOptions
 from memwal_ops.formats.lance.referenced_files import (
     BASE_FOLDERS,
     file_key,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 
-_SAFE_AGE = timedelta(hours=1)
 # Half of an announcement's lifetime.
 _PROVEN_FOR = timedelta(hours=12).total_seconds()
 _BATCH = 1000
@@ -60,10 +59,6 @@ _BATCH_BYTES = 16 << 20
 _MISSING = (
     "Files of listed versions are missing, so that those cannot be read: a clean-up was killed, or files were deleted "
     "by hand. The versions are deleted when they are old enough; to keep one, restore its file from a backup before."
-)
-_TOO_YOUNG = (
-    "Versions younger than 1 h are expired: a writer that began at version N commits after N+1; if N+1 is deleted by "
-    "then, pylance does not detect the conflict, and rows are lost or duplicated. Do this only without other writers."
 )
 
 __all__ = ["ExpireOptions", "ExpireReport", "apply", "backlog", "plan"]
@@ -393,7 +388,7 @@ def _report(
     *,
     applied: bool = False,
 ) -> ExpireReport:
-    warnings = (_TOO_YOUNG,) if expired and options.older_than < _SAFE_AGE else ()
+    warnings = options.dangers() if expired else ()
     return ExpireReport(decision, applied, expired, kept, table.version, retention.branches, warnings=warnings)
 
 
@@ -418,7 +413,9 @@ def _choose(
         elif options.older_than and now < (until := retention.written(version) + options.older_than):
             because = f"published {retention.written(version):%Y-%m-%d %H:%M} UTC, too young"
             kept.append(KeptVersion(version, because, until))
-        elif options.older_than and now < (until := retention.written(following) + min(options.older_than, _SAFE_AGE)):
+        elif options.older_than and now < (
+            until := retention.written(following) + min(options.older_than, SAFE_VERSION_AGE)
+        ):
             # It may be old, but it was the newest until then: readers may have just opened it.
             because = f"the newest until {retention.written(following):%Y-%m-%d %H:%M} UTC"
             kept.append(KeptVersion(version, because, until))

@@ -310,7 +310,10 @@ def plan(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinG
     rules = Rules.of(table, options, datetime.now(UTC))
     objects = Objects(table, rules)
     return collector.plan(
-        [objects, Revisions(table, rules, objects)], ZeppelinGcReport(applied=False), options, context
+        [objects, Revisions(table, rules, objects)],
+        ZeppelinGcReport(applied=False, warnings=options.dangers()),
+        options,
+        context,
     )
 
 
@@ -328,7 +331,7 @@ def apply(table: Namespace, options: GcOptions, context: RunContext) -> Zeppelin
     # The grace period of its predecessors counts from the time at which the live manifest is recorded.
     table = recorded(table)
     now = store_time(table.store)
-    report = ZeppelinGcReport(applied=True)
+    report = ZeppelinGcReport(applied=True, warnings=options.dangers())
     rules = Rules.of(table, options, now)
     expiring = [one.entry.revision for one in rules.roots.revisions if one.kept is None]
     with ExitStack() as stack:

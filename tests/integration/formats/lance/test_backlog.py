@@ -86,7 +86,7 @@ def test_what_was_merged_and_collected_since_the_table_was_opened(made: Workload
     pinned = open_table(made.uri)
     job.apply(pinned, job.MergeOptions())
     catchup.apply(open_table(made.uri), catchup.CatchupOptions())
-    expire.apply(open_table(made.uri), expire.ExpireOptions(older_than=timedelta(0)))
+    expire.apply(open_table(made.uri), expire.ExpireOptions(older_than=timedelta(0), allow_unsafe=True))
     gc.apply(open_table(made.uri), IMMEDIATE)
     assert open_table(made.uri).region(uuid.UUID(made.regions[0])).latest().flushed_generations == ()
     backlog = read_backlog(pinned)

@@ -40,7 +40,7 @@ from tests.support.tables.workload import Workload
 if TYPE_CHECKING:
     from tests.support.tables.lsm_table import LsmTable
 
-NOW = ExpireOptions(older_than=timedelta(0), keep=1)
+NOW = ExpireOptions(older_than=timedelta(0), keep=1, allow_unsafe=True)
 NAMES = ["dev", "feature/dev"]
 
 

@@ -129,7 +129,7 @@ def test_blocked_when_all_old_versions_are_expired(tmp_path: Path) -> None:
     used_again(uri, "removed")
     for number in range(5):
         flush_new(uri, number)
-    expire.apply(open_table(uri), expire.ExpireOptions(older_than=timedelta(0), keep=1))
+    expire.apply(open_table(uri), expire.ExpireOptions(older_than=timedelta(0), keep=1, allow_unsafe=True))
     assert len(lance.dataset(uri).versions()) == 1
     assert_blocked(uri)
 
@@ -143,7 +143,7 @@ def test_the_same_region_continues(tmp_path: Path, merger: str, *, drained: bool
     merge.apply(open_table(uri), merge.MergeOptions())
     if drained:
         catchup.apply(open_table(uri), catchup.CatchupOptions())
-        expire.apply(open_table(uri), expire.ExpireOptions(older_than=timedelta(0), keep=1))
+        expire.apply(open_table(uri), expire.ExpireOptions(older_than=timedelta(0), keep=1, allow_unsafe=True))
         assert gc.apply(open_table(uri), IMMEDIATE).decision == "deleted"
     copy = f"{tmp_path}/copy.lance"
     shutil.copytree(uri, copy, copy_function=shutil.copyfile)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.zeppelin.namespace import Namespace
 
-NOW = GcOptions(reader_grace=timedelta(0), orphan_min_age=timedelta(0), keep_revisions=1)
+NOW = GcOptions(reader_grace=timedelta(0), orphan_min_age=timedelta(0), keep_revisions=1, allow_unsafe=True)
 JOBS: dict[str, Callable[[Namespace], object]] = {
     "append": lambda table: Writer(table).append([{"id": "late", "values": [1, 2, 3, 4]}]),
     "merge": lambda table: merge.apply(table, FAST),

@@ -57,7 +57,7 @@ def test_healthy_after_any_history(made: NamespaceUnderTest) -> None:
         made.put(*(f"v{dice.randrange(20)}" for _ in range(6)), deletes=(f"w{dice.randrange(9)}",))
         run_job(made.uri, "merge", clusters=dice.choice([None, 3]), retrain=dice.random() < 0.5)
         if dice.random() < 0.5:
-            run_job(made.uri, "gc", apply=True, reader_grace=timedelta(0), keep_revisions=1)
+            run_job(made.uri, "gc", apply=True, reader_grace=timedelta(0), keep_revisions=1, allow_unsafe=True)
 
 
 def test_the_metric_of_a_namespace_without_settings_is_that_of_its_last_training(tmp_path: Path) -> None:

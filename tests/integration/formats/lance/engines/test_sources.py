@@ -131,7 +131,7 @@ def test_a_generation_that_was_collected_since(uri: str, consistency: str, liste
         reader = read(uri, consistency)  # type: ignore[arg-type]  # from the parameters
         expected = stamps(reader) if listed else {1: 1, 3: 0, 4: 1}
         run_job(uri, "merge")
-        run_job(uri, "expire", older_than=timedelta(0), apply=True)
+        run_job(uri, "expire", older_than=timedelta(0), allow_unsafe=True, apply=True)
         for _ in range(2):
             run_job(uri, "gc", apply=True, **AT_ONCE)
         (region,) = (path for path in Path(uri, "_mem_wal").iterdir())

@@ -30,7 +30,7 @@ def merged_table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     run_job(table.uri, "merge")
     run_job(table.uri, "catchup")
     run_job(table.uri, "snapshot")
-    run_job(table.uri, "expire", apply=True, older_than="0s", keep=1)
+    run_job(table.uri, "expire", apply=True, older_than="0s", allow_unsafe=True, keep=1)
     for _ in range(2):
         for at in range(2):
             table.put([at, at + 10])

@@ -54,7 +54,7 @@ def finish(uri: str) -> None:
         assert catchup.apply(open_table(uri), catchup.CatchupOptions()).exit_code == 0
         assert snapshot.apply(open_table(uri), snapshot.SnapshotOptions()).exit_code == 0
         if "/tree/" not in uri:
-            expire.apply(open_table(uri), expire.ExpireOptions(older_than=timedelta(0), keep=1))
+            expire.apply(open_table(uri), expire.ExpireOptions(older_than=timedelta(0), keep=1, allow_unsafe=True))
         assert gc.apply(open_table(uri), IMMEDIATE).exit_code == 0
 
 
@@ -142,7 +142,7 @@ def test_a_second_one_after_the_first_was_merged_and_collected(tmp_path: Path, m
         small.flush(uri, small.rows(500, 501, 20.0 + number), region=str(done.new_id))
         merge.apply(open_table(uri), merge.MergeOptions())
         catchup.apply(open_table(uri), catchup.CatchupOptions())
-        expire.apply(open_table(uri), expire.ExpireOptions(older_than=timedelta(0), keep=1))
+        expire.apply(open_table(uri), expire.ExpireOptions(older_than=timedelta(0), keep=1, allow_unsafe=True))
         gc.apply(open_table(uri), IMMEDIATE)
     adopt.apply(open_table(uri), UNMERGED)
     finish(uri)

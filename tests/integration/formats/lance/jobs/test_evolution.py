@@ -304,7 +304,7 @@ def test_if_no_version_shows_it_any_more_and_it_was_dropped(noted: str, engine: 
 def test_our_own_expiry_leaves_the_versions_that_tell(noted: str) -> None:
     add_again(noted)
     lance.dataset(noted).update_config({"any": "thing"})
-    options = expire.ExpireOptions(timedelta(0))
+    options = expire.ExpireOptions(timedelta(0), allow_unsafe=True)
     because = {one.because for one in expire.plan(open_table(noted), options).kept}
     assert because == {"the newest version", "has the schema of an unmerged generation"}
     expire.apply(open_table(noted), options)

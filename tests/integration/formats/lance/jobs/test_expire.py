@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from memwal_ops import run_job
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.errors import InvalidUsageError
@@ -16,7 +17,7 @@ from memwal_ops.formats.lance.jobs.expire import ExpireOptions
 from memwal_ops.formats.lance.jobs.gc_candidates import Kind
 from memwal_ops.formats.lance.versions import version_path
 from memwal_ops.storage.wrapper import StoreWrapper
-from tests.support.run_cli import contents
+from tests.support.run_cli import contents, run_here
 from tests.support.stores import beside
 from tests.support.tables.files import Files
 from tests.support.tables.gc_tables import (
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from tests.support.tables.lsm_table import LsmTable
 
-ALL = ExpireOptions(ZERO)
+ALL = ExpireOptions(ZERO, allow_unsafe=True)
 
 
 def versions(made: LsmTable) -> list[int]:
@@ -200,8 +201,25 @@ def test_versions_that_come_meanwhile_stay(made: LsmTable) -> None:
     sound(made)
 
 
+def test_below_an_hour_it_is_refused_before_anything_is_deleted(
+    made: LsmTable, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It warned after it had deleted what a writer needed that had begun before."""
+    before = versions(made)
+    for run in ("expire", "maintain"):
+        given = {"older_than": "59m"} if run == "expire" else {"expire": {"older_than": "59m"}}
+        with pytest.raises(InvalidUsageError, match=r"older_than below 1h: a writer begins at version N") as refused:
+            run_job(made.uri, run, given, apply=True)
+        assert "allow_unsafe" in refused.value.remedy
+    done = run_here(capfd, "maintain", made.uri, "--apply", "--older-than", "1s")
+    assert (done.code, "--older-than below 1h" in done.err, "--allow-unsafe" in done.err) == (2, True, True)
+    assert versions(made) == before
+    assert run_here(capfd, "maintain", made.uri, "--apply", "--older-than", "0s", "--allow-unsafe").code == 0
+    assert before[0] not in versions(made)
+
+
 def test_it_warns_below_an_hour_and_refuses_to_keep_none(made: LsmTable) -> None:
-    assert "a writer that began at version N" in job.plan(table_of(made), ALL).warnings[0]
+    assert "a writer begins at version N" in job.plan(table_of(made), ALL).warnings[0]
     age(made, "_versions/*", 2 * 3600)
     assert job.plan(table_of(made), ExpireOptions(timedelta(hours=1))).warnings == ()
     with pytest.raises(InvalidUsageError, match="keep must be at least 1"):

@@ -112,7 +112,7 @@ def test_a_folder_without_write_permission(made: LsmTable, folder: str) -> None:
     path.chmod(0o555)
     try:
         outcome = run_process(
-            "expire", made.uri, "--older-than=0", "--apply", "--json", wrap=damage.held_by_permissions
+            "expire", made.uri, "--older-than=0", "--allow-unsafe", "--apply", "--json", wrap=damage.held_by_permissions
         )
     finally:
         path.chmod(0o755)
@@ -120,7 +120,7 @@ def test_a_folder_without_write_permission(made: LsmTable, folder: str) -> None:
     assert outcome.document["decision"] == "incomplete"
     assert all(one["path"].startswith(f"{folder}/") for one in outcome.document["failed"])
     assert readable(made) == (before if folder == "_versions" else before[-1:])
-    assert run_process("expire", made.uri, "--older-than=0", "--apply").code == 0
+    assert run_process("expire", made.uri, "--older-than=0", "--allow-unsafe", "--apply").code == 0
     assert readable(made) == before[-1:]
 
 
@@ -446,8 +446,11 @@ def test_the_plan_warns_of_shallow_clones(made: LsmTable, tmp_path: Path, capfd:
     dataset.tags.create("cloned", old)
     clone = str(tmp_path / "clone.lance")
     rows = dataset.checkout_version(old).shallow_clone(clone, old).to_table()
-    assert "Shallow clones elsewhere" in run_here(capfd, "expire", made.uri, "--older-than=0").out
-    assert "Shallow clones elsewhere" in run_here(capfd, "expire", made.uri, "--older-than=0", "--apply").out
+    assert "Shallow clones elsewhere" in run_here(capfd, "expire", made.uri, "--older-than=0", "--allow-unsafe").out
+    assert (
+        "Shallow clones elsewhere"
+        in run_here(capfd, "expire", made.uri, "--older-than=0", "--allow-unsafe", "--apply").out
+    )
     assert lance.dataset(clone).to_table() == rows
     dataset.tags.delete("cloned")
     job.apply(table_of(made), ALL)

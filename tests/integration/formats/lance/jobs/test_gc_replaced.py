@@ -180,7 +180,7 @@ def test_a_version_that_is_expired_concurrently_stops_it(tmp_path: Path) -> None
     def expire_it() -> None:
         grow(made)
         merged(made)
-        expire.apply(table_of(made), expire.ExpireOptions(ZERO))
+        expire.apply(table_of(made), expire.ExpireOptions(ZERO, allow_unsafe=True))
 
     for at in range(10, 40, 3):
         table = table_of(made)

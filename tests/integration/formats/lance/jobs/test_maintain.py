@@ -36,7 +36,7 @@ STEPS = ("merge", "catchup", "compact", "snapshot", "expire", "gc")
 
 def now(*, apply: bool) -> MaintainOptions:
     """Whatever may go at once."""
-    return MaintainOptions(apply=apply, expire=ExpireOptions(timedelta(0)), gc=IMMEDIATE)
+    return MaintainOptions(apply=apply, expire=ExpireOptions(timedelta(0), allow_unsafe=True), gc=IMMEDIATE)
 
 
 class Steps(NullListener):
@@ -142,7 +142,9 @@ def test_a_blocked_region_is_reported_and_keeps_its_log(tmp_path: Path) -> None:
     table = made(tmp_path)
     remove_generation(table.uri, table.regions[0], 1)
     logs = Files(table.uri).listing(f"_mem_wal/{table.regions[0]}/wal")
-    done = run_process("maintain", table.uri, "--apply", "--json", "--older-than", "0s", *AT_ONCE_FLAGS)
+    done = run_process(
+        "maintain", table.uri, "--apply", "--json", "--older-than", "0s", "--allow-unsafe", *AT_ONCE_FLAGS
+    )
     assert done.code == 10, done.err
     assert done.document["decision"] == "incomplete"
     assert Files(table.uri).listing(f"_mem_wal/{table.regions[0]}/wal") == logs
@@ -158,9 +160,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.code == 0
     assert done.out.startswith("maintained: ")
     assert "Nothing was deleted; add --apply" not in done.out  # all is young: nothing could go
-    done = run_process("maintain", table.uri, "--older-than", "0s")
+    done = run_process("maintain", table.uri, "--older-than", "0s", "--allow-unsafe")
     assert "Nothing was deleted; add --apply" in done.out
-    done = run_process("maintain", table.uri, "--apply", "--json", "--older-than", "0s", *AT_ONCE_FLAGS)
+    done = run_process(
+        "maintain", table.uri, "--apply", "--json", "--older-than", "0s", "--allow-unsafe", *AT_ONCE_FLAGS
+    )
     assert done.code == 0, done.err
     report = done.document
     assert set(report) == {"decision", "apply", "steps", "version", "seconds", "run_id"}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.support.tables.lsm_table import LsmTable
 
-NOW = ExpireOptions(older_than=timedelta(0), keep=1)
+NOW = ExpireOptions(older_than=timedelta(0), keep=1, allow_unsafe=True)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.table import Table
 
-NOW = ExpireOptions(older_than=timedelta(0), keep=1)
+NOW = ExpireOptions(older_than=timedelta(0), keep=1, allow_unsafe=True)
 ALL = MaintainOptions(apply=True, expire=NOW)
 
 

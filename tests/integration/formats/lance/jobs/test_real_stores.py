@@ -67,7 +67,7 @@ def test_a_tour_of_all_jobs(
         ("catchup", (), "caught_up"),
         ("compact", (), "compacted"),
         ("snapshot", (), "built"),
-        ("expire", ("--older-than", "0s", "--apply"), "expired"),
+        ("expire", ("--older-than", "0s", "--allow-unsafe", "--apply"), "expired"),
         ("gc", ("--apply", *AT_ONCE_FLAGS), "deleted"),
     ):
         code, document = place.run(command, *arguments)
@@ -78,7 +78,7 @@ def test_a_tour_of_all_jobs(
     place.table.step(8)
     place.table.close()
     place.sound()
-    code, document = place.run("maintain", "--apply", "--older-than", "0s", *AT_ONCE_FLAGS)
+    code, document = place.run("maintain", "--apply", "--older-than", "0s", "--allow-unsafe", *AT_ONCE_FLAGS)
     assert (code, document["decision"]) == (0, "maintained"), document
     assert place.folders() == set()
     assert_same(read_base(uri, options), place.table.expected())
@@ -91,7 +91,7 @@ def test_the_collector_with_a_sas(capfd: pytest.CaptureFixture[str], azurite: Re
     place.options = sas(azurite, "racwdl")
     for command in ("merge", "catchup"):
         assert place.run(command)[0] == 0
-    assert place.run("expire", "--older-than", "0s", "--apply")[0] == 0
+    assert place.run("expire", "--older-than", "0s", "--allow-unsafe", "--apply")[0] == 0
     versions = Files(place.table.uri, place.table.storage_options).listing("_versions")
     assert len(versions) == 1
     code, document = place.run("gc", "--apply", *AT_ONCE_FLAGS)

@@ -108,7 +108,7 @@ def test_a_writer_flushes_in_the_middle(tmp_path: Path) -> None:
         table.flush()
         run_job(table.uri, "merge")
     run_job(table.uri, "catchup")
-    run_job(table.uri, "expire", apply=True, older_than="0s", keep=1)
+    run_job(table.uri, "expire", apply=True, older_than="0s", allow_unsafe=True, keep=1)
     merged_generations_gone(table.uri, region)
 
     def write() -> None:

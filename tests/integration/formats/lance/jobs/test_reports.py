@@ -17,9 +17,9 @@ from tests.support.tables.workload import Workload
 # With these a report says most.
 VALUES: dict[str, dict[str, Any]] = {
     "adopt": {"answer": "unmerged"},
-    "expire": {"older_than": "0s"},
+    "expire": {"older_than": "0s", "allow_unsafe": True},
     "gc": AT_ONCE,
-    "maintain": {"gc": AT_ONCE, "expire": {"older_than": "0s"}},
+    "maintain": {"gc": AT_ONCE, "expire": {"older_than": "0s", "allow_unsafe": True}},
 }
 
 
