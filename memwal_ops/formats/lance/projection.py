@@ -258,8 +258,9 @@ def _undecided(fields: Sequence[Node]) -> UndecidedColumnsError:
         "that would show whether they were dropped and added again, or the table created again, have expired, or the "
         "clocks of writer and store contradict each other.",
         names,
-        "Before that, for each of them that was dropped and added again: copy it to a new column, drop it, and rename "
-        "the copy, so that it has another field id, and the generation's values are ignored.",
+        "A restore of an older version drops and adds no column: then there is nothing else to do. Only a column that "
+        "was itself dropped and added again since the flush gets another field id before that, so that the "
+        "generation's values are ignored: copy it to a new column, drop it, and rename the copy.",
     )
 
 

@@ -187,6 +187,10 @@ class Retention:
         below = (own.base.below(own.versions, region_id, merged) for region_id, merged in progress.items())
         return any(versions and versions[-1] > after for versions in below)
 
+    def progress(self, version: int) -> Mapping[UUID, int]:
+        """The merge progress of the base of an own version."""
+        return self._trees[self._own].base.at(version)
+
     def manifest_bytes(self, version: int) -> int:
         """The size of the manifest of an own version."""
         return self._trees[self._own].size(version)

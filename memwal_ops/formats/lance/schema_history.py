@@ -26,7 +26,7 @@ from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -142,18 +142,34 @@ class SchemaHistory:
     def _version_by_writer(self, time: int) -> int | None:
         """The newest version at that time by the timestamps in the manifests; None if it is gone."""
         if time not in self._at:
-            found = (number for number, version in self._newest_first() if version.written <= time)
-            self._at[time] = next(found, None)
+            self._at[time] = self._newest_at(lambda number: self._written(number, time) <= time)
         return self._at[time]
+
+    def _written(self, number: int, unknown: int) -> int:
+        version = self._version(number)
+        return unknown if version is None else version.written  # expired since it was listed
+
+    def _newest_at(self, is_before: Callable[[int], bool]) -> int | None:
+        """The newest version that was written before a moment; None if it is not known, since the next one is gone.
+
+        Versions after the next one need not exist: of a restored table, those after the version that was restored may
+        have been expired. They were written after it.
+        """
+        listed = {number for number in self._table.history.listed() if number < self._table.version}
+        for number in sorted({*listed, self._table.version}, reverse=True):
+            if is_before(number):
+                known = number == self._table.version or number + 1 in listed or number + 1 == self._table.version
+                return number if known and self._version(number) is not None else None
+        return None
 
     def _version_by_store(self, time: int) -> int | None:
         """The newest version at that time by the store's clock; None if it is gone."""
         if self._stored is None:
             listed = self._table.history.listed()
             self._stored = {version: nanoseconds(meta.last_modified) for version, meta in listed.items()}
-        found = (number for number in range(self._table.version, 0, -1) if self._stored.get(number, time) <= time)
-        number = next(found, None)
-        return number if number in self._stored else None
+        stored = self._stored
+        number = self._newest_at(lambda number: stored.get(number, time) <= time)
+        return number if number in stored else None
 
     def _same_table(self, at: int) -> bool:
         """Whether version ``at`` is of the same table as the newest, by the key column, which cannot be dropped."""

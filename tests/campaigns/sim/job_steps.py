@@ -34,9 +34,18 @@ class JobSteps(Driver):
     """The jobs, on the table as it is now or was a while ago."""
 
     def _telling(self, versions: list[int]) -> set[int]:
-        """Those that were the newest when the oldest rows that wait in generations were logged or flushed, or since."""
+        """Those that were the newest when the oldest rows that wait in generations were logged or flushed, or since.
+
+        The same for each version that may be restored, up to it.
+        """
         files = Files(self.uri)
-        merged, flushed = wire.progress(files), []
+        found = self._telling_of(versions, wire.progress(files))
+        for kept in self._protected() & set(versions):
+            found |= self._telling_of([one for one in versions if one <= kept], wire.progress(files, kept))
+        return found
+
+    def _telling_of(self, versions: list[int], merged: dict[str, int]) -> set[int]:
+        files, flushed = Files(self.uri), []
         for region in wire.regions(files):
             waiting = wire.region_manifest(files, region).generations
             first = min((number for number in waiting if number > merged.get(region, 0)), default=None)

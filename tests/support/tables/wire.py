@@ -231,9 +231,14 @@ def with_details(manifest: ManifestFile, details: bytes) -> ManifestFile:
     return ManifestFile(manifest.fields, encode(entries), manifest.transaction, manifest.tail)
 
 
-def progress(files: Files) -> dict[str, int]:
-    """{region: merged generation} of the newest version."""
-    details = decode(mem_wal_details(newest_manifest(files)[1]))
+def progress(files: Files, version: int | None = None) -> dict[str, int]:
+    """{region: merged generation} of a version, by default the newest; nothing if that has no MemWAL index."""
+    manifest = newest_manifest(files)[1]
+    if version is not None:
+        manifest = parse_manifest(files.get(manifest_names(files)[version]))
+        if mem_wal_entry(manifest) is None:
+            return {}
+    details = decode(mem_wal_details(manifest))
     return {uuid_of(entry, 1): int(get(entry, 2)) for entry in sub(details, 9)}
 
 

@@ -26,7 +26,6 @@ from memwal_ops.formats.lance.jobs.gc_candidates import Kind
 from memwal_ops.formats.lance.jobs.gc_collectors import views
 from memwal_ops.formats.lance.jobs.gc_rules import read_rules
 from memwal_ops.formats.lance.jobs.gc_wal import WalView
-from memwal_ops.formats.lance.memwal.backlog import oldest_flush
 from memwal_ops.formats.lance.merged_since import drop_overtaken
 from memwal_ops.formats.lance.newest_files import NewestFiles, require_complete
 from memwal_ops.formats.lance.options import SAFE_VERSION_AGE, ExpireOptions, RetentionOptions
@@ -38,8 +37,8 @@ from memwal_ops.formats.lance.referenced_files import (
     refuse_linked_folders,
 )
 from memwal_ops.formats.lance.retention import Retention
-from memwal_ops.formats.lance.schema_history import nanoseconds
 from memwal_ops.formats.lance.set_aside import put_back, set_aside
+from memwal_ops.formats.lance.unmerged_flushes import UnmergedFlushes
 from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, version_path
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.storage.clock import store_time
@@ -169,7 +168,7 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     retention = Retention()
     now = datetime.now(UTC)
     retention.refresh(table, now)
-    expired, kept = _choose(table, retention, options, now)
+    expired, kept = _choose(table, retention, options, now, UnmergedFlushes())
     needed = Needed()
     needed.read(table, {version_path(version, table.naming) for version in expired})
     newest = NewestFiles(table)
@@ -253,6 +252,7 @@ class _Run:
     put_back: set[int] = field(default_factory=set)
     _needed: Needed | None = None
     _complete: bool = False
+    _flushes: UnmergedFlushes = field(default_factory=UnmergedFlushes)
 
     def choose(self) -> tuple[tuple[int, ...], tuple[KeptVersion, ...]]:
         """The versions to delete and those to keep, by the store's current state; restores versions needed again.
@@ -264,7 +264,7 @@ class _Run:
         if back := put_back(self.table, self.retention.protected(), self.retention.versions):
             self.put_back.update(back)
             self.retention.refresh(self.table, self.now)
-        return _choose(self.table, self.retention, self.options, self.now)
+        return _choose(self.table, self.retention, self.options, self.now, self._flushes)
 
     def retire(self, batch: tuple[int, ...]) -> None:
         """Announce these versions, check them again, set them aside, and delete their manifests."""
@@ -393,14 +393,14 @@ def _report(
 
 
 def _choose(
-    table: Table, retention: Retention, options: ExpireOptions, now: datetime
+    table: Table, retention: Retention, options: ExpireOptions, now: datetime, flushes: UnmergedFlushes
 ) -> tuple[tuple[int, ...], tuple[KeptVersion, ...]]:
     expired: list[int] = []
     kept: list[KeptVersion] = []
     versions = retention.versions
     newest = set(versions[-options.keep :])
     protected = retention.protected()
-    flushed = oldest_flush(table)
+    unmerged = flushes.needed(table, retention, protected)
     for version, following in zip(versions, [*versions[1:], *versions[-1:]], strict=True):
         if version >= table.version:
             kept.append(KeptVersion(version, "the newest version"))
@@ -408,8 +408,8 @@ def _choose(
             kept.append(KeptVersion(version, f"one of the newest {options.keep}"))
         elif version in protected:
             kept.append(KeptVersion(version, protected[version]))
-        elif flushed is not None and nanoseconds(retention.written(following)) > flushed:
-            kept.append(KeptVersion(version, "has the schema of an unmerged generation"))
+        elif version in unmerged:
+            kept.append(KeptVersion(version, unmerged[version]))
         elif options.older_than and now < (until := retention.written(version) + options.older_than):
             because = f"published {retention.written(version):%Y-%m-%d %H:%M} UTC, too young"
             kept.append(KeptVersion(version, because, until))

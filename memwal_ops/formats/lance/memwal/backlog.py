@@ -16,7 +16,7 @@ from memwal_ops.errors import (
     MemwalOpsError,
     RegionReplacedError,
 )
-from memwal_ops.formats.lance.memwal.generations import GenerationRef, generation_ref, read_flush
+from memwal_ops.formats.lance.memwal.generations import GenerationRef, generation_ref
 from memwal_ops.formats.lance.memwal.listed_log import listed_log
 from memwal_ops.formats.lance.memwal.region_identity import UNDECIDED_RECORD, check_identity
 from memwal_ops.formats.lance.memwal.regions import REGION_FAULTS, NoRegionManifestError
@@ -146,25 +146,6 @@ def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlo
             if fault is not None:
                 blocked.append(fault)
     return Backlog(regions, _still_blocked(table, blocked), unrecorded)
-
-
-def oldest_flush(table: Table) -> int | None:
-    """The flush time of the oldest unmerged generation, in ns since 1970; None if there is none.
-
-    Regions with an unreadable manifest, and missing generations, are not considered.
-    Requests: as :func:`read_backlog`, and three for each region with an unmerged generation.
-
-    Raises:
-        StorageError: the store failed, or a generation's manifest is damaged.
-    """
-    refs = [
-        generation_ref(region_id, min(waiting, key=lambda one: one.generation))
-        for region_id, region in read_backlog(table).regions.items()
-        if (waiting := [one for one in region.manifest.flushed_generations if one.generation > region.merged])
-    ]
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        flushes = pool.map(lambda ref: read_flush(table, ref), refs)
-        return min((flush.earliest for flush in flushes if flush is not None), default=None)
 
 
 def _still_blocked(table: Table, blocked: list[Blocked]) -> tuple[Blocked, ...]:
