@@ -20,17 +20,20 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import InvalidUsageError, LeaseLostError, ObjectNotFoundError, StorageError
+from memwal_ops.errors import InvalidUsageError, LeaseLostError, MemwalOpsError, ObjectNotFoundError, StorageError
 from memwal_ops.storage.clock import store_clock
 
 if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 LEASES_FOLDER = "_mem_wal_ops/leases"
+BY_HAND = "by hand"
+"""The instance in the record of a run that held no lease (:func:`record_by_hand`)."""
 DEFAULT_TTL = timedelta(minutes=5)
 _DIGITS = 20
 _NAME = re.compile(rf"[0-9]{{{_DIGITS}}}\.json")
@@ -196,6 +199,21 @@ def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
         if newest is None or not _same_lease(newest, lease):
             return
         number = newest.number
+
+
+def record_by_hand(store: Store, job: str, outcome: str) -> None:
+    """Record a run that held no lease, so that supervisors in backoff learn that the job succeeds again.
+
+    Best effort, and only where supervisors maintain the table: nothing is written if the lease was never taken, or is
+    held now. A supervisor never takes it for its own run, whose options may be others.
+    """
+    with suppress(MemwalOpsError):
+        newest = read_lease(store, job)
+        if newest is None or newest.ended is None:
+            return
+        document = _document(newest.token, newest.holder, newest.acquired, newest.ttl, newest.ended, outcome)
+        if _put(store, job, newest.number + 1, {**document, "finished_by": BY_HAND}):
+            _prune(store, job, newest.number + 1)
 
 
 def delete_if_table_removed(store: Store) -> bool:

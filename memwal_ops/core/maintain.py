@@ -210,6 +210,8 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
             act = options.apply if spec.deletes else not options.dry_run
             step_options = getattr(options, spec.name, None) or spec.options()
             report = (spec.job.apply if act else spec.job.plan)(table, step_options, step_context)
+            if act:
+                context.record(table.store, spec.name, report)
         except LeaseLostError:
             raise  # the new holder runs all steps
         except MemwalOpsError as error:

@@ -69,8 +69,12 @@ def run_job(
         if apply and not spec.deletes and any(field.name == "apply" for field in fields(chosen)):
             chosen = replace(chosen, apply=True)  # type: ignore[call-arg]  # checked: it is a field
         acts = not spec.deletes if apply is None else apply
-        run = spec.job.apply if acts and not spec.reads_only else spec.job.plan
-        return run(opened, chosen, context or RunContext())
+        context = context or RunContext()
+        if not acts or spec.reads_only:
+            return spec.job.plan(opened, chosen, context)
+        report = spec.job.apply(opened, chosen, context)
+        context.record(opened.store, spec.name, report)
+        return report
 
 
 def _read(spec: JobSpec, given: Options | Mapping[str, Any]) -> Options:

@@ -229,8 +229,8 @@ class Stage:
         self.scheduler.on_message(worker, None)  # type: ignore[arg-type]
         self.turn()
 
-    def see(self, table: str, **figures: float) -> None:
-        """A look at a table's backlog is asked for, and answered."""
+    def see(self, table: str, recorded: Mapping[str, Any] | None = None, **figures: float) -> None:
+        """A look at a table's backlog is asked for, and answered; `recorded`: the last runs by the leases."""
         self.scheduler.poll(table)
         self.turn()
         worker, request = next(
@@ -238,7 +238,8 @@ class Stage:
             for worker, request in reversed(self.pools.given)
             if isinstance(request, PollRequest) and request.uri == f"/{table}"
         )
-        self.scheduler.on_message(worker, vars_of(Result(request.id, "succeeded", figures=figures, version=3)))  # type: ignore[arg-type]
+        answer = Result(request.id, "succeeded", figures=figures, version=3, recorded=recorded or {})
+        self.scheduler.on_message(worker, vars_of(answer))  # type: ignore[arg-type]
         self.turn()
 
     def job(self, table: str, job: str = "merge") -> dict[str, Any]:

@@ -97,6 +97,7 @@ class FakeHistory:
         self, *, table: str, job: str | None = None, failed: bool = False, limit: int = 50
     ) -> list[dict[str, Any]]:
         self.asked += 1
+        table = table.rsplit("/", 1)[-1].removesuffix(".lance")  # by name or URI
         if table == "payments":
             left = run(outcome="partial", exit_code=10, decision="blocked", report={"blocked": [BLOCKED]})
             return [left, *(run(started=_ago(minutes=8 * ago)) for ago in range(1, 6))][:limit]

@@ -43,7 +43,7 @@ class Finding(TypedDict):
 class RunErrors(Protocol):
     """The source of details about a table that its status document does not have."""
 
-    def last_error(self, table: str, job: str) -> Mapping[str, Any] | None:
+    def last_error(self, uri: str, job: str) -> Mapping[str, Any] | None:
         """Return the error of a job's last failure: reason, message, remedy and exit code; None if it had none."""
 
     def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:
@@ -155,7 +155,7 @@ def _job_findings(
     table: Mapping[str, Any], name: str, job: Mapping[str, Any], errors: RunErrors, file: str
 ) -> Iterator[Finding]:
     for level, what in job_findings(name, job):
-        error = errors.last_error(table["name"], name) if job["consecutive_failures"] else None
+        error = errors.last_error(table["uri"], name) if job["consecutive_failures"] else None
         if not job["consecutive_failures"]:
             yield finding(level, f"{what}.", _ask_history(file, table, name, ""), _JOB_LATE)
         elif error is None:

@@ -23,7 +23,7 @@ from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableErro
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.observe.status import JobStatus, TableStatus, job_status
 from memwal_ops.supervisor.state.directory import history_path, state_dir
-from memwal_ops.supervisor.state.history import History
+from memwal_ops.supervisor.state.history import COMPLETED, History
 from memwal_ops.supervisor.state.tables import Entry
 from memwal_ops.supervisor.workers.isolated_polling import poll_isolated
 
@@ -99,9 +99,9 @@ class FleetStatus:
         readings = _read_all(found, timeout)
         return [self._document(table, readings[table.name]) for table in sorted(found, key=lambda table: table.name)]
 
-    def last_error(self, table: str, job: str) -> Mapping[str, Any] | None:
+    def last_error(self, uri: str, job: str) -> Mapping[str, Any] | None:
         """Return the error of a job's last failure: reason, message, remedy and exit code; None if it had none."""
-        runs = self._runs(table=table, job=job, failed=True, limit=1)
+        runs = self._runs(table=uri, job=job, failed=True, limit=1)
         return {**runs[0]["error"], "exit_code": runs[0]["exit_code"]} if runs and runs[0]["error"] else None
 
     def _document(self, table: FoundTable, reading: TableReading) -> FleetTable:
@@ -142,6 +142,7 @@ class FleetStatus:
                 entry.started = entry.finished = last.finished
                 entry.outcome = last.outcome
                 entry.succeeded = last.finished if last.outcome == "succeeded" else entry.succeeded
+                entry.failures = 0 if last.outcome in COMPLETED else entry.failures
             if lease.in_force(now):
                 ours = lease.holder.instance == self._instance
                 entry.lease, entry.other = (lease, None) if ours else (None, lease)
@@ -153,8 +154,10 @@ class FleetStatus:
 
     def _with_history(self, entry: Entry, now: datetime) -> Entry:
         if self._history is not None:
+            name, job = entry.key
             try:
-                return Entry.from_history(self._history.last(*entry.key, now).clamped(now), entry.table, entry.settings)
+                last = self._history.last(name, entry.table.uri, job, now)
+                return Entry.from_history(last.clamped(now), entry.table, entry.settings)
             except HistoryError as error:
                 self._close_damaged(error)
         return entry

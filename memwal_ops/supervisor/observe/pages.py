@@ -164,14 +164,14 @@ class Pages:
         """Return what the last run reported as blocked, if anything still is."""
         found: list[Mapping[str, Any]] = []
         for job in jobs_of("blocked", "run") if amount(table["backlog"], "blocked") else ():
-            for run in self._runs.get(_stamp(table), table=table["name"], job=job, limit=1):
+            for run in self._runs.get(_stamp(table), table=table["uri"], job=job, limit=1):
                 entries = (run["report"] or {}).get("blocked") if run["exit_code"] == _BLOCKED_EXIT_CODE else None
                 found += [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
         return found
 
     def last_error(self, table: Mapping[str, Any], job: str) -> Mapping[str, Any] | None:
         """Return the error of a job's last failure."""
-        runs = self._runs.get(_stamp(table), table=table["name"], job=job, failed=True, limit=1)
+        runs = self._runs.get(_stamp(table), table=table["uri"], job=job, failed=True, limit=1)
         return {**runs[0]["error"], "exit_code": runs[0]["exit_code"]} if runs and runs[0]["error"] else None
 
     def _chart(self, name: str, samples: Sequence[tuple[float, float]]) -> bytes:
@@ -191,8 +191,8 @@ class _Errors:
     pages: Pages
     table: Mapping[str, Any]
 
-    def last_error(self, table: str, job: str) -> Mapping[str, Any] | None:
-        del table
+    def last_error(self, uri: str, job: str) -> Mapping[str, Any] | None:
+        del uri
         return self.pages.last_error(self.table, job)
 
     def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:

@@ -41,6 +41,7 @@ class BacklogPolling:
         number: returns the number of the next request.
         assign: sends a request to a worker of a pool.
         enqueue: queues a job of a table, with the reason.
+        ran_elsewhere: takes the last run of a failing job by its lease, which may be of another process.
         once: a poll is not repeated.
     """
 
@@ -53,6 +54,7 @@ class BacklogPolling:
         number: Callable[[], int],
         assign: Callable[[str, Any], WorkerProcess],
         enqueue: Callable[[str, str, str], None],
+        ran_elsewhere: Callable[[Entry, Mapping[str, str]], None],
         once: bool,
     ) -> None:
         """Poll nothing yet."""
@@ -62,6 +64,7 @@ class BacklogPolling:
         self._number = number
         self._assign = assign
         self._enqueue = enqueue
+        self._ran_elsewhere = ran_elsewhere
         self._once = once
         self._polls: dict[int, tuple[TableState, WorkerProcess, Reading]] = {}
         self._log = get_logger(__name__)
@@ -84,7 +87,7 @@ class BacklogPolling:
     def may_skip(self, table: str) -> bool:
         """Whether a table has been idle long enough to skip this poll: the next timer is still within ``idle_poll``."""
         state = self._tables.get(table)
-        if state is None:
+        if state is None or any(entry.failures for entry in state.entries.values()):
             return False
         poll, longest = (span.total_seconds() for span in (state.table.settings.poll, state.table.settings.idle_poll))
         wait = min(poll * 2.0 ** min(max(state.unchanged - _UNCHANGED_POLLS, 0), 30), longest)
@@ -126,6 +129,9 @@ class BacklogPolling:
             return False
         state, _, reading = self._polls.pop(request)
         self._polled(state, result, reading)
+        for name, last in (result.get("recorded") or {}).items():
+            if name in state.entries:
+                self._ran_elsewhere(state.entries[name], last)
         return True
 
     def on_worker_exit(self, request: int | None, status: int | None) -> bool:
@@ -156,7 +162,8 @@ class BacklogPolling:
         jobs = tuple(dict.fromkeys((*jobs_of("backlog"), *state.entries)))
         options = dict(state.table.settings.storage_options)
         known = self._fingerprint(state, jobs)
-        request = PollRequest(self._number(), state.table.uri, options, jobs, state.history_wanted, known)
+        failing = tuple(name for name, entry in state.entries.items() if entry.failures)
+        request = PollRequest(self._number(), state.table.uri, options, jobs, state.history_wanted, known, failing)
         state.history_wanted = False
         state.polling, state.poll_due, state.poll_again = True, None, False
         state.poll_began = self._clock.monotonic()

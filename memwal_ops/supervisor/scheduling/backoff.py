@@ -1,25 +1,98 @@
-"""Exponential backoff of jobs that fail repeatedly."""
+"""When a job that failed or was interrupted runs again: backoff, restarts, and successes of other processes."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
+
+from memwal_ops.core.leases import BY_HAND
+from memwal_ops.supervisor.state.history import COMPLETED
+from memwal_ops.supervisor.state.tables import QUEUED
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Mapping
 
+    from memwal_ops.core.leases import Lease
     from memwal_ops.supervisor.config.model import BackoffConfig
+    from memwal_ops.supervisor.state.history import LastRuns
+    from memwal_ops.supervisor.state.tables import Entry
 
+RETRY = "retry"
+_RETRY_AFTER = timedelta(minutes=1)
 _JITTER = 0.2
+_DONE_ELSEWHERE_FRACTION = 0.9
 
 
 def wait_after(failures: int, config: BackoffConfig, random_: random.Random) -> timedelta:
     """Return the wait after ``failures`` consecutive failures.
 
-    Zero below ``config.failures``; then ``first``, doubling up to ``longest``, each up to a fifth longer (jitter).
+    Below ``config.failures`` one minute for each; then ``first``, doubling up to ``longest``, each up to a fifth longer
+    (jitter).
     """
     over = failures - config.failures
     if over < 0:
-        return timedelta(0)
+        return _RETRY_AFTER * failures
     wait = min(config.first * 2 ** min(over, 40), config.longest) if over < 40 else config.longest  # noqa: PLR2004 - 2**40 of anything is longer
     return wait * (1 + _JITTER * random_.random())
+
+
+def queue_retry(entry: Entry, now: datetime, not_before: datetime | None) -> None:
+    """Queue a job again."""
+    entry.state, entry.due, entry.why, entry.not_before = QUEUED, now, RETRY, not_before
+    entry.waiting = "worker" if not_before is None else "backoff"
+
+
+def resume(entry: Entry, last: LastRuns, config: BackoffConfig, random_: random.Random, now: datetime) -> None:
+    """Queue a job at the start of the service if its last run failed or was interrupted.
+
+    An interrupted one is due at once, as its own backoff was over. Otherwise the backoff continues.
+    """
+    if last.interrupted:
+        queue_retry(entry, now, None)
+    elif last.failures:
+        queue_retry(entry, now, (last.failed or now) + wait_after(last.failures, config, random_))
+
+
+def leave_backoff(entry: Entry, last: Mapping[str, str], instance: str | None, skew: timedelta) -> None:
+    """End the backoff of a job that another process has run successfully since, and make it due.
+
+    It is due as the other process may have run it with other options.
+
+    Args:
+        entry: a job that failed.
+        last: the last run by its lease: outcome, instance, and when it ended by the store's clock.
+        instance: this supervisor's.
+        skew: how far the store's clock is behind.
+    """
+    finished = datetime.fromisoformat(last["finished"]) + skew
+    newer = entry.attempted is not None and finished > entry.attempted
+    if not newer or entry.run is not None or last["instance"] == instance or last["outcome"] not in COMPLETED:
+        return
+    entry.failures, entry.not_before = 0, None
+    entry.outcome, entry.finished = last["outcome"], finished
+    if last["outcome"] == "succeeded":
+        entry.succeeded = finished
+
+
+def is_done_elsewhere(entry: Entry, lease: Lease, polled: datetime | None, now: datetime) -> bool:
+    """Return whether another supervisor has just done what is due, by the lease that was acquired for it; record that.
+
+    Both times in the lease are from the store's clock.
+    """
+    last, schedule = lease.last, entry.settings.schedule
+    if last is None or last.instance in {lease.holder.instance, BY_HAND} or last.outcome not in COMPLETED:
+        return False
+    age = lease.written - last.finished
+    if entry.why == "schedule" and schedule is not None:
+        done = age < schedule.period(now) * _DONE_ELSEWHERE_FRACTION
+    else:
+        # It may have done what failed here, or merged the backlog that triggered the run.
+        since = entry.attempted if entry.why == RETRY else polled
+        done = since is not None and age < now - since
+    if done:
+        entry.started = entry.finished = now - age
+        entry.outcome, entry.failures = last.outcome, 0
+        if last.outcome == "succeeded":
+            entry.succeeded = entry.finished
+    return done

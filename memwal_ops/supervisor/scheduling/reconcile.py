@@ -39,13 +39,16 @@ def reconcile(
             state = None
         if state is None:
             state = tables[name] = TableState(table)
+        changed = state.table.settings.storage_options != table.settings.storage_options
+        if changed:
+            state.poll_not_before = 0.0
         state.table = table
-        _reconcile_jobs(state, table, new_entry)
+        _reconcile_jobs(state, table, new_entry, changed=changed)
     return removed
 
 
 def _reconcile_jobs(
-    state: TableState, table: FoundTable, new_entry: Callable[[FoundTable, JobSettings], Entry]
+    state: TableState, table: FoundTable, new_entry: Callable[[FoundTable, JobSettings], Entry], *, changed: bool
 ) -> None:
     jobs = {job.name: job for job in table.settings.jobs.values() if job.enabled}
     for job in [job for job in state.entries if job not in jobs]:
@@ -53,7 +56,7 @@ def _reconcile_jobs(
     for job, settings in jobs.items():
         if job in state.entries:
             entry = state.entries[job]
-            if entry.settings != settings:
+            if changed or entry.settings != settings:
                 entry.not_before = None  # the change may have fixed what made it fail
             entry.table, entry.settings = table, settings
         else:

@@ -19,7 +19,13 @@ from memwal_ops.core.job import POOLS
 from memwal_ops.core.registry import package_of
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
-from memwal_ops.supervisor.scheduling.backoff import wait_after
+from memwal_ops.supervisor.scheduling.backoff import (
+    is_done_elsewhere,
+    leave_backoff,
+    queue_retry,
+    resume,
+    wait_after,
+)
 from memwal_ops.supervisor.scheduling.clock import Clock
 from memwal_ops.supervisor.scheduling.priority import choose, must_run_before
 from memwal_ops.supervisor.scheduling.reconcile import reconcile
@@ -49,9 +55,6 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.state.history import History
     from memwal_ops.supervisor.workers.leasing import LeaseClient
     from memwal_ops.supervisor.workers.pools import Pools, WorkerProcess
-
-_RETRY_AFTER = timedelta(minutes=1)
-_DONE_ELSEWHERE_FRACTION = 0.9
 
 
 class Scheduler:
@@ -104,6 +107,7 @@ class Scheduler:
             number=lambda: next(self._numbers),
             assign=self._assign,
             enqueue=self.enqueue,
+            ran_elsewhere=self._ran_elsewhere,
             once=once,
         )
         self._watchdog = Watchdog(pools, leases, self.clock, self.skews)
@@ -283,7 +287,9 @@ class Scheduler:
             return
         self.skews[entry.table.name] = (now - lease.written).total_seconds()
         entry.other, entry.other_since = None, None
-        if self._done_elsewhere(entry, lease, now):
+        if is_done_elsewhere(entry, lease, self.tables[entry.table.name].polled, now):
+            if entry.why != "schedule":
+                self.poll(entry.table.name)
             self._release(entry, lease, None)
             self.metrics.skipped.labels(*entry.key, "shared").inc()
             entry.state, entry.due = IDLE, None
@@ -308,27 +314,6 @@ class Scheduler:
         assert self.leases is not None  # noqa: S101 - the lease was requested from it
         entry.state = QUEUED
         entry.not_before = now + self.leases.ttl / 10 * (1 + self._random.random())
-
-    def _done_elsewhere(self, entry: Entry, lease: Lease, now: datetime) -> bool:
-        """Whether another supervisor has just done what is due; both times are from the store's clock."""
-        last, schedule = lease.last, entry.settings.schedule
-        if last is None or last.instance == lease.holder.instance or last.outcome not in COMPLETED:
-            return False
-        age = lease.written - last.finished
-        if entry.why == "schedule" and schedule is not None:
-            done = age < schedule.period(now) * _DONE_ELSEWHERE_FRACTION
-        else:
-            # The other supervisor may have merged the backlog that triggered it: poll again.
-            polled = self.tables[entry.table.name].polled
-            done = polled is not None and age < now - polled
-            if done:
-                self.poll(entry.table.name)
-        if done:
-            entry.started = entry.finished = now - age
-            entry.outcome = last.outcome
-            if last.outcome == "succeeded":
-                entry.succeeded = entry.finished
-        return done
 
     def _start(self, entry: Entry, lease: Lease | None) -> None:
         now, mono = self.clock.now(), self.clock.monotonic()
@@ -357,7 +342,7 @@ class Scheduler:
         entry.lease, entry.renewed, entry.renewing = lease, mono, False
         entry.renew_at = mono + (0.0 if lease is None else lease.ttl.total_seconds() / 3)
         entry.run = RunState(number, worker, mono, now, mono, before=self._polling.fingerprint_and_settings(entry))
-        entry.state, entry.waiting = RUNNING, None
+        entry.state, entry.waiting, entry.attempted = RUNNING, None, now
         self._runs[request.id] = entry
         self._log.info("run_started", table=entry.table.name, job=settings.name, why=entry.why, pid=worker.pid)
 
@@ -461,22 +446,25 @@ class Scheduler:
                 entry.succeeded = now
         elif outcome in FAILURES:
             entry.failures += 1
-            wait = wait_after(entry.failures, self.settings.config.backoff, self._random)
-            entry.not_before = now + (wait or _RETRY_AFTER * entry.failures)
+            entry.not_before = now + wait_after(entry.failures, self.settings.config.backoff, self._random)
             if not self._once and not entry.removed:
-                entry.state, entry.due, entry.why = QUEUED, now, "retry"
-                entry.waiting = "backoff"
+                queue_retry(entry, now, entry.not_before)
 
     def _record_not_started(self, entry: Entry, error: MemwalOpsError | None) -> None:
         """Record a run that could not start as a failed one."""
         now = self.clock.now()
         plan = {"apply": entry.settings.apply, "options": dict(entry.settings.options)}
+        entry.attempted = now
         number = self._recorder.begin(entry, plan, now)
         details = {"reason": None, "error": None, "remedy": None} if error is None else error_fields(error)
         self._recorder.finish(entry, number, now, "failed", details)
         self.metrics.runs.labels(*entry.key, "failed").inc()
         self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, **log_fields(details))
         self._update_entry(entry, "failed", now, now, details.get("exit_code") or 1)
+
+    def _ran_elsewhere(self, entry: Entry, last: Mapping[str, str]) -> None:
+        instance = None if self.leases is None else self.leases.holder.instance
+        leave_backoff(entry, last, instance, timedelta(seconds=self.skews.get(entry.table.name, 0.0)))
 
     def _release(self, entry: Entry, lease: Lease, outcome: str | None) -> None:
         if self.leases is not None:
@@ -492,11 +480,9 @@ class Scheduler:
             # The table was removed while the job ran, and is back: the run in flight is this entry's own.
             running.removed, running.table, running.settings = False, table, settings
             return running
-        last = self._recorder.last(table.name, settings.name, now)
+        last = self._recorder.last(table.name, table.uri, settings.name, now)
         entry = Entry.from_history(last, table, settings)
-        wait = wait_after(last.failures, self.settings.config.backoff, self._random)
-        if wait and last.finished is not None:
-            entry.not_before = last.finished + wait
+        resume(entry, last, self.settings.config.backoff, self._random, now)
         return entry
 
     def _find(self, table: str, job: str) -> Entry | None:

@@ -92,7 +92,8 @@ class Timers:
                 if schedule is None:
                     continue
                 wanted.add(f"run {name} {job}")
-                if self._known.get(f"run {name} {job}") == schedule:
+                setting = (schedule, state.table.uri)  # another table may have the name by now
+                if self._known.get(f"run {name} {job}") == setting:
                     continue
                 due = schedule.due_after(entry.started, entry.first_seen)
                 if entry.started is None and due <= now:
@@ -100,7 +101,7 @@ class Timers:
                     self._scheduler.enqueue(name, job, "schedule")
                     due = schedule.due_after(now, now)
                 due = max(due, self._soon(now, schedule.jitter))
-                self._add(f"run {name} {job}", schedule, schedule.trigger(due), due, self._runner(name, job))
+                self._add(f"run {name} {job}", setting, schedule.trigger(due), due, self._runner(name, job))
         for removed in [name for name in self._known if not name.startswith("task ") and name not in wanted]:
             self._apscheduler.remove_job(removed)
             del self._known[removed]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 COMPLETED = ("succeeded", "partial")
 FAILURES = ("failed", "died", "hung")
 INTERRUPTED = ("stopped", "killed", "lost")
+# Due again at the next start; after a lost lease, the job is its new holder's.
+RESUMED = ("stopped", "killed")
 FAILED_OUTCOMES = ("partial", *FAILURES, "lost", "killed")
 
 _SCHEMA = """
@@ -53,7 +55,8 @@ class LastRuns:
     """The last runs of a job on a table; times are None if there was no such run.
 
     ``started`` is that of the last run that ended by itself: one that was stopped, killed or lost its lease does not
-    count.
+    count. ``attempted`` is that of the last run, however it ended; ``interrupted``: that was stopped or killed.
+    ``failed``: when the last of the consecutive ``failures`` ended.
     """
 
     first_seen: datetime
@@ -62,6 +65,9 @@ class LastRuns:
     succeeded: datetime | None
     outcome: str | None
     failures: int
+    attempted: datetime | None = None
+    interrupted: bool = False
+    failed: datetime | None = None
 
     def clamped(self, now: datetime) -> LastRuns:
         """Return the same with no time later than ``now``: times written with a wrong clock must not delay a job."""
@@ -71,6 +77,8 @@ class LastRuns:
             started=_not_after(self.started, now),
             finished=_not_after(self.finished, now),
             succeeded=_not_after(self.succeeded, now),
+            attempted=_not_after(self.attempted, now),
+            failed=_not_after(self.failed, now),
         )
 
 
@@ -184,18 +192,19 @@ class History:
             ((now - keep).timestamp(), max_runs),
         )
 
-    def last(self, table: str, job: str, now: datetime) -> LastRuns:
-        """Return the last runs of a job on a table."""
+    def last(self, table: str, uri: str, job: str, now: datetime) -> LastRuns:
+        """Return the last runs of a job on a table; those of another table that had its name do not count."""
         rows = self._read(
-            'SELECT started, finished, outcome FROM runs WHERE "table"=? AND job=? AND outcome != ? '
+            'SELECT started, finished, outcome FROM runs WHERE "table"=? AND uri=? AND job=? AND outcome != ? '
             "ORDER BY started DESC, id DESC LIMIT 50",
-            (table, job, "running"),
+            (table, uri, job, "running"),
         )
         seen = self._read('SELECT first FROM seen WHERE "table"=? AND job=?', (table, job))
         succeeded = self._read(
-            'SELECT max(finished) AS at FROM runs WHERE "table"=? AND job=? AND outcome=?', (table, job, "succeeded")
+            'SELECT max(finished) AS at FROM runs WHERE "table"=? AND uri=? AND job=? AND outcome=?',
+            (table, uri, job, "succeeded"),
         )
-        failures = 0
+        failures, failed = 0, None
         for row in rows:
             if row["outcome"] not in FAILURES:
                 # A run that was stopped from outside is neither a success nor a failure of the job.
@@ -203,6 +212,7 @@ class History:
                     continue
                 break
             failures += 1
+            failed = failed or row["finished"]
         return LastRuns(
             first_seen=_when(seen[0]["first"]) or now if seen else now,
             started=next((_when(row["started"]) for row in rows if row["outcome"] not in INTERRUPTED), None),
@@ -210,6 +220,9 @@ class History:
             succeeded=_when(succeeded[0]["at"]) if succeeded else None,
             outcome=rows[0]["outcome"] if rows else None,
             failures=failures,
+            attempted=_when(rows[0]["started"]) if rows else None,
+            interrupted=bool(rows) and rows[0]["outcome"] in RESUMED,
+            failed=_when(failed),
         )
 
     def seconds_since(self, table: str, job: str, since: datetime) -> float:

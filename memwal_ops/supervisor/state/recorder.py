@@ -64,14 +64,14 @@ class RunRecorder:
         except HistoryError as error:
             self._log.error("history_not_written", error=str(error))
 
-    def last(self, table: str, job: str, now: datetime) -> LastRuns:
+    def last(self, table: str, uri: str, job: str, now: datetime) -> LastRuns:
         """Return the last runs of a job on a table, and record when the job was first seen."""
         try:
             self._history.record_first_seen(table, job, now)
         except HistoryError as error:
             self._log.error("history_not_written", error=str(error))
         try:
-            return self._history.last(table, job, now).clamped(now)
+            return self._history.last(table, uri, job, now).clamped(now)
         except HistoryError as error:
             self._log.error("history_not_read", error=str(error))
             return LastRuns(now, None, None, None, None, 0)

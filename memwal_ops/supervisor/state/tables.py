@@ -62,6 +62,7 @@ class Entry:
         renewed: when that was last renewed, monotonic; ``renew_at``: when to renew it next.
         other: the lease that another supervisor holds; ``other_since``: since when it has prevented a run.
         failures: consecutive failures.
+        attempted: when its last run began, however that ended.
         ended: when its last run in this process ended, monotonic.
         unproductive_backlog: the backlog that the last run could not reduce: it published nothing, or was blocked; its
             trigger fires again when the backlog has changed, or after some time.
@@ -90,6 +91,7 @@ class Entry:
     succeeded: datetime | None = None
     outcome: str | None = None
     failures: int = 0
+    attempted: datetime | None = None
     ended: float = float("-inf")
     unproductive_backlog: dict[str, float] | None = None
     unchanged_since: tuple[str, JobSettings] | None = None
@@ -107,6 +109,7 @@ class Entry:
             succeeded=last.succeeded,
             outcome=last.outcome,
             failures=last.failures,
+            attempted=last.attempted,
         )
 
     @property
@@ -122,7 +125,7 @@ class Entry:
         if self.not_before is not None:
             self.not_before -= by
         self.first_seen = min(self.first_seen, now)
-        for name in ("due", "started", "finished", "succeeded", "other_since"):
+        for name in ("due", "started", "finished", "succeeded", "attempted", "other_since"):
             when = getattr(self, name)
             setattr(self, name, None if when is None else min(when, now))
 

@@ -49,6 +49,7 @@ class PollRequest:
         history: also read the table's recent history, as the result's report.
         fingerprint: of an idle table, the fingerprint in an earlier result: if it is the same now, nothing else is
             read. Empty: there is none yet. None: the table is not idle, and no fingerprint is needed.
+        failing: the jobs whose last runs are read from their leases: others may have run them successfully.
     """
 
     id: int
@@ -57,6 +58,7 @@ class PollRequest:
     jobs: tuple[str, ...]
     history: bool = False
     fingerprint: str | None = None
+    failing: tuple[str, ...] = ()
     do: str = "poll"
 
 
@@ -72,6 +74,7 @@ class Result:
         remaining: of a run that published and was blocked: the job's backlog after it, which it cannot reduce.
         fingerprint: of a poll that asked for it: what the next one may compare; None if there is none.
         unchanged: the table has the fingerprint of the request, and no figures were read.
+        recorded: of a poll, the last runs in the leases of failing jobs: outcome, instance, finished.
     """
 
     id: int
@@ -89,6 +92,7 @@ class Result:
     version: int | None = None
     fingerprint: str | None = None
     unchanged: bool = False
+    recorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     type: str = "done"
 
 

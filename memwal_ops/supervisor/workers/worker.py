@@ -25,11 +25,13 @@ from memwal_ops.allocators import bound_allocators
 from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.figures import amount
 from memwal_ops.core.guard import LeaseGuard
-from memwal_ops.core.leases import check
+from memwal_ops.core.leases import check, read_lease
 from memwal_ops.core.registry import all_job_specs, open_table, skip_import_probe
 from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected_error
 from memwal_ops.core.table_history import history_document
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError
+from memwal_ops.storage.locations import resolve
+from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.workers.child_processes import (
     become_subreaper,
@@ -85,7 +87,7 @@ class Worker:
             self._send({"type": "began", "id": request["id"]})
             structlog.contextvars.bind_contextvars(job=request.get("job", "poll"), table=request["uri"])
             try:
-                result = _poll(request) if request["do"] == "poll" else self._run(request)
+                result = _polled(request) if request["do"] == "poll" else self._run(request)
             except MemwalOpsError as error:
                 result = _failed(request["id"], error)
             except BaseException as error:  # noqa: BLE001 - the service must get a result, whatever a job does
@@ -218,6 +220,23 @@ def _remaining(table: Table, spec: JobSpec, run: RunContext) -> Mapping[str, flo
     except MemwalOpsError:
         return None  # the next poll reports the error
     return figures
+
+
+def _polled(request: Mapping[str, Any]) -> Result:
+    result = _poll(request)
+    return replace(result, recorded=_recorded(request)) if request["failing"] else result
+
+
+def _recorded(request: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The last run of each failing job by its lease; none of those whose lease cannot be read."""
+    recorded: dict[str, dict[str, str]] = {}
+    for job in request["failing"]:
+        with suppress(MemwalOpsError):
+            lease = read_lease(open_store(resolve(request["uri"], request["storage_options"])), job)
+            if lease is not None and lease.last is not None:
+                finished = lease.last.finished.isoformat()
+                recorded[job] = {"outcome": lease.last.outcome, "instance": lease.last.instance, "finished": finished}
+    return recorded
 
 
 def _poll(request: Mapping[str, Any]) -> Result:

@@ -11,6 +11,7 @@ import pytest
 
 from memwal_ops.core import leases as module
 from memwal_ops.core.leases import (
+    BY_HAND,
     Holder,
     LastRun,
     Lease,
@@ -19,6 +20,7 @@ from memwal_ops.core.leases import (
     check,
     list_leases,
     read_lease,
+    record_by_hand,
     release,
     renew,
 )
@@ -341,3 +343,21 @@ def test_a_job_has_a_plain_name(store: Any, job: str) -> None:
     with pytest.raises(InvalidUsageError, match="is not a valid job name"):
         acquire(store, job, A)
     assert acquire(store, "a" * 40, A)[0] is not None
+
+
+def test_a_run_by_hand_is_recorded_where_a_supervisor_has_been(store: Any) -> None:
+    record_by_hand(store, "merge", "succeeded")
+    assert store.data == {}, "no lease was ever taken"
+    lease, _ = acquire(store, "merge", A)
+    assert lease is not None
+    record_by_hand(store, "merge", "succeeded")
+    check(store, lease)  # it is held: not touched
+    release(store, lease, "failed")
+    record_by_hand(store, "merge", "partial")
+    newest = read_lease(store, "merge")
+    assert newest is not None
+    assert (newest.last, newest.ended) == (LastRun("partial", newest.written, BY_HAND), "released")
+    again, before = acquire(store, "merge", B)
+    assert again is not None
+    assert before == newest
+    assert again.last == newest.last

@@ -97,17 +97,17 @@ def test_it_forgets_by_age(history: History) -> None:
 def test_what_is_known_of_a_job(history: History) -> None:
     history.record_first_seen("a", "merge", NOW)
     history.record_first_seen("a", "merge", NOW + MINUTE)
-    assert history.last("a", "merge", NOW + MINUTE).first_seen == NOW
+    assert history.last("a", "/a", "merge", NOW + MINUTE).first_seen == NOW
     for n, outcome in enumerate(["succeeded", "failed", "killed", "died", "stopped", "hung", "lost"]):
         add(history, outcome, at=NOW + n * MINUTE)
-    last = history.last("a", "merge", NOW)
+    last = history.last("a", "/a", "merge", NOW)
     assert last.failures == 3, "what others ended says nothing of the job"
     assert last.started == NOW + 5 * MINUTE
     assert last.succeeded == NOW + MINUTE
     assert last.outcome == "lost"
-    assert history.last("b", "merge", NOW).started is None
+    assert history.last("b", "/b", "merge", NOW).started is None
     add(history, "partial", at=NOW + 10 * MINUTE)
-    assert history.last("a", "merge", NOW).failures == 0
+    assert history.last("a", "/a", "merge", NOW).failures == 0
 
 
 def test_the_time_of_a_budget(history: History) -> None:

@@ -109,7 +109,7 @@ def test_backoff_doubles_from_the_third_failure_on() -> None:
     config = BackoffConfig()
     random_ = random.Random(1)
     waits = [wait_after(failures, config, random_) for failures in range(1, 12)]
-    assert waits[:2] == [NONE, NONE]
+    assert waits[:2] == [timedelta(minutes=1), timedelta(minutes=2)]
     bases = [timedelta(minutes=10) * 2**n for n in range(6)] + [timedelta(hours=6)] * 3
     for wait, base in zip(waits[2:], bases, strict=True):
         assert base <= wait <= base * 1.2
