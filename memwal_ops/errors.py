@@ -490,9 +490,9 @@ _RUNBOOKS: dict[int | str, str] = {
     for error_class in list(globals().values())
     if isinstance(error_class, type) and issubclass(error_class, MemwalOpsError)
     for key in (error_class.exit_code, error_class.reason)
-}
+} | {"disk_full": "runbooks/disk-full.md"}
 
 
-def runbook(error: int | str) -> str | None:
-    """The path of the page of an exit code or a reason, relative to the project's root; None if there is none."""
-    return _RUNBOOKS.get(error)
+def runbook(exit_code: int, reason: str | None = None) -> str | None:
+    """The path of the page of a reason, else of an exit code, relative to the project's root; None if there is none."""
+    return _RUNBOOKS.get(reason or "") or _RUNBOOKS.get(exit_code)

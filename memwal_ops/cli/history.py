@@ -93,7 +93,8 @@ def _errors(failed: list[dict[str, Any]]) -> list[str]:
     """Return each error of a table once, with its jobs and its runbook page."""
     jobs: dict[tuple[str, str], dict[str, None]] = {}
     for one in failed:
-        error, page = one["error"], runbook(one["exit_code"] or 0)
+        error = one["error"]
+        page = runbook(one["exit_code"] or 0, error["reason"])
         text = f"{error['message']} {error['remedy'] or ''} ({error['reason']}{f'; {page_path(page)}' if page else ''})"
         jobs.setdefault((one["table"], text), {})[one["job"]] = None
     shown = [*jobs.items()][:_SHOWN_ERRORS]

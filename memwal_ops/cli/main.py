@@ -108,10 +108,6 @@ def _report(error: MemwalOpsError, *, as_json: bool) -> None:
     message, remedy = (redact(text).replace("\n", "\n  ") for text in (str(error), error.remedy))
     echo(f"Error ({error.reason}, exit code {error.exit_code}): {message}", err=True)
     echo(f"  {remedy}", err=True)
-    _see(error.exit_code)
-
-
-def _see(exit_code: int) -> None:
-    page = runbook(exit_code)
+    page = runbook(error.exit_code, error.reason)
     if page is not None:
         echo(f"  See {page_path(page)}", err=True)

@@ -49,5 +49,10 @@ def page_path(page: str) -> str:
 def error_document(error: MemwalOpsError) -> dict[str, object]:
     """Return the document that every command prints with ``--json`` on failure; without secrets."""
     texts = {"message": redact(str(error)), "remedy": redact(error.remedy)}
-    fields = {"reason": error.reason, **texts, "exit_code": error.exit_code, "runbook": runbook(error.exit_code)}
+    fields = {
+        "reason": error.reason,
+        **texts,
+        "exit_code": error.exit_code,
+        "runbook": runbook(error.exit_code, error.reason),
+    }
     return {"error": fields}

@@ -77,6 +77,8 @@ _TRANSIENT_CODES = frozenset(
         "ConditionalRequestConflict",
     }
 )
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_INSUFFICIENT_STORAGE = 507
 _TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 _UNSUPPORTED_CODES = frozenset({"NotImplemented", "XNotImplemented"})
 # A SAS for objects only does not permit requests to the container, such as a batch.
@@ -201,6 +203,13 @@ def is_whole_request(exc: BaseException) -> bool:
     return _STATUS_IN_BATCH.search(text) is None and _status(exc, text) is not None
 
 
+class DiskFullError(StorageError):
+    """There is no space left: on the disk, in a quota, or in the store."""
+
+    reason = "disk_full"
+    remedy = "Free space as runbooks/disk-full.md explains, then run the command again; nothing was half-written."
+
+
 def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
     """The ``MemwalOpsError`` for an error of obstore, boto3 or pylance; raise it ``from exc``.
 
@@ -236,6 +245,8 @@ def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
 def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR0911 (one return per reason)
     text = str(exc)
     code, status = _code(exc, text), _status(exc, text)
+    if _os_error(exc, text) in _FULL or status == _INSUFFICIENT_STORAGE:
+        return DiskFullError
     if is_no_table(exc):
         return TableNotFoundError
     if _CATALOG_DOWN in text:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import StorageError
+from memwal_ops.storage.errors import DiskFullError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,8 +93,5 @@ def replace_file(folder: str, path: str, data: Iterable[bytes]) -> None:
 def io_error(error: OSError) -> StorageError:
     """Translate an error of the file system."""
     if error.errno in _FULL:
-        return StorageError(
-            f"The disk of the index folder is full: {error}.",
-            remedy="Free space and run it again; commits are complete, and nothing else became visible.",
-        )
+        return DiskFullError(f"The disk of the index folder is full: {error}.")
     return StorageError(f"The index folder cannot be read or written: {error}.")

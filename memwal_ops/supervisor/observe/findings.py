@@ -162,7 +162,7 @@ def _job_findings(
             yield finding(level, f"{what}.", _ask_history(file, table, name, " --failed"), _JOB_FAILING)
         elif table["error"] is None or table["error"]["reason"] != error["reason"]:
             why = f"{what}, last with {error['reason']}: {error['message']}"
-            page = runbook(error["exit_code"] or 0) or _JOB_FAILING
+            page = runbook(error["exit_code"] or 0, error["reason"]) or _JOB_FAILING
             yield finding(level, why, error["remedy"] or _ask_history(file, table, name, " --failed"), page)
         if job["consecutive_failures"]:
             return  # a failing job is late, too: not reported twice

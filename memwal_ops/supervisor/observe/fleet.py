@@ -200,7 +200,7 @@ def error_document(error: MemwalOpsError) -> ErrorDocument:
         "message": redact(str(error)),
         "remedy": redact(error.remedy),
         "exit_code": error.exit_code,
-        "runbook": runbook(error.exit_code),
+        "runbook": runbook(error.exit_code, error.reason),
     }
 
 

@@ -71,11 +71,11 @@ def log_fields(details: Mapping[str, Any]) -> dict[str, Any]:
     """
     entries = (details.get("report") or {}).get("blocked")
     blocked = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    why: dict[str, Any] = {"runbook": runbook(details.get("exit_code") or 0)}
+    fields = {name: details.get(name) for name in _WHY}
     if blocked:
-        first = {name: value for name, value in blocked[0].items() if isinstance(value, str | int)}
-        why = {**first, "blocked": len(blocked), "runbook": runbook(first.get("reason", "")) or why["runbook"]}
-    fields = {name: details.get(name) for name in _WHY} | why
+        fields |= {name: value for name, value in blocked[0].items() if isinstance(value, str | int)}
+        fields["blocked"] = len(blocked)
+    fields["runbook"] = runbook(details.get("exit_code") or 0, fields["reason"])
     always = {"decision": details.get("decision"), "error": details.get("error")}
     return always | {name: value for name, value in fields.items() if value is not None}
 

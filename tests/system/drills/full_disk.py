@@ -117,6 +117,7 @@ def main() -> None:
         free, _, refused, inspected = page.run("Look")
         assert "100%" in free
         assert "No space left on device" in refused
+        assert "See runbooks/disk-full.md" in refused
         assert "1 generation in 1 region" in inspected
         assert_same(table.read_spec(), table.expected())
         page.run("Free a little space first")

@@ -1,0 +1,61 @@
+"""Errors of stores and of the file system: which kind, and which page they lead to."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import pytest
+
+from memwal_ops.cli.printing import error_document
+from memwal_ops.errors import StorageError
+from memwal_ops.storage.errors import DiskFullError, translate
+from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, findings_of
+from memwal_ops.supervisor.state.outcomes import error_fields, log_fields
+from tests.support.fleet import fleet, status
+
+PAGE = "runbooks/disk-full.md"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/t.lance/_versions/1"),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        RuntimeError("LanceError(IO): Generic LocalFileSystem error: No space left on device (os error 28), io.rs:1:2"),
+        OSError("Generic S3 error: Server returned non-2xx status code: 507 Insufficient Storage: "),
+    ],
+    ids=["disk", "quota", "pylance", "store"],
+)
+def test_a_full_disk_leads_to_its_page(error: Exception) -> None:
+    found = translate(error, path="data/1.lance", action="write")
+    assert isinstance(found, DiskFullError)
+    assert (found.exit_code, found.reason) == (StorageError.exit_code, "disk_full")
+    document: Any = error_document(found)["error"]
+    assert document["runbook"] == PAGE
+    assert PAGE in document["remedy"]
+    assert log_fields(error_fields(found)).items() >= {"reason": "disk_full", "runbook": PAGE}.items()
+
+
+def test_any_other_failure_leads_to_the_page_of_its_exit_code() -> None:
+    found = translate(OSError(errno.EIO, os.strerror(errno.EIO)), path="data/1.lance", action="write")
+    document: Any = error_document(found)["error"]
+    assert (document["reason"], document["runbook"]) == ("storage", "runbooks/errors/20-storage.md")
+
+
+def test_the_finding_of_a_job_that_failed_on_a_full_disk() -> None:
+    table = next(table for table in status(fleet(20))["tables"] if table["name"] == "sessions")
+    full = DiskFullError("Cannot write 'data/1.lance'.")
+
+    class Errors:
+        def last_error(self, uri: str, job: str) -> dict[str, Any]:
+            del uri, job
+            return {"reason": full.reason, "message": str(full), "remedy": full.remedy, "exit_code": full.exit_code}
+
+        def part_of(self, uri: str, blocked: Any) -> tuple[str, str]:
+            raise AssertionError((uri, blocked))
+
+    document = {"error": None, "blocked": [], **table}
+    found = [one for one in findings_of(document, Errors(), DEFAULT_LIMITS, "") if "failed" in one["what"]]
+    assert [one["runbook"] for one in found] == [PAGE]
