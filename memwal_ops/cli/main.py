@@ -17,6 +17,7 @@ from memwal_ops import log as logging_setup
 from memwal_ops.cli import process
 from memwal_ops.cli.commands import Commands
 from memwal_ops.cli.printing import echo, echo_json, error_document, page_path
+from memwal_ops.cli.suggestions import suggestion
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, runbook
 from memwal_ops.storage.redaction import redact
 from memwal_ops.version import __version__
@@ -95,10 +96,14 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage(error: click.ClickException) -> InvalidUsageError:
-    """Convert click's error to an InvalidUsageError; the remedy refers to the help of the command."""
-    context = error.ctx if isinstance(error, click.UsageError) else None
+    """Convert click's error to an InvalidUsageError; the remedy has what to give instead, or names the help."""
+    context, instead = None, None
+    message = error.format_message()
+    if isinstance(error, click.UsageError):
+        context, instead = error.ctx, suggestion(error)
+        message = error.message if instead else message  # without click's own suggestions
     path = context.command_path if context is not None else "memwal-ops"
-    return InvalidUsageError(" ".join(error.format_message().split()), remedy=f"See {path} --help.")
+    return InvalidUsageError(" ".join(message.split()), remedy=instead or f"See {path} --help.")
 
 
 def _report(error: MemwalOpsError, *, as_json: bool) -> None:

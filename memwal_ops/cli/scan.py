@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import click
 from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
-from memwal_ops.core.registry import short_name
+from memwal_ops.core.registry import format_of_folder, short_name
 from memwal_ops.core.scan import Scanned, scan_table, tables_of_database
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, TableNotFoundError
 from memwal_ops.storage.catalogs import Catalog, is_catalog, is_secret_property
@@ -59,7 +60,9 @@ def scan(
     else:
         tables, entries, nothing = list(uris), [], ""
     if not tables:
-        raise TableNotFoundError(nothing)
+        is_table = database is not None and format_of_folder(database) is not None
+        remedy = f"It is a table itself: memwal-ops scan {shlex.quote(str(database))}" if is_table else None
+        raise TableNotFoundError(nothing, remedy=remedy)
     scanned = [_scan(uri, storage_options) for uri in tables]
     opened = [one for one in scanned if one.revision is not None]
     entries = entries or [f"uri: {_quoted(_absolute(one.uri))}" for one in opened]
@@ -86,7 +89,9 @@ def _describe(scanned: Sequence[Scanned], configuration: str) -> str:
     needy = sum(bool(one.needs) for one in scanned)
     freed = sum(need.frees for one in scanned for need in one.needs)
     needs = "needs" if needy == 1 else "need"
-    parts = [f"{counted(len(scanned), 'table')}, {needy:,} {needs} something; {size_text(freed)} would be freed now."]
+    opened = sum(one.revision is not None for one in scanned)
+    head = f"{counted(opened, 'table')}, {needy:,} {needs} something; {size_text(freed)} would be freed now."
+    parts = [head] if opened else []
     if rows:
         headings = ("table", "job", "it would", "rows", "frees")
         parts.append(grid(headings, rows, words=headings[:3]))

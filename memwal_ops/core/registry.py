@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import entry_points
@@ -15,7 +17,13 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.job import POOLS, UNITS, JobSpec
 from memwal_ops.core.options import Options, describe
-from memwal_ops.errors import InvalidUsageError, JobPluginError, NotALanceTableError, TableNotFoundError
+from memwal_ops.errors import (
+    InvalidUsageError,
+    JobPluginError,
+    MemwalOpsError,
+    NotALanceTableError,
+    TableNotFoundError,
+)
 from memwal_ops.import_probe import import_faults
 from memwal_ops.text import counted
 
@@ -194,15 +202,29 @@ def locate(
         if table_format.detect(root):
             return table_format, location, store
     if not root.objects and not root.directories and not os.path.isfile(location.uri):
-        raise TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.")
+        near = _with_suffix(location.uri, storage_options)
+        remedy = None if near is None else f"Did you mean {near}?"
+        raise TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.", remedy=remedy)
     suffix = DATABASE_TABLES.removeprefix("*")
     if tables := sum(name.endswith(suffix) for name in root.directories):
         raise NotALanceTableError(
             f"{location.uri} is not a table, but a folder with {counted(tables, 'table')} NAME{suffix}.",
-            remedy="Give one of them; memwal-ops scan --database URI lists what they need.",
+            remedy=f"Give one of them; memwal-ops scan --database {shlex.quote(location.uri)} lists what they need.",
         )
     known = ", ".join(formats())
     raise NotALanceTableError(f"No table found at {location.uri}: the objects there are of no known format ({known}).")
+
+
+def _with_suffix(uri: str, storage_options: Mapping[str, str] | None) -> str | None:
+    """The URI with the conventional suffix of a format, if there is something; None also if the store fails."""
+    from memwal_ops.storage.locations import resolve  # noqa: PLC0415
+    from memwal_ops.storage.objects import is_empty, open_store  # noqa: PLC0415
+
+    for suffix in (table_format.suffix for table_format in formats().values()):
+        with suppress(MemwalOpsError):
+            if suffix and not is_empty(open_store(resolve(f"{uri}{suffix}", storage_options))):
+                return f"{uri}{suffix}"
+    return None
 
 
 def open_sink(uri: str, source_location: Location, guard: CommitGuard, *, source: str) -> tuple[Location, RowSink]:

@@ -312,7 +312,7 @@ def test_a_blocked_merge_runs_once(tmp_path: Path) -> None:
     with service(config) as running:
         until(lambda: [run for run in running.runs() if run["outcome"] == "partial"])
         began = running.runs()[0]["finished"]
-        until(lambda: running.get("/api/v1/status")["tables"][0]["looked_at"] > began)
+        until(lambda: (running.get("/api/v1/status")["tables"][0]["looked_at"] or "") > began)
         seen: set[str] = set()
         until(lambda: seen.add(running.get("/api/v1/status")["tables"][0]["looked_at"]) or len(seen) >= 4)
         (run,) = running.runs()
