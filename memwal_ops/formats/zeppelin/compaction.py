@@ -41,9 +41,6 @@ from memwal_ops.formats.zeppelin.ulid import new_ulid
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
 from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef, timestamp
 from memwal_ops.formats.zeppelin.wire.segment import (
-    CENTROIDS,
-    attributes_name,
-    cluster_name,
     decode_attributes,
     decode_cluster,
     encode_attributes,
@@ -359,11 +356,13 @@ class Compaction:
         yield writer
 
     def _stage(self, writer: SegmentWriter) -> None:
-        """Publish the names of the objects being written: a server's gc keeps them while this run's lease is valid."""
+        """Publish the names of the objects being written: a server's gc keeps them while this run's lease is valid.
+
+        All of them: otherwise, in a pass longer than the server's horizon, the manifest would list deleted ones.
+        """
         namespace, token = self._inputs.table.manifest.namespace, self._inputs.table.manifest.token
-        clusters = range(len(writer.centroids))
-        names = [CENTROIDS, *map(cluster_name, clusters), *map(attributes_name, clusters)]
-        document = {"fencing_token": token, "keys": [f"{namespace}/{writer.segment.prefix}{name}" for name in names]}
+        keys = [f"{namespace}/{writer.segment.prefix}{name}" for name in writer.names]
+        document = {"fencing_token": token, "keys": keys}
         self._store.put(staging_path(token), json.dumps(document, indent=2).encode())
 
     def _finish(self, writer: SegmentWriter, training: Training) -> None:

@@ -169,6 +169,18 @@ class SegmentWriter:
     paths: list[str] = field(default_factory=list)
     _waiting: list[tuple[str, bytes]] = field(default_factory=list)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all objects that it writes, below the segment's prefix."""
+        each: list[Callable[[int], str]] = [cluster_name, attributes_name]
+        each += [bitmap_name] if self.segment.bitmap_fields else []
+        each += [text_name] if self.segment.fts_fields else []
+        whole = [CENTROIDS]
+        if self.quantizer is not None:
+            each.append(self.quantizer.cluster_name)
+            whole.append(self.quantizer.artifact()[0])
+        return [*whole, *(name(number) for name in each for number in range(len(self.centroids)))]
+
     def add(self, rows: Rows) -> None:
         """Write the next cluster, in the order of the centroids."""
         number, dimensions = len(self.sizes), self.centroids.shape[1]

@@ -32,13 +32,17 @@ class ScalarQuantizer:
         pairs = np.stack([self.least, self.most], axis=1).astype("<f4")
         return CALIBRATION, struct.pack("<I", len(pairs)) + pairs.tobytes()
 
+    def cluster_name(self, number: int) -> str:
+        """The name of a cluster's codes."""
+        return f"sq_cluster_{number}.bin"
+
     def cluster(self, number: int, ids: Sequence[str], vectors: Matrix) -> tuple[str, bytes]:
         """Name and bytes of a cluster's codes."""
         span = self.most - self.least
         flat = span < np.finfo(np.float32).eps
         scale = np.where(flat, 0, 255 / np.where(flat, 1, span)).astype(np.float32)
         codes = np.clip((vectors - self.least) * scale, 0, 255).astype(np.uint8)
-        return f"sq_cluster_{number}.bin", _coded(ids, codes, vectors.shape[1])
+        return self.cluster_name(number), _coded(ids, codes, vectors.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +55,10 @@ class ProductQuantizer:
         """Name and bytes of the segment's quantizer object."""
         return CODEBOOK, struct.pack("<III", *self.codebook.shape) + self.codebook.astype("<f4").tobytes()
 
+    def cluster_name(self, number: int) -> str:
+        """The name of a cluster's codes."""
+        return f"pq_cluster_{number}.bin"
+
     def cluster(self, number: int, ids: Sequence[str], vectors: Matrix) -> tuple[str, bytes]:
         """Name and bytes of a cluster's codes."""
         parts, _, width = self.codebook.shape
@@ -59,7 +67,7 @@ class ProductQuantizer:
             slices = vectors[:, part * width : (part + 1) * width]
             distances = (book**2).sum(axis=1) - 2 * (slices @ book.T)
             codes[:, part] = distances.argmin(axis=1)
-        return f"pq_cluster_{number}.bin", _coded(ids, codes, parts)
+        return self.cluster_name(number), _coded(ids, codes, parts)
 
 
 Quantizer = ScalarQuantizer | ProductQuantizer

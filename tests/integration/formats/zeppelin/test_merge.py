@@ -251,3 +251,23 @@ def test_the_supervisor_compacts_every_30_seconds_by_default() -> None:
 
     assert MERGE.every == timedelta(seconds=30)
     assert MERGE.enabled
+
+
+@pytest.mark.parametrize("quantization", ["none", "scalar", "product"])
+def test_a_server_is_told_all_objects_that_are_being_written(tmp_path: Path, quantization: str) -> None:
+    """Its gc deletes what no manifest and no staging record lists, after a horizon that a long pass exceeds."""
+    made = NamespaceUnderTest(str(tmp_path / "ns"), "native")
+    made.write()
+    staged: list[str] = []
+
+    class Staging(StoreWrapper):
+        def put(self, path: str, data: bytes) -> None:
+            if path.startswith("_staging/"):
+                staged.extend(json.loads(data)["keys"])
+            super().put(path, data)
+
+    table = opened(made)
+    options = replace(FAST, clusters=2, bitmap_field=("color",), fts_field=("color",), quantization=quantization)
+    assert merge.apply(replace(table, store=Staging(table.store)), options).decision == "merged"
+    written = {f"ns/{path.relative_to(made.uri)}" for path in Path(made.uri, "segments").rglob("*.bin")}
+    assert written == {*staged}
