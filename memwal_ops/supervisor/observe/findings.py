@@ -154,6 +154,12 @@ def _inspect(table: Mapping[str, Any]) -> str:
 def _job_findings(
     table: Mapping[str, Any], name: str, job: Mapping[str, Any], errors: RunErrors, file: str
 ) -> Iterator[Finding]:
+    failed = errors.last_error(table["name"], name) if job["last_outcome"] == "partial" else None
+    if failed is not None:
+        why = f"{name} left a part undone: {failed['reason']}. {failed['message']}"
+        page = runbook(failed["exit_code"] or 0) or _JOB_FAILING
+        yield finding(WARNING, why, failed["remedy"] or _ask_history(file, table, name, " --failed"), page)
+        return  # until that is done it does not succeed, and is late: not reported twice
     for level, what in job_findings(name, job):
         error = errors.last_error(table["uri"], name) if job["consecutive_failures"] else None
         if not job["consecutive_failures"]:

@@ -35,7 +35,17 @@ def classify_result(entry: Entry, result: Mapping[str, Any]) -> tuple[str, dict[
             "error": result["message"],
             "remedy": result["remedy"],
         }
+        failed = _failed_part(result["report"] or {}) if outcome == "partial" else None
+        if failed is not None:
+            details |= {"reason": str(failed["reason"]), "error": str(failed.get("detail"))}
     return outcome, details | {name: result[name] for name in _RESULT_COLUMNS}
+
+
+def _failed_part(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the first ``error`` in the lists of a report, of an index for example; None: no entry has one."""
+    lists = [entries for entries in report.values() if isinstance(entries, list)]
+    errors = (entry.get("error") for entries in lists for entry in entries if isinstance(entry, dict))
+    return next((error for error in errors if isinstance(error, dict) and error.get("reason")), None)
 
 
 def classify_exit(entry: Entry, pid: int, status: int | None, memory: int | None) -> tuple[str, dict[str, Any]]:
