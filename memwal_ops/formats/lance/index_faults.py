@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from lance.file import LanceFileReader
 
+from memwal_ops.core.export import exported_store
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.base_indexes import BaseIndex, base_indexes, covered_by
 from memwal_ops.formats.lance.codebook import index_folder
@@ -206,6 +207,8 @@ def _stale(table: Table, index: BaseIndex) -> IndexFault | None:
     claimed = index.covered & live
     if not claimed:
         return None
+    if exported_store(table) is not None:
+        return None  # without the index's files
     try:
         named = frozenset[int]().union(*(_fragments_in(table, index, entry) for entry in index.segments))
     except MemwalOpsError as error:
@@ -232,6 +235,8 @@ def _sampled(table: Table, index: BaseIndex) -> IndexFault | None:
     field = next((one for one in table.manifest.manifest.fields if one.id == column), None)
     if more or field is None or field.parent_id >= 0 or not can_find_addresses(table, field.name):
         return None
+    if exported_store(table) is not None:
+        return None  # without rows
     return table.sampled_fault(field.name, index.segments)
 
 

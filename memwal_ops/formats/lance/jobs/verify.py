@@ -114,7 +114,7 @@ class _Verification:
         regions = backlog_.regions
         self._add("progress", lambda: check_progress(table, regions))
         self._add("catch-up entries", lambda: check_catchup(table))
-        if self.export is None and not self.findings.counts["base_file"]:  # with files missing, rows cannot be read
+        if not self.findings.counts["base_file"]:  # with files missing, rows cannot be read
             self._add("rows of indexes", lambda: check_rows_of_indexes(table))
         self._add("region snapshot", lambda: check_snapshot(table, regions))
         self._add("leases and holds", lambda: check_own_files(table))

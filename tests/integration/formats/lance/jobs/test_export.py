@@ -26,6 +26,7 @@ from tests.support.s3_server import options_for
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
 from tests.support.tables.layouts import LAYOUTS
+from tests.support.tables.stale_indexes import compact_and_leave
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -318,3 +319,18 @@ def test_other_formats_have_none(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert outcome.code == 2
     assert "lm_diskann" in outcome.err
     assert not (tmp_path / "v.zip").exists()
+
+
+@pytest.mark.parametrize("kind", ["BTREE", "ZONEMAP"])
+def test_indexes_that_lack_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str) -> None:
+    """The file has neither rows nor the files of indexes: what the versions show is reported, and no more."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": range(100)}), uri, max_rows_per_file=50, enable_stable_row_ids=True)
+    lance.dataset(uri).create_scalar_index("id", kind, name="by_id")
+    compact_and_leave(uri, "by_id")
+    file = exported(capfd, uri, tmp_path / "t.zip")
+    [shown] = run_here(capfd, "inspect", "--from", file, "--json").document["indexes"]
+    found = run_here(capfd, "verify", "--from", file, "--json").document
+    severities = [one["severity"] for one in found["findings"] if one["check"] == "index_rows"]
+    assert "rows of indexes" in found["skipped"]
+    assert (shown["problem"] is None, severities) == ((False, ["warning"]) if kind == "BTREE" else (True, []))
