@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.base_indexes import BaseIndex, base_indexes, coverage
+from memwal_ops.formats.lance.index_faults import fault_of
 from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
@@ -42,13 +43,17 @@ def covered_generations(table: Table) -> dict[str, dict[UUID, int]]:
     """Per base index and region the generation up to which a query by that index needs no generation (S0-184, S0-188).
 
     The lower of the generation by its fragments and by ``index_catchup``, if that has an entry: a
-    reader that uses the list would read the generation.
+    reader that uses the list would read the generation. None of an index that lacks rows which it claims to cover.
     """
     merged = table.index.merged_generations
     if not merged:
         return {name: {} for name in base_indexes(table)}
     generations: dict[str, dict[UUID, int]] = {}
     for name, index in base_indexes(table).items():
+        fault = fault_of(table, index)
+        if fault is not None and fault.proven:
+            generations[name] = dict.fromkeys(merged, 0)
+            continue
         uncovered = coverage(index.covered, table.manifest).uncovered
         reached = dict(merged) if not uncovered else _at_most(_progress_covered(table, index.covered) or {}, merged)
         recorded = table.index.index_catchup.get(name)

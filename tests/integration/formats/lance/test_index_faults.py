@@ -5,6 +5,7 @@ The merges of all engines beside such an index are in jobs/test_odd_data.py.
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -16,6 +17,7 @@ from memwal_ops.core.scan import scan_table
 from memwal_ops.errors import IndexesBehindError
 from memwal_ops.formats.lance import index_faults
 from memwal_ops.formats.lance.base_indexes import base_indexes
+from memwal_ops.formats.lance.catchup_entries import covered_generations
 from memwal_ops.formats.lance.engines.locate import is_indexed
 from memwal_ops.formats.lance.index_faults import checked_fault, fault_of
 from memwal_ops.formats.lance.wire.fragment_bitmap import encode_fragment_bitmap
@@ -109,6 +111,22 @@ def test_a_reader_finds_rows_that_the_index_lacks(tmp_path: Path) -> None:
     reader = read(uri)
     assert reader.get([3, 7, 8]).to_pydict()["v"] == [7, 8]
     assert reader.scan(filter="id = 7").to_table().num_rows == 1
+
+
+@pytest.mark.parametrize("kind", ["BTREE", "ZONEMAP"])
+def test_it_covers_no_generation(tmp_path: Path, kind: str) -> None:
+    """For gc: "every index covers it" is not met before the index is built anew."""
+    uri = make(tmp_path, kind, memwal=True)
+    region = uuid.UUID(int=7, version=4)
+    with lance.dataset(uri).mem_wal_writer(str(region)) as writer:
+        writer.put(rows(ROWS, ROWS + 5))
+    for job in ("merge", "catchup"):
+        run_job(uri, job)
+    assert covered_generations(table_at(uri)) == {"by_id": {region: 1}}
+    compact_and_leave(uri, "by_id", release=lance.__version__)
+    assert covered_generations(table_at(uri)) == {"by_id": {region: 0}}
+    run_job(uri, "catchup")
+    assert covered_generations(table_at(uri)) == {"by_id": {region: 1}}
 
 
 def test_an_older_writer_since_the_index_has_its_version(tmp_path: Path) -> None:
