@@ -450,7 +450,7 @@ class BusyError(MemwalOpsError):
 
     exit_code = 57
     reason = "busy"
-    remedy = "Run it again when the holder is done or its lock has expired; nothing was changed."
+    remedy = "Run it again when the holder is done or its lock has expired."
 
 
 class ExtraMissingError(MemwalOpsError):
@@ -458,7 +458,7 @@ class ExtraMissingError(MemwalOpsError):
 
     exit_code = 58
     reason = "extra_missing"
-    remedy = "Install the extra that the message names; nothing was changed."
+    remedy = "Install the extra that the message names."
 
 
 class FragmentMissingError(MemwalOpsError):

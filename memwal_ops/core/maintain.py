@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.options import OptionError, Options, duration, flag
+from memwal_ops.core.published import recording
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import LeaseLostError, MemwalOpsError
 from memwal_ops.text import paragraph
@@ -209,7 +210,8 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
                 table = table.newest()
             act = options.apply if spec.deletes else not options.dry_run
             step_options = getattr(options, spec.name, None) or spec.options()
-            report = (spec.job.apply if act else spec.job.plan)(table, step_options, step_context)
+            with recording(step_context.revisions):
+                report = (spec.job.apply if act else spec.job.plan)(table, step_options, step_context)
             if act:
                 context.record(table.store, spec.name, report)
         except LeaseLostError:

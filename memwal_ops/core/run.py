@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.options import OptionError, Options, describe
 from memwal_ops.core.protocols import ExplainsJobs
+from memwal_ops.core.published import recording
 from memwal_ops.core.registry import open_table, package_of
 from memwal_ops.errors import InvalidUsageError, JobPluginError, MemwalOpsError
 from memwal_ops.log import get_logger
@@ -72,7 +73,8 @@ def run_job(
         context = context or RunContext()
         if not acts or spec.reads_only:
             return spec.job.plan(opened, chosen, context)
-        report = spec.job.apply(opened, chosen, context)
+        with recording(context.revisions):
+            report = spec.job.apply(opened, chosen, context)
         context.record(opened.store, spec.name, report)
         return report
 

@@ -180,7 +180,7 @@ def _no_transaction_file(table: Table, name: str) -> MemwalOpsError:
         )
     return StorageError(
         f"Index {name} of {uri} was built, but the transaction file that describes it could not be written.",
-        remedy="Check whether the disk or the bucket's quota is full (runbooks/disk-full.md); nothing was published.",
+        remedy="Check whether the disk or the bucket's quota is full (runbooks/disk-full.md), and run it again.",
     )
 
 

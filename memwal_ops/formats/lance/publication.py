@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.anchors import Anchor, delete_proven
+from memwal_ops.core.published import record
 from memwal_ops.errors import (
     CommitStateUnknownError,
     InvalidFormatError,
@@ -207,6 +208,7 @@ def publish(table: Table, data: bytes, version: int) -> None:
             published = stored == data
     if not published:
         raise lost(table, version)
+    record(version)
 
 
 def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | None:

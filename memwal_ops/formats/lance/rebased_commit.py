@@ -16,6 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from lance.dataset import Index, IndexFile
 from lance.lance import Bitmap
 
+from memwal_ops.core.published import record
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lance.auto_cleanup import refuse_auto_cleanup
 from memwal_ops.formats.lance.datasets import lance_options, open_dataset
@@ -96,7 +97,8 @@ def _commit(table: Table, operation: lance.LanceOperation.CreateIndex, note: Com
         read_version=table.version, operation=operation, transaction_properties=note.properties()
     )
     with lance_errors("commit an index of", table.location.uri):
-        lance.LanceDataset.commit(table.location.uri, transaction, storage_options=lance_options(table.location))
+        options = lance_options(table.location)
+        record(int(lance.LanceDataset.commit(table.location.uri, transaction, storage_options=options).version))
 
 
 def lacks_columns(table: Table, index: BaseIndex) -> bool:
@@ -112,7 +114,9 @@ def drop_index(table: Table, name: str) -> Table:
     """Drop an index whose column is gone; return the newest version."""
     _check_commit(table)
     with lance_errors("drop an index of", table.location.uri):
-        open_dataset(table.location, version=table.version).drop_index(name)
+        dataset = open_dataset(table.location, version=table.version)
+        dataset.drop_index(name)
+        record(int(dataset.version))
     get_logger(__name__).warning("index_without_column_dropped", table=table.location.uri, index=name)
     return table.newest()
 

@@ -52,7 +52,7 @@ _COSINE_HALF = 0.5
 class IdsExhaustedError(UnsupportedFeatureError):
     """All node ids are used up; they are never reused."""
 
-    remedy = "Build a new index from the existing rows; nothing was changed."
+    remedy = "Build a new index from the existing rows."
 
 
 def create(

@@ -34,7 +34,7 @@ class WriterLock:
             raise IndexBusyError(
                 f"Another writer or job has {folder} (process {holder}); waited {wait:g} s for it.",
                 remedy=f"Run it again when process {holder} is done; if it is suspended, continue it "
-                f"(kill -CONT {holder}) or end it. Nothing was changed.",
+                f"(kill -CONT {holder}) or end it.",
             )
 
     def release(self) -> None:

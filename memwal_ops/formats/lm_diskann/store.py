@@ -139,12 +139,12 @@ class Store:
         if self._process != os.getpid():
             raise InvalidUsageError(
                 f"{self.path} was opened by another process, from which this one was forked.",
-                remedy="Open the index in the process that changes it; nothing was changed.",
+                remedy="Open the index in the process that changes it.",
             )
         if not self._is_own:
             raise TableReplacedError(
                 f"{self.path} is not the file that was opened: the folder was moved or removed.",
-                remedy="Close the index, and open the folder again; nothing was changed.",
+                remedy="Close the index, and open the folder again.",
             )
 
     @contextmanager
@@ -173,7 +173,7 @@ class Store:
         if uuid != str(self._uuid):
             raise TableCorruptError(
                 f"{self.path} is the store of index {uuid}; metadata.lmd in the folder is of {self._uuid}.",
-                remedy="Restore the store that belongs to the folder; nothing was changed.",
+                remedy="Restore the store that belongs to the folder.",
             )
         return State.checked(values, f"lmd_metadata in {self.path}")
 

@@ -386,7 +386,7 @@ class Transaction:
         # Including nodes that were added and removed in this transaction: their blocks must be reclaimed.
         removed = np.array(sorted(self._removed), U8)
         if any(abs(sign) > 1 for sign in self._events.values()):
-            raise InvariantViolatedError("A backlink was added or dropped twice; nothing was committed.")
+            raise InvariantViolatedError("A backlink was added or dropped twice; this transaction was not committed.")
         pairs = {sign: [key for key, one in self._events.items() if one == sign] for sign in (1, -1)}
         state = replace(
             self.store.state, epoch=self.epoch, next_node_id=self.next_node, slot_count=self.slots.count,

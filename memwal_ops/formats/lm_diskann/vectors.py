@@ -53,7 +53,7 @@ def stored(parameters: Parameters, given: ArrayLike, *, one: bool = False) -> ND
         rule = "above 0: a zero has no direction" if parameters.metric == "cosine" else f"at most {MAX_LENGTH:g}"
         raise InvalidUsageError(
             f"Vector {bad[0]} of {len(vectors)} has the length {found[bad[0]]:g}, which must be finite and {rule}. "
-            "Leave it out, or scale all vectors. Nothing was changed."
+            "Leave it out, or scale all vectors."
         )
     return (vectors / found[:, None]).astype(np.float32) if parameters.metric == "cosine" else vectors
 

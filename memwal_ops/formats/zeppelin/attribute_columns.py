@@ -122,7 +122,7 @@ class Columns:
                 raise InvalidUsageError(
                     f"The attribute {name!r} has new values that its column {by_attribute[name].name} of type "
                     f"{by_attribute[name].type} cannot store.",
-                    remedy="Migrate to a new target: its column types are chosen from all values. Nothing was changed.",
+                    remedy="Migrate to a new target: its column types are chosen from all values.",
                 )
         return Columns(pa.schema(fields))
 

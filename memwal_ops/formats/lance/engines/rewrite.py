@@ -161,7 +161,7 @@ def write_winners(
     written = sum(fragment.physical_rows for fragment in fragments)
     wanted = sum(int(mask.sum()) for mask in upserts)
     if written != wanted:
-        raise InvariantViolatedError(f"{written} rows were written for {wanted} winners; nothing was published.")
+        raise InvariantViolatedError(f"{written} rows written for {wanted} winners; this pass was not published.")
     return fragments
 
 

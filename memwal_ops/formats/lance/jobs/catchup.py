@@ -168,8 +168,6 @@ def catch_up(
     decision = _decide(reports)
     context.figures["conflicts"] += run.retry.conflicts
     context.figures["indexes_updated"] += sum(report.decision == "updated" for report in reports)
-    if decision is CatchupDecision.CAUGHT_UP:
-        context.revisions.append(run.table.version)
     return CatchupReport(
         decision=decision,
         run_id=run.note.run_id,
@@ -456,7 +454,7 @@ def _check(
         old, new = (sorted(codebook.partitions for codebook in codebooks) for codebooks in (before, after))
         raise CodebookChangedError(
             f"pylance changed the codebook of index {index.name} (partitions before {old}, after {new}); "
-            "the build was not published, and the table is unchanged."
+            "that build was not published."
         )
 
 

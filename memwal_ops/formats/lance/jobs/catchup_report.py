@@ -178,7 +178,7 @@ def _headline(report: CatchupReport) -> str:
             noted = f", {counted(recorded, 'index', 'indexes')} recorded as caught up" if recorded else ""
             return f"caught_up: {updated} updated{noted}, version {report.version}, {report.seconds:.2f} s."
         case "unchanged":
-            return "unchanged: all indexes were caught up; nothing was committed."
+            return "unchanged: all indexes were caught up, and none was updated."
         case "no_indexes":
             return "no_indexes: the base table has no index."
         case "dry_run":

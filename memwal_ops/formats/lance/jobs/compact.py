@@ -20,6 +20,7 @@ from lance.optimize import Compaction
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.published import record
 from memwal_ops.errors import (
     IndexesBehindError,
     MemwalOpsError,
@@ -121,6 +122,7 @@ class _Attempt:
         refuse_missing_files(table, [f"{DATA_FOLDER}/{file.path}" for file in written if file.base_id is None])
         with lance_errors("commit the compaction of", uri):
             Compaction.commit(dataset, self.results, options)
+        record(int(dataset.version))
         return int(dataset.version)
 
     def landed_as(self, newest: Table) -> int | None:
@@ -238,7 +240,9 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
         except (CommitLostError, StorageError, TableNotFoundError) as error:
             newest = table.newest()
             version = attempt.landed_as(newest)
-            if version is None:
+            if version is not None:
+                record(version)
+            else:
                 newest = _conflict(retry, table, newest, error)
                 if retry.consecutive >= _CONFLICTS_UNTIL_SKIPPED:
                     busy |= limit & _changed(table, newest)
@@ -261,8 +265,6 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
         get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)
     context.figures["conflicts"] += retry.conflicts
     context.figures["bytes_compacted"] += done.bytes
-    if done.removed:
-        context.revisions.append(table.version)
     return CompactReport(
         decision=CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED,
         run_id=note.run_id,
@@ -358,7 +360,7 @@ def _refuse_broken_indexes(table: Table) -> None:
         except StorageError as error:
             raise IndexesBehindError(
                 f"Index {name} cannot be opened, and a compaction would make pylance drop its coverage: {error}",
-                remedy="Nothing was changed. See runbooks/index-behind.md, then run it again.",
+                remedy="See runbooks/index-behind.md, then run it again.",
             ) from error
 
 

@@ -287,7 +287,6 @@ def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
         )
     run.context.figures["rows_merged"] += winners.rows_read
     run.context.figures["bytes_merged"] += run.passes[-1].bytes_read
-    run.context.revisions.append(version)
     get_logger(__name__).info("pass_merged", table=table.location.uri, version=version, rows=winners.num_upserts)
 
 

@@ -284,7 +284,6 @@ def _record(result: PassResult, context: RunContext) -> None:
     context.figures["rows_merged"] += result.rows_read
     for phase, seconds in result.phases.items():
         context.add_phase_seconds(phase, seconds)
-    context.revisions.append(result.version)
 
 
 def _wanted(table: Table, options: MergeOptions) -> tuple[UUID, ...] | None:

@@ -130,7 +130,6 @@ def apply(table: Table, options: MigrateOptions, context: RunContext | None = No
             done, kept = _migrate(keyed, options, note)
             context.figures["conflicts"] += retry.conflicts
             newest = retry.landed(table)
-            context.revisions.append(newest.version)
             return MigrateReport.of(
                 MigrateDecision.MIGRATED, newest, options, note, started, done, restored=restored, kept=kept.path
             )

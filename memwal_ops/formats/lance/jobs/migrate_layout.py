@@ -128,7 +128,7 @@ def apply(table: Table, target: Layout, options: MigrateOptions, context: RunCon
             decision = done if changed else MigrateDecision.NOTHING_TO_MIGRATE
             return run.report(decision, table, tuple(handled.values()))
         try:
-            context.revisions.append(_publish(table, target, run))
+            _publish(table, target, run)
         except CommitLostError as error:
             table = retry.conflict(table, error)
             context.figures["conflicts"] += 1

@@ -189,8 +189,6 @@ def take(
             table = retry.landed(table)
             break
     context.figures["conflicts"] += retry.conflicts
-    if decision is SnapshotDecision.BUILT:
-        context.revisions.append(table.version)
     return SnapshotReport(
         decision=decision,
         run_id=note.run_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.published import record
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.checks.rows import check_keys
 from memwal_ops.formats.lance.datasets import open_dataset
@@ -40,7 +41,7 @@ def check_primary_key(table: Table, columns: Sequence[str]) -> bool:
     for fault in check_keys(table, columns):
         raise DuplicateKeysError(
             f"{', '.join(columns)} cannot be the primary key of {uri}: {fault.evidence}",
-            remedy="Remove these rows, or choose other columns; nothing was changed.",
+            remedy="Remove these rows, or choose other columns.",
         )
     return True
 
@@ -68,8 +69,10 @@ def _mark(table: Table, columns: Sequence[str]) -> None:
         if nullable:
             changes: list[Any] = [{"path": name, "nullable": False} for name in nullable]
             dataset.alter_columns(*changes)
+            record(int(dataset.version))
         marks: dict[str, dict[str, str | None]] = {
             name: {_FLAG: "true"} if len(columns) == 1 else {_FLAG: "true", _POSITION: str(position)}
             for position, name in enumerate(columns, 1)
         }
         dataset.update_field_metadata(marks)
+        record(int(dataset.version))

@@ -119,7 +119,7 @@ class Running:
         gone += sum(before[one].num_rows for one in removed)
         if len(set(touched)) != len(touched) or gone != superseded:
             raise InvariantViolatedError(
-                f"{gone} base rows were deleted for {superseded} that were superseded; nothing was published."
+                f"{gone} base rows were deleted for {superseded} that were superseded; this pass was not published."
             )
         return Deletions(updated, removed, sum(result["deleted"] for result in results))
 
@@ -133,7 +133,9 @@ class Running:
         self.files += Rewrite(fragments, (), (), ()).written_files()
         written = sum(fragment.physical_rows for fragment in fragments)
         if written != wanted:
-            raise InvariantViolatedError(f"{written} rows were written for {wanted} winners; nothing was published.")
+            raise InvariantViolatedError(
+                f"{written} rows were written for {wanted} winners; this pass was not published."
+            )
         return fragments
 
 

@@ -10,7 +10,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.errors import IndexesBehindError, InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
@@ -321,3 +321,16 @@ def _mem_wal_bitmap(uri: str) -> frozenset[int]:
     entry = find_memwal_entry(indexes)
     assert entry is not None
     return decode_fragment_bitmap(entry.fragment_bitmap)
+
+
+def test_an_error_after_a_commit_names_the_version(tmp_path: Path) -> None:
+    """The bitmap is removed in one version; then an index turns out not to open."""
+    made = make(tmp_path, Workload, stable_row_ids=True)
+    entry, _ = small.index_entry(made.uri)
+    version = lance.dataset(made.uri).version
+    lance.LanceDataset.commit(made.uri, lance.LanceOperation.CreateIndex([entry], [entry]), read_version=version)
+    (tmp_path / "t.lance" / "_indices").rename(tmp_path / "away")
+    with pytest.raises(IndexesBehindError) as failed:
+        run_job(made.uri, "compact")
+    assert lance.dataset(made.uri).version == version + 2
+    assert failed.value.remedy.startswith(f"What this run published before stays: revision {version + 2}.")
