@@ -197,6 +197,14 @@ class CompactOptions(Options):
     )
     engine: str = choice("local", "local", "spark", help="Where fragments are rewritten.")
     master: str | None = text(None, shown_default="as configured", help="Spark master URL.")
+    storage_version: str | None = choice(
+        None,
+        "2.0",
+        "2.1",
+        "2.2",
+        shown_default="lance.compaction.data_storage_version of the table, else its own",
+        help="Storage version of the data files that are written.",
+    )
 
     def validate(self) -> None:
         """Refuse a Spark master for the local engine."""

@@ -296,13 +296,16 @@ def _left(options: CompactOptions, done: _Totals) -> int | None:
 
 
 def _lance_options(options: CompactOptions, excluded: Collection[int]) -> CompactionOptions:
-    return {
+    chosen: CompactionOptions = {
         "target_rows_per_fragment": options.target_rows,
         "materialize_deletions_threshold": MAX_DELETED,
         "excluded_fragment_ids": sorted(excluded),
         # Not as the table's config may say: rows of indexes would be lost (docs/upstream.md).
         "defer_index_remap": False,
     }
+    if options.storage_version is not None:
+        chosen["data_storage_version"] = options.storage_version
+    return chosen
 
 
 def _ids(table: Table) -> set[int]:

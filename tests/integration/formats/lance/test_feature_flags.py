@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.tables.lsm_table import LsmTable
 
 VERSION_SETTING = "lance.compaction.data_storage_version"
-ALL_AT_ONCE = {"older_than": timedelta(0), "keep": 1}
+ALL_AT_ONCE = {"older_than": timedelta(0), "keep": 1, "allow_unsafe": True}
 
 
 def file_versions(uri: str) -> set[tuple[int, int]]:
@@ -158,3 +158,22 @@ def test_files_in_folders_that_are_not_known_are_kept(tmp_path: Path, mem_wal: b
     run_job(uri, "gc", apply=True)
     run_job(uri, "maintain", apply=True)
     assert [name for name in others if not Path(uri, name).exists()] == []
+
+
+@pytest.mark.parametrize("setting", [None, "2.1"])
+def test_the_option_precedes_the_setting(tmp_path: Path, setting: str | None) -> None:
+    uri = plain(tmp_path)
+    if setting is not None:
+        lance.dataset(uri).update_config({VERSION_SETTING: setting})
+    assert run_job(uri, "compact", storage_version="2.2").to_json()["decision"] == "compacted"
+    assert (file_versions(uri), is_mixed(uri)) == ({(2, 2)}, True)
+    assert sorted(lance.dataset(uri).to_table()["k"].to_pylist()) == [*range(40)]
+
+
+def test_a_legacy_table_keeps_its_version(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"k": range(40)}), uri, max_rows_per_file=10, data_storage_version="legacy")
+    before = lance.dataset(uri).version
+    with pytest.raises(InvalidUsageError, match="V1 and V2 storage versions cannot be mixed"):
+        run_job(uri, "compact", storage_version="2.2")
+    assert lance.dataset(uri).version == before
