@@ -142,7 +142,7 @@ def test_killed_at_any_commit_and_repeated(
 
 
 def test_a_later_segment_and_pending_ids_override(tmp_path: Path) -> None:
-    """Wiki: of two live segments the later one counts, and pending ids hide rows of both."""
+    """Wiki: of two live segments the later one counts, and pending ids hide rows of both, and of the log."""
     made = NamespaceUnderTest(str(tmp_path / "ns"))
     path = Path(made.uri, "manifest.json")
     made.put("a", "b", "c", "d")
@@ -153,8 +153,10 @@ def test_a_later_segment_and_pending_ids_override(tmp_path: Path) -> None:
     manifest = json.loads(path.read_text())
     manifest |= {"segments": [*older, *manifest["segments"]], "pending_deletes": ["d", "e"]}
     path.write_text(json.dumps(manifest))
-    made.put("e")
-    assert {*made.read()} == {"a", "b", "c", "e"}, "the premise: c is in the older segment, d is hidden, e is not"
+    made.put("e", "f")
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"pending_deletes": ["d", "f"]}))
+    assert {*made.read()} == {"a", "b", "c", "e"}, "the premise: c is in the older segment, d and f are hidden"
     made.model = made.read()
     assert go(made)["rows"] == 4
     same(made)
