@@ -15,11 +15,22 @@ import click
 from memwal_ops.cli.options import Duration, IntRange, storage_options
 from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
-from memwal_ops.core.figures import amount, noun_of, shared_noun
+from memwal_ops.core.figures import amount, jobs_of, noun_of, shared_noun
+from memwal_ops.core.leases import read_lease
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.observe.findings import CRITICAL, OK, UNKNOWN, WARNING, Limits, job_findings, level_of
+from memwal_ops.supervisor.observe.findings import (
+    CRITICAL,
+    OK,
+    UNKNOWN,
+    WARNING,
+    Limits,
+    backlog_job,
+    job_findings,
+    last_run_fault,
+    level_of,
+)
 from memwal_ops.supervisor.workers.isolated_polling import poll_isolated
 from memwal_ops.text import counted, counted_as, printable
 
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from memwal_ops.core.job import Role
+    from memwal_ops.core.protocols import Table
     from memwal_ops.supervisor.config.model import HttpConfig
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
@@ -136,7 +148,17 @@ def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, 
     found.compare("oldest", round(amount(figures, "age") or 0), limits.age, "s")
     if blocked := amount(figures, "blocked"):
         found.add(CRITICAL, f"{counted_as(int(blocked), noun_of(figures, 'blocked'))} blocked")
+    elif (fault := last_run_fault_of(table, figures)) is not None:
+        found.add(*fault)
     return found, f"{counted_as(int(waiting), noun_of(figures, 'backlog'))} waiting"
+
+
+def last_run_fault_of(table: Table, figures: Mapping[str, float]) -> tuple[int, str] | None:
+    """Return the fault that a table's lease records of the last run of the job that reduces its backlog."""
+    job = next((name for name in jobs_of("backlog") if name in table.jobs), None)
+    lease = None if job is None else read_lease(table.store, job)
+    last = None if lease is None else lease.last
+    return None if job is None or last is None else last_run_fault(job, last.outcome, figures)
 
 
 def _service(file: str, limits: Limits) -> tuple[Finding, str]:
@@ -198,8 +220,14 @@ def ask_service(http: HttpConfig) -> tuple[dict[str, Any] | None, str]:
 def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     """Yield the faults of a table in a status document: level and text."""
     blocked = int(amount(table["backlog"], "blocked") or 0)
+    name, job = backlog_job(table)
+    fault = None
+    if job is not None and not job["consecutive_failures"]:
+        fault = last_run_fault(name, job["last_outcome"], table["backlog"])
     if blocked:
         yield CRITICAL, f"{table['name']}: {counted_as(blocked, noun_of(table['backlog'], 'blocked'))} blocked"
+    elif fault is not None:
+        yield fault[0], f"{table['name']}: {fault[1]}"
     if table["look_error"]:
         yield WARNING, f"{table['name']} cannot be read: {table['look_error']}"
     for job, state in table["jobs"].items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memwal_ops.cli.check import last_run_fault_of
 from memwal_ops.cli.options import IntRange, json_output, storage_options
 from memwal_ops.cli.output_file import check_replaceable, written_file
 from memwal_ops.cli.printing import echo, echo_json
@@ -21,7 +22,15 @@ from memwal_ops.core.verification import Severity
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.pages.rendering import render
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.observe.findings import CRITICAL, DEFAULT_LIMITS, OK, WARNING, finding, findings_of
+from memwal_ops.supervisor.observe.findings import (
+    CRITICAL,
+    DEFAULT_LIMITS,
+    OK,
+    WARNING,
+    finding,
+    findings_of,
+    last_run_finding,
+)
 from memwal_ops.supervisor.observe.table_view import history_view, view_of
 
 if TYPE_CHECKING:
@@ -101,6 +110,9 @@ class _Reading:
             "jobs": {},
         }
         self.findings = [*findings_of(self.state, self, DEFAULT_LIMITS, "")]
+        fault = None if summary.blocked else last_run_fault_of(table, summary.backlog)
+        if fault is not None:
+            self.findings.append(last_run_finding(self.state, fault))
 
     def verify(self) -> None:
         """Add the findings of ``verify``, which checks the metadata of the whole table."""

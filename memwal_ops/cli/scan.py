@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,13 @@ from memwal_ops.core.registry import format_of_folder, short_name
 from memwal_ops.core.scan import Scanned, scan_table, tables_of_database
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, TableNotFoundError
 from memwal_ops.storage.catalogs import Catalog, is_catalog, is_secret_property
+from memwal_ops.supervisor.observe.findings import CRITICAL, DEFAULT_LIMITS, WORDS
 from memwal_ops.text import counted, grid, paragraph, printable, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_MAX_BLOCKED = 3
 
 
 @click.command(short_help="Show what tables need, without changing them, and the configuration that does it.")
@@ -86,22 +90,37 @@ def _describe(scanned: Sequence[Scanned], configuration: str) -> str:
         for one in scanned
         for need in one.needs
     ]
-    needy = sum(bool(one.needs) for one in scanned)
-    freed = sum(need.frees for one in scanned for need in one.needs)
-    needs = "needs" if needy == 1 else "need"
-    opened = sum(one.revision is not None for one in scanned)
-    head = f"{counted(opened, 'table')}, {needy:,} {needs} something; {size_text(freed)} would be freed now."
-    parts = [head] if opened else []
+    opened = [one for one in scanned if one.revision is not None]
+    parts = [_summary(opened)] if opened else []
     if rows:
         headings = ("table", "job", "it would", "rows", "frees")
         parts.append(grid(headings, rows, words=headings[:3]))
     for one in scanned:
+        for part in one.blocked[:_MAX_BLOCKED]:
+            what = f"{_name(one.uri)}: {part.part or 'the table'}: {part.reason}: {part.detail}"
+            parts.append(paragraph(f"BLOCKED: {what}", hanging="  "))
+        if (more := len(one.blocked) - _MAX_BLOCKED) > 0:
+            parts.append(f"BLOCKED: {_name(one.uri)}: {more:,} more (memwal-ops inspect URI).")
         for job, error in one.errors:
             what = f"{_name(one.uri)}, {job}" if job else _name(one.uri)
             parts.append(paragraph(f"NOT SCANNED: {what}: {error.reason}: {error} {error.remedy}", hanging="  "))
     if configuration:
         parts.append(f"This configuration does it (memwal-ops run --config FILE):\n\n{configuration}".rstrip())
     return "\n\n".join(parts)
+
+
+def _summary(scanned: Sequence[Scanned]) -> str:
+    """The levels of the tables, as ``status`` counts them, and what jobs would do whether it is urgent or not."""
+    counts = Counter(WORDS[_level(one)] for one in scanned)
+    levels = ", ".join(f"{counts[word]:,} {word}" for word in WORDS.values() if counts[word])
+    needy = sum(bool(one.needs) for one in scanned)
+    freed = sum(need.frees for one in scanned for need in one.needs)
+    work = f"jobs have work on {needy:,}; {size_text(freed)} would be freed now"
+    return f"{counted(len(scanned), 'table')}: {levels}; {work}."
+
+
+def _level(one: Scanned) -> int:
+    return CRITICAL if one.errors or one.blocked else DEFAULT_LIMITS.level(one.backlog)
 
 
 def _name(uri: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.figures import amount, noun_of
 from memwal_ops.core.maintain import ordered
+from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.registry import package_of
 from memwal_ops.core.run import run_job
 from memwal_ops.errors import MemwalOpsError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.protocols import Table
+    from memwal_ops.core.protocols import Blocked, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,20 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """One table: what it needs, by job in their order, and the error of the table, or of each job that has no plan."""
+    """One table: what it needs, by job in their order.
+
+    Attributes:
+        backlog: the metrics of the job that reduces its backlog.
+        blocked: the parts that this job cannot continue with; ``part`` has the place, too.
+        errors: the error of the table, or of each job that has no plan.
+    """
 
     uri: str
     revision: int | None = None
     needs: tuple[Need, ...] = ()
     errors: tuple[tuple[str | None, MemwalOpsError], ...] = field(default=())
+    backlog: Mapping[str, float] = field(default_factory=dict)
+    blocked: tuple[Blocked, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The ``tables`` entry."""
@@ -50,6 +59,7 @@ class Scanned:
             "uri": self.uri,
             "version": self.revision,
             "needs": [one.to_json() for one in self.needs],
+            "blocked": [dict(one.document) for one in self.blocked],
             "errors": [
                 {"job": job, "reason": error.reason, "message": str(error), "exit_code": error.exit_code}
                 for job, error in self.errors
@@ -73,13 +83,24 @@ def scan_table(table: Table) -> Scanned:
     """What the jobs of ``maintain`` would do on a table with their default options. Reads only."""
     needs: list[Need] = []
     errors: list[tuple[str | None, MemwalOpsError]] = []
-    for spec in ordered(spec for spec in table.jobs.values() if spec.in_maintain and spec.name != "repair"):
-        try:
-            built_in = package_of(spec) is None
-            needs += (_MEASURES.get(spec.name, _backlog) if built_in else _backlog)(table, spec)
-        except MemwalOpsError as error:
-            errors.append((spec.name, error))
-    return Scanned(table.location.uri, table.revision, tuple(needs), tuple(errors))
+    backlog: Mapping[str, float] = {}
+    blocked: tuple[Blocked, ...] = ()
+    with poll_cache():
+        for spec in ordered(spec for spec in table.jobs.values() if spec.in_maintain and spec.name != "repair"):
+            try:
+                built_in = package_of(spec) is None
+                needs += (_MEASURES.get(spec.name, _backlog) if built_in else _backlog)(table, spec)
+                if built_in and any(metric.role == "backlog" for metric in spec.backlog_metrics.values()):
+                    backlog = spec.job.backlog(table)
+                    blocked = _blocked(table) if amount(backlog, "blocked") else ()
+            except MemwalOpsError as error:
+                errors.append((spec.name, error))
+    return Scanned(table.location.uri, table.revision, tuple(needs), tuple(errors), backlog, blocked)
+
+
+def _blocked(table: Table) -> tuple[Blocked, ...]:
+    found = table.format.summarize(table).blocked
+    return tuple(replace(one, part=" at ".join(filter(None, table.format.part_of(one.document)))) for one in found)
 
 
 def _planned(table: Table, spec: JobSpec) -> Mapping[str, Any]:

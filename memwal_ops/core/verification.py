@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class VerifyOptions(Options):
     """Options of every verification."""
 
-    deep: bool = flag(help="Also read all rows, and compare indexes and filters with them.")
+    deep: bool = flag(help="Also read rows (of a Lance table their keys), and compare indexes and filters with them.")
     max_findings: int = count(100, minimum=1, metavar="N", help="List at most N findings of a check; all are counted.")
 
 
@@ -104,6 +104,21 @@ class Findings:
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
+class RowsRead(enum.StrEnum):
+    """What a verification read of the rows."""
+
+    ALL = "all"
+    KEYS = "keys"
+    NONE = "none"
+
+
+_READ = {
+    RowsRead.ALL: "were read",
+    RowsRead.KEYS: "were checked; only the keys of rows were read",
+    RowsRead.NONE: "were checked; rows were not read, samples at most",
+}
+
+
 @dataclass(frozen=True)
 class VerifyReport:
     """The findings, and how much was read. A table with findings of severity ``info`` only is healthy.
@@ -113,12 +128,14 @@ class VerifyReport:
         findings: those that are listed; ``counts`` has all.
         checked: what was read, by name in the plural.
         skipped: of a table that is read from an export: what could not be checked there.
+        rows_read: what was read of the rows themselves, and not only of what describes them.
     """
 
     revision: int
     findings: Findings
     checked: Mapping[str, Any]
     skipped: Sequence[str] = ()
+    rows_read: RowsRead = RowsRead.ALL
 
     @property
     def decision(self) -> VerifyDecision:
@@ -143,6 +160,7 @@ class VerifyReport:
             "findings": [one.to_json() for one in self.listed],
             "counts": dict(self.findings.counts),
             "checked": dict(self.checked),
+            "rows_read": self.rows_read.value,
             "skipped": [*self.skipped],
         }
 
@@ -151,7 +169,7 @@ class VerifyReport:
         read = ", ".join(counted_as(number, name) for name, number in self.checked.items() if isinstance(number, int))
         total = sum(self.findings.counts.values())
         figures = [f"; {name} {number:.3f}" for name, number in self.checked.items() if isinstance(number, float)]
-        lines = [f"{self.decision}: {counted(total, 'finding')}; {read} were read{''.join(figures)}."]
+        lines = [f"{self.decision}: {counted(total, 'finding')}; {read} {_READ[self.rows_read]}{''.join(figures)}."]
         for one in self.listed:
             lines += ["", paragraph(f"{one.severity.upper()} {one.check}: {one.place}: {one.evidence}", hanging="  ")]
             lines.append(paragraph(f"{one.consequence} {one.remedy}", indent="  ", hanging="  "))

@@ -14,7 +14,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from memwal_ops.errors import (
-    InvalidFormatError,
     InvalidUsageError,
     MemwalOpsError,
     ObjectNotFoundError,
@@ -26,11 +25,9 @@ from memwal_ops.formats.lance.named_files import NamedFile, Place, Places
 from memwal_ops.formats.lance.referenced_files import DATA_FOLDER, DELETIONS_FOLDER, references
 from memwal_ops.formats.lance.versions import version_path
 from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
-from memwal_ops.formats.lance.wire.lance_file import check_lance_file
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
-from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +42,6 @@ Result = TypeVar("Result")
 _UNSPECIFIC = (StorageError, ObjectNotFoundError)
 _CONCURRENT_READS = 16
 _MAX_FILES = 10_000
-_TAIL_BYTES = 32 << 10
 _MISSING = "is missing, although the newest version refers to it"
 _PATH = re.compile(r"[\w./-]+")
 _REMEDIES = {
@@ -212,16 +208,8 @@ def damage_of(file: NamedFile) -> str | None:
         return _MISSING
     if file.size not in {0, meta.size}:
         return f"is damaged: it has {meta.size:,} bytes, and {file.size:,} by the version's manifest"
-    if not file.has_footer:
-        return None
-    try:
-        tail = file.place.store.get_range(file.path, max(0, meta.size - _TAIL_BYTES), _TAIL_BYTES)
-        check_lance_file(tail, meta.size)
-    except InvalidFormatError as error:
-        return f"is damaged: {str(error).rstrip('.')}"
-    except NotExportedError:
-        return None  # its size is right; verify reports that no more was checked
-    return None
+    why = file.damage(meta.size)
+    return None if why is None else f"is damaged: {why}"
 
 
 def _damages_of_index(places: Places, index: table_pb2.IndexMetadata) -> Sequence[Damage]:

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
 from memwal_ops.formats.lance.referenced_files import DATA_FOLDER, deletion_path
+from memwal_ops.formats.lance.wire.lance_file import check_lance_file
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import resolve
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # Files before Lance 2.0 (written as 0.3) have another footer.
 _FOOTER_SINCE = (0, 3)
+_TAIL_BYTES = 32 << 10
 
 
 class _Entry(Protocol):
@@ -72,6 +74,23 @@ class NamedFile:
     def __str__(self) -> str:
         """Its path, relative to the table, or its URI."""
         return self.place.shown(self.path)
+
+    def damage(self, size: int) -> str | None:
+        """What is wrong with the end of a data file that has that many bytes; None: nothing. One request.
+
+        Raises:
+            ObjectNotFoundError: it does not exist.
+        """
+        if not self.has_footer:
+            return None
+        try:
+            tail = self.place.store.get_range(self.path, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
+            check_lance_file(tail, size)
+        except InvalidFormatError as error:
+            return str(error).rstrip(".")
+        except NotExportedError:
+            return None  # its size is right; verify reports that no more was checked
+        return None
 
 
 class Places:

@@ -25,6 +25,7 @@ _LATE_WARNING, _LATE_CRITICAL = 3, 10
 # Shorter intervals are treated as this one: starting a run, or this command, takes seconds.
 _MIN_INTERVAL = 60.0
 _FAILURES_CRITICAL = 3
+_ENDINGS = {"failed": "failed", "died": "died", "hung": "hung"}
 _DEFERRED = frozenset({"window", "budget", "lease", "earlier"})
 _MAX_BLOCKED = 3
 _BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked.md"
@@ -86,9 +87,28 @@ def job_findings(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str
         yield CRITICAL if late >= _LATE_CRITICAL else WARNING, f"{name} has not succeeded for {since:.0f} s"
 
 
+def last_run_fault(job: str, outcome: str | None, backlog: Mapping[str, float]) -> tuple[int, str] | None:
+    """Return the fault that the last run of the job shows that reduces a backlog: level and text; None: none.
+
+    A run opens the files that a poll only lists. With nothing left to do, its outcome does not matter any more.
+    """
+    if not amount(backlog, "backlog"):
+        return None
+    if outcome == "partial":
+        return CRITICAL, f"the last {job} could not process all: a part was blocked"
+    return (WARNING, f"the last {job} {_ENDINGS[outcome]}") if outcome in _ENDINGS else None
+
+
 def finding(level: int, what: str, do: str, page: str | None) -> Finding:
     """Return a finding of a level."""
     return {"level": WORDS[level], "what": what, "do": do, "runbook": page}
+
+
+def last_run_finding(table: Mapping[str, Any], fault: tuple[int, str]) -> Finding:
+    """Return the finding of a fault of :func:`last_run_fault`."""
+    level, what = fault
+    page = _MERGE_BLOCKED if level == CRITICAL else _JOB_FAILING
+    return finding(level, f"{what[:1].upper()}{what[1:]}.", f"Run it by hand; see the table: {_inspect(table)}", page)
 
 
 def no_tables() -> Finding:

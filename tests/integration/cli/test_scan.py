@@ -50,7 +50,7 @@ def test_it_shows_what_each_job_would_do(database: Path, capfd: pytest.CaptureFi
     assert (needs["expire"]["bytes_freed"], plan["counts"]["expire"]) == (plan["bytes"], 8)
     assert {one["job"]: one["what"] for one in by_name["logged"]["needs"]}["merge"] == "merge 1 generation"
     text = run_here(capfd, "scan", "--database", str(database))
-    assert "3 tables, 2 need something" in text.out
+    assert "3 tables: 3 ok; jobs have work on 2" in text.out
     assert "delete 8 versions" in text.out
     assert contents(str(database)) == before
 

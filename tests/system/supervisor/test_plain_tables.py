@@ -39,7 +39,7 @@ def test_scan_and_run(tmp_path: Path) -> None:
     assert "rows wait" not in shown
     scanned = run_process("scan", "--database", str(tmp_path / "db"))
     assert scanned.code == 0
-    assert "3 tables, 3 need something" in scanned.out
+    assert "3 tables: 3 ok; jobs have work on 3;" in scanned.out
     config = tmp_path / "memwal.yaml"
     configuration = scanned.out[scanned.out.index("defaults:") :]
     config.write_text(f"state_dir: {tmp_path}/state\nhttp: {{enabled: false}}\n{configuration}")

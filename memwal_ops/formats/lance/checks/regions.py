@@ -14,6 +14,7 @@ from memwal_ops.errors import (
     WalCorruptError,
     runbook,
 )
+from memwal_ops.formats.lance.memwal.generation_files import look_at_generations
 from memwal_ops.formats.lance.memwal.generations import generation_ref, open_generation
 from memwal_ops.formats.lance.memwal.region_contents import read_region_contents
 from memwal_ops.formats.lance.memwal.regions import RegionManifestGoneError
@@ -86,11 +87,12 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
 def check_generations(
     table: Table, state: RegionBacklog, contents: RegionContents, history: SchemaHistory
 ) -> Iterator[Finding | Generation]:
-    """Every listed generation has its directory; every unmerged one opens, with columns that the base table has.
+    """Every listed generation has its directory; every unmerged one has its files, and columns that the base table has.
 
-    Yields: findings, and each unmerged generation that opens.
+    Yields: findings, and each unmerged generation that opens and has its files.
     """
     manifest, merged = state.manifest, state.merged
+    files = look_at_generations(table, state, footers=True)
     numbers = listed_as_stored(manifest.source)  # decoded, they are in order
     late = next((after for before, after in pairwise(numbers) if after <= before), None)
     if late is not None:
@@ -115,6 +117,8 @@ def check_generations(
         elif not exists:
             error = GenerationMissingError(f"The directory of {ref} is missing.")
             yield finding_of(error, "generation_missing", ref.folder, _STOPS)
+        elif (damage := files.damaged.get(flushed.generation)) is not None:
+            yield finding_of(damage, "generation", ref.folder, _STOPS)
         else:
             try:
                 yield open_generation(table, ref, history)

@@ -13,12 +13,11 @@ from memwal_ops.formats.lance.index_faults import fault_of
 from memwal_ops.formats.lance.jobs.inspect_text import describe
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.memwal.backlog import Backlog, Blocked, RegionBacklog, backlog_of, with_listed_log
-from memwal_ops.formats.lance.memwal.generations import generation_ref, missing_generation
+from memwal_ops.formats.lance.memwal.generation_files import checked_backlog
 from memwal_ops.formats.lance.memwal.snapshots import is_external
 from memwal_ops.formats.lance.memwal.wal import unflushed_entries
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, InspectOptions
 from memwal_ops.formats.lance.unreadable_versions import check_versions
-from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
@@ -27,18 +26,23 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.index_faults import IndexFault
+    from memwal_ops.formats.lance.memwal.generation_files import CheckedBacklog, GenerationFiles
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.unreadable_versions import VersionsCheck
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
 
 # If not all generations fit the limit, the first ones in this order are reported.
-_STATES = ("missing", "pending", "merged")
+_STATES = ("missing", "damaged", "pending", "merged")
 _CONCURRENT_REGIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationState:
-    """One listed generation. ``state`` is pending, merged, or missing (pending without a directory)."""
+    """One listed generation.
+
+    ``state``: pending; merged; missing (not merged, and without a directory); damaged (not merged, with a manifest that
+    does not decode, or a file that is missing or has another size).
+    """
 
     flushed: FlushedGeneration
     state: str
@@ -194,17 +198,18 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
     Args:
         limit: the maximum of generations, and of strays, in the report; missing and unmerged generations come first.
 
-    Requests: those of the backlog; a listing for each region with unmerged generations; and for every region those
-    to find the end of its log.
+    Requests: those of the backlog; for each region with unmerged generations a listing, and one for each of these; and
+    for every region those to find the end of its log.
     """
     table = with_listed_log(table)
-    backlog = backlog_of(table)
+    checked = checked_backlog(table, backlog_of(table))
+    backlog = checked.backlog
     faults = {fault.region_id: fault for fault in backlog.blocked}
     region_ids = sorted({*backlog.regions, *faults})
     with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
         unflushed = pool.map(lambda region_id: _unflushed(table, backlog.regions.get(region_id)), region_ids)
         regions = tuple(
-            _region(table, region_id, backlog.regions.get(region_id), entries, faults.get(region_id), limit)
+            _region(region_id, backlog.regions.get(region_id), entries, faults.get(region_id), checked, limit)
             for region_id, entries in zip(region_ids, unflushed, strict=True)
         )
     regions = _bounded(regions, limit)
@@ -249,43 +254,32 @@ def _unflushed(table: Table, region: RegionBacklog | None) -> int | LinkError | 
 
 
 def _region(
-    table: Table,
     region_id: UUID,
     backlog: RegionBacklog | None,
     unflushed: int | LinkError | None,
     fault: Blocked | None,
+    checked: CheckedBacklog,
     limit: int,
 ) -> RegionState:
-    """The region's state, with the first fault that would block a merge, as far as a listing shows it."""
+    """The region's state, with the first fault that would block a merge, as far as it shows without reading rows."""
     if isinstance(unflushed, LinkError):
         fault, unflushed = fault or Blocked(region_id, None, unflushed), None
-    counts, generations = _generations(table, backlog, limit)
-    missing = next((generation.flushed for generation in generations if generation.state == "missing"), None)
-    if missing is not None and (fault is None or fault.generation is None or missing.generation < fault.generation):
-        error = missing_generation(table, generation_ref(region_id, missing))
-        fault = fault if error is None else Blocked(region_id, missing.generation, error)
+    counts, generations = _generations(backlog, checked.files.get(region_id), limit)
     return RegionState(region_id, backlog, counts, generations, unflushed, fault)
 
 
 def _generations(
-    table: Table, region: RegionBacklog | None, limit: int
+    region: RegionBacklog | None, files: GenerationFiles | None, limit: int
 ) -> tuple[Mapping[str, int], tuple[GenerationState, ...]]:
     """The number of generations per state, and the first ``limit`` of each."""
     if region is None:
         return {}, ()
-    listed = region.manifest.flushed_generations
-    directories: frozenset[str] = frozenset()
-    if any(flushed.generation > region.merged for flushed in listed):
-        level = table.store.list_level(region_folder(region.manifest.region_id))
-        directories = frozenset(path.rsplit("/", 1)[-1] for path in level.directories)
     counts: Counter[str] = Counter()
     first: list[GenerationState] = []
-    for flushed in listed:
-        state = "merged" if flushed.generation <= region.merged else "missing"
-        if state == "missing" and flushed.path in directories:
-            state = "pending"
+    for flushed in region.manifest.flushed_generations:
+        state = "merged" if flushed.generation <= region.merged or files is None else files.state(flushed.generation)
         counts[state] += 1
-        if counts[state] <= max(1, limit):  # the first that is missing is the region's fault
+        if counts[state] <= limit:
             first.append(GenerationState(flushed, state))
     return counts, tuple(first)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.own_files import check_own_files
-from memwal_ops.core.verification import Finding, Findings, Severity, VerifyReport, finding_of
+from memwal_ops.core.verification import Finding, Findings, RowsRead, Severity, VerifyReport, finding_of
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.legacy.emptied import find_emptied
@@ -50,7 +50,8 @@ def plan(table: Table, options: VerifyOptions, context: RunContext | None = None
         findings.extend(check_states(table, mem_wals))
         if options.deep:
             findings.extend(check_rows(table, mem_wals))
-    return VerifyReport(table.version, findings, checked)
+    rows_read = RowsRead.KEYS if options.deep else RowsRead.NONE
+    return VerifyReport(table.version, findings, checked, rows_read=rows_read)
 
 
 apply = plan

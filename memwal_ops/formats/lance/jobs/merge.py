@@ -27,15 +27,12 @@ from memwal_ops.formats.lance.jobs.merge_report import MergeDecision, MergeRepor
 from memwal_ops.formats.lance.memwal.backlog import (
     Backlog,
     Blocked,
-    RegionBacklog,
     backlog_of,
-    read_backlog,
     with_listed_log,
 )
-from memwal_ops.formats.lance.memwal.generations import generation_ref
+from memwal_ops.formats.lance.memwal.generation_files import checked_backlog
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
 from memwal_ops.log import get_logger
-from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import size_text
 
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MergeDecision", "MergeOptions", "MergeReport", "apply", "backlog", "plan"]
 
-_MAX_GENERATIONS_AGED = 4
+_MAX_GENERATIONS_POLLED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +79,16 @@ class _Limits:
 
 
 def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
-    """Plan the passes of :func:`apply` on this version; reads region manifests only.
+    """Plan the passes of :func:`apply` on this version, up to the first damaged generation of each region.
+
+    No rows are read.
 
     Raises:
         InvalidUsageError: a region that the table does not have.
         UnsupportedFeatureError: a table on which the merge could not commit.
     """
-    backlog = read_backlog(table, _wanted(table, options))
+    table = with_listed_log(table)
+    backlog = checked_backlog(table, backlog_of(table, _wanted(table, options))).backlog
     waiting = list(backlog.pending)
     if waiting:
         check_committable(table)
@@ -376,39 +376,22 @@ def _block(limits: _Limits, error: BlockedRegionsError, merged: Mapping[UUID, in
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """The size of the backlog, and the age of its oldest generation in seconds."""
-    current = cached_for_poll(table, "backlog", lambda: read_backlog(table))
+    """The size of the backlog, and the age of its oldest generation in seconds.
+
+    Looks at the files of the first 64 unmerged generations of each region (:func:`checked_backlog`): with more, the
+    table is behind its thresholds, and noticed for that.
+    """
+    listed = with_listed_log(table)
+    read = cached_for_poll(table, "backlog", lambda: backlog_of(listed))
+    checked = cached_for_poll(table, "files", lambda: checked_backlog(listed, read, _MAX_GENERATIONS_POLLED))
+    current, now = checked.backlog, datetime.now(UTC)
+    oldest = [min(one.written.items())[1] for one in checked.files.values() if one.written]
     sizes = current.to_json()
-    ages: list[float] = []
-    with_missing: set[UUID] = set()
-    for region_id, region in current.regions.items():
-        for ref in _waiting(region)[:_MAX_GENERATIONS_AGED]:
-            age = _age(table, ref)
-            if age is not None:
-                ages.append(age)
-                break
-            with_missing.add(region_id)
     return {
         "generations": sizes["generations"],
         "rows": sizes["rows"],
         "bytes": sizes["bytes"],
-        "oldest_age": max(ages, default=0.0),
+        "oldest_age": max((max(0.0, (now - written).total_seconds()) for written in oldest), default=0.0),
         "regions_behind": sizes["regions"],
-        "blocked_regions": len({fault.region_id for fault in current.blocked} | with_missing),
+        "blocked_regions": len(current.blocked),
     }
-
-
-def _waiting(region: RegionBacklog) -> list[GenerationRef]:
-    """The unmerged generations of a region, in order, including those behind a missing one."""
-    listed = sorted(region.manifest.flushed_generations, key=lambda flushed: flushed.generation)
-    region_id = region.manifest.region_id
-    return [generation_ref(region_id, flushed) for flushed in listed if flushed.generation > region.merged]
-
-
-def _age(table: Table, ref: GenerationRef) -> float | None:
-    """Seconds since a generation was flushed, by its oldest file; None if it has no files: it is missing."""
-    try:
-        written = [meta.last_modified for meta in table.store.list(ref.folder)]
-    except LinkError:
-        return None
-    return max(0.0, (datetime.now(UTC) - min(written)).total_seconds()) if written else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.export import exported_store
 from memwal_ops.core.own_files import check_own_files
-from memwal_ops.core.verification import Finding, Findings, Severity, VerifyReport, finding_of
+from memwal_ops.core.verification import Finding, Findings, RowsRead, Severity, VerifyReport, finding_of
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.checks.index import check_catchup, check_progress, check_rows_of_indexes, check_snapshot
@@ -59,7 +59,8 @@ def plan(table: Table, options: VerifyOptions, context: RunContext | None = None
     """
     run = _Verification(table, options, context or RunContext())
     run.check()
-    return VerifyReport(table.version, run.findings, run.checked, run.skipped)
+    rows_read = RowsRead.KEYS if run.reads_rows and table.primary_key else RowsRead.NONE
+    return VerifyReport(table.version, run.findings, run.checked, run.skipped, rows_read)
 
 
 apply = plan
@@ -80,6 +81,7 @@ class _Verification:
         self.checked = {"regions": 0, "generations": 0, "log entries": 0, "fragments": 0}
         self.history = SchemaHistory(table)
         self.export = exported_store(table)
+        self.reads_rows = options.deep and self.export is None
 
     @property
     def skipped(self) -> list[str]:
@@ -123,7 +125,7 @@ class _Verification:
                 Severity.INFO, "unrecognized", path, "It is not a region.", "No job reads or deletes it.",
                 "Remove it yourself if you put it there.",
             ))  # fmt: skip
-        if deep and self.export is None:
+        if self.reads_rows:
             if table.primary_key:
                 self._add("keys", lambda: check_base_keys(table))
             self._add("row ids", lambda: check_row_ids(table))

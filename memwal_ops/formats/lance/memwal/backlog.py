@@ -22,7 +22,7 @@ from memwal_ops.formats.lance.memwal.region_identity import UNDECIDED_RECORD, ch
 from memwal_ops.formats.lance.memwal.regions import REGION_FAULTS, NoRegionManifestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from uuid import UUID
 
     from memwal_ops.formats.lance.table import Table
@@ -61,6 +61,10 @@ class RegionBacklog:
     manifest: RegionManifest
     merged: int
     pending: tuple[GenerationRef, ...]
+
+    def before(self, generation: int) -> RegionBacklog:
+        """The same, of which only the generations before this one can be merged."""
+        return replace(self, pending=tuple(ref for ref in self.pending if ref.generation < generation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +149,10 @@ def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlo
             regions[region_id] = region
             if fault is not None:
                 blocked.append(fault)
-    return Backlog(regions, _still_blocked(table, blocked), unrecorded)
+    return Backlog(regions, still_blocked(table, blocked), unrecorded)
 
 
-def _still_blocked(table: Table, blocked: list[Blocked]) -> tuple[Blocked, ...]:
+def still_blocked(table: Table, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
     """The faults except those of generations that were merged and collected since the table was opened."""
     if all(fault.generation is None for fault in blocked):
         return tuple(blocked)

@@ -12,8 +12,6 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import StorageError, TableCorruptError
 from memwal_ops.formats.lance.damage import name_damage
-from memwal_ops.formats.lance.table import open_lance_table
-from memwal_ops.formats.lance.unreadable_versions import missing_of_version
 from tests.integration.formats.lance.jobs.test_damage import cut, emptied, inverted
 from tests.support.run_cli import contents, run_here
 
@@ -107,4 +105,5 @@ def test_an_older_version_that_only_needs_a_file_elsewhere(child: tuple[str, Pat
     damaged.unlink()
     report = run_job(uri, "inspect").to_json()
     assert {"version": older, "missing": str(damaged)} in report["versions"]["unreadable"]
-    assert missing_of_version(open_lance_table(uri), older) == str(damaged)
+    table = open_table(uri)
+    assert table.format.missing_of(table, older) == str(damaged)

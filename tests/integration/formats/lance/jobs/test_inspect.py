@@ -63,8 +63,8 @@ def test_the_first_of_a_long_list_and_counts_of_all(table: Workload, capfd: pyte
     regions = {one["region_id"]: one for one in document["regions"]}
     assert sum(len(one["generations"]) for one in regions.values()) == 1000
     long, short = regions[table.regions[1]], regions[table.regions[0]]
-    assert long["generation_counts"] == {"missing": 5000, "pending": 2, "merged": 3}
-    assert short["generation_counts"] == {"missing": 0, "pending": 2, "merged": 3}
+    assert long["generation_counts"] == {"missing": 5000, "damaged": 0, "pending": 2, "merged": 3}
+    assert short["generation_counts"] == {"missing": 0, "damaged": 0, "pending": 2, "merged": 3}
     assert long["truncated"] is True
     assert long["error"]["generation"] == 6
     assert {one["state"] for one in long["generations"]} == {"missing"}

@@ -1,0 +1,190 @@
+"""A damaged generation is seen by every command that reports a table's health, before a merge stops at it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+
+from memwal_ops import open_table, run_job
+from memwal_ops.core.leases import Holder, acquire, release
+from memwal_ops.core.scan import scan_table
+from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.table import open_lance_table
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.supervisor.workers.polling import poll_table
+from tests.integration.formats.lance.jobs.test_damage import cut, emptied, inverted
+from tests.support.run_cli import contents, run_here
+from tests.support.tables.layouts import LAYOUTS
+from tests.support.tables.region_layout import RegionLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.tables.lsm_table import LsmTable
+
+GENERATIONS = 3
+
+
+def data_file(table: LsmTable, folder: Path) -> Path:
+    """A file with rows of a generation; in the region layout, it is in the log."""
+    if not isinstance(table, RegionLayout):
+        return next(folder.glob("data/*.lance"))
+    (manifest,) = folder.glob("_versions/*.manifest")
+    return folder.parent / "wal" / decode_version_manifest(manifest.read_bytes()).manifest.fragments[0].files[0].path
+
+
+def inverted_bytes(data: bytes) -> bytes:
+    return bytes(one ^ 0xFF for one in data)
+
+
+def deleted(table: LsmTable, folder: Path) -> None:
+    data_file(table, folder).unlink()
+
+
+def halved(table: LsmTable, folder: Path) -> None:
+    cut(data_file(table, folder))
+
+
+def of_no_bytes(table: LsmTable, folder: Path) -> None:
+    emptied(data_file(table, folder))
+
+
+def manifest_flipped(table: LsmTable, folder: Path) -> None:
+    del table
+    for path in folder.glob("_versions/*.manifest"):
+        inverted(path)
+
+
+def manifest_deleted(table: LsmTable, folder: Path) -> None:
+    del table
+    shutil.rmtree(folder / "_versions")
+
+
+def removed(table: LsmTable, folder: Path) -> None:
+    del table
+    shutil.rmtree(folder)
+
+
+HARMS = [deleted, halved, of_no_bytes, manifest_flipped, manifest_deleted, removed]
+
+
+@pytest.fixture(params=LAYOUTS)
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> LsmTable:
+    """Two regions with three generations each that wait."""
+    made: LsmTable = request.param(1, regions=2, base_rows=20).create(str(tmp_path / "t.lance"))
+    for _ in range(GENERATIONS):
+        for at in range(2):
+            made.put([at])
+        made.flush()
+    made.close()
+    return made
+
+
+def damaged(table: LsmTable, harm: Callable[[LsmTable, Path], None], generation: int = GENERATIONS) -> str:
+    """Damage a generation of the second region, by default the last; the region."""
+    region = read_backlog(open_lance_table(table.uri)).regions[UUID(table.regions[1])]
+    (ref,) = (one for one in region.pending if one.generation == generation)
+    harm(table, Path(table.uri, ref.folder))
+    return table.regions[1]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_each_command_sees_it(
+    table: LsmTable, harm: Callable[[LsmTable, Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(capfd, "check", "--nagios", table.uri).code == 0
+    assert run_job(table.uri, "verify").decision == "healthy"
+    region = damaged(table, harm)
+    folder = Path(table.uri, "_mem_wal", region)
+    gone = not any(path.is_file() for path in folder.glob(f"*_gen_{GENERATIONS}/**/*"))
+    reason = "generation_missing" if gone else "generation_corrupt"
+    before = contents(table.uri)
+
+    document = run_here(capfd, "inspect", table.uri, "--json").document
+    (state,) = (one for one in document["regions"] if one["region_id"] == region)
+    assert (state["error"]["generation"], state["error"]["reason"]) == (GENERATIONS, reason)
+    assert [one["state"] for one in state["generations"]][-1] == ("missing" if gone else "damaged")
+    assert state["generation_counts"]["pending"] == GENERATIONS - 1
+    assert f"PROBLEM in region {region} at generation {GENERATIONS}" in run_here(capfd, "inspect", table.uri).out
+
+    found = [one for one in run_job(table.uri, "verify").to_json()["findings"] if one["severity"] == "error"]
+    assert len(found) == 1
+    assert region in found[0]["place"]
+
+    plan = run_here(capfd, "merge", table.uri, "--dry-run", "--json").document
+    assert [(one["region_id"], one["generation"]) for one in plan["blocked"]] == [(region, GENERATIONS)]
+    assert max(one["regions"].get(region, [0, 0])[1] for one in plan["passes"]) == GENERATIONS - 1
+
+    checked = run_here(capfd, "check", "--nagios", table.uri)
+    assert (checked.code, "1 region blocked" in checked.out) == (2, True)
+    report = run_here(capfd, "report", table.uri, "--json").document
+    assert report["blocked"][0]["generation"] == GENERATIONS
+    assert {one["level"] for one in report["findings"]} == {"critical"}
+    scanned = scan_table(open_table(table.uri))
+    assert [one.document["generation"] for one in scanned.blocked] == [GENERATIONS]
+    assert f"Region {region} at generation {GENERATIONS}" in " ".join(run_here(capfd, "scan", table.uri).out.split())
+    assert contents(table.uri) == before
+
+    assert run_here(capfd, "merge", table.uri).code == 10, "as each of them said"
+
+
+def test_the_first_of_several_blocks(table: LsmTable) -> None:
+    region = damaged(table, removed, generation=3)
+    damaged(table, manifest_flipped, generation=2)
+    (state,) = (one for one in run_job(table.uri, "inspect").to_json()["regions"] if one["region_id"] == region)
+    assert state["error"]["generation"] == 2
+    assert state["generation_counts"] == {"missing": 1, "damaged": 1, "pending": 1, "merged": 0}
+
+
+def test_a_flipped_end_of_a_data_file_is_seen_by_verify(table: LsmTable) -> None:
+    """Its size is right, and so the commands that read no file do not see it."""
+
+    def flip(made: LsmTable, folder: Path) -> None:
+        path = data_file(made, folder)
+        data = path.read_bytes()
+        path.write_bytes(data[:-4] + inverted_bytes(data[-4:]))
+
+    damaged(table, flip)
+    (found,) = (one for one in run_job(table.uri, "verify").to_json()["findings"] if one["severity"] == "error")
+    assert "truncated or not a Lance file" in found["evidence"]
+
+
+def test_a_verification_names_what_it_did_not_read(table: LsmTable) -> None:
+    report = run_job(table.uri, "verify")
+    assert report.describe().endswith("were checked; rows were not read, samples at most.")
+    assert report.to_json()["rows_read"] == "none"
+    deep = run_job(table.uri, "verify", deep=True)
+    assert deep.describe().endswith("; only the keys of rows were read.")
+    assert deep.to_json()["rows_read"] == "keys"
+
+
+def test_a_merged_generation_needs_no_files(table: LsmTable) -> None:
+    run_job(table.uri, "merge")
+    for folder in Path(table.uri, "_mem_wal").glob("*/*_gen_*"):
+        shutil.rmtree(folder)
+    figures, faults = poll_table(opened := open_table(table.uri), [opened.jobs["merge"]])
+    assert (figures["blocked_regions"], faults) == (0, [])
+    assert all(one["error"] is None for one in run_job(table.uri, "inspect").to_json()["regions"])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "level"), [("partial", 2, "critical"), ("failed", 1, "warning"), ("succeeded", 0, None)]
+)
+def test_how_the_last_merge_ended_counts_while_something_waits(
+    table: LsmTable, capfd: pytest.CaptureFixture[str], outcome: str, code: int, level: str | None
+) -> None:
+    """A merge reads what these commands only list."""
+    store = open_table(table.uri).store
+    lease, _ = acquire(store, "merge", Holder("1", "a supervisor"))
+    assert lease is not None
+    release(store, lease, outcome)
+    assert run_here(capfd, "check", "--nagios", table.uri).code == code
+    findings = run_here(capfd, "report", table.uri, "--json").document["findings"]
+    assert [one["level"] for one in findings if "The last merge" in one["what"]] == ([] if level is None else [level])
+    assert run_here(capfd, "merge", table.uri).code == 0
+    assert run_here(capfd, "check", "--nagios", table.uri).code == 0
+    assert "The last merge" not in run_here(capfd, "report", table.uri, "--json").out
