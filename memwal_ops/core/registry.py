@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import entry_points
@@ -189,6 +190,7 @@ def locate(
     Raises:
         TableNotFoundError: the prefix is empty.
         NotALanceTableError: no installed format recognizes the objects.
+        LinkError: a folder by which a format is recognized is a symbolic link.
         StorageError: the store refused or failed, by kind.
     """
     # Imports the clients of stores, which a command that only shows its help does not need.
@@ -201,6 +203,11 @@ def locate(
     for table_format in formats().values():
         if table_format.detect(root):
             return table_format, location, store
+    for name in root.links:
+        # A folder that a format is detected by: it would be detected if the link were the folder.
+        followed = replace(root, directories=(*root.directories, name), links=())
+        if any(table_format.detect(followed) for table_format in formats().values()):
+            store.head(f"{name}/.memwal-ops")  # raises
     if not root.objects and not root.directories and not os.path.isfile(location.uri):
         near = _with_suffix(location.uri, storage_options)
         remedy = None if near is None else f"Did you mean {near}?"

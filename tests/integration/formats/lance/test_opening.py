@@ -21,6 +21,7 @@ from memwal_ops.formats.lance.engines.locate import has_key_index, is_indexed
 from memwal_ops.formats.lance.versions import version_path
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.counting import CountingStore
 
 if TYPE_CHECKING:
@@ -47,6 +48,16 @@ def test_impossible_row_counts_of_a_fragment(tmp_path: Path, rows: int, deleted:
     manifest.manifest.fragments[0].deletion_file.num_deleted_rows = deleted
     path.write_bytes(encode_version_manifest(manifest))
     with pytest.raises(TableCorruptError, match="which is impossible"):
+        opened(uri)
+
+
+def test_a_link_in_place_of_the_versions_is_named(tmp_path: Path) -> None:
+    """As it is in place of any other folder: a table of no known format seemed to be there."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": range(3)}), uri)
+    Path(uri, "_versions").rename(tmp_path / "moved")
+    Path(uri, "_versions").symlink_to(tmp_path / "moved")
+    with pytest.raises(LinkError, match="'_versions' is a symbolic link to "):
         opened(uri)
 
 
