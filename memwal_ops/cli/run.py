@@ -13,10 +13,12 @@ from memwal_ops.cli.printing import echo, echo_json
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.service import Service
-from memwal_ops.text import counted, printable
+from memwal_ops.supervisor.workers.worker import NOT_APPLICABLE
+from memwal_ops.text import counted, printable, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from memwal_ops.supervisor.observe.status import TableStatus
 
@@ -50,6 +52,7 @@ def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
     if as_json:
         echo_json({"exit_code": code, "runs": done, "left": service.leased_elsewhere})
     else:
+        done = [ran for ran in done if ran["decision"] != NOT_APPLICABLE]
         for ran in done:
             error = f" ({ran['error']['message']})" if ran["error"] else ""
             echo(printable(f"{ran['table']} {ran['job']}: {ran['outcome']}, {ran['decision'] or 'no decision'}{error}"))
@@ -59,8 +62,18 @@ def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
             echo(printable(f"{leased['table']} {leased['job']}: skipped, its lease is held by {holder}{until}"))
         if not done and not service.leased_elsewhere:
             echo(_idle(service.status()["tables"]))
-        echo(f"done: {counted(len(done), 'run')}, exit code {code}.")
+        echo(f"done: {counted(len(done), 'run')}, exit code {code}.{_left(done)}")
     return code
+
+
+def _left(done: Sequence[Mapping[str, Any]]) -> str:
+    """Return what only its age kept from being deleted, of all tables; empty: nothing."""
+    reports = (ran["report"] for ran in done)
+    later = [report["later"] for report in reports if isinstance(report, dict) and report.get("later")]
+    if not later:
+        return ""
+    size, by = size_text(sum(one["bytes"] for one in later)), max(one["by"] for one in later)
+    return f" Up to {size} are left that were too young to be deleted; all are old enough by {by[:10]}."
 
 
 def _idle(tables: Sequence[TableStatus]) -> str:

@@ -86,14 +86,22 @@ def _scan(uri: str, options: dict[str, str]) -> Scanned:
 
 def _describe(scanned: Sequence[Scanned], configuration: str) -> str:
     rows = [
-        (_name(one.uri), need.job, need.what, f"{need.rows:,}" if need.rows else "", _size(need.frees))
+        (
+            _name(one.uri),
+            need.job,
+            need.what,
+            f"{need.rows:,}" if need.rows else "",
+            _size(need.frees),
+            _size(need.later),
+            (need.by or "")[:10],
+        )
         for one in scanned
         for need in one.needs
     ]
     opened = [one for one in scanned if one.revision is not None]
     parts = [_summary(opened)] if opened else []
     if rows:
-        headings = ("table", "job", "it would", "rows", "frees")
+        headings = ("table", "job", "it would", "rows", "frees", "later", "by")
         parts.append(grid(headings, rows, words=headings[:3]))
     for one in scanned:
         for part in one.blocked[:_MAX_BLOCKED]:
@@ -113,10 +121,12 @@ def _summary(scanned: Sequence[Scanned]) -> str:
     """The levels of the tables, as ``status`` counts them, and what jobs would do whether it is urgent or not."""
     counts = Counter(WORDS[_level(one)] for one in scanned)
     levels = ", ".join(f"{counts[word]:,} {word}" for word in WORDS.values() if counts[word])
-    needy = sum(bool(one.needs) for one in scanned)
-    freed = sum(need.frees for one in scanned for need in one.needs)
-    work = f"jobs have work on {needy:,}; {size_text(freed)} would be freed now"
-    return f"{counted(len(scanned), 'table')}: {levels}; {work}."
+    needs = [need for one in scanned for need in one.needs]
+    needy = sum(any(need.now for need in one.needs) for one in scanned)
+    freed = f"{size_text(sum(need.frees for need in needs))} would be freed now"
+    if last := max((need.by for need in needs if need.by is not None), default=None):
+        freed += f", up to {size_text(sum(need.later for need in needs))} more by {last[:10]}"
+    return f"{counted(len(scanned), 'table')}: {levels}; jobs have work on {needy:,}; {freed}."
 
 
 def _level(one: Scanned) -> int:

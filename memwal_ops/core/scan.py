@@ -24,16 +24,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a job would do: rows that it would merge, index or rewrite, and bytes that it would free."""
+    """What a job would do.
+
+    Attributes:
+        job: the job.
+        what: what it would do.
+        rows: rows that it would merge, index or rewrite.
+        frees: bytes that it would free.
+        later: bytes that it can free when they are old enough: of young versions, and of files that no version needs,
+            as compactions that were killed leave them.
+        by: when all of these are old enough, as ISO 8601; None: there are none.
+        now: whether it has something to do now.
+    """
 
     job: str
     what: str
     rows: int = 0
     frees: int = 0
+    later: int = 0
+    by: str | None = None
+    now: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The ``needs`` entry."""
-        return {"job": self.job, "what": self.what, "rows": self.rows, "bytes_freed": self.frees}
+        now = {"job": self.job, "what": self.what, "rows": self.rows, "bytes_freed": self.frees}
+        return {**now, "later": None if self.by is None else {"bytes": self.later, "by": self.by}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +155,11 @@ def _snapshot(table: Table, spec: JobSpec) -> list[Need]:
 
 def _expire(table: Table, spec: JobSpec) -> list[Need]:
     plan = _planned(table, spec)
+    later = plan.get("later") or {"bytes": 0, "by": None}
+    if not plan["objects"]:
+        return [Need(spec.name, "nothing yet", later=later["bytes"], by=later["by"], now=False)] if later["by"] else []
     what = f"delete {counted(plan['counts']['expire'], 'version')}, {counted(plan['objects'], 'object')} in all"
-    return [Need(spec.name, what, frees=plan["bytes"])] if plan["objects"] else []
+    return [Need(spec.name, what, frees=plan["bytes"], later=later["bytes"], by=later["by"])]
 
 
 def _gc(table: Table, spec: JobSpec) -> list[Need]:

@@ -11,7 +11,7 @@ Files that Lance does not write in these folders are kept, and so are files behi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,6 @@ from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
-    from datetime import datetime
 
     from memwal_ops.formats.lance.newest_files import NewestFiles
     from memwal_ops.formats.lance.set_aside import SetAside
@@ -49,6 +48,7 @@ class Needed:
 
     Attributes:
         keys: of all files to which a version that is kept refers.
+        lasting: of those to which a version refers that not only its age keeps.
         own: of those that must exist for a version of the table's own branch to be readable.
         on_branches: of those to which other branches and detached versions refer.
         expired: of all files to which an expired version refers, needed or not.
@@ -56,6 +56,7 @@ class Needed:
     """
 
     keys: set[str] = field(default_factory=set)
+    lasting: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
     on_branches: set[str] = field(default_factory=set)
     expired: set[str] = field(default_factory=set)
@@ -64,7 +65,7 @@ class Needed:
     # Objects and not paths: a version's number, so its path, may be used again. Of the own branch, and of others.
     _seen: tuple[set[ObjectMeta], set[ObjectMeta]] = field(default_factory=lambda: (set(), set()))
 
-    def read(self, table: Table, expiring: Collection[str] = ()) -> None:
+    def read(self, table: Table, expiring: Collection[str] = (), young: Collection[str] = ()) -> None:
         """Read every manifest that was not read before; the first call also reads the copies that were set aside.
 
         Manifests are listed before copies, and listed again if one was deleted before it was read: so a version that
@@ -74,12 +75,13 @@ class Needed:
         Args:
             table: any version of it.
             expiring: paths of manifests that count as expired, for a plan.
+            young: paths of manifests that only their age keeps.
 
         Raises:
             TableCorruptError: a manifest does not decode; the result must not be used.
             UnsupportedFeatureError: a manifest may refer to files in unknown ways.
         """
-        while not (self._read_own(table.store, expiring) and self._read_others(table)):
+        while not (self._read_own(table.store, expiring, young) and self._read_others(table)):
             pass
         if not self._complete:
             self._complete = True
@@ -87,7 +89,7 @@ class Needed:
             for _, found in read_references(table.store, [one.meta.path for one in self.copies]):
                 self.expired |= found.all
 
-    def _read_own(self, store: Store, expiring: Collection[str]) -> bool:
+    def _read_own(self, store: Store, expiring: Collection[str], young: Collection[str]) -> bool:
         fresh = {path: meta for path, meta in list_manifests(store).items() if meta not in self._seen[0]}
         for path, found in read_references(store, sorted(fresh)):
             self._seen[0].add(fresh.pop(path))
@@ -95,6 +97,8 @@ class Needed:
                 self.expired |= found.all
                 continue
             self.keys |= found.all
+            if path not in young:
+                self.lasting |= found.all
             if version_of_main(path) is not None:
                 self.own |= found.own
             else:
@@ -107,8 +111,21 @@ class Needed:
         for path, found in read_references(table.branch.root, sorted(fresh)):
             self._seen[1].add(fresh.pop(path))
             self.keys |= found.all
+            self.lasting |= found.all
             self.on_branches |= found.all
         return not fresh
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Bytes of versions, and of files that no version needs, that only their age keeps; when all are old enough."""
+
+    bytes: int
+    by: datetime
+
+    def to_json(self) -> dict[str, object]:
+        """The entry ``later``."""
+        return {"bytes": self.bytes, "by": self.by.isoformat(timespec="seconds")}
 
 
 @dataclass(slots=True)
@@ -120,14 +137,23 @@ class Garbage:
         bytes: their size.
         for_branches: files of expired versions that are kept since a branch or a detached version refers to them.
         complete: whether the listing was completed.
+        later: bytes of files that become garbage with time alone: a young version needs them, or they are young.
+        until: when the last unreferenced one of these is old enough; None: there is none.
         missing: keys of missing files to which a version of main refers, ascending; the first 1,000.
     """
 
     objects: int = 0
     bytes: int = 0
     for_branches: int = 0
+    later: int = 0
+    until: datetime | None = None
     missing: tuple[str, ...] = ()
     complete: bool = False
+
+    def defer(self, meta: ObjectMeta) -> None:
+        """Count a file to which no version refers, and that may belong to a commit in progress."""
+        self.later += meta.size
+        self.until = max(self.until or meta.last_modified, meta.last_modified + UNFINISHED_AGE)
 
 
 def find_garbage(
@@ -169,12 +195,18 @@ def _garbage(
                 newest.see(meta)
             absent.discard(key or "")
             if key is None:
-                if is_unfinished(meta.path) and now - meta.last_modified > UNFINISHED_AGE:
-                    yield meta
+                if is_unfinished(meta.path):
+                    if now - meta.last_modified > UNFINISHED_AGE:
+                        yield meta
+                    else:
+                        found.defer(meta)
             elif key in needed.keys:
+                found.later += 0 if key in needed.lasting else meta.size
                 found.for_branches += key in needed.expired and key in needed.on_branches and key not in needed.own
             elif key in needed.expired or now - meta.last_modified > UNFINISHED_AGE:
                 yield meta
+            else:
+                found.defer(meta)
 
 
 def unreadable_versions(store: Store, missing: Collection[str]) -> dict[int, str]:

@@ -259,7 +259,7 @@ def test_expire(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     assert plan.code == 0
     assert set(plan.document) == {
         *("decision", "apply", "counts", "expire", "kept", "failed", "unreadable", "put_back", "truncated", "objects"),
-        *("bytes", "frees_for_gc", "branches", "version", "warnings", "seconds", "run_id"),
+        *("bytes", "later", "frees_for_gc", "branches", "version", "warnings", "seconds", "run_id"),
     }
     assert plan.document["expire"] == [1, *range(3, newest)]
     assert plan.document["kept"] == [

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import lance
 import pytest
 
 from memwal_ops import run_job
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.scheduling.discovery import discover
+from memwal_ops.text import size_text
 from tests.support.run_cli import contents, run_here
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload
@@ -97,3 +99,36 @@ def test_what_is_asked_wrongly_is_refused(tmp_path: Path, capfd: pytest.CaptureF
     nothing = run_here(capfd, "scan", "--database", str(tmp_path))
     assert (nothing.code, nothing.out) == (3, "")
     assert "no folder NAME.lance" in nothing.err
+
+
+def test_what_is_too_young_has_its_bytes_and_date(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also the files of a compaction that was killed, to which no version refers."""
+    table = PlainTable(str(tmp_path / "db/t.lance")).create(fragments=4, rows=200)
+    run_job(table.uri, "compact")
+    killed = tmp_path / "db/t.lance/data/0123456789abcdef.lance"
+    killed.write_bytes(next(killed.parent.glob("*.lance")).read_bytes())
+    ago = time.time() - timedelta(days=6).total_seconds()
+    os.utime(killed, (ago, ago))
+    week = datetime.now(UTC) + timedelta(days=7)
+    by = run_job(table.uri, "expire", apply=False).to_json()["later"]
+    newest = {file.path for one in lance.dataset(table.uri).get_fragments() for file in one.data_files()}
+    old = [path for path in killed.parent.glob("*.lance") if path.name not in newest]
+    assert killed in old
+    assert len(old) == 5
+    assert by["bytes"] > sum(path.stat().st_size for path in old)
+    assert abs(datetime.fromisoformat(by["by"]) - week) < timedelta(minutes=5)
+
+    document = run_here(capfd, "scan", table.uri, "--json").document
+    (need,) = (one for one in document["tables"][0]["needs"] if one["job"] == "expire")
+    assert (need["bytes_freed"], need["later"]) == (0, by)
+    shown = " ".join(run_here(capfd, "scan", table.uri).out.split())
+    assert f"0 B would be freed now, up to {size_text(by['bytes'])} more by {by['by'][:10]}." in shown
+
+
+def test_it_counts_levels_as_status_does(database: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    configuration = run_here(capfd, "scan", "--database", str(database), "--json").document["configuration"]
+    file.write_text(f"state_dir: {tmp_path}/state\nhttp: {{enabled: false}}\n{configuration}")
+    scanned = run_here(capfd, "scan", "--database", str(database)).out
+    assert "3 tables: 3 ok; jobs have work on 2;" in scanned
+    assert "3 tables: 3 ok;" in run_here(capfd, "status", "--config", str(file)).out

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.core import registry
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.job import MetricSpec
@@ -25,11 +25,13 @@ from memwal_ops.errors import JobPluginError, LeaseLostError
 from memwal_ops.formats.lance.jobs import catchup, compact, expire, gc, merge, snapshot
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.state.directory import StateDir
+from memwal_ops.text import size_text
 from tests.support.gc_options import AT_ONCE, IMMEDIATE
 from tests.support.listeners import at_checkpoint
 from tests.support.plugin_packages import install
 from tests.support.run_cli import contents, run_here, run_process
 from tests.support.tables import damage
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload, assert_same, read_base
 
 if TYPE_CHECKING:
@@ -357,6 +359,22 @@ def test_what_keeps_a_service_from_starting(tmp_path: Path, capfd: pytest.Captur
     assert (twice.code, twice.document["error"]["reason"]) == (55, "already_running")
     other.close()
     assert run_here(capfd, "run", "--config", str(tmp_path / "none.yaml")).code == 50
+
+
+@pytest.mark.long
+def test_one_round_prints_what_applies_and_what_it_left(tmp_path: Path) -> None:
+    """A plain table has neither a log to merge nor regions; what compact replaces is too young to be deleted."""
+    table = PlainTable(str(tmp_path / "t.lance")).create(fragments=4, rows=50)
+    jobs = {"expire": {"enabled": True, "apply": True}, "gc": {"enabled": True, "apply": True}}
+    file = tmp_path / "c.yaml"
+    file.write_text(json.dumps({"state_dir": f"{tmp_path}/state", "tables": [{"uri": table.uri, "jobs": jobs}]}))
+    done = run_process("run", "--once", "--config", str(file))
+    assert done.code == 0, done.err
+    assert "not_applicable" not in done.out
+    assert "t compact: succeeded, compacted" in done.out
+    later = run_job(table.uri, "expire", apply=False).to_json()["later"]
+    left = f"Up to {size_text(later['bytes'])} are left that were too young to be deleted; all are old enough by "
+    assert left in done.out
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.holds import announced_expiry
 from memwal_ops.errors import DeletesFailedError
 from memwal_ops.formats.lance.damage import names_damage
-from memwal_ops.formats.lance.garbage import Needed, find_garbage, unreadable_versions
+from memwal_ops.formats.lance.garbage import Later, Needed, find_garbage, unreadable_versions
 from memwal_ops.formats.lance.identity import anchored
 from memwal_ops.formats.lance.jobs.expire_text import describe
 from memwal_ops.formats.lance.jobs.gc_candidates import Kind
@@ -44,7 +44,7 @@ from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.storage.clock import store_time
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from memwal_ops.core.anchors import Anchor
     from memwal_ops.formats.lance.garbage import Garbage
@@ -93,6 +93,7 @@ class ExpireReport:
         unreadable: listed versions of which files are missing, each with one of those files.
         put_back: versions that a tag, branch or hold named during their deletion, and that are listed again.
         branches: branches of the table. Files that they refer to are kept.
+        later: bytes that only their age keeps, and when the last of them are old enough; None: there are none.
         for_branches: files of deleted versions, kept since a branch or a detached version refers to them.
     """
 
@@ -110,6 +111,7 @@ class ExpireReport:
     unreadable: dict[int, str] = field(default_factory=dict)
     put_back: tuple[int, ...] = ()
     for_branches: int = 0
+    later: Later | None = None
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -144,6 +146,7 @@ class ExpireReport:
             "truncated": any(len(entries) > limit for entries in lists),
             "objects": self.objects,
             "bytes": self.bytes,
+            "later": None if self.later is None else self.later.to_json(),
             "frees_for_gc": {"generations": self.frees[0], "bytes": self.frees[1]},
             "branches": {"count": self.branches, "files_kept": self.for_branches},
             "version": self.newest,
@@ -170,7 +173,7 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     retention.refresh(table, now)
     expired, kept = _choose(table, retention, options, now, UnmergedFlushes())
     needed = Needed()
-    needed.read(table, {version_path(version, table.naming) for version in expired})
+    needed.read(table, {version_path(version, table.naming) for version in expired}, _young(table, kept))
     newest = NewestFiles(table)
     found = find_garbage(table.store, needed, now, newest=newest)
     newest.require()
@@ -181,6 +184,7 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
         report.bytes = found.bytes + sum(map(retention.manifest_bytes, expired))
         report.for_branches = found.for_branches
         report.frees = _frees(table, expired)
+    _note_later(report, retention, found)
     _note_missing(report, table, found)
     report.seconds = time.monotonic() - started
     return report
@@ -225,6 +229,7 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
     report.put_back = tuple(sorted(run.put_back))
     report.for_branches = found.for_branches
     report.frees = frees if deleted else (0, 0)
+    _note_later(report, run.retention, found)
     _note_missing(report, table, found)
     context.figures["bytes_collected"] += report.bytes
     context.figures["versions_expired"] += len(report.versions)
@@ -253,6 +258,7 @@ class _Run:
     _needed: Needed | None = None
     _complete: bool = False
     _flushes: UnmergedFlushes = field(default_factory=UnmergedFlushes)
+    _kept: tuple[KeptVersion, ...] = ()
 
     def choose(self) -> tuple[tuple[int, ...], tuple[KeptVersion, ...]]:
         """The versions to delete and those to keep, by the store's current state; restores versions needed again.
@@ -264,7 +270,8 @@ class _Run:
         if back := put_back(self.table, self.retention.protected(), self.retention.versions):
             self.put_back.update(back)
             self.retention.refresh(self.table, self.now)
-        return _choose(self.table, self.retention, self.options, self.now, self._flushes)
+        chosen, self._kept = _choose(self.table, self.retention, self.options, self.now, self._flushes)
+        return chosen, self._kept
 
     def retire(self, batch: tuple[int, ...]) -> None:
         """Announce these versions, check them again, set them aside, and delete their manifests."""
@@ -284,7 +291,7 @@ class _Run:
     def delete_files(self) -> Garbage:
         """Delete files that only deleted versions refer to, of this run and of killed ones."""
         needed = Needed()
-        needed.read(self.table)
+        needed.read(self.table, young=_young(self.table, self._kept))
         self.choose()
         newest = NewestFiles(self.table)
         found = find_garbage(
@@ -376,6 +383,18 @@ def _note_missing(report: ExpireReport, table: Table, found: Garbage) -> None:
         report.unreadable = unreadable_versions(table.store, found.missing)
     if report.unreadable:
         report.warnings += (_MISSING,)
+
+
+def _young(table: Table, kept: Iterable[KeptVersion]) -> frozenset[str]:
+    """The manifests of versions that only their age keeps."""
+    return frozenset(version_path(one.version, table.naming) for one in kept if one.old_enough is not None)
+
+
+def _note_later(report: ExpireReport, retention: Retention, found: Garbage) -> None:
+    young = {one.version: one.old_enough for one in report.kept if one.old_enough is not None}
+    size = found.later + sum(map(retention.manifest_bytes, young))
+    times = [*young.values(), *([] if found.until is None else [found.until])]
+    report.later = Later(size, max(times)) if times else None
 
 
 def _report(

@@ -24,6 +24,10 @@ def describe(report: ExpireReport) -> str:
         freed = f"{counted(report.frees[0], 'generation')} ({size_text(report.frees[1])})"
         word = "were" if report.applied and report.frees[0] > 1 else "was" if report.applied else "would be"
         parts.append(f"{freed} {word} kept only by these versions; memwal-ops gc can drain and delete them.")
+    if report.later is not None:
+        size, by = size_text(report.later.bytes), report.later.by
+        of = "young versions, and files that no version needs,"
+        parts.append(paragraph(f"Up to {size} more of {of} are old enough by {by:%Y-%m-%d %H:%M} UTC."))
     if report.for_branches:
         files = counted(report.for_branches, "file")
         verb = "is" if report.for_branches == 1 else "are"

@@ -231,7 +231,7 @@ def test_the_document(made: LsmTable) -> None:
     document = report.to_json(limit=2)
     assert set(document) == {
         *("decision", "apply", "counts", "expire", "kept", "failed", "unreadable", "put_back", "truncated", "objects"),
-        *("bytes", "frees_for_gc", "branches", "version", "warnings", "seconds", "run_id"),
+        *("bytes", "later", "frees_for_gc", "branches", "version", "warnings", "seconds", "run_id"),
     }
     assert document["counts"] == {"expire": len(report.versions), "kept": 1, "failed": 0, "unreadable": 0}
     assert document["branches"] == {"count": 0, "files_kept": 0}
