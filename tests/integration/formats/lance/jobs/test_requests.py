@@ -14,6 +14,7 @@ from benchmarks.workload import Shape, make
 from memwal_ops import run_job
 from memwal_ops.core.registry import open_table
 from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.supervisor.workers.polling import poll_table
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -54,14 +55,25 @@ def test_requests_of_further_generations(counted: tuple[dict[str, str], Counter[
     """Each costs its manifest, its data file and its deletion file."""
     options, requests = counted
     made: dict[int, int] = {}
+    inspected: dict[int, int] = {}
+    polled: dict[int, int] = {}
     for generations in (1, 11):
         uri = f"s3://{BUCKET}/{generations}.lance"
         make(uri, replace(SMALL, generations=generations), storage_options=options)
-        probe_conditional_writes(open_table(uri, options).store)
+        table = open_table(uri, options)
+        probe_conditional_writes(table.store)
+        requests.clear()
+        run_job(uri, "inspect", storage_options=options)
+        inspected[generations] = requests.total()
+        requests.clear()
+        poll_table(table, [table.jobs["merge"]])
+        polled[generations] = requests.total()
         requests.clear()
         assert run_job(uri, "merge", storage_options=options).decision == "merged"
         made[generations] = requests.total()
     assert made[11] - made[1] <= 10 * 3 + TICKS, made
+    assert inspected[11] - inspected[1] <= 10 + TICKS, "the manifest of each"
+    assert polled[11] - polled[1] <= 10, "the manifest of each"
 
 
 def test_requests_of_a_second_index(counted: tuple[dict[str, str], Counter[str]]) -> None:
