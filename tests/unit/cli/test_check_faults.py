@@ -1,0 +1,37 @@
+"""What ``check --config`` reports of a table in a status document, beside its backlog figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memwal_ops.cli.check import table_faults
+from memwal_ops.supervisor.observe.findings import CRITICAL, WARNING
+from tests.support import fleet
+
+PARTIAL = "orders: the last merge could not process all: a part was blocked"
+
+
+def orders(waiting: float, blocked: float = 0, **merge: Any) -> dict[str, Any]:
+    return fleet.table("orders", waiting=waiting, blocked=blocked, jobs={"merge": fleet.job(**merge)})
+
+
+@pytest.mark.parametrize(
+    ("table", "faults"),
+    [
+        (orders(2), []),
+        (orders(2, last_outcome="partial"), [(CRITICAL, PARTIAL)]),
+        (orders(0, last_outcome="partial"), []),
+        (orders(2, last_outcome="hung"), [(WARNING, "orders: the last merge hung")]),
+        (orders(2, last_outcome="stopped"), []),
+        (orders(2, 1, last_outcome="partial"), [(CRITICAL, "orders: 1 region blocked")]),
+        (
+            orders(2, last_outcome="failed", consecutive_failures=1),
+            [(WARNING, "orders/merge failed 1 time in a row")],
+        ),
+    ],
+)
+def test_how_the_last_merge_ended(table: dict[str, Any], faults: list[tuple[int, str]]) -> None:
+    """A run opens the files that a poll only lists, and counts while something waits."""
+    assert [*table_faults(table)] == faults
