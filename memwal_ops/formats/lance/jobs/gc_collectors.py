@@ -117,8 +117,8 @@ class RegionCollector(Collector[LanceCandidate]):
             drained = self.view.newest.next().without_generations(generations)
             # Timeline without this check: all generations are read as merged; the table is created again; the new
             # table's unmerged generations are removed from the list.
-            self.basis.check()
-            if generations and self.basis.rules.table.region(self.part).commit(drained):
+            check = self.basis.check
+            if generations and self.basis.rules.table.region(self.part).commit(drained, check=check):
                 _log.info("drained", region=str(self.part), generations=list(generations))
                 self._drained = True
                 return len(generations)
@@ -203,9 +203,8 @@ class RegionCollector(Collector[LanceCandidate]):
             one.kind is Kind.ORPHAN and (one.generation or 0) >= newest.current_generation for one in batch
         ):
             return
-        self.basis.check()
         # False: another process published that version after the listing, which serves as well.
-        self.basis.rules.table.region(self.part).commit(newest.next())
+        self.basis.rules.table.region(self.part).commit(newest.next(), check=self.basis.check)
         self._fenced = True
 
     def _point_past(self, last: LanceCandidate, newest: int) -> None:

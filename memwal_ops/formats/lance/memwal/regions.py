@@ -38,7 +38,7 @@ from memwal_ops.formats.lance.wire.region_manifest import (
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from datetime import datetime
 
     from memwal_ops.storage.api import ObjectMeta, Store
@@ -266,21 +266,31 @@ class RegionManifestStore:
         self.created = min(times, default=None)
         return _versions(listed)
 
-    def commit(self, manifest: RegionManifest, *, ours_if_equal: bool = True) -> bool:
+    def commit(
+        self, manifest: RegionManifest, *, ours_if_equal: bool = True, check: Callable[[], None] | None = None
+    ) -> bool:
         """Publish ``manifest`` under its version number; False if another writer published that version.
 
         Args:
             ours_if_equal: whether equal bytes under that number count as this run's: a put that is repeated after a
                 lost response gets "exists". False if another process may publish identical bytes.
+            check: called right before the put, after all other requests; what it raises ends the commit.
 
         Never leaves a gap: the previous version must exist, and be the one that ``manifest`` was made from. The
         hint is written afterwards, best effort (S0-052): readers probe onward from an older hint.
         """
-        return self.publish(
-            manifest.version, encode_region_manifest(manifest), manifest.source, ours_if_equal=ours_if_equal
-        )
+        data = encode_region_manifest(manifest)
+        return self.publish(manifest.version, data, manifest.source, ours_if_equal=ours_if_equal, check=check)
 
-    def publish(self, version: int, data: bytes, source: bytes, *, ours_if_equal: bool = True) -> bool:
+    def publish(
+        self,
+        version: int,
+        data: bytes,
+        source: bytes,
+        *,
+        ours_if_equal: bool = True,
+        check: Callable[[], None] | None = None,
+    ) -> bool:
         """:meth:`commit` for a manifest that is encoded already.
 
         Args:
@@ -288,10 +298,13 @@ class RegionManifestStore:
             data: the manifest.
             source: the bytes of the version before it, which it was made from.
             ours_if_equal: see :meth:`commit`.
+            check: see :meth:`commit`.
         """
         previous = version - 1
         if previous > 0 and not self._is_next_to(previous, source):
             return False
+        if check is not None:
+            check()
         path = self.path(version)
         if not self._store.put_if_absent(path, data) and not (ours_if_equal and self._store.get(path) == data):
             return False

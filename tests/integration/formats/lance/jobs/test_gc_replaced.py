@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +73,29 @@ def regions_of(made: LsmTable) -> str:
 def put_in_its_place(uri: str, other: str) -> None:
     shutil.rmtree(uri)
     shutil.copytree(other, uri)
+
+
+@pytest.mark.long
+def test_a_restored_backup_keeps_its_list_of_generations(tmp_path: Path) -> None:
+    """At any moment of a drain: nothing of the backup is merged, and it has the manifest that the drain read."""
+    made = made_of(tmp_path, Workload, 3)
+    backup, start = str(tmp_path / "backup"), str(tmp_path / "start")
+    shutil.copytree(made.uri, backup)
+    free(made)
+    shutil.copytree(made.uri, start)
+    at = 0
+    while True:
+        at += 1
+        put_in_its_place(made.uri, start)
+        table = open_table(made.uri)
+        store = Replaced(table.store, at, lambda: put_in_its_place(made.uri, backup))
+        with suppress(MemwalOpsError), calm():  # it was half there while it was read
+            gc.apply(replace(table, store=store), BARE)
+        if not store.happened:
+            break
+        newest = table_of(made).region(table.regions.region_ids[0]).latest(checked=True)
+        assert [one.generation for one in newest.flushed_generations] == [1, 2, 3], f"restored before call {at}"
+    assert at > 20
 
 
 @pytest.mark.long
