@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.engines.spark.load import bulk_load
-from memwal_ops.formats.lance.engines.spark.session import refuse_stopped
+from memwal_ops.formats.lance.engines.spark.session import check_executors, drivers_python, refuse_stopped
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.table import open_lance_table
 
@@ -59,7 +59,8 @@ def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None =
 
     It reads base and unmerged generations as one table, last write wins; vectors as ``array<float>``.
     ``.option("columns", "id,text")`` reads only these columns, ``.option("filter", "id > 5")`` only these rows, by a
-    Lance expression that is evaluated on the newest row of each key.
+    Lance expression that is evaluated on the newest row of each key. Without PYSPARK_PYTHON, its Python workers on a
+    local or standalone master run the driver's interpreter.
 
     Args:
         spark: the session.
@@ -67,10 +68,13 @@ def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None =
             class, and appear in no query plan and on no page of the Spark UI.
 
     Raises:
-        SparkUnavailableError: the session is stopped.
+        SparkUnavailableError: the session is stopped, or its executors' Python lacks our packages.
     """
     # The module imports PySpark.
     from memwal_ops.formats.lance.engines.spark.source import data_source  # noqa: PLC0415
 
     refuse_stopped(spark)
-    spark.dataSource.register(data_source(dict(storage_options or {})))
+    with drivers_python(spark) as is_driver:
+        if is_driver:
+            check_executors(spark)
+        spark.dataSource.register(data_source(dict(storage_options or {})))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -175,11 +176,12 @@ class StoppedByJava:
 
     def __init__(self, *, stopped: bool) -> None:
         scala = SimpleNamespace(isStopped=lambda: stopped)
-        self.sparkContext = self._sc = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala), applicationId="app-1")
+        java = SimpleNamespace(sc=lambda: scala)
+        self.sparkContext = self._sc = SimpleNamespace(_jsc=java, applicationId="app-1", pythonExec="python3")
 
 
 def test_a_session_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_session, "_checked", {"app-1"})
+    monkeypatch.setattr(spark_session, "_checked", {("app-1", "python3")})
     spark_session.check_executors(cast("Any", StoppedByJava(stopped=False)))
     for gone in (Gone(), StoppedByJava(stopped=True)):
         with pytest.raises(SparkUnavailableError, match="session is stopped"):
@@ -188,6 +190,26 @@ def test_a_session_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
         spark_session.refuse_stopped(cast("Any", passes))
     with pytest.raises(SparkUnavailableError, match="session is stopped"):
         register(cast("Any", StoppedByJava(stopped=True)))
+
+
+@pytest.mark.parametrize(
+    ("master", "chosen", "runs"),
+    [("local[2]", None, sys.executable), ("local[2]", "python3", "python3"), ("yarn", None, "python3")],
+)
+def test_the_interpreter_of_workers(
+    monkeypatch: pytest.MonkeyPatch, master: str, chosen: str | None, runs: str
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("PYSPARK_PYTHON", chosen)
+    session: Any = StoppedByJava(stopped=False)
+    session.sparkContext.master = master
+    with spark_session.drivers_python(session) as is_driver:
+        assert is_driver
+        assert session.sparkContext.pythonExec == runs
+    assert session.sparkContext.pythonExec == "python3"
+    with spark_session.drivers_python(cast("Any", Gone())) as is_driver:
+        assert not is_driver
 
 
 def test_an_error_of_a_task_is_the_same_error_on_the_driver() -> None:

@@ -23,7 +23,7 @@ _PACKAGES = ("memwal-ops", "pylance", "pyarrow", "pandas")
 # Releases that must be equal on driver and executors: executors write files that the driver commits.
 _SAME = ("memwal-ops", "pylance")
 _MASTER_OF_THIS_MACHINE = ("local", "spark://")
-_checked: set[str] = set()
+_checked: set[tuple[str, str]] = set()
 
 
 @contextmanager
@@ -127,16 +127,39 @@ def _is_stopped(spark: SparkSession) -> bool | None:
         return None
 
 
+@contextmanager
+def drivers_python(spark: SparkSession) -> Iterator[bool]:
+    """Have what is defined in the block run by the driver's interpreter, unless PYSPARK_PYTHON names another one.
+
+    On a local or standalone master only: elsewhere, executors do not have its path. Without that, PySpark starts the
+    first python3 of the PATH, in which our packages are not installed.
+
+    Returns:
+        Whether this process is the session's driver; if not (Spark Connect), nothing is changed.
+    """
+    if _is_stopped(spark) is not False:
+        yield False
+        return
+    context = spark.sparkContext
+    before = context.pythonExec
+    if "PYSPARK_PYTHON" not in os.environ and context.master.startswith(_MASTER_OF_THIS_MACHINE):
+        context.pythonExec = sys.executable
+    try:
+        yield True
+    finally:
+        context.pythonExec = before
+
+
 def check_executors(spark: SparkSession) -> None:
-    """Compare one executor's package versions with the driver's, once per application.
+    """Compare one executor's package versions with the driver's, once per application and interpreter.
 
     Raises:
         SparkUnavailableError: the session is stopped or belongs to another process; its Python cannot run our
             tasks, or has other releases of the packages that write files.
         SparkJobFailedError: a process of Spark ended meanwhile.
     """
-    application = _application(spark)
-    if application in _checked:
+    checked = (_application(spark), spark.sparkContext.pythonExec)
+    if checked in _checked:
         return
     where = (
         "Executors need the driver's memwal-ops, pylance, pyarrow and pandas in the Python that PYSPARK_PYTHON "
@@ -157,7 +180,7 @@ def check_executors(spark: SparkSession) -> None:
             raise SparkUnavailableError(
                 f"Executors have {package} {versions.get(package)}, the driver has {driver_version}.", remedy=where
             )
-    _checked.add(application)
+    _checked.add(checked)
 
 
 def _application(spark: SparkSession) -> str:
