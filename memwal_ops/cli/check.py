@@ -96,7 +96,7 @@ def backlog_limits(command: Callable[..., Any]) -> Callable[..., Any]:
     return limited
 
 
-@click.command(short_help="One line and an exit code from 0 to 3, for Nagios and compatible monitoring.")
+@click.command(short_help="One line and an exit code from 0 to 3, for Nagios.")
 @click.argument("uri", required=False)
 @click.option("--config", "file", metavar="FILE", help="Check all tables of the service with this configuration.")
 @click.option("--nagios", is_flag=True, help="Required: the output format.")

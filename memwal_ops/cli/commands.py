@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 _LAZY = {
     "check": (
         "memwal_ops.cli.check:check",
-        "One line and an exit code from 0 to 3, for Nagios and compatible monitoring.",
+        "One line and an exit code from 0 to 3, for Nagios.",
     ),
     "config": ("memwal_ops.cli.config:config", "Check a configuration file of the supervisor."),
     "demo": ("memwal_ops.cli.demo:demo", "Make a table, merge it, and prove that nothing was lost."),
     "doctor": (
         "memwal_ops.cli.doctor:doctor",
-        "Check this machine, and a store, for what would make a job fail later.",
+        "Check this machine, and a store, before a job fails.",
     ),
     "export-support": (
         "memwal_ops.cli.export_support:export_support",
-        "Write a table's metadata, without values, into a file for support.",
+        "Write a table's metadata, without values, into a file.",
     ),
     "history": ("memwal_ops.cli.history:history", "Show what the supervisor did, and how each run ended."),
     "hold": ("memwal_ops.cli.hold:hold", "Keep a base version for a long-running reader."),
@@ -40,20 +40,29 @@ _LAZY = {
     "lease": ("memwal_ops.cli.lease:lease", "Show or break the leases of supervisors on a table."),
     "probe": (
         "memwal_ops.cli.probe:probe",
-        "Test a store's conditional writes, and compare its clock with this machine's.",
+        "Test a store's conditional writes and its clock.",
     ),
-    "report": ("memwal_ops.cli.report:report", "Write a page about a table, with its history, as one HTML file."),
+    "report": ("memwal_ops.cli.report:report", "Write one HTML page about a table, with its history."),
     "run": ("memwal_ops.cli.run:run", "Maintain the tables of a configuration file, until stopped."),
     "scan": (
         "memwal_ops.cli.scan:scan",
-        "Show what tables need, without changing them, and the configuration that does it.",
+        "Show what tables need, and the configuration that does it.",
     ),
     "status": (
         "memwal_ops.cli.status:status",
-        "Show all tables of a configuration: which is behind, why, and what to do.",
+        "Show all tables of a configuration: what is behind, and why.",
     ),
 }
 """Commands that are not jobs: where each is, and its line in the help of the group, which imports none of them."""
+
+
+_SECTIONS = {
+    "Look": ("demo", "scan", "inspect", "verify", "why", "report", "doctor", "probe"),
+    "Maintain": ("maintain", "merge", "catchup", "compact", "snapshot", "expire", "gc", "hold"),
+    "Repair and change": ("repair", "adopt", "init", "migrate", "export-support"),
+    "Run a service": ("config", "run", "status", "history", "check", "lease"),
+}
+"""The commands in the help of the group, by what a person wants; those of other packages follow."""
 
 
 class Commands(click.Group):
@@ -77,15 +86,19 @@ class Commands(click.Group):
         return None if entries is None else _job_command(cmd_name, entries)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write all commands with their short help; that of jobs comes from their specs."""
-        rows = []
+        """Write all commands in sections, with their short help; that of jobs comes from their specs."""
+        rows = {}
         for name in self.list_commands(ctx):
             if name in _LAZY:
-                rows.append((name, _LAZY[name][1]))
+                rows[name] = _LAZY[name][1]
             elif (command := self.get_command(ctx, name)) is not None:
-                rows.append((name, command.get_short_help_str(formatter.width)))
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+                rows[name] = command.get_short_help_str(formatter.width)
+        width = max(map(len, rows))
+        others = [name for name in rows if not any(name in names for names in _SECTIONS.values())]
+        for title, names in {**_SECTIONS, "Other packages": others}.items():
+            if listed := [(name.ljust(width), rows[name]) for name in names if name in rows]:
+                with formatter.section(title):
+                    formatter.write_dl(listed)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

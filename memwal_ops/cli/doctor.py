@@ -63,7 +63,7 @@ class Check:
         return {"name": self.name, "level": self.level, "found": self.found, "do": self.do}
 
 
-@click.command(short_help="Check this machine, and a store, for what would make a job fail later.")
+@click.command(short_help="Check this machine, and a store, before a job fails.")
 @click.argument("uri", required=False)
 @storage_options
 @json_output

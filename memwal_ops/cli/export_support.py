@@ -25,7 +25,7 @@ _HISTORY = 100
 _SUFFIX = "-support.zip"
 
 
-@click.command(short_help="Write a table's metadata, without values, into a file for support.")
+@click.command(short_help="Write a table's metadata, without values, into a file.")
 @click.argument("uri")
 @click.option("-o", "--output", metavar="FILE", help=f"The file to write.  [default: NAME{_SUFFIX}]")
 @click.option("--force", is_flag=True, help="Replace FILE even if it is not an earlier export.")

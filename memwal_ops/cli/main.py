@@ -46,11 +46,11 @@ _ENDED = "{}; nothing is half-written: what the command published stays, and run
     help="Least severe log events to show on stderr.",
 )
 def cli(log_level: str) -> None:
-    """Maintain tables with a log: Lance MemWAL, Zeppelin namespaces, LM-DiskANN index folders.
+    """Maintain LanceDB and Lance tables (MemWAL or not), Zeppelin namespaces, LM-DiskANN indexes.
 
     \b
     Examples:
-      memwal-ops demo
+      memwal-ops scan --database /data/lancedb
       memwal-ops inspect s3://bucket/orders.lance
     """  # noqa: D301 - click keeps the lines of a block that begins so
     process.prepare()

@@ -27,7 +27,7 @@ _SWAP = {
 }
 
 
-@click.command(short_help="Test a store's conditional writes, and compare its clock with this machine's.")
+@click.command(short_help="Test a store's conditional writes and its clock.")
 @click.argument("uri")
 @storage_options
 @json_output

@@ -42,7 +42,7 @@ _MARK = b'<meta name="generator" content="memwal-ops">'
 _LEVELS = {Severity.ERROR: CRITICAL, Severity.WARNING: WARNING, Severity.INFO: OK}
 
 
-@click.command(short_help="Write a page about a table, with its history, as one HTML file.")
+@click.command(short_help="Write one HTML page about a table, with its history.")
 @click.argument("uri")
 @click.option("-o", "--output", metavar="FILE", help="The file to write; - is stdout. An earlier report is replaced.")
 @click.option("--force", is_flag=True, help="Replace FILE even if it is not an earlier report.")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MAX_BLOCKED = 3
 
 
-@click.command(short_help="Show what tables need, without changing them, and the configuration that does it.")
+@click.command(short_help="Show what tables need, and the configuration that does it.")
 @click.argument("uris", metavar="[URI]...", nargs=-1)
 @click.option("--database", metavar="DIR", help="All tables of this LanceDB folder: DIR/*.lance.")
 @click.option(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.scheduling.discovery import Fault, FoundTable
 
 
-@click.command(short_help="Show all tables of a configuration: which is behind, why, and what to do.")
+@click.command(short_help="Show all tables of a configuration: what is behind, and why.")
 @config_option
 @click.option("--table", "only", help="Only this table, by its name or URI, with all of its jobs.")
 @backlog_limits

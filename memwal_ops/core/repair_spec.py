@@ -22,7 +22,7 @@ class RepairOptions(VerifyOptions):
 repair_job = partial(
     JobSpec,
     name="repair",
-    summary="Fix what has a provably safe fix; without --apply, only print it.",
+    summary="Print what has a provably safe fix; with --apply, fix it.",
     options=RepairOptions,
     deletes=True,
     in_maintain=False,

@@ -166,7 +166,7 @@ runbooks/README.md.""",
 )
 EXPIRE = JobSpec(
     name="expire",
-    summary="Delete old base versions, so that gc can delete the generations that they need.",
+    summary="Delete old versions, and the files that only they need.",
     help="""Delete old base versions of the table at URI that no tag, branch or hold keeps.
 
 A version is deleted if it is older than --older-than AND not one of the newest --keep: first its manifest, then the
@@ -232,7 +232,7 @@ some deletions failed; 28 the table may have been replaced since the plan; other
     },
 )
 MAINTAIN = maintain_job(
-    summary="Merge, catch up, compact, snapshot, expire and collect, in that order.",
+    summary="Run all jobs that apply to the table, in their order.",
     help="""Run all jobs that are due on the table at URI: merge, catchup, compact, snapshot, expire, gc.
 
 The first four build and commit; expire and gc delete only with --apply. If a step fails, the other building steps still
@@ -250,7 +250,7 @@ Exit codes: 0 maintained, over_budget or dry_run; otherwise that of the first st
 )
 ADOPT = JobSpec(
     name="adopt",
-    summary="Decide about regions with a reused id, or about columns of unmerged generations.",
+    summary="Decide about a region or columns that block a merge.",
     help="""Decide about regions of the table at URI that are blocked by region_replaced, or schema_projection.
 
 A replaced region's id was used before: on a branch or a clone, after a region's folder was removed, or before the
@@ -292,7 +292,7 @@ Exit code 0 also if a region is blocked: inspect reports it, and does not fail."
 )
 VERIFY = read_only_job(
     name="verify",
-    summary="Check the objects of a table and their references; changes nothing.",
+    summary="Check the objects of a table; changes nothing.",
     help="""Check the table at URI: files of the newest version, older versions, region manifests, generations, logs,
 the MemWAL index, leases and holds; with --deep also rows and keys. Changes nothing. Each finding names the object, the
 consequence and the remedy.

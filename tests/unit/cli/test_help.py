@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from memwal_ops.cli.commands import _SECTIONS
 from memwal_ops.cli.main import cli
 
 if TYPE_CHECKING:
@@ -35,3 +36,17 @@ def test_the_help_of_a_command(path: tuple[str, ...]) -> None:
     assert len(lines) <= LINES
     examples = [line for line in lines if line.startswith(" ".join(["    memwal-ops", *path]))]
     assert len(examples) >= 2, lines
+
+
+def test_the_commands_are_grouped_on_one_screen() -> None:
+    """A line for each, at the width of a small terminal; every built-in command is in one section."""
+    shown = CliRunner().invoke(cli, ["--help"], terminal_width=80).output
+    with cli.make_context("memwal-ops", [], resilient_parsing=True) as context:
+        names = cli.list_commands(context)
+    listed = [name for section in _SECTIONS.values() for name in section]
+    assert sorted(listed) == sorted(names)
+    assert [
+        line.split()[0] for line in shown.splitlines() if line.startswith("  ") and line.split()[0] in names
+    ] == listed
+    assert "Other packages" not in shown
+    assert len(shown.splitlines()) <= 55

@@ -243,6 +243,6 @@ def test_the_demo_refuses_a_folder_that_cannot_be(
 def test_help_without_a_command_names_no_error(capfd: pytest.CaptureFixture[str]) -> None:
     outcome = run_here(capfd)
     assert outcome.code == 2
-    assert "Commands:" in outcome.err
+    assert "Maintain:" in outcome.err
     assert "runbooks/errors" not in outcome.err
     assert "runbooks/errors/02-invalid_usage.md" in run_here(capfd, "frob").err
