@@ -47,9 +47,12 @@ def refusal(table: Table, index: BaseIndex, options: CatchupOptions) -> IndexesB
             "of the table."
         )
     emptied = index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
-    if options.retrain or emptied or not index.is_vector:
-        return None  # all of its rows will have the new codes
-    if not any(read_codebook(table, entry).is_dot_product for entry in index.segments):
+    return None if options.retrain or emptied else dot_product_error(table, index)  # else all rows get new codes
+
+
+def dot_product_error(table: Table, index: BaseIndex) -> DotProductIndexError | None:
+    """The error for an index with product quantization and the metric dot; None for others. Raises: as above."""
+    if not index.is_vector or not any(read_codebook(table, entry).is_dot_product for entry in index.segments):
         return None
     return DotProductIndexError(
         f"Index {index.name} is {index.type} with the metric dot: rows that pylance adds to it hide all others.",

@@ -9,6 +9,7 @@ from memwal_ops.errors import InvalidFormatError, runbook
 from memwal_ops.formats.lance.base_indexes import base_indexes
 from memwal_ops.formats.lance.catchup_entries import stale_entries
 from memwal_ops.formats.lance.index_faults import checked_fault
+from memwal_ops.formats.lance.index_refusals import dot_product_error
 from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
 
 if TYPE_CHECKING:
@@ -95,6 +96,18 @@ def check_rows_of_indexes(table: Table) -> Iterator[Finding]:
                 "Queries by it may not find all rows. Merges and reads of memwal-ops do not ask it.",
                 "See the page; create it again by create_scalar_index(..., replace=True) of the release that writes "
                 "the table.", runbook(18) or "", about=name,
+            )  # fmt: skip
+
+
+def check_distances(table: Table) -> Iterator[Finding]:
+    """No vector index got rows that hide all others; pylance's update into one segment leaves no trace of that."""
+    for name, index in sorted(base_indexes(table).items()):
+        error = dot_product_error(table, index) if len(index.segments) > 1 else None
+        if error is not None:
+            yield Finding(
+                Severity.ERROR, "index_distances", f"the index {name!r}",
+                f"It has {len(index.segments)} segments. {error}", "Searches by it do not find the nearest rows.",
+                error.remedy, runbook(18) or "", about=name,
             )  # fmt: skip
 
 

@@ -13,7 +13,13 @@ from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import Finding, Findings, RowsRead, Severity, VerifyReport, finding_of
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
-from memwal_ops.formats.lance.checks.index import check_catchup, check_progress, check_rows_of_indexes, check_snapshot
+from memwal_ops.formats.lance.checks.index import (
+    check_catchup,
+    check_distances,
+    check_progress,
+    check_rows_of_indexes,
+    check_snapshot,
+)
 from memwal_ops.formats.lance.checks.regions import (
     check_generations,
     check_log,
@@ -118,6 +124,8 @@ class _Verification:
         self._add("catch-up entries", lambda: check_catchup(table))
         if not self.findings.counts["base_file"]:  # with files missing, rows cannot be read
             self._add("rows of indexes", lambda: check_rows_of_indexes(table))
+            if self.export is None:
+                self._add("distances of indexes", lambda: check_distances(table))
         self._add("region snapshot", lambda: check_snapshot(table, regions))
         self._add("leases and holds", lambda: check_own_files(table))
         for path in table.regions.strays:

@@ -103,6 +103,24 @@ def test_an_update_is_refused_and_training_anew_helps(tmp_path: Path, kind: str)
     assert run_job(uri, "catchup").decision == "unchanged"
 
 
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+def test_verify_finds_an_index_that_pylance_updated(tmp_path: Path, metric: str) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(rows(0, ROWS), uri)
+    arguments = {"metric": metric, "num_partitions": 2, "num_sub_vectors": 4, "name": "by_vector"}
+    lance.dataset(uri).create_index("vector", "IVF_PQ", **arguments)
+    assert run_job(uri, "verify").findings.counts["index_distances"] == 0
+    lance.write_dataset(rows(ROWS, ROWS + ADDED), uri, mode="append")
+    lance.dataset(uri).optimize.optimize_indices(num_indices_to_merge=0)
+    report = run_job(uri, "verify")
+    assert report.findings.counts["index_distances"] == (metric == "dot")
+    if metric == "dot":
+        [finding] = report.findings.kept
+        assert "--index by_vector --retrain" in finding.remedy
+        assert run_job(uri, "catchup", indexes=["by_vector"], retrain=True).decision == "caught_up"
+        assert run_job(uri, "verify").decision == "healthy"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_beside_a_log_it_is_replaced_by_a_new_one(tmp_path: Path, kind: str) -> None:
     """Rows that are merged while the new one is built get into it with its own codebook."""
