@@ -189,6 +189,8 @@ def litter(made: LsmTable) -> None:
     merge.apply(table(), merge.MergeOptions())
     catchup.apply(table(), catchup.CatchupOptions())
     expire.apply(table(), now)  # unneeded, and still listed by the manifest
+    # The next version shows the columns of what is flushed now, and the tag needs that; nothing needs this one.
+    lance.dataset(made.uri, storage_options=made.storage_options).update_metadata({"before": "the flush"})
     _fill(made, 10)
     snapshot.apply(table(), snapshot.SnapshotOptions(0))
     lance.dataset(made.uri, storage_options=made.storage_options).tags.create("kept", table().version)
