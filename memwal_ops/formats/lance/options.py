@@ -315,12 +315,21 @@ class AdoptOptions(Options):
         flag="--region",
         metavar="ID",
     )
+    up_to: int | None = count(
+        None,
+        minimum=1,
+        metavar="N",
+        help="With --as merged and one --region: the base table has its generations up to N, although the table has no "
+        "such progress.",
+    )
     same_columns: bool = flag(
         help="The columns of generations blocked by schema_projection are those of the base, as the plan spells out."
     )
 
     def validate(self) -> None:
         """Refuse two decisions at once."""
+        if self.up_to is not None and (self.answer != "merged" or len(self.regions) != 1):
+            raise OptionError("{up_to} is for {answer} merged and one region.", "up_to", "answer", "regions")
         if self.same_columns and self.answer is not None:
             raise OptionError("{same_columns} and {answer} exclude each other.", "same_columns", "answer")
         if self.same_columns and self.regions:

@@ -191,6 +191,16 @@ class Retention:
         """The merge progress of the base of an own version."""
         return self._trees[self._own].base.at(version)
 
+    def last_with(self, regions: Collection[UUID]) -> int | None:
+        """The first own version without which it is not known what of these regions is merged; None: the newest has it.
+
+        The newest has less progress than an earlier one if the MemWAL index was removed since.
+        """
+        own = self._trees[self._own]
+        now = own.base.at(self.newest) if own.has_index(self.newest) else {}
+        above = (own.base.last_above(own.versions, region_id, now.get(region_id, 0)) for region_id in regions)
+        return min((version for version in above if version is not None), default=None)
+
     def manifest_bytes(self, version: int) -> int:
         """The size of the manifest of an own version."""
         return self._trees[self._own].size(version)
@@ -316,6 +326,15 @@ class _Progress:
                 found[region_id] = changes[before - 1][1]
         return found
 
+    def last_above(self, versions: Sequence[int], region_id: UUID, generation: int) -> int | None:
+        """The last of the versions, ascending, whose progress in the region is above the generation."""
+        changes = [*self._changes.get(region_id, ()), (_NO_VERSION, 0)]
+        for (start, progress), (end, _) in reversed(list(pairwise(changes))):
+            at = bisect_left(versions, end) - 1
+            if progress > generation and at >= 0 and versions[at] >= start:
+                return versions[at]
+        return None
+
     def below(self, versions: Sequence[int], region_id: UUID, generation: int) -> list[int]:
         """Those of the versions, ascending, whose progress in the region is below the generation."""
         found = self._changes.get(region_id, [])
@@ -391,7 +410,11 @@ class _Tree:
 
     def progress(self, version: int) -> Mapping[UUID, int]:
         """The merge progress of a version that exists; nothing if it has no MemWAL index."""
-        return self.merged.at(version) if _contains(self.versions, version) else {}
+        return self.merged.at(version) if self.has_index(version) else {}
+
+    def has_index(self, version: int) -> bool:
+        """Whether a version exists, and has a MemWAL index."""
+        return _contains(self.versions, version)
 
     def below(self, region_id: UUID, generation: int) -> list[int]:
         """Versions with a progress in the region below the generation, ascending."""

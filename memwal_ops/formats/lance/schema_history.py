@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
-from memwal_ops.formats.lance.versions import read_version_manifest
+from memwal_ops.formats.lance.versions import parent_version, read_version_manifest
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
@@ -352,12 +352,8 @@ def nanoseconds(time: datetime) -> int:
 def _version(found: VersionManifest) -> _Version:
     manifest, transaction = found.manifest, found.transaction
     fields = tuple(_Field(one.id, one.name, one.logical_type, one.parent_id) for one in manifest.fields)
-    parent: int | None = int(manifest.version) - 1
-    if transaction is not None and transaction.HasField("restore"):
-        restored = int(transaction.restore.version)
-        parent = restored if restored < manifest.version else None
-    elif transaction is not None and transaction.HasField("overwrite"):
-        parent = 0
+    # Without a transaction, a restore cannot be recognized: see ``has_transaction``.
+    parent = int(manifest.version) - 1 if transaction is None else parent_version(found)
     return _Version(
         written=manifest.timestamp.ToNanoseconds(),
         fields=fields,

@@ -123,7 +123,7 @@ class Table(GuardedTable):
     def why_not(self, job: str) -> MemwalOpsError | None:
         """Why a job that is not among :attr:`jobs` does not apply; None: there is no such job."""
         known = job in registry.job_specs(_FORMAT)
-        return self.layout.why_not(self.location, self.store, job) if known and self.memwal is None else None
+        return self.layout.why_not(self, job) if known and self.memwal is None else None
 
     @property
     def revision(self) -> int:
@@ -207,7 +207,16 @@ class Table(GuardedTable):
         Raises:
             LegacyLayoutError: the table has one that is not decoded here.
         """
-        return self.layout.without_index(self.location, self.store) if self.memwal is None else self.memwal
+        return self.layout.without_index(self) if self.memwal is None else self.memwal
+
+    @cached_property
+    def index_removed_after(self) -> int | None:
+        """The last version with a MemWAL index, if it was removed since, and the table was not overwritten; else None.
+
+        That version shows what of the regions is merged. Read only if the table has no index.
+        """
+        found = None if self.memwal is not None else self.history.indexed_before(self.version)
+        return None if found is None else found[0]
 
     def require_memwal(self, what: str = "This") -> None:
         """Refuse a table without the current MemWAL index, for operations that need regions.
@@ -218,7 +227,7 @@ class Table(GuardedTable):
         Raises:
             NoMemWalIndexError, LegacyLayoutError: it has none.
         """
-        refused = self.layout.why_not(self.location, self.store, what) if self.memwal is None else None
+        refused = self.layout.why_not(self, what) if self.memwal is None else None
         if refused is not None:
             raise refused
 
@@ -339,7 +348,7 @@ def load(location: Location, store: Store, known: Table | None = None) -> Table:
         StorageError: the store refused or failed, by kind.
     """
     table = read_table(location, store, known)
-    refused = table.layout.refusal(location, store) if table.memwal is None else None
+    refused = table.layout.refusal(table) if table.memwal is None else None
     if refused is not None:
         raise refused
     if table.memwal is not None and not table.primary_key:

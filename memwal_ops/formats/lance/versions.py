@@ -103,6 +103,20 @@ def read_version_manifest(
         return read_version_manifest(store, version, NamingScheme.V1, folder=folder)
 
 
+def parent_version(version: VersionManifest) -> int | None:
+    """The version whose rows and columns this one changed: the one before it, or the one that it restores.
+
+    0: none, as the table was overwritten. None: unknown, as its transaction is damaged, or not in the manifest.
+    """
+    number, transaction = int(version.manifest.version), version.transaction
+    if transaction is None:
+        return None
+    if transaction.HasField("restore"):
+        restored = int(transaction.restore.version)
+        return restored if restored < number else None
+    return 0 if transaction.HasField("overwrite") else number - 1
+
+
 def decode_named(path: str, data: bytes) -> VersionManifest:
     """Decode the manifest at a path; its version must be the one in the file's name.
 

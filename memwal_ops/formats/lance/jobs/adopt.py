@@ -4,6 +4,8 @@ A region that is not, or may not be, the one to which the table's recorded progr
 (:mod:`memwal_ops.formats.lance.memwal.region_identity`). Two decisions are possible:
 
 * ``merged``: it is that region. Its generations up to the progress are in the base table.
+  If the table has no such progress, since its MemWAL index was removed and made again and the versions before it
+  are gone, the operator states the last of them (``up_to``).
 * ``unmerged``: it is another one. None of its generations is in the base table; all are to be merged.
 
 Progress is never lowered: a stalled merger of the old region would raise it again, over the new region's
@@ -16,14 +18,15 @@ from __future__ import annotations
 import enum
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import InvalidUsageError, RegionReplacedError
 from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, check_rewritable, commit_indexes
 from memwal_ops.formats.lance.jobs.adopt_columns import SameColumnsReport, apply_same_columns, plan_same_columns
-from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.jobs.progress_restoring import publish_progress
+from memwal_ops.formats.lance.memwal.backlog import read_backlog, subtract
 from memwal_ops.formats.lance.memwal.region_move import check_complete, move_region, new_region_id
 from memwal_ops.formats.lance.memwal.wal import unflushed_entries
 from memwal_ops.formats.lance.wire.region_records import UNMERGED, RegionRecord, mark_of
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.options import AdoptOptions
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
 
 
 class Answer(enum.StrEnum):
@@ -66,6 +69,7 @@ class Adoption:
         merged: the table's progress for its id.
         unflushed_wal_entries: entries of its log that no generation contains.
         record: the record to be stored in the table; None: the region is moved.
+        up_to: the progress to be stored, if it is more than the table has.
     """
 
     region_id: UUID
@@ -75,6 +79,7 @@ class Adoption:
     merged: int
     unflushed_wal_entries: int
     record: RegionRecord | None
+    up_to: int | None = None
 
     def to_json(self) -> dict[str, object]:
         """The ``regions`` entry of a report."""
@@ -83,7 +88,7 @@ class Adoption:
             "new_region_id": None if self.new_id is None else str(self.new_id),
             "generations": list(self.generations),
             "rows": self.rows,
-            "merged_generation": self.merged,
+            "merged_generation": self.up_to or self.merged,
             "unflushed_wal_entries": self.unflushed_wal_entries,
         }
 
@@ -129,6 +134,11 @@ def _described(adoption: Adoption, report: AdoptReport) -> str:
     span = f" ({span_text(min(generations), max(generations))})" if generations else ""
     size = f"{counted(len(generations), 'generation')}{span}, {counted(adoption.rows, 'row')}"
     region = f"region {adoption.region_id}: {size}"
+    if adoption.up_to is not None:
+        newly = [number for number in generations if adoption.merged < number <= adoption.up_to]
+        lost = f" gc deletes the {counted(len(newly), 'generation')} up to there that it lists." if newly else ""
+        recorded = "recorded" if done else "would be recorded"
+        return f"{region}; {recorded} as merged up to generation {adoption.up_to}.{lost}"
     if report.answer is Answer.MERGED:
         return f"{region}; {'recorded' if done else 'would be recorded'} as merged up to generation {adoption.merged}."
     if adoption.record is not None:
@@ -180,15 +190,18 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
     note = CommitNote.new("adopt")
     adoptions = _adoptions(table, options)
     for adoption in adoptions:
-        if adoption.record is None:
+        if adoption.record is None and adoption.up_to is None:
             move_region(table, adoption.region_id)
     retry = CommitRetry()
     # Computed again on each version: a merge may have been published meanwhile.
-    while records := {
-        adoption.region_id: adoption.record for adoption in _adoptions(table, options) if adoption.record is not None
-    }:
+    while recorded := [one for one in _adoptions(table, options) if one.record is not None or one.up_to is not None]:
+        records = {one.region_id: one.record for one in recorded if one.record is not None}
+        progress = {one.region_id: one.up_to for one in recorded if one.up_to is not None}
         try:
-            commit_indexes(table, IndexChange(table.index.details, records=records), note)
+            if progress:
+                publish_progress(table, progress, records, note)
+            else:
+                commit_indexes(table, IndexChange(table.index.details, records=records), note)
         except CommitLostError as error:
             table = retry.conflict(table, error)
         else:
@@ -211,6 +224,8 @@ def _answer(options: AdoptOptions) -> Answer:
 def _adoptions(table: Table, options: AdoptOptions) -> tuple[Adoption, ...]:
     regions = tuple(dict.fromkeys(table.regions.named(str(name)) for name in options.regions)) or None
     backlog = read_backlog(table, regions)
+    if options.up_to is not None:
+        return tuple(_as_merged_up_to(table, one.manifest, options.up_to) for one in backlog.regions.values())
     replaced = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, RegionReplacedError)]
     decide = _as_merged if _answer(options) is Answer.MERGED else _as_unmerged
     return tuple(decide(table, backlog.regions[region_id].manifest) for region_id in replaced)
@@ -221,8 +236,9 @@ def _as_merged(table: Table, manifest: RegionManifest) -> Adoption:
     if not merged:
         raise InvalidUsageError(
             f"The table has no progress for region {manifest.region_id}: none of it is merged.",
-            remedy="If its rows do not belong to this table, move its folder to a place outside the table; "
-            "runbooks/merge-blocked.md has the commands.",
+            remedy="If the table has the rows of its generations up to N all the same, as its MemWAL index was removed "
+            "and made again: add --up-to N. If its rows do not belong to this table, move its folder to a place "
+            "outside the table; runbooks/merge-blocked.md has the commands.",
         )
     if merged >= manifest.current_generation:
         raise InvalidUsageError(
@@ -235,6 +251,30 @@ def _as_merged(table: Table, manifest: RegionManifest) -> Adoption:
         key=lambda flushed: flushed.generation,
     )
     return _adoption(table, manifest, None, RegionRecord(last.generation, mark_of(last.path)))
+
+
+def _as_merged_up_to(table: Table, manifest: RegionManifest, up_to: int) -> Adoption:
+    """The progress that an operator states; a later merge begins after it."""
+    region_id = manifest.region_id
+    merged = table.index.merged_generations.get(region_id, 0)
+    if not merged < up_to < manifest.current_generation:
+        raise InvalidUsageError(
+            f"Region {region_id} is merged up to generation {merged}, and generation {manifest.current_generation} is "
+            f"the next that it flushes: --up-to must be in between, not {up_to}.",
+        )
+    _, fault = subtract(manifest, up_to)
+    if fault is not None:
+        raise InvalidUsageError(
+            f"If region {region_id} were merged up to generation {up_to}, its next merge would stop: {fault.error}",
+            remedy="Give the last generation before the first that is listed, if the table has all rows up to there.",
+        )
+    last = max((one for one in manifest.flushed_generations if one.generation <= up_to), key=_number, default=None)
+    record = None if last is None else RegionRecord(last.generation, mark_of(last.path))
+    return replace(_adoption(table, manifest, None, record), up_to=up_to)
+
+
+def _number(flushed: FlushedGeneration) -> int:
+    return flushed.generation
 
 
 def _as_unmerged(table: Table, manifest: RegionManifest) -> Adoption:

@@ -420,6 +420,7 @@ def _choose(
     newest = set(versions[-options.keep :])
     protected = retention.protected()
     unmerged = flushes.needed(table, retention, protected)
+    shows_progress = retention.last_with(table.regions.region_ids)
     for version, following in zip(versions, [*versions[1:], *versions[-1:]], strict=True):
         if version >= table.version:
             kept.append(KeptVersion(version, "the newest version"))
@@ -427,6 +428,8 @@ def _choose(
             kept.append(KeptVersion(version, f"one of the newest {options.keep}"))
         elif version in protected:
             kept.append(KeptVersion(version, protected[version]))
+        elif shows_progress is not None and version >= shows_progress:
+            kept.append(KeptVersion(version, f"version {shows_progress} and the later ones show what is merged"))
         elif version in unmerged:
             kept.append(KeptVersion(version, unmerged[version]))
         elif options.older_than and now < (until := retention.written(version) + options.older_than):
@@ -445,7 +448,7 @@ def _choose(
 
 def _frees(table: Table, versions: Collection[int]) -> tuple[int, int]:
     """Number of generations that only these versions keep, and their bytes."""
-    if not versions:
+    if not versions or table.memwal is None:
         return 0, 0
     rules = read_rules(table, RetentionOptions(), datetime.now(UTC))
     left = rules.retention.without(frozenset(versions))

@@ -18,7 +18,7 @@ from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.formats.lance.damage import names_damage
 from memwal_ops.formats.lance.identity import anchored
 from memwal_ops.formats.lance.jobs.gc_candidates import KINDS, LanceCandidate
-from memwal_ops.formats.lance.jobs.gc_collectors import RegionCollector, TableCollector, views
+from memwal_ops.formats.lance.jobs.gc_collectors import RegionCollector, RemovedIndexCollector, TableCollector, views
 from memwal_ops.formats.lance.jobs.gc_rules import Basis, read_rules
 from memwal_ops.formats.lance.jobs.gc_wal import WalView
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
@@ -171,7 +171,10 @@ def _collectors(
 ) -> Iterator[Collector[LanceCandidate]]:
     """One for each region, then one for the rest."""
     report.versions = len(basis.rules.retention.versions)
-    for region_id, log in views(basis.rules, regions):
+    without_index = basis.rules.table.memwal is None
+    if without_index:
+        yield RemovedIndexCollector(basis, regions)
+    for region_id, log in () if without_index else views(basis.rules, regions):
         report.regions += 1
         report.sealed += isinstance(log, WalView) and log.view.newest.sealed
         yield RegionCollector(basis, region_id, log)

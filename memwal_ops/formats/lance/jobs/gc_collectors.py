@@ -219,6 +219,30 @@ class RegionCollector(Collector[LanceCandidate]):
             manifests.write_hint(newest)
 
 
+class RemovedIndexCollector(Collector[LanceCandidate]):
+    """The regions of a table whose MemWAL index was removed: all of them are kept until it is made again."""
+
+    def __init__(self, basis: Basis, regions: Iterable[UUID] | None) -> None:
+        """``regions``: only these. Nothing is read."""
+        self.basis, self.store, self._regions = basis, basis.rules.table.store, regions
+
+    @property
+    def anchors(self) -> Sequence[Anchor]:
+        """The table's."""
+        return self.basis.anchors
+
+    def stages(self) -> Iterator[Stage[LanceCandidate]]:
+        """One stage with all regions."""
+        table = self.basis.rules.table
+        why = f"the MemWAL index was removed after version {table.index_removed_after}: kept for when it is made again"
+        ids = table.regions.region_ids if self._regions is None else self._regions
+        yield Stage(unrecognized(region_folder(region_id), 0, why, region_id=region_id) for region_id in ids)
+
+    def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
+        """Never called with a candidate: none is deletable."""
+        return iter(batch)
+
+
 class TableCollector(Collector[LanceCandidate]):
     """Collects the objects that belong to no region."""
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memwal_ops.formats.lance.jobs.inspect import Inspection, RegionState
+    from memwal_ops.formats.lance.table import Table
 
 
 def describe(inspection: Inspection) -> str:
@@ -25,7 +26,7 @@ def describe(inspection: Inspection) -> str:
     )
     lines = [table.location.uri, paragraph(about, indent="  ")]
     if table.memwal is None:
-        lines.append("  It has no log: the base table has all rows.")
+        lines.append(paragraph(_without_index(table), indent="  "))
     else:
         lines += [paragraph(_how_far_behind(inspection), indent="  "), paragraph(_snapshot(inspection), indent="  ")]
     if unflushed := sum(region.unflushed_wal_entries or 0 for region in inspection.regions):
@@ -47,6 +48,16 @@ def describe(inspection: Inspection) -> str:
     if (more := len(table.regions.strays) - inspection.limit) > 0:
         lines += ["", f"and {more:,} more strays (--limit)."]
     return "\n".join(lines)
+
+
+def _without_index(table: Table) -> str:
+    if not table.regions.region_ids:
+        return "It has no log: the base table has all rows."
+    return (
+        f"Its MemWAL index was removed after version {table.index_removed_after}. The log of "
+        f"{counted(len(table.regions.region_ids), 'region')} is kept, and not shown: merge continues with it once the "
+        "index is made again (lancedb: set_lsm_write_spec; pylance: initialize_mem_wal)."
+    )
 
 
 def _unreadable(versions: Mapping[int, str]) -> str:

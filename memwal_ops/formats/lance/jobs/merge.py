@@ -24,6 +24,7 @@ from memwal_ops.formats.lance.damage import names_damage, refuse_missing_base_fi
 from memwal_ops.formats.lance.engines.api import BlockedRegionsError, Engine, MergePass, PassResult, StageProgress
 from memwal_ops.formats.lance.engines.local import LocalEngine
 from memwal_ops.formats.lance.jobs.merge_report import MergeDecision, MergeReport, PassReport
+from memwal_ops.formats.lance.jobs.progress_restoring import restore_progress
 from memwal_ops.formats.lance.memwal.backlog import (
     Backlog,
     Blocked,
@@ -160,6 +161,9 @@ def apply(
     table = with_listed_log(table)
     wanted = _wanted(table, options)
     backlog = backlog_of(table, wanted)
+    if (restored := restore_progress(table, backlog)) is not table:
+        table = with_listed_log(restored)
+        backlog = backlog_of(table, wanted)
     choice = EngineChoice(engine.name, "given by the caller") if engine else choose_engine(options, backlog)
     if backlog.pending:
         check_committable(table)

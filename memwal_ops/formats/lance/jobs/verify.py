@@ -30,6 +30,7 @@ from memwal_ops.formats.lance.checks.regions import (
 from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
 from memwal_ops.formats.lance.memwal.backlog import read_backlog
 from memwal_ops.formats.lance.schema_history import SchemaHistory
+from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
 
@@ -105,6 +106,11 @@ class _Verification:
         self._add("base table", lambda: check_files(table))
         self._add("versions", lambda: check_version_manifests(table, deep=deep))
         self._add("tags", lambda: check_references(table))
+        if table.memwal is None and table.regions.region_ids:
+            error = table.layout.why_not(table, "merge")
+            if error is not None:
+                what = "The regions were not checked, and their rows are not merged."
+                self.findings.add(finding_of(error, error.reason, MEM_WAL_FOLDER, what, Severity.WARNING))
         backlog_ = read_backlog(table)
         for fault in backlog_.blocked:
             place = f"region {fault.region_id}" + (f", generation {fault.generation}" if fault.generation else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from memwal_ops.errors import InvariantViolatedError
 
@@ -13,12 +13,33 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.formats.lance.memwal.regions import RegionListing
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
     from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.formats.lance.wire.snapshot_rows import Row
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
+
+
+class TableWithoutIndex(Protocol):
+    """What a layout asks of a table that has no current MemWAL index."""
+
+    @property
+    def location(self) -> Location:
+        """Its URI."""
+
+    @property
+    def store(self) -> Store:
+        """Its folder."""
+
+    @property
+    def regions(self) -> RegionListing:
+        """The regions in its log."""
+
+    @property
+    def index_removed_after(self) -> int | None:
+        """The last version with a MemWAL index, if the regions are the table's own; else None."""
 
 
 class Layout:
@@ -30,24 +51,24 @@ class Layout:
 
     name: str
 
-    def refusal(self, location: Location, store: Store) -> MemwalOpsError | None:
+    def refusal(self, table: TableWithoutIndex) -> MemwalOpsError | None:
         """The error if no job runs on a table of this layout, else None. Called when a table is opened."""
-        del location, store
+        del table
         return None
 
-    def why_not(self, location: Location, store: Store, what: str) -> MemwalOpsError | None:
+    def why_not(self, table: TableWithoutIndex, what: str) -> MemwalOpsError | None:
         """Why something that needs regions does not work on such a table; None: it has regions.
 
         Args:
-            location, store: the table.
+            table: of this layout.
             what: the operation, as the subject of the message.
         """
         del what
-        return self.refusal(location, store)
+        return self.refusal(table)
 
-    def without_index(self, location: Location, store: Store) -> MemWalIndex:
+    def without_index(self, table: TableWithoutIndex) -> MemWalIndex:
         """The MemWAL index of a table without the current one, for code that only reads it."""
-        raise self.why_not(location, store, "This") or self._lacks("other index than its own")
+        raise self.why_not(table, "This") or self._lacks("other index than its own")
 
     @property
     def wal_suffix(self) -> str:

@@ -8,8 +8,7 @@ from memwal_ops.errors import LegacyLayoutError
 from memwal_ops.formats.lance.layouts.api import Layout
 
 if TYPE_CHECKING:
-    from memwal_ops.storage.api import Store
-    from memwal_ops.storage.locations import Location
+    from memwal_ops.formats.lance.layouts.api import TableWithoutIndex
 
 
 class LegacyLayout(Layout):
@@ -17,11 +16,10 @@ class LegacyLayout(Layout):
 
     name = "legacy"
 
-    def why_not(self, location: Location, store: Store, what: str) -> LegacyLayoutError:
+    def why_not(self, table: TableWithoutIndex, what: str) -> LegacyLayoutError:
         """The error, with the remedy."""
-        del store
         return LegacyLayoutError(
-            f"{what} does not apply to {location.uri}: it carries the legacy MemWAL index of Lance 0.31 to 1.x "
+            f"{what} does not apply to {table.location.uri}: it carries the legacy MemWAL index of Lance 0.31 to 1.x "
             "(mem_wal_list), which current releases of Lance cannot read, and so neither append nor index beside it."
         )
 

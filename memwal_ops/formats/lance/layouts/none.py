@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import MemwalOpsError, NoMemWalIndexError
 from memwal_ops.formats.lance.layouts.api import Layout
-from memwal_ops.formats.lance.memwal.regions import RegionManifestStore, list_regions
+from memwal_ops.formats.lance.memwal.regions import RegionManifestStore
 from memwal_ops.formats.lance.wire.memwal_index import NO_MEMWAL
 from memwal_ops.text import counted, span_text
 
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from memwal_ops.formats.lance.layouts.api import TableWithoutIndex
     from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.storage.api import Store
-    from memwal_ops.storage.locations import Location
 
 _NAMED = 3
 
@@ -25,18 +25,19 @@ class NoLayout(Layout):
 
     name = "none"
 
-    def refusal(self, location: Location, store: Store) -> NoMemWalIndexError | None:
+    def refusal(self, table: TableWithoutIndex) -> NoMemWalIndexError | None:
         """The error if there are regions of a table that was at this place before, with the remedy; else None.
 
-        No job runs then: an expiry would delete the versions to which the regions belong.
+        No job runs then: an expiry would delete the versions to which the regions belong. If the MemWAL index was
+        removed, and the table not overwritten since, the regions are its own, and it is maintained as a plain table.
         """
-        regions = list_regions(store).region_ids
-        if not regions:
+        regions = table.regions.region_ids
+        if not regions or table.index_removed_after is not None:
             return None
-        named = "; ".join(_contents(store, region_id) for region_id in regions[:_NAMED])
+        named = "; ".join(_contents(table.store, region_id) for region_id in regions[:_NAMED])
         more = f"; and {len(regions) - _NAMED:,} more" if len(regions) > _NAMED else ""
         return NoMemWalIndexError(
-            f"{location.uri} is a Lance table without a MemWAL index, but its _mem_wal folder has "
+            f"{table.location.uri} is a Lance table without a MemWAL index, but its _mem_wal folder has "
             f"{counted(len(regions), 'region')}: {named}{more}. They belong to the table as it was before it was "
             "overwritten, or before its index was dropped.",
             remedy="Do not run memwal-ops init yet. If their rows do not belong to this table: stop their writers, "
@@ -44,16 +45,22 @@ class NoLayout(Layout):
             "newest version, then dataset.checkout_version(N) and restore(), which discards what was committed since.",
         )
 
-    def why_not(self, location: Location, store: Store, what: str) -> NoMemWalIndexError:
-        """The error: there is no log."""
-        return self.refusal(location, store) or NoMemWalIndexError(
-            f"{what} does not apply to {location.uri}: it is a Lance table without a MemWAL index, so there is no log "
-            "to merge."
+    def why_not(self, table: TableWithoutIndex, what: str) -> NoMemWalIndexError:
+        """The error: there is no log, or no index for it."""
+        if (refused := self.refusal(table)) is not None:
+            return refused
+        applies = f"{what} does not apply to {table.location.uri}: it is a Lance table without a MemWAL index"
+        if not table.regions.region_ids:
+            return NoMemWalIndexError(f"{applies}, so there is no log to merge.")
+        return NoMemWalIndexError(
+            f"{applies}: that was removed after version {table.index_removed_after}. The log in _mem_wal is kept.",
+            remedy="Make it again, by lancedb's set_lsm_write_spec() or pylance's initialize_mem_wal(): then "
+            "memwal-ops merge continues where it was.",
         )
 
-    def without_index(self, location: Location, store: Store) -> MemWalIndex:
+    def without_index(self, table: TableWithoutIndex) -> MemWalIndex:
         """An empty index."""
-        del location, store
+        del table
         return NO_MEMWAL
 
 

@@ -127,7 +127,8 @@ def read_backlog(table: Table, region_ids: Iterable[UUID] | None = None) -> Back
 
 def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlog:
     """:func:`read_backlog` for a caller that listed the log (:func:`with_listed_log`)."""
-    ids = sorted(table.regions.region_ids if region_ids is None else region_ids)
+    known = () if table.memwal is None else table.regions.region_ids  # without an index, they are not merged
+    ids = sorted(known if region_ids is None else region_ids)
     regions: dict[UUID, RegionBacklog] = {}
     blocked: list[Blocked] = []
     unrecorded: dict[UUID, RegionRecord] = {}

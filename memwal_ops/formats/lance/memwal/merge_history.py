@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.memwal.listed_log import unlisted
-from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.versions import VERSIONS_FOLDER, parent_version
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from uuid import UUID
 
     from memwal_ops.formats.lance.versions import VersionPage
@@ -70,10 +70,14 @@ def is_earlier(one: Moment, other: Moment) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The time of a version and its merge progress; ``merged`` is None if it has no MemWAL index."""
+    """The time of a version, its merge progress, and the version that it changed (:func:`parent_version`).
+
+    ``merged`` is None if it has no MemWAL index.
+    """
 
     moment: Moment
     merged: Mapping[UUID, int] | None
+    parent: int | None
 
 
 # When each version was written and whether it has a MemWAL index, by its manifest as listed. Versions never change, and
@@ -99,13 +103,17 @@ class MergeHistory:
         meta = listed.versions.get(int(newest.manifest.version))
         self._manifests: dict[str, VersionManifest] = {} if meta is None else {meta.path: newest}
 
-    def merged_at(self, region_id: UUID, generation: int) -> tuple[Moment, bool] | None:
+    def merged_at(self, region_id: UUID, generation: int, *, until: int | None = None) -> tuple[Moment, bool] | None:
         """The time of the first version in which a generation is merged, and whether it was merged in that version.
 
         The latter is unknown (False) if that version is the oldest that exists. None: it is merged in no version.
+
+        Args:
+            region_id, generation: which one.
+            until: the last version with the progress, if the MemWAL index was removed after it; None: the newest.
         """
         with self._lock:
-            listed = [meta for _, meta in sorted(self._numbered().items())]
+            listed = [meta for number, meta in sorted(self._numbered().items()) if until is None or number <= until]
             low, high = 0, len(listed)
             while low < high:
                 middle = (low + high) // 2
@@ -118,19 +126,56 @@ class MergeHistory:
             before = self._version(listed[low - 1]) if low else None
             return None if found is None else (found.moment, before is not None)
 
-    def without_index_since(self, created: datetime, *, after: int) -> Sequence[Moment]:
-        """Times of the versions above ``after`` without a MemWAL index that may be younger than ``created``."""
-        found: list[Moment] = []
+    def without_index_since(self, created: datetime, *, after: int) -> Mapping[int, Moment]:
+        """The versions above ``after`` without a MemWAL index that may be younger than ``created``, and their times."""
+        found: dict[int, Moment] = {}
         with self._lock, ThreadPoolExecutor(_CONCURRENT_READS) as pool:
             numbered = self._numbered()
-            newest_first = [numbered[version] for version in sorted(numbered, reverse=True) if version > after]
+            newest_first = [version for version in sorted(numbered, reverse=True) if version > after]
             for at in range(0, len(newest_first), _CONCURRENT_READS):
-                read = pool.map(self._indexed, newest_first[at : at + _CONCURRENT_READS])
-                younger = [one for one in read if one is not None and _may_be_younger(one[0], created)]
+                chunk = newest_first[at : at + _CONCURRENT_READS]
+                read = zip(chunk, pool.map(lambda version: self._indexed(numbered[version]), chunk), strict=True)
+                younger = [(version, *one) for version, one in read if one and _may_be_younger(one[0], created)]
                 if not younger:
                     break
-                found += [moment for moment, has_index in younger if not has_index]
+                found |= {version: moment for version, moment, has_index in younger if not has_index}
         return found
+
+    def indexed_before(self, version: int) -> tuple[int, Mapping[UUID, int]] | None:
+        """The last version with a MemWAL index from which a version descends, and its progress.
+
+        The rows of a version are those of the one that it descends from, with what was changed since. None: it descends
+        from none, as the table was overwritten since, or that is not known: a version in between does not exist.
+        """
+        with self._lock:
+            numbered = self._numbered()
+            while (meta := numbered.get(version)) is not None and (found := self._version(meta)) is not None:
+                if found.merged is not None:
+                    return version, found.merged
+                version = found.parent or 0
+            return None
+
+    def progress_before(self, region_id: UUID, *, since: Moment | None = None) -> tuple[int, int] | None:
+        """The last version that has progress for a region and from which the newest descends, and that progress.
+
+        None: there is no such version, or that is not known.
+
+        Args:
+            region_id: the region.
+            since: no version before that time has any; None: that is not known.
+        """
+        with self._lock:
+            numbered = self._numbered()
+            number = max(numbered, default=0)
+            while (found := self.indexed_before(number)) is not None:
+                number, merged = found
+                if merged.get(region_id, 0):
+                    return number, merged[region_id]
+                version = self._version(numbered[number])
+                if version is None or (since is not None and is_earlier(version.moment, since)):
+                    return None
+                number = version.parent or 0
+            return None
 
     def listed(self) -> Mapping[int, ObjectMeta]:
         """The manifests of main by version, as first listed; no proof of a deletion may use it."""
@@ -167,7 +212,7 @@ class MergeHistory:
             merged = None if entry is None else decode_memwal_index(entry).merged_generations
         except (ObjectNotFoundError, InvalidFormatError, TableCorruptError, LegacyLayoutError):
             return None
-        return _Version(Moment.of(meta, version.manifest), merged)
+        return _Version(Moment.of(meta, version.manifest), merged, parent_version(version))
 
     def manifest(self, meta: ObjectMeta) -> VersionManifest:
         """The manifest of a listed version; small ones are read once.

@@ -104,7 +104,7 @@ def check_record(table: Table, manifest: RegionManifest) -> None:
             f"Region {region_id}: generation {record.generation} of it was merged, but the table's MemWAL "
             "index has no progress for it: the index was initialized again, alone or with an overwrite of the table. "
             "The region's rows may belong to the table as it was before.",
-            remedy=_remedy_for_old(region_id),
+            remedy=f"{_remedy_for_lost(region_id)} {_remedy_for_old(region_id)}",
         )
     listed = next((one for one in manifest.flushed_generations if one.generation == record.generation), None)
     if listed is not None and mark_of(listed.path) != record.mark:
@@ -117,13 +117,44 @@ def check_record(table: Table, manifest: RegionManifest) -> None:
         )
 
 
-def _check_by_times(table: Table, manifest: RegionManifest, merged: int) -> RegionRecord | None:
-    """Check a region by times: other programs merged it, and stored no record."""
+def lost_progress(table: Table, manifest: RegionManifest) -> tuple[int, RegionRecord | None] | None:
+    """The progress of a region that the newest version lacks, since its MemWAL index was removed and made again.
+
+    Proof: the newest version descends, without an overwrite, from one that has the progress, by transactions that
+    exist; and by its record or by times, the region is the one that was merged there.
+
+    Returns:
+        The last merged generation, and the record of its region, if it is known. None: nothing is lost, or not proven.
+    """
+    region_id = manifest.region_id
+    if table.index.merged_generations.get(region_id, 0):
+        return None
+    found = table.history.progress_before(region_id)
+    if found is None or found[1] >= manifest.current_generation:
+        return None
+    version, merged = found
+    record = table.records.get(region_id)
+    if record is not None and record.mark == UNMERGED and record.generation > version:
+        return None  # an operator decided since
+    if record is None or record.mark in {UNMERGED, UNDECIDED}:
+        try:
+            return merged, _check_by_times(table, manifest, merged, until=version)
+        except RegionReplacedError:
+            return None
+    listed = next((one for one in manifest.flushed_generations if one.generation == record.generation), None)
+    is_same = record.generation <= merged and (listed is None or mark_of(listed.path) == record.mark)
+    return (merged, record) if is_same else None
+
+
+def _check_by_times(
+    table: Table, manifest: RegionManifest, merged: int, *, until: int | None = None
+) -> RegionRecord | None:
+    """Check a region by times: other programs merged it, and stored no record. ``until``: the version to begin at."""
     found = _newest_existing(table.store, manifest, merged)
     if found is None:
         return None  # no existing generation counts as merged
     flushed, at = found
-    merge = table.history.merged_at(manifest.region_id, flushed.generation)
+    merge = table.history.merged_at(manifest.region_id, flushed.generation, until=until)
     earlier = None if merge is None else is_earlier(at, merge[0])
     if merge is None or not earlier or not merge[1]:
         what = (
@@ -154,8 +185,20 @@ def _check_age(table: Table, manifest: RegionManifest, record: RegionRecord | No
     # An operator's decision is for the table as it was then, and not after it was overwritten again.
     decided_at = 0 if record is None else record.generation
     without_index = table.history.without_index_since(began.earliest, after=decided_at)
-    if any(is_earlier(moment, began) is not True or began.inside < moment.earliest for moment in without_index):
+    later = [
+        version
+        for version, moment in without_index.items()
+        if is_earlier(moment, began) is not True or began.inside < moment.earliest
+    ]
+    if any(table.history.indexed_before(version) is None for version in later):
         raise _older_than_the_index(manifest)
+    # Else the index was removed and made again, and the table was not overwritten.
+    if later and (lost := table.history.progress_before(manifest.region_id, since=began)) is not None:
+        raise RegionReplacedError(
+            f"Region {manifest.region_id}: version {lost[0]} has its generations up to {lost[1]}, but the table's "
+            "MemWAL index was removed and made again since, and has no progress for it.",
+            remedy=_remedy_for_lost(manifest.region_id),
+        )
 
 
 def _older_than_the_index(manifest: RegionManifest) -> RegionReplacedError:
@@ -202,6 +245,14 @@ def _remedy(region_id: UUID, *, may_be_merged: bool = True) -> str:
     return (
         "Nothing of it is merged or deleted before you decide. If its generations are not in the table yet, this "
         f"moves them to a new region: {adopt} unmerged.{merged} runbooks/merge-blocked.md describes how to find out."
+    )
+
+
+def _remedy_for_lost(region_id: UUID) -> str:
+    return (
+        "If the index was removed and made again, and the table was not overwritten, memwal-ops merge URI takes the "
+        "progress from the versions before. If these do not exist any more, and the table has the rows of all "
+        f"generations up to N: memwal-ops adopt URI --region {region_id} --as merged --up-to N."
     )
 
 

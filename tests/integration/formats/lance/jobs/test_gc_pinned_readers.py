@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.core.options import OptionError
 from memwal_ops.formats.lance.jobs import gc
 from memwal_ops.formats.lance.jobs.gc import GcOptions
 from memwal_ops.formats.lance.jobs.gc_candidates import Kind
 from memwal_ops.formats.lance.merged_since import PROGRESS_FOLDER
+from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.files import Files
 from tests.support.tables.gc_tables import (
     DAY,
@@ -57,6 +59,45 @@ def test_a_reader_with_an_old_version_misses_no_row(tmp_path: Path) -> None:
     assert collect(made, PINNED).drained == 6
     assert generation_folders(made) == set()
     sound(made)
+
+
+def test_a_lancedb_handle_with_default_settings(tmp_path: Path) -> None:
+    """The same with lancedb itself, which the emulation above stands for."""
+    lancedb: Any = pytest.importorskip("lancedb", reason="lancedb is not installed; PinnedReader reads in the same way")
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
+
+    def rows(keys: range, text: str) -> pa.Table:
+        return pa.table({"id": [*keys], "text": [text] * len(keys)}, schema=schema)
+
+    def put(keys: range, text: str) -> None:
+        table = database.open_table("t")
+        table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows(keys, text))
+        table.close_lsm_writers()
+
+    def read(handle: Any) -> dict[int, str]:
+        return {row["id"]: row["text"] for row in handle.search().limit(1000).to_list()}
+
+    database = lancedb.connect(str(tmp_path))
+    made = database.create_table("t", rows(range(100), "base"))
+    made.set_unenforced_primary_key("id")
+    made.set_lsm_write_spec(lancedb.LsmWriteSpec.unsharded())
+    handle = database.open_table("t")
+    put(range(50, 150), "log")
+    expected = dict.fromkeys(range(50), "base") | dict.fromkeys(range(50, 150), "log")
+    assert read(handle) == expected
+    uri = str(tmp_path / "t.lance")
+    for job, options in (
+        ("merge", {}),
+        ("catchup", {}),
+        ("expire", {"older_than": "0s", "allow_unsafe": True, "apply": True}),
+    ):
+        run_job(uri, job, **options)
+    for _ in range(2):
+        gc.apply(open_table(uri), PINNED)
+    assert read(handle) == expected
+    gc.apply(open_table(uri), IMMEDIATE)
+    assert read(handle) != expected, "what drain_after prevents"
+    assert read(database.open_table("t")) == expected
 
 
 def test_the_age_outlives_the_versions_that_show_it(tmp_path: Path) -> None:
