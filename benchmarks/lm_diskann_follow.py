@@ -21,7 +21,7 @@ from benchmarks.lm_diskann import DIMENSION, clustered
 from benchmarks.markdown import head, row
 from benchmarks.memory import peak_mib
 from memwal_ops import run_job
-from memwal_ops.formats.lm_diskann import library
+from memwal_ops.formats.lm_diskann import creation
 from memwal_ops.formats.lm_diskann.source import Source
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def main() -> None:
             for name, changed, change in changes(uri, count):
                 change()
                 if name == "first":
-                    library.create(folder, dimension=DIMENSION, follows=Source(uri, "vec", None))
+                    creation.create(folder, dimension=DIMENSION, follows=Source(uri, "vec", None))
                 command = [sys.executable, "-m", "benchmarks.lm_diskann_follow", "--catch-up", folder]
                 said = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
                 rate = f"**{changed / said['cpu']:,.0f}**" if changed else ""

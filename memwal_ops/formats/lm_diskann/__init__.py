@@ -37,15 +37,16 @@ def create(
 
     Raises:
         ExtraMissingError: the extra is not installed.
-        InvalidUsageError: a parameter is out of bounds, or the folder is not empty.
+        InvalidUsageError: a parameter is of another type, or out of bounds; or the folder is not empty.
+        StorageError: the disk is full, or failed.
         UnsupportedFeatureError: the folder is remote.
     """
     from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is checked first
 
     need_extra()
-    from memwal_ops.formats.lm_diskann import library  # noqa: PLC0415
+    from memwal_ops.formats.lm_diskann import creation, library  # noqa: PLC0415
 
-    library.create(folder, dimension=dimension, metric=metric, R=R, alpha=alpha, L=L, quantizer=quantizer)
+    creation.create(folder, dimension=dimension, metric=metric, R=R, alpha=alpha, L=L, quantizer=quantizer)
     return library.Index(folder)
 
 

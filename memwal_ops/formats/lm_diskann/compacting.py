@@ -86,7 +86,7 @@ class Blocks:
 
 def blocks(store: Store, horizon: int) -> Blocks:
     """The blocks that can be moved, if slots that were freed at ``horizon`` or before may be used."""
-    nodes, slots, epochs = store.newest_in_graph()
+    nodes, slots, epochs = store.in_graph(store.state.epoch)
     store.check_below(store.state.slot_count, "lmd_slots", slots)
     [healed] = store.columns("SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed'")
     return Blocks(nodes, slots.astype(np.int64), epochs, np.isin(nodes, healed), store.free_slots(horizon))

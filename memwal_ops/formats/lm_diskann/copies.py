@@ -140,6 +140,7 @@ class Copy(GuardedTable):
     store: Store
     manifest: Manifest
     guard: CommitGuard = field(default_factory=Unguarded)
+    view_error: MemwalOpsError | None = None
 
     @property
     def format(self) -> TableFormat:

@@ -2,7 +2,8 @@
 
 The store is copied under the writer lock; the graph, which is most of the folder, after its release. Until it
 is copied, a registered reader prevents the reuse of every slot of that epoch. The copy does not retain older epochs:
-their slots may have been reused. The view of the copy is made from its store. The folder itself is not changed.
+their slots may have been reused. So it has each node's newest version, checked, and nothing else. The view of the copy
+is made from its store. The folder itself is not changed.
 """
 
 from __future__ import annotations
@@ -90,13 +91,16 @@ def copy(
         opened.enter_context(to)
         store = _copy_store(path, to.staging, parameters, wait, opened)
         slots = store.state.slot_count
-        nodes, places, epochs = store.newest_in_graph()
+        nodes, places, epochs = store.in_graph(store.state.epoch)
         if len(places) and places[-1] >= slots:
             raise TableCorruptError(f"Slot {places[-1]} is in the map of {slots} slots of {path}.", remedy=_DAMAGED)
-        _check_deltas(store, parameters, path)
         publishing.check_node_ids(path, parameters, store)
         # No other process uses the copy, which is not visible yet: none of these writes is a durable step.
-        store.commit(Changes(store.raise_retained(store.state.epoch)))
+        superseded = store.superseded_deltas()
+        store.commit(Changes(
+            store.raise_retained(store.state.epoch), merged_nodes=superseded[0], merged_versions=superseded[1]
+        ))  # fmt: skip
+        _check_deltas(store, parameters, path)
         publishing.publish(to.staging, parameters, store, unguarded)
         store.close()
         to.write(GRAPH, _graph(path, parameters, slots, (nodes, places.astype(np.int64), epochs), advance))
@@ -134,6 +138,7 @@ def _copy_store(path: str, staging: str, parameters: Parameters, wait: float, op
         # Commits of a killed writer are in the log of DuckDB, which replays it when the copy is opened.
         store = Store(os.path.join(staging, NAME), parameters.uuid, parameters.quantizer)
         opened.callback(store.close)
+        publishing.check_commits(path, parameters, store)
         graph, wanted = os.path.join(path, GRAPH), store.state.slot_count * parameters.layout.block_size
         if os.path.getsize(graph) < wanted:
             raise TableCorruptError(f"{graph} has fewer bytes than the {wanted:,} of its slots.", remedy=_DAMAGED)
@@ -151,7 +156,7 @@ def _graph(
     mapped: tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64]],
     advance: Advance,
 ) -> Iterator[bytes]:
-    """Yield the slots of the graph in chunks; those with a node are checked."""
+    """Yield the slots of the graph in chunks: those with a newest version, checked; all others are zero."""
     size = parameters.layout.block_size
     nodes, places, epochs = mapped
     each = max(1, PART_BYTES // size)
@@ -163,7 +168,9 @@ def _graph(
             part = slice(*np.searchsorted(places, [first, first + each]))
             blocks = np.frombuffer(data, np.uint8).reshape(-1, size)[places[part] - first]
             check_blocks(blocks, nodes[part], epochs[part], f"{GRAPH} in {path}")
-            yield data
+            kept = np.zeros((count, size), np.uint8)
+            kept[places[part] - first] = blocks
+            yield kept.tobytes()
             advance(len(data))
 
 

@@ -1,14 +1,20 @@
-"""Errors specific to index folders: a missing extra, and a second writer."""
+"""Errors specific to index folders: a missing extra, a second writer, no node ids left."""
 
 from __future__ import annotations
 
-from memwal_ops.errors import BusyError, ExtraMissingError
+from memwal_ops.errors import BusyError, ExtraMissingError, UnsupportedFeatureError
 
-__all__ = ["ExtraMissingError", "IndexBusyError", "need_extra"]
+__all__ = ["ExtraMissingError", "IdsExhaustedError", "IndexBusyError", "need_extra"]
 
 
 class IndexBusyError(BusyError):
     """Another writer or job has the index, and did not release it within the wait."""
+
+
+class IdsExhaustedError(UnsupportedFeatureError):
+    """All node ids are used up; they are never reused."""
+
+    remedy = "Build a new index from the existing rows."
 
 
 def need_extra() -> None:

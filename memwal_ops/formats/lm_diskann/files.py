@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import StorageError
 from memwal_ops.storage.errors import DiskFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 METADATA = "metadata.lmd"
 GRAPH = "graph.lmd"
@@ -47,19 +48,15 @@ def write_all(file: int, data: Any, offset: int) -> None:
     """
     view = memoryview(data).cast("B")
     while view:
-        try:
+        with io_errors():
             done = os.pwrite(file, view, offset)
-        except OSError as error:
-            raise io_error(error) from error
         view, offset = view[done:], offset + done
 
 
 def sync(file: int) -> None:
     """Sync a file to disk. Raises ``StorageError``."""
-    try:
+    with io_errors():
         os.fsync(file)
-    except OSError as error:
-        raise io_error(error) from error
 
 
 def sync_folder(folder: str) -> None:
@@ -79,15 +76,22 @@ def replace_file(folder: str, path: str, data: Iterable[bytes]) -> None:
     """
     target = os.path.join(folder, path)
     fresh = f"{target}.new"
-    try:
+    with io_errors():
         with open(fresh, "wb") as file:
             file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, target)
+    sync_folder(os.path.dirname(target))
+
+
+@contextmanager
+def io_errors() -> Iterator[None]:
+    """Translate errors of the file system. Raises ``StorageError``."""
+    try:
+        yield
     except OSError as error:
         raise io_error(error) from error
-    sync_folder(os.path.dirname(target))
 
 
 def io_error(error: OSError) -> StorageError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.polling import built_in_backlog
-from memwal_ops.core.protocols import Capability, TableSummary
+from memwal_ops.core.protocols import Blocked, Capability, TableSummary
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann.specs import DEMO, INIT
 
@@ -67,8 +67,11 @@ class LmDiskAnnFormat:
         return load(location, store)
 
     def summarize(self, table: Table | Copy) -> TableSummary:
-        """The backlog metrics; a copy has none."""
-        return TableSummary(table.revision, built_in_backlog(table), 1)
+        """The backlog metrics; a copy has none. Blocked: readers cannot open the published view."""
+        error, blocked = table.view_error, list[Blocked]()
+        if error is not None:
+            blocked.append(Blocked("", error.reason, str(error), {"reason": error.reason, "detail": str(error)}))
+        return TableSummary(table.revision, built_in_backlog(table), 1, tuple(blocked))
 
     def missing_of(self, table: Table | Copy, revision: int) -> str | None:
         """None: an epoch has no files of its own, and ``snapshot`` checks the parts of a copy."""

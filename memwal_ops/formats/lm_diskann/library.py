@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
-import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,32 +11,26 @@ import numpy as np
 
 from memwal_ops.errors import (
     InvalidUsageError,
-    MemwalOpsError,
     TableCorruptError,
-    UnsupportedFeatureError,
     VersionGoneError,
 )
 from memwal_ops.formats.lm_diskann import merging, publishing
-from memwal_ops.formats.lm_diskann.changes import State
-from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, Step, io_error, replace_file, sync_folder, unguarded
+from memwal_ops.formats.lm_diskann.files import GRAPH, Step, unguarded
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
 from memwal_ops.formats.lm_diskann.kernels.memory import STALE, scratch
 from memwal_ops.formats.lm_diskann.kernels.searching import scan, search
-from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, Reader, WriterLock
+from memwal_ops.formats.lm_diskann.locks import Reader, WriterLock
 from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.source import read_source, usable
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.transaction import Transaction
-from memwal_ops.formats.lm_diskann.vectors import integers, row_ids_of, stored, whole
+from memwal_ops.formats.lm_diskann.vectors import integers, real, row_ids_of, stored, whole
 from memwal_ops.formats.lm_diskann.view import View
-from memwal_ops.formats.lm_diskann.wire import parameters as wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import ArrayLike, NDArray
-
-    from memwal_ops.formats.lm_diskann.source import Source
 
 CACHE = 32 << 20
 OVERLAY = 256 << 20
@@ -47,55 +39,6 @@ _EXACT_BELOW = 4096
 _ATTEMPTS = 20
 _WIDEST = 16
 _COSINE_HALF = 0.5
-
-
-class IdsExhaustedError(UnsupportedFeatureError):
-    """All node ids are used up; they are never reused."""
-
-    remedy = "Build a new index from the existing rows."
-
-
-def create(
-    folder: str | os.PathLike[str],
-    *,
-    dimension: int,
-    metric: str = "l2",
-    R: int = 70,  # noqa: N803 - named as in the paper, like L
-    alpha: float = 1.2,
-    L: int = 100,  # noqa: N803
-    quantizer: str = "pq",
-    follows: Source | None = None,
-) -> None:
-    """Create an empty index folder, and its parents. With ``follows``, ``catchup`` inserts the rows of a table.
-
-    Raises:
-        InvalidUsageError: a parameter is out of bounds; or the folder is not empty.
-        UnsupportedFeatureError: the folder is remote.
-    """
-    path = local_path(folder)
-    parameters = wire.Parameters(dimension, metric, R, float(alpha), L, quantizer, uuid.uuid4())
-    # Created under a temporary name: a killed run never leaves a partial index under the final name.
-    fresh = f"{path}.{parameters.uuid.hex}.new"
-    os.makedirs(os.path.join(fresh, READERS))
-    try:
-        for name in (GRAPH, WRITER):
-            with open(os.path.join(fresh, name), "xb") as file:
-                os.fsync(file.fileno())
-        Store.create(os.path.join(fresh, NAME), parameters.uuid)
-        publishing.first_view(fresh, parameters, State(1))
-        if follows is not None:
-            follows.write(fresh)
-        replace_file(fresh, METADATA, [wire.encode(parameters)])
-        sync_folder(fresh)
-        os.rename(fresh, path)
-    except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
-        if os.path.lexists(path):
-            raise InvalidUsageError(
-                f"{path} exists already, and is not an empty folder.", remedy="Choose another name for the folder."
-            ) from error
-        raise io_error(error) from error
-    sync_folder(os.path.dirname(path) or "/")
 
 
 class Index:
@@ -112,6 +55,7 @@ class Index:
 
     Raises:
         IndexBusyError: another writer or job has the writer lock.
+        InvalidUsageError: an argument is of another type.
         MemwalOpsError: it does not exist, or is damaged.
     """
 
@@ -131,8 +75,10 @@ class Index:
         self._writer: WriterLock | None = None
         self._store: Store | None = None
         self._reader: Reader | None = None
+        self._held: list[Reader] = []
         self._overlay_bytes = overlay_bytes
         self.folder = local_path(folder)
+        wait, cache_bytes = real("wait", wait), max(0, whole("cache_bytes", cache_bytes))
         self.parameters = read_parameters(self.folder)
         self._step = step
         self._room: tuple[tuple[int, int], Any] | None = None
@@ -182,15 +128,15 @@ class Index:
             self._release()
 
     def _release(self) -> None:
-        # Not in a forked process: the lock and the announced epoch are those of the process that opened it.
-        own = self._process == os.getpid()
-        if self._reader is not None and own:
-            self._reader.close()
+        for reader in [*self._held, *([] if self._reader is None else [self._reader])]:
+            reader.close()
         if self._store is not None:
             self._store.close()
-        if self._writer is not None and own:
+        # Not in a forked process: the lock is that of the process that opened it.
+        if self._writer is not None and self._process == os.getpid():
             self._writer.release()
         self._reader = self._store = self._writer = None
+        self._held = []
 
     def __del__(self) -> None:
         """Close it: a handle that was never closed would keep its lock, and old epochs, until the process ends."""
@@ -338,10 +284,11 @@ class Index:
         """
         with self._lock:
             store = self.writable()
+            most = whole("max_bytes", max_bytes)
             if self._transaction is not None:
                 raise InvalidUsageError("A transaction is open; commit it first.")
             publishing.catch_up(self.view, store, self._step)
-            merged = sum(batch.versions for batch in merging.merge(self, max_bytes, self._step, {}))
+            merged = sum(batch.versions for batch in merging.merge(self, most, self._step, {}))
             if merged:
                 merging.finish(self, self._step)
             return merged
@@ -364,7 +311,7 @@ class Index:
             k: number of rows per query.
             L: length of the candidate list, at least k; None: that of the index. Longer ones find more and read more.
             allow: int64 [a], or a set: only these rows.
-            as_of: a retained epoch; None: the newest.
+            as_of: a retained epoch; None: the newest. To read one again and again, :meth:`hold` it.
             beam_width: number of nodes whose blocks are read at once.
 
         Returns:
@@ -385,8 +332,7 @@ class Index:
         wanted = None if allow is None else np.unique(integers(allow))
         with self._lock:
             self._check_open()
-            if self._reader is not None and self._process != os.getpid():  # forked: this process reads on its own
-                self._reader, self._process = Reader(self.folder, self.view.epoch), os.getpid()
+            self._adopt()
             for attempt in range(_ATTEMPTS):
                 found = self._search(given, k, max(limit, k), wanted, as_of, min(beam_width, 64))
                 if found is not None:
@@ -411,30 +357,92 @@ class Index:
             found = self._run(queries, limit, allow, epoch, width, ids, distances)
         finally:
             self.view.counts[1] = changed
-            if self._reader is not None and self._reader.epoch < self.view.epoch:
-                self._reader.move(self.view.epoch)
+            if self._reader is not None and self._reader.epoch != epoch and not self._holds(epoch):
+                self._reader.move(epoch)
         if found < 0:
             return None
-        if self.parameters.metric == "cosine":
-            distances *= np.float32(_COSINE_HALF)
-        return ids, distances
+        return ids, self.given(distances)
+
+    def given(self, squared: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The distances that a search returns, from squared ones of stored vectors."""
+        return squared * np.float32(_COSINE_HALF) if self.parameters.metric == "cosine" else squared
 
     def _epoch(self, as_of: int | None) -> int:
-        if self._reader is not None and as_of is not None and as_of < self._reader.epoch:
-            self._reader.move(max(as_of, 1))  # announced first, then the view is read: see Reader
+        held = as_of is not None and self._holds(as_of)
         if self._reader is not None:
+            if as_of is not None and as_of < self._reader.epoch and not held:
+                self._reader.move(max(as_of, 1))  # announced first, then the view is read: see Reader
             self.view.refresh()
         if as_of is None:
             usable(self.folder, self.view.state.unusable)
             return self.view.epoch
-        if not self.view.state.retained_from <= as_of <= self.view.epoch:
+        try:
+            self._check_retained(as_of, held=held)
+        except VersionGoneError:
             if self._reader is not None:
                 self._reader.move(self.view.epoch)
+            raise
+        return as_of
+
+    def _holds(self, epoch: int) -> bool:
+        """Whether a held epoch keeps what this one reads: versions are kept from the lowest one on."""
+        return any(one.epoch <= epoch for one in self._held)
+
+    def _check_retained(self, epoch: int, *, held: bool = False) -> None:
+        """Check that an epoch can be read. Raises ``VersionGoneError``."""
+        # What a reader holds is kept, even if a job has stopped retaining it for others.
+        lowest = self.view.complete_from if held else self.view.state.retained_from
+        if not lowest <= epoch <= self.view.epoch:
             raise VersionGoneError(
-                f"Epoch {as_of} of {self.folder} cannot be read.",
+                f"Epoch {epoch} of {self.folder} cannot be read.",
                 remedy=f"Epochs {self.view.state.retained_from} to {self.view.epoch} are retained now.",
             )
-        return as_of
+
+    def _adopt(self) -> None:
+        """In a forked process: register it as a reader of its own."""
+        if self._reader is not None and self._process != os.getpid():
+            self._reader, self._held, self._process = Reader(self.folder, self.view.epoch), [], os.getpid()
+
+    @contextmanager
+    def hold(self, epoch: int | None = None) -> Iterator[int]:
+        """Keep an epoch readable by ``search(as_of=...)`` of this handle until the block, or the process, ends.
+
+        Meanwhile jobs keep every block that it needs, so that the graph grows by what is changed.
+
+        Args:
+            epoch: a retained one; None: the newest.
+
+        Yields:
+            The epoch.
+
+        Raises:
+            VersionGoneError: it is not retained, or never existed.
+            StorageError: the reader cannot be registered: the disk is full, for example.
+        """
+        with self._lock:
+            self._check_open()
+            self._adopt()
+            if self._reader is not None:  # a writer's view is the newest
+                self.view.refresh()
+            wanted = self.view.epoch if epoch is None else whole("epoch", epoch)
+            held = Reader(self.folder, min(max(1, wanted), self.view.epoch))
+            try:
+                if self._reader is not None:
+                    self.view.refresh()
+                self._check_retained(wanted)
+            except BaseException:
+                held.close()
+                raise
+            self._held.append(held)
+        try:
+            yield wanted
+        finally:
+            with self._lock:
+                if held in self._held:  # it was not closed
+                    self._held.remove(held)
+                    held.close()
+                    if self._reader is not None:
+                        self._reader.move(self.view.epoch)
 
     def _run(
         self, queries: NDArray[np.float32], limit: int, allow: NDArray[np.int64] | None, epoch: int, width: int,
@@ -490,6 +498,3 @@ class Index:
             room = scratch(limit, p.links, p.code_bytes, p.dimension, 1 << key[1], collect=False)
             self._room = (key, room)
         return self._room[1]
-
-
-__all__ = ["CACHE", "WAIT", "IdsExhaustedError", "Index", "MemwalOpsError", "create", "local_path", "read_parameters"]

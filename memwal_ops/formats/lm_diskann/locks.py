@@ -10,6 +10,7 @@ from typing import Self
 
 from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError
+from memwal_ops.formats.lm_diskann.files import io_errors, write_all
 from memwal_ops.storage.file_lock import lock_within
 
 WRITER = "writer.lock"
@@ -24,10 +25,12 @@ class WriterLock:
 
     Raises:
         IndexBusyError: another process, or another handle of this one, still has it.
+        StorageError: its file cannot be opened.
     """
 
     def __init__(self, folder: str, wait: float, *, announce: bool = True) -> None:
-        self._file = os.open(os.path.join(folder, WRITER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with io_errors():
+            self._file = os.open(os.path.join(folder, WRITER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         holder = lock_within(self._file, wait, announced=announce)
         if holder is not None:
             os.close(self._file)
@@ -44,27 +47,41 @@ class WriterLock:
 
 
 class Reader:
-    """A registered reader: while it exists, versions that a reader at ``epoch`` or later needs are kept."""
+    """A registered reader: while it exists, versions that a reader at ``epoch`` or later needs are kept.
+
+    Raises:
+        StorageError: it cannot be registered: the disk is full, or read-only.
+        TableCorruptError: the folder of readers cannot be created.
+    """
 
     def __init__(self, folder: str, epoch: int) -> None:
-        self._path = os.path.join(folder, READERS, uuid.uuid4().hex)
+        self._path, self._process = os.path.join(folder, READERS, uuid.uuid4().hex), os.getpid()
         fresh = self._path + _FRESH
-        self._file = _created(fresh)
-        # Locked and written before it gets its name: a named file without a lock belongs to a dead process. Free: only
-        # this process locks a file of this name.
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.move(epoch)
-        os.rename(fresh, self._path)
+        with io_errors():
+            self._file = _created(fresh)
+        try:
+            # Locked and written before it gets its name: a named file without a lock belongs to a dead process. It is
+            # free: only this process locks a file of this name.
+            with io_errors():
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.move(epoch)
+                os.rename(fresh, self._path)
+        except BaseException:
+            os.close(self._file)
+            with suppress(OSError):
+                os.unlink(fresh)
+            raise
 
     def move(self, epoch: int) -> None:
-        """Announce another epoch."""
-        os.pwrite(self._file, epoch.to_bytes(8, "little"), 0)
+        """Announce another epoch. Raises ``StorageError``."""
+        write_all(self._file, epoch.to_bytes(8, "little"), 0)
         self.epoch = epoch
 
     def close(self) -> None:
-        """Unregister it."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
+        """Unregister it, unless this process was forked from the one that registered it."""
+        if self._process == os.getpid():
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
         os.close(self._file)
 
     def __enter__(self) -> Self:

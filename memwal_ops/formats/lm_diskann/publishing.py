@@ -16,16 +16,20 @@ from memwal_ops.formats.lm_diskann.files import (
     VIEW,
     Step,
     base_path,
+    io_errors,
     log_path,
     replace_file,
     sync,
     sync_folder,
     write_all,
 )
+from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.view import NEVER, View, read_current
 from memwal_ops.formats.lm_diskann.wire import frames
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lm_diskann.changes import Changes, State
@@ -41,6 +45,7 @@ def recover(folder: str, parameters: Parameters, store: Store, step: Step) -> bo
     A writer that was killed between its commit and its frame leaves a view that is behind; one that was killed while
     writing its frame leaves invalid bytes, after which no further frame would be read.
     """
+    check_commits(folder, parameters, store)
     try:
         view = View(folder, parameters)
     except MemwalOpsError:
@@ -49,12 +54,36 @@ def recover(folder: str, parameters: Parameters, store: Store, step: Step) -> bo
     try:
         whole = view.end == os.fstat(view.files[1]).st_size
         if whole and view.state == store.state:
+            if read_current(folder, parameters).epoch < view.epoch:
+                _reach(folder, parameters, view.number, view.epoch, step)
             return False
         _check_node_ids(store, view.state)
     finally:
         view.close()
     publish(folder, parameters, store, step)
     return True
+
+
+def check_commits(folder: str, parameters: Parameters, store: Store) -> None:
+    """Check that the store has each commit that was published: it is durable there before.
+
+    Timeline of the loss that this prevents: a disk loses the end of the store's log, which DuckDB reads as a commit
+    that never ended; the next writer publishes that older state over the view, the only other record of those commits.
+
+    Raises:
+        TableCorruptError: it has not.
+    """
+    published = 0
+    with suppress(MemwalOpsError):
+        published = read_current(folder, parameters).epoch
+        view = View(folder, parameters)
+        published = max(published, view.epoch)
+        view.close()
+    if published > store.state.epoch:
+        raise TableCorruptError(
+            f"{store.path} lacks commits: it is at epoch {store.state.epoch}, and epoch {published} was published.",
+            remedy=RESTORE,
+        )
 
 
 def check_node_ids(folder: str, parameters: Parameters, store: Store) -> None:
@@ -130,20 +159,41 @@ def append(view: View, changes: Changes, step: Step) -> None:
     data = frames.encode(frames.COMMIT, view.number, changes.state.epoch, view.parameters.uuid, sections)
 
     def write() -> None:
-        file = os.open(os.path.join(view.folder, log_path(view.number)), os.O_WRONLY | os.O_CLOEXEC)
+        with io_errors():
+            file = os.open(os.path.join(view.folder, log_path(view.number)), os.O_WRONLY | os.O_CLOEXEC)
         try:
             write_all(file, data, view.end)
         finally:
             os.close(file)
 
     step("append the commit to the view", write)
+    _reach(view.folder, view.parameters, view.number, changes.state.epoch, step)
+
+
+def _reach(folder: str, parameters: Parameters, number: int, epoch: int, step: Step) -> None:
+    """Record in ``CURRENT`` that the view's log has this epoch: then readers notice if its end is missing.
+
+    In place, as nothing else has to change: one write within a sector. If it fails, readers only notice less.
+    """
+    data = frames.encode(frames.CURRENT, number, epoch, parameters.uuid, {})
+
+    def write() -> None:
+        with suppress(OSError, StorageError):
+            file = os.open(os.path.join(folder, CURRENT), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                write_all(file, data, 0)
+            finally:
+                os.close(file)
+
+    step("record the epoch of the view", write)
 
 
 def settle(view: View, step: Step) -> None:
     """Make the view durable: a slot is reused only below the epoch of the view after a machine crash."""
 
     def act() -> None:
-        file = os.open(os.path.join(view.folder, log_path(view.number)), os.O_WRONLY | os.O_CLOEXEC)
+        with io_errors():
+            file = os.open(os.path.join(view.folder, log_path(view.number)), os.O_WRONLY | os.O_CLOEXEC)
         try:
             sync(file)
         finally:
@@ -153,15 +203,30 @@ def settle(view: View, step: Step) -> None:
 
 
 def publish(folder: str, parameters: Parameters, store: Store, step: Step) -> int:
-    """Publish the whole content of the store as a new base with an empty log, and return its number."""
+    """Publish the whole content of the store as a new base with an empty log, and return its number.
+
+    It has the versions of all epochs that are retained or that a reader holds. A reader that registered while it was
+    written, and read the view before, is one of them: then it is published again.
+    """
+    while True:
+        since = min(store.state.retained_from, needed_from(folder, store.state.epoch))
+        number = _publish(folder, parameters, store, since, step)
+        if needed_from(folder, since) >= since:
+            return number
+
+
+def _publish(folder: str, parameters: Parameters, store: Store, since: int, step: Step) -> int:
     store.check_own()
-    os.makedirs(os.path.join(folder, VIEW), exist_ok=True)
+    with io_errors():
+        os.makedirs(os.path.join(folder, VIEW), exist_ok=True)
     number = 1 + max([*_numbers(folder), _current(folder, parameters)])
-    data = frames.encode(frames.BASE, number, store.state.epoch, parameters.uuid, _base_sections(store, parameters))
+    data = frames.encode(
+        frames.BASE, number, store.state.epoch, parameters.uuid, _base_sections(store, parameters, since)
+    )
 
     def write() -> None:
         # A log that a killed run left under this number would be read as this view's: so it is truncated.
-        with open(os.path.join(folder, log_path(number)), "wb") as file:
+        with io_errors(), open(os.path.join(folder, log_path(number)), "wb") as file:
             os.fsync(file.fileno())
         replace_file(folder, base_path(number), [data])
 
@@ -177,7 +242,7 @@ def stale_files(folder: str, parameters: Parameters) -> list[str]:
     Proof that they are deletable: ``CURRENT`` only rises, a reader with open files keeps them, and one that does not
     find them reads ``CURRENT`` again.
     """
-    number = read_current(folder, parameters)
+    number = read_current(folder, parameters).number
     kept = {os.path.basename(path) for path in (CURRENT, base_path(number), log_path(number))}
     found = []
     for name in sorted(os.listdir(os.path.join(folder, VIEW))):
@@ -219,7 +284,7 @@ def _numbers(folder: str) -> list[int]:
 
 def _current(folder: str, parameters: Parameters) -> int:
     with suppress(MemwalOpsError):
-        return read_current(folder, parameters)
+        return read_current(folder, parameters).number
     return 0
 
 
@@ -227,19 +292,18 @@ def _state(state: State) -> NDArray[np.uint64]:
     return np.array(astuple(state), U8)
 
 
-def _base_sections(store: Store, parameters: Parameters) -> dict[str, NDArray[Any]]:
-    nodes, slots = store.columns("SELECT node_id, slot FROM lmd_slots")
+def _base_sections(store: Store, parameters: Parameters, since: int) -> dict[str, NDArray[Any]]:
+    """All sections of a base, with the versions that readers at ``since`` or later read."""
+    graph = store.in_graph(since)
+    nodes, slots, from_epochs = graph
     store.check_below(store.state.next_node_id, "lmd_slots", nodes)
     mapped = np.full(store.state.next_node_id, _NONE, U4)
-    mapped[nodes] = slots
-    history = store.columns(
-        "WITH more AS (SELECT node_id, from_epoch, slot, freed_epoch FROM lmd_free_nodes, lmd_metadata "
-        "WHERE freed_epoch > retained_from AND freed_epoch > from_epoch "
-        "AND (node_id IN (SELECT node_id FROM lmd_slots) OR node_id IN (SELECT node_id FROM lmd_delta_blocks)) "
-        "UNION ALL SELECT node_id, NULL, NULL, NULL FROM lmd_delta_blocks) "
-        "SELECT node_id, from_epoch, slot FROM (SELECT node_id, from_epoch, slot FROM more WHERE slot IS NOT NULL "
-        "UNION ALL SELECT node_id, from_epoch, slot FROM lmd_slots WHERE node_id IN (SELECT node_id FROM more)) "
-        "ORDER BY node_id, from_epoch"
+    order = np.argsort(from_epochs, kind="stable")
+    mapped[nodes[order]] = slots[order]  # the newest one of each node
+    # A damaged one is kept, and reported by merge and verify; here only its length must fit.
+    [delta, epochs], blocks, _ = store.blocks(
+        "SELECT node_id, commit_epoch, data FROM lmd_delta_blocks ORDER BY node_id, commit_epoch",
+        parameters.layout.block_size,
     )
     rows, row_nodes = store.columns("SELECT row_id, node_id FROM lmd_lookup ORDER BY row_id, node_id")
     dead, dead_at = store.columns("SELECT node_id, deletion_epoch FROM lmd_tombstoned_nodes ORDER BY node_id")
@@ -248,7 +312,8 @@ def _base_sections(store: Store, parameters: Parameters) -> dict[str, NDArray[An
     sections: dict[str, NDArray[Any]] = {
         "state": _state(store.state),
         "slots": mapped,
-        "history": np.stack(history, axis=1).astype(U8),
+        "history": _history(graph, delta),
+        "from": np.array([since], U8),
         "rows": rows.astype(I8),
         "rownodes": row_nodes.astype(U4),
         "dead": dead.astype(U4),
@@ -257,14 +322,18 @@ def _base_sections(store: Store, parameters: Parameters) -> dict[str, NDArray[An
     }
     if store.state.codebook_id:
         sections["codebook"] = store.codebook()
-    # A damaged one is kept, and reported by merge and verify; here only its length must fit.
-    [delta, epochs], blocks, _ = store.blocks(
-        "SELECT node_id, commit_epoch, data FROM lmd_delta_blocks ORDER BY node_id, commit_epoch",
-        parameters.layout.block_size,
-    )
     if len(delta):
         sections |= {"dnodes": delta.astype(U8), "depochs": epochs.astype(U8), "blocks": blocks.reshape(-1)}
     return sections
+
+
+def _history(graph: Sequence[NDArray[Any]], delta: NDArray[Any]) -> NDArray[np.uint64]:
+    """The versions in the graph of nodes that have several, one of them perhaps in the delta table: [n, 3]."""
+    nodes, slots, epochs = graph
+    found, counts = np.unique(nodes, return_counts=True)
+    several = np.isin(nodes, np.union1d(found[counts > 1], delta))
+    history = np.stack([nodes, epochs, slots], axis=1).astype(U8)[several]
+    return history[np.lexsort((history[:, 1], history[:, 0]))]
 
 
 def _or_never(epochs: NDArray[Any]) -> NDArray[np.uint64]:

@@ -7,6 +7,7 @@ any: it queries many rows at once, by joins. docs/formats/lm-diskann.md document
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -57,7 +58,34 @@ _STATE = ", ".join(State.__dataclass_fields__)
 # A checkpoint rewrites whatever changed of tables with millions of rows: one for 64 MiB of log instead of 16.
 _CONFIG = {"threads": 1, "memory_limit": "512MB", "checkpoint_threshold": "64MB"}
 _DTYPES = {pa.from_numpy_dtype(np.dtype(one)): np.dtype(one) for one in ("i8", "u8", "i4", "u4", "u2")}
-_LOCKED = ("Could not set lock", "Conflicting lock", "already attached", "unique file handle")
+# DuckDB appends the text of the system's error to its own; a file that is too short has none.
+_OF_THE_SYSTEM = ("Could not write", "fsync", *(os.strerror(one) for one in (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE,
+    errno.ENFILE, errno.ENOMEM, errno.ESTALE,
+)))  # fmt: skip
+_LOCKED = (
+    "Could not set lock", "Conflicting lock", "already attached", "unique file handle", "existing connections",
+)  # fmt: skip
+
+
+@contextmanager
+def _errors(path: str) -> Iterator[None]:
+    """Translate errors of DuckDB. Raises as :class:`Store`."""
+    try:
+        yield
+    except duckdb.Error as error:
+        text = str(error)
+        if any(words in text for words in _LOCKED):
+            raise IndexBusyError(f"{path} is open in another process: {text.splitlines()[0]}") from error
+        # Not by its class: a COMMIT that the disk has no space for is a TransactionException, a truncated file an
+        # IOException.
+        if isinstance(error, duckdb.OutOfMemoryException) or any(words in text for words in _OF_THE_SYSTEM):
+            raise StorageError(
+                f"DuckDB cannot use {path}: {text}",
+                remedy="Fix the reported error (free space, if the disk is full), and run it again: a failed "
+                "commit changed nothing.",
+            ) from error
+        raise TableCorruptError(f"DuckDB cannot read {path}: {text}", remedy=RESTORE) from error
 
 
 class Store:
@@ -76,7 +104,7 @@ class Store:
     def __init__(self, path: str, uuid: UUID, kind: str, *, read_only: bool = False) -> None:
         self._uuid, self._kind, self.path, self._read_only = uuid, kind, path, read_only
         self._process = os.getpid()
-        with self._errors():
+        with _errors(self.path):
             # DuckDB would create a missing file, and all rows of the graph would be lost.
             if not os.path.isfile(path):
                 raise TableCorruptError(f"{path} is missing.", remedy="Restore the folder from a copy.")
@@ -103,14 +131,15 @@ class Store:
 
     @classmethod
     def create(cls, path: str, uuid: UUID) -> None:
-        """Create a store, at epoch 1."""
-        db = duckdb.connect(path, config={"threads": 1})
-        try:
-            db.execute(_TABLES)
-            db.execute("INSERT INTO lmd_metadata VALUES (?, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0)", [str(uuid)])
-            db.execute("CHECKPOINT")
-        finally:
-            db.close()
+        """Create a store, at epoch 1. Raises ``StorageError``."""
+        with _errors(path):
+            db = duckdb.connect(path, config={"threads": 1})
+            try:
+                db.execute(_TABLES)
+                db.execute("INSERT INTO lmd_metadata VALUES (?, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0)", [str(uuid)])
+                db.execute("CHECKPOINT")
+            finally:
+                db.close()
 
     def close(self) -> None:
         """Close it; in a forked process, nothing is done."""
@@ -147,25 +176,8 @@ class Store:
                 remedy="Close the index, and open the folder again.",
             )
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except duckdb.Error as error:
-            text = str(error)
-            if any(words in text for words in _LOCKED):
-                raise IndexBusyError(f"{self.path} is open in another process: {text.splitlines()[0]}") from error
-            # A COMMIT that the disk has no space for is a TransactionException.
-            if isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException | duckdb.TransactionException):
-                raise StorageError(
-                    f"DuckDB cannot use {self.path}: {text}",
-                    remedy="Free space on the disk, or fix the reported error, and run it again: a failed commit "
-                    "changed nothing.",
-                ) from error
-            raise TableCorruptError(f"DuckDB cannot read {self.path}: {text}", remedy=RESTORE) from error
-
     def _read_state(self) -> State:
-        with self._errors():
+        with _errors(self.path):
             rows = self._db.execute(f"SELECT index_uuid, {_STATE} FROM lmd_metadata").fetchall()
         if len(rows) != 1:
             raise TableCorruptError(f"lmd_metadata in {self.path} has {len(rows)} rows, not one.")
@@ -199,7 +211,7 @@ class Store:
 
     def codebook(self) -> NDArray[np.uint8]:
         """The bytes of the codebook in use; none if there is none."""
-        with self._errors():
+        with _errors(self.path):
             found = self._db.execute(
                 "SELECT data FROM lmd_codebooks WHERE codebook_id = (SELECT codebook_id FROM lmd_metadata)"
             ).fetchall()
@@ -207,18 +219,29 @@ class Store:
 
     def texts(self, sql: str) -> list[str]:
         """The strings of a query with one column."""
-        with self._errors():
+        with _errors(self.path):
             return [one for (one,) in self._db.execute(sql).fetchall()]
 
-    def newest_in_graph(self) -> list[NDArray[Any]]:
-        """Node, slot and epoch of each node's newest version that is in the graph, by slot.
+    def in_graph(self, epoch: int) -> list[NDArray[Any]]:
+        """Node, slot and epoch of the versions in the graph that a reader at ``epoch`` or later reads, by slot.
 
-        The slot of an older version may already be reused, although the map has it until the newer one is merged.
+        At the newest epoch: each node's newest version, where that is in the graph. The map has an older one until the
+        newer one is merged.
         """
         return self.columns(
-            "SELECT node_id, slot, from_epoch FROM lmd_slots s WHERE NOT EXISTS "
-            "(SELECT 1 FROM lmd_delta_blocks d WHERE d.node_id = s.node_id AND d.commit_epoch > s.from_epoch) "
-            "ORDER BY slot"
+            "SELECT node_id, slot, from_epoch FROM lmd_slots s WHERE NOT EXISTS (SELECT 1 FROM lmd_delta_blocks d "
+            f"WHERE d.node_id = s.node_id AND d.commit_epoch > s.from_epoch AND d.commit_epoch <= {epoch}) UNION ALL "
+            f"SELECT node_id, slot, from_epoch FROM lmd_free_nodes WHERE freed_epoch > {epoch} "
+            "AND freed_epoch > from_epoch AND (node_id IN (SELECT node_id FROM lmd_slots) "
+            "OR node_id IN (SELECT node_id FROM lmd_delta_blocks)) ORDER BY slot"
+        )
+
+    def superseded_deltas(self) -> list[NDArray[Any]]:
+        """Node and version of the delta blocks of which there is a newer version, in the delta table or the graph."""
+        return self.columns(
+            "SELECT node_id, version FROM lmd_delta_blocks d WHERE EXISTS (SELECT 1 FROM lmd_delta_blocks n "
+            "WHERE n.node_id = d.node_id AND n.commit_epoch > d.commit_epoch) OR EXISTS (SELECT 1 FROM lmd_slots s "
+            "WHERE s.node_id = d.node_id AND s.from_epoch > d.commit_epoch)"
         )
 
     def free_slots(self, horizon: int) -> NDArray[np.int64]:
@@ -240,7 +263,7 @@ class Store:
             )
 
     def _query(self, sql: str, tables: Mapping[str, NDArray[Any]]) -> pa.Table:
-        with self._errors():
+        with _errors(self.path):
             for name, values in tables.items():
                 self._db.register(name, pa.table({"id": _arrow(values)}))
             try:
@@ -254,7 +277,7 @@ class Store:
     def commit(self, changes: Changes) -> None:
         """Commit everything in one transaction; durable when this returns, not visible at all if it raises."""
         self.check_own()
-        with self._errors():
+        with _errors(self.path):
             self._db.execute("BEGIN TRANSACTION")
             try:
                 self._apply(changes)

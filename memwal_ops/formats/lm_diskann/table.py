@@ -11,7 +11,8 @@ from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, TableNotFoundError
 from memwal_ops.formats.lm_diskann.files import GRAPH
-from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index, read_parameters
+from memwal_ops.formats.lm_diskann.folders import read_parameters
+from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index
 from memwal_ops.formats.lm_diskann.locks import WriterLock
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.formats.lm_diskann.store import Store as Database
@@ -37,6 +38,7 @@ class Table(GuardedTable):
         state: the counters of the epoch.
         delta_blocks: versions that are not merged; ``delta_nodes``: nodes with any.
         tombstones: deleted nodes whose slots are not free yet.
+        view_error: why readers cannot open the published view; the state is then that of the store.
         guard: checked before each durable step.
         steps: performs durable steps; None: they are run directly.
     """
@@ -49,6 +51,7 @@ class Table(GuardedTable):
     delta_nodes: int
     tombstones: int
     view_number: int
+    view_error: MemwalOpsError | None = None
     guard: CommitGuard = field(default_factory=Unguarded)
     steps: Step | None = field(default=None, repr=False)
 
@@ -144,4 +147,6 @@ def _from_store(location: Location, store: Store, parameters: Parameters, error:
             (dead,) = database.columns("SELECT node_id FROM lmd_tombstoned_nodes")
         except MemwalOpsError:
             raise error from None
-        return Table(location, store, parameters, database.state, len(nodes), len({*nodes.tolist()}), len(dead), 0)
+        return Table(
+            location, store, parameters, database.state, len(nodes), len({*nodes.tolist()}), len(dead), 0, error
+        )

@@ -18,6 +18,7 @@ import numpy as np
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, StorageError
 from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.changes import I8, MAX_NODES, U8, Changes
+from memwal_ops.formats.lm_diskann.errors import IdsExhaustedError
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync, write_all
 from memwal_ops.formats.lm_diskann.kernels.checksum import seal
 from memwal_ops.formats.lm_diskann.kernels.healing import neighbours
@@ -100,8 +101,6 @@ class Transaction:
         self.delete(row_ids)
         nodes = np.arange(self.next_node, self.next_node + len(row_ids), dtype=np.int64)
         if self.next_node + len(row_ids) > MAX_NODES:
-            from memwal_ops.formats.lm_diskann.library import IdsExhaustedError  # noqa: PLC0415
-
             raise IdsExhaustedError("The index has had 4,294,967,294 nodes: no node ids are left.")
         self.next_node += len(row_ids)
         live = self.live

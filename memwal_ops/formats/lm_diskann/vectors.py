@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
+_NO_NUMBERS = "cUSMm"  # complex numbers, text, times
 MAX_LENGTH = 1e18
 """The maximum length of a vector of an l2 index: squared distances of longer ones do not fit into float32."""
 
@@ -38,32 +40,44 @@ def stored(parameters: Parameters, given: ArrayLike, *, one: bool = False) -> ND
         InvalidUsageError: another shape, or a vector that the index cannot have.
     """
     try:
+        found = np.asarray(given)
+        if found.dtype.kind in _NO_NUMBERS:  # numpy would drop imaginary parts, and parse text
+            raise TypeError(f"these are {found.dtype}")
         with np.errstate(over="ignore"):  # what does not fit is infinite, and refused below
-            vectors = np.array(given, np.float32, order="C", copy=None)
+            vectors = np.array(found, np.float32, order="C", copy=None)
     except (TypeError, ValueError) as error:
-        raise InvalidUsageError(f"Vectors must be numbers: {error}.") from error
+        raise InvalidUsageError(f"Vectors must be real numbers: {error}.") from error
     if one and vectors.ndim == 1:
         vectors = vectors[None]
     if vectors.ndim != 2 or vectors.shape[1] != parameters.dimension:  # noqa: PLR2004 - rows and columns
         wanted = f"float32 [n, {parameters.dimension}]"
         raise InvalidUsageError(f"Vectors must be {wanted}; these are {list(vectors.shape)}.")
-    found = lengths(vectors)
-    bad = np.flatnonzero(~storable(found, parameters.metric))
+    far = lengths(vectors)
+    bad = np.flatnonzero(~storable(far, parameters.metric))
     if len(bad):
         rule = "above 0: a zero has no direction" if parameters.metric == "cosine" else f"at most {MAX_LENGTH:g}"
         raise InvalidUsageError(
-            f"Vector {bad[0]} of {len(vectors)} has the length {found[bad[0]]:g}, which must be finite and {rule}. "
+            f"Vector {bad[0]} of {len(vectors)} has the length {far[bad[0]]:g}, which must be finite and {rule}. "
             "Leave it out, or scale all vectors."
         )
-    return (vectors / found[:, None]).astype(np.float32) if parameters.metric == "cosine" else vectors
+    return (vectors / far[:, None]).astype(np.float32) if parameters.metric == "cosine" else vectors
 
 
 def whole(name: str, given: Any) -> int:
     """A whole number. Raises ``InvalidUsageError``."""
     try:
+        if isinstance(given, bool):
+            raise TypeError
         return operator.index(given)
     except TypeError as error:
         raise InvalidUsageError(f"{name} must be a whole number, not {given!r}.") from error
+
+
+def real(name: str, given: Any) -> float:
+    """A number. Raises ``InvalidUsageError``."""
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise InvalidUsageError(f"{name} must be a number, not {given!r}.")
+    return float(given)
 
 
 def integers(given: ArrayLike | Iterable[int]) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from memwal_ops.formats.lm_diskann import remapping
 from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.files import GRAPH
 from memwal_ops.formats.lm_diskann.kernels.checksum import intact
-from memwal_ops.formats.lm_diskann.publishing import check_node_ids
+from memwal_ops.formats.lm_diskann.publishing import check_commits, check_node_ids
 from memwal_ops.formats.lm_diskann.source import FOLLOW, FOLLOW_REMEDY, read_source
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.view import View
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1024
 _SEEN, _DEAD, _OVERFLOWED, _HEALED = 1, 2, 4, 8
+_ALWAYS = np.iinfo(np.uint64).max
 
 
 # Checks by the part that they concern.
@@ -42,7 +43,7 @@ FOLLOW_DAMAGED = "follow_damaged"
 _OF_STORE = {
     "slot_used_twice", "slot_beyond_end", "node_mapped_twice", "delta_damaged", "row_without_block",
     "row_missing", "tombstone_missing", "count_differs", "entry_point_dead", "entry_point_missing", "slot_lost",
-    "epoch_beyond_end", "node_not_allocated",
+    "epoch_beyond_end", "node_not_allocated", "commits_missing",
 }  # fmt: skip
 _PLACES = {
     **dict.fromkeys(OF_VIEW, "the published view"),
@@ -54,8 +55,11 @@ _OF_LINKS = {
     "link_to_nothing", "backlink_to_nothing", "healed_node_linked", "backlinks_differ", "overflow_without_flag",
     "entry_point_dead", "entry_point_missing",
 }  # fmt: skip
-_WARNINGS = {"view_behind", "unreachable", "slot_lost"}
+_WARNINGS = {"unreachable", "slot_lost"}
+_OF_OLD_VERSIONS = {"old_version_damaged"}
 _CONSEQUENCES = {
+    "old_version_damaged": "Searches as of these epochs fail. The newest epoch is not affected.",
+    "commits_missing": "Acknowledged changes are lost, and slots of the graph may have later content.",
     "unreachable": "Searches do not find this row, unless it is in ``allow``.",
     "slot_lost": "The file is longer than necessary.",
     FOLLOW_DAMAGED: "The index does not follow its table any more.",
@@ -64,6 +68,7 @@ _REMEDIES = {
     **dict.fromkeys(remapping.CHECKS, "memwal-ops repair URI --apply maps the rows again, if all blocks are there."),
     "unreachable": "memwal-ops repair URI --deep --apply links it again.",
     "slot_lost": "None is needed.",
+    "old_version_damaged": "Use a later epoch. merge gives these up when no reader and no hold needs them.",
     FOLLOW_DAMAGED: FOLLOW_REMEDY,
 }
 _BEHIND = "Readers see an older epoch, or fail, until the view is published again."
@@ -158,9 +163,11 @@ class Check:
             self.found.add("graph_too_short", [f"{GRAPH} has {length} bytes, for {count} slots of {size}"])
 
     def _blocks(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield the intact newest versions of all nodes, in chunks; damaged ones are findings (once)."""
-        size, first_time = self.parameters.layout.block_size, not self.found.blocks
-        last = -1
+        """Yield the intact newest versions of all nodes, in chunks.
+
+        The first time, damaged ones are findings, and so are older versions that a retained epoch reads.
+        """
+        size, first_time, last = self.parameters.layout.block_size, not self.found.blocks, -1
         while True:
             [nodes, epochs], whole, fits = self.store.blocks(
                 "SELECT node_id, commit_epoch, data FROM lmd_delta_blocks WHERE node_id IN (SELECT DISTINCT "
@@ -171,13 +178,27 @@ class Check:
             if not len(nodes):
                 break
             last = int(nodes[-1])
-            slotted = self._newer_slots(nodes)
-            keep = np.append(nodes[1:] != nodes[:-1], True) & (epochs > slotted)
-            yield from self._checked(whole, nodes, epochs, keep & fits, report=first_time)
+            until = self._until(nodes, epochs)
+            yield from self._checked(whole, nodes, epochs, (until == _ALWAYS) & fits, report=first_time)
             if first_time:
                 lost = np.flatnonzero(~fits)
                 self.found.add("delta_damaged", (f"delta block of node {nodes[at]} has a wrong length" for at in lost))
-        nodes, slots, epochs = self.store.newest_in_graph()
+                read = (until != _ALWAYS) & (until > self.store.state.retained_from)
+                self._check_old(whole, nodes, epochs, read & fits)
+        newest = self.store.in_graph(self.store.state.epoch)
+        for whole, nodes, epochs in self._in_slots(*newest):
+            yield from self._checked(whole, nodes, epochs, np.ones(len(whole), bool), report=first_time)
+        if first_time:
+            retained = self.store.in_graph(self.store.state.retained_from)
+            old = ~np.isin(retained[1], newest[1])
+            for whole, nodes, epochs in self._in_slots(*(column[old] for column in retained)):
+                self._check_old(whole, nodes, epochs, np.ones(len(whole), bool))
+
+    def _in_slots(
+        self, nodes: NDArray[Any], slots: NDArray[Any], epochs: NDArray[Any]
+    ) -> Iterator[tuple[NDArray[np.uint8], NDArray[Any], NDArray[Any]]]:
+        """Yield blocks of the graph in chunks, with their nodes and epochs."""
+        size = self.parameters.layout.block_size
         with open(os.path.join(self.folder, GRAPH), "rb") as graph:
             for first in range(0, len(slots), _CHUNK):
                 part = slice(first, first + _CHUNK)
@@ -185,19 +206,34 @@ class Check:
                 for at, slot in enumerate(slots[part].tolist()):
                     one = os.pread(graph.fileno(), size, min(slot, self.store.state.slot_count) * size)
                     whole[at, : len(one)] = np.frombuffer(one, np.uint8)
-                yield from self._checked(whole, nodes[part], epochs[part], np.ones(len(whole), bool), report=first_time)
+                yield whole, nodes[part], epochs[part]
 
-    def _newer_slots(self, nodes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        found, epochs = self.store.columns(
+    def _until(self, nodes: NDArray[np.uint64], epochs: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The epoch of the next version of each of these delta blocks, which are sorted."""
+        found, slotted = self.store.columns(
             "SELECT node_id, from_epoch FROM lmd_slots WHERE node_id IN (SELECT id FROM wanted)",
             wanted=np.unique(nodes),
         )
-        newer = np.zeros(len(nodes), U8)
+        until = np.full(len(nodes), _ALWAYS, U8)
+        same = nodes[1:] == nodes[:-1]
+        until[:-1][same] = epochs[1:][same]
         order = np.argsort(found)
         if len(found):
             at = np.minimum(np.searchsorted(found[order], nodes), len(found) - 1)
-            newer = np.where(found[order][at] == nodes, epochs[order][at], 0).astype(U8)
-        return newer
+            later = (found[order][at] == nodes) & (slotted[order][at] > epochs)
+            until[later] = np.minimum(until[later], slotted[order][at][later])
+        return until
+
+    def _check_old(
+        self, blocks: NDArray[np.uint8], nodes: NDArray[Any], epochs: NDArray[Any], wanted: NDArray[Any]
+    ) -> None:
+        heads, right = headers(blocks), intact(np.ascontiguousarray(blocks).view(np.uint64))
+        good = right & (heads["node_id"] == nodes) & (heads["creation_epoch"] == epochs)
+        self.found.blocks += int(wanted.sum())
+        self.found.add("old_version_damaged", (
+            f"the block of node {nodes[at]} (epoch {epochs[at]}), which older retained epochs read"
+            for at in np.flatnonzero(wanted & ~good)
+        ))  # fmt: skip
 
     def _checked(
         self,
@@ -327,7 +363,7 @@ class Check:
         return self._rows_of_blocks()
 
     def _rows_of_blocks(self) -> remapping.Blocks:
-        damaged = bool(self.found.findings.counts.keys() - remapping.CHECKS - OF_VIEW - _OF_LINKS)
+        damaged = bool(self.found.findings.counts.keys() - remapping.CHECKS - OF_VIEW - _OF_LINKS - _OF_OLD_VERSIONS)
         return remapping.Blocks((self.marks & _SEEN) != 0, (self.marks & _DEAD) != 0, self.rows, damaged)
 
     def _lookup(self) -> None:
@@ -371,6 +407,11 @@ class Check:
 
     def _view(self) -> None:
         try:
+            check_commits(self.folder, self.parameters, self.store)
+        except TableCorruptError as error:
+            self.found.add("commits_missing", [str(error)])
+            return
+        try:
             view = View(self.folder, self.parameters)
         except MemwalOpsError as error:
             self.found.add("view_damaged", [str(error)])
@@ -380,16 +421,23 @@ class Check:
                 self.found.add("view_behind", [
                     f"the view is at epoch {view.epoch}, the store at {self.store.state.epoch}"
                 ])  # fmt: skip
-                return
-            nodes, slots, epochs = self.store.columns(
-                "SELECT node_id, slot, from_epoch FROM lmd_slots ORDER BY node_id"
-            )
-            differ = view.slots_that_differ(nodes, slots, epochs)
-            self.found.add(
-                "view_differs", (f"the view has node {node} in another slot than the store" for node in differ)
-            )
-            [dead] = self.store.columns("SELECT node_id FROM lmd_tombstoned_nodes ORDER BY node_id")
-            if not np.array_equal(dead.astype(np.int64), view.dead):
-                self.found.add("view_differs", ["the view has other tombstones than the store"])
+            else:
+                self.found.add("view_differs", self._differences(view))
         finally:
             view.close()
+
+    def _differences(self, view: View) -> Iterator[str]:
+        """The differences between a view and the store at the same epoch."""
+        nodes, slots, epochs = self.store.in_graph(self.store.state.retained_from)
+        for node in view.slots_that_differ(nodes, slots, epochs):
+            yield f"the view has node {node} in another slot than the store"
+        [dead] = self.store.columns("SELECT node_id FROM lmd_tombstoned_nodes ORDER BY node_id")
+        if not np.array_equal(dead.astype(np.int64), view.dead):
+            yield "the view has other tombstones than the store"
+        [entries] = self.store.columns("SELECT node_id FROM lmd_entry_points WHERE removed_epoch IS NULL ORDER BY 1")
+        if not np.array_equal(entries.astype(np.int64), np.sort(view.entries(view.epoch))):
+            yield "the view has other entry points than the store"
+        rows, nodes = self.store.columns("SELECT row_id, node_id FROM lmd_lookup")
+        # If the store's are wrong, the view has the right ones.
+        if not self.found.findings.counts.keys() & remapping.CHECKS and not view.has_rows(rows, nodes):
+            yield "the view lacks rows of the store"

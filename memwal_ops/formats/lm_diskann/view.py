@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from memwal_ops.errors import TableCorruptError, TableNotFoundError
 from memwal_ops.formats.lm_diskann import codebook
 from memwal_ops.formats.lm_diskann.changes import I8, U4, U8, State
-from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, base_path, log_path
+from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, base_path, io_error, log_path
 from memwal_ops.formats.lm_diskann.kernels.memory import (
     BASE,
     FILE_SHIFT,
@@ -39,29 +40,35 @@ if TYPE_CHECKING:
 
 NEVER = 2**64 - 1
 _ATTEMPTS = 100
+_TORN_ATTEMPTS, _TORN_PAUSE = 5, 0.002
 _ROOM = 1024
 _PUBLISH_AGAIN = "Run memwal-ops merge on the folder: it publishes the view again from the store."
 
 
-def read_current(folder: str, parameters: Parameters) -> int:
-    """The number of the current view.
+def read_current(folder: str, parameters: Parameters) -> Frame:
+    """The frame of the current view: its number, and an epoch that its log has at least.
 
     Raises:
+        StorageError: it cannot be read.
         TableCorruptError: ``CURRENT`` is damaged, or of another index.
         TableNotFoundError: there is none.
     """
-    try:
-        with open(os.path.join(folder, CURRENT), "rb") as file:
-            data = file.read()
-    except FileNotFoundError as error:
-        raise TableNotFoundError(
-            f"{folder} has no published view ({CURRENT}).",
-            remedy=_PUBLISH_AGAIN,
-        ) from error
-    frame = frames.decode(np.frombuffer(data, np.uint8))
-    if frame is None or frame.kind != frames.CURRENT or frame.uuid != parameters.uuid:
-        raise _unreadable(folder, CURRENT)
-    return frame.number
+    for _ in range(_TORN_ATTEMPTS):
+        try:
+            with open(os.path.join(folder, CURRENT), "rb") as file:
+                data = file.read()
+        except FileNotFoundError as error:
+            raise TableNotFoundError(
+                f"{folder} has no published view ({CURRENT}).",
+                remedy=_PUBLISH_AGAIN,
+            ) from error
+        except OSError as error:
+            raise io_error(error) from error
+        frame = frames.decode(np.frombuffer(data, np.uint8))
+        if frame is not None and frame.kind == frames.CURRENT and frame.uuid == parameters.uuid:
+            return frame
+        time.sleep(_TORN_PAUSE)  # a writer may be raising its epoch, in place
+    raise _unreadable(folder, CURRENT)
 
 
 def _unreadable(folder: str, path: str) -> TableCorruptError:
@@ -99,17 +106,20 @@ class View:
     def _open(self) -> None:
         """Open the current view; if it is replaced meanwhile, its files are missing, and ``CURRENT`` is read again."""
         for attempt in range(_ATTEMPTS):
-            number = read_current(self.folder, self.parameters)
+            current = read_current(self.folder, self.parameters)
+            number = current.number
             opened: list[int] = []
             try:
                 opened.extend(
                     os.open(os.path.join(self.folder, path), os.O_RDONLY | os.O_CLOEXEC)
                     for path in (GRAPH, log_path(number), base_path(number))
                 )
-            except FileNotFoundError as error:
+            except OSError as error:
                 for file in opened:
                     os.close(file)
-                if attempt + 1 == _ATTEMPTS or read_current(self.folder, self.parameters) == number:
+                if not isinstance(error, FileNotFoundError):
+                    raise io_error(error) from error
+                if attempt + 1 == _ATTEMPTS or read_current(self.folder, self.parameters).number == number:
                     raise TableCorruptError(
                         f"A file of view {number} is missing: {error.filename}.",
                         remedy="Restore the folder from a copy, or build the index again from its rows."
@@ -122,7 +132,7 @@ class View:
         self._files, self.number = (opened[0], opened[1], opened[2]), number
         self._load_base()
         self.end = 0
-        self._follow()
+        self._follow(current.epoch)
 
     def close(self) -> None:
         """Close its files."""
@@ -151,6 +161,9 @@ class View:
         ):
             raise _unreadable(self.folder, base_path(self.number))
         self.state = _state(frame)
+        since = frame.array("from", U8)
+        self.complete_from = int(since[0]) if len(since) else self.state.retained_from
+        """The lowest epoch of which this view has all versions: below ``retained_from`` for a reader that holds it."""
         self.rows, self.row_nodes = frame.array("rows", I8), frame.array("rownodes", U4)
         self._more: list[tuple[NDArray[Any], NDArray[Any]]] = []
         self.dead, self.dead_epochs = (
@@ -232,10 +245,11 @@ class View:
             TableCorruptError: the view is damaged.
         """
         epoch = self.epoch
-        if read_current(self.folder, self.parameters) != self.number or self._replaced():
+        current = read_current(self.folder, self.parameters)
+        if current.number != self.number or self._replaced():
             self._open()
         else:
-            self._follow()
+            self._follow(current.epoch)
         return self.epoch != epoch
 
     def _replaced(self) -> bool:
@@ -247,7 +261,20 @@ class View:
             return True
         return now.st_size < self.end or not os.path.samestat(now, os.fstat(self._files[LOG]))
 
-    def _follow(self) -> None:
+    def _follow(self, reached: int) -> None:
+        """Apply the commits of the log. Raises ``TableCorruptError`` if it ends before the epoch ``reached``.
+
+        Timeline of the wrong answer that this prevents: rows are deleted; a disk loses the end of the log; a reader
+        takes what is left of it for all of it, and returns them.
+        """
+        self._apply_log()
+        if self.epoch < reached:
+            raise TableCorruptError(
+                f"{log_path(self.number)} in {self.folder} ends at epoch {self.epoch}; epoch {reached} was published.",
+                remedy=_PUBLISH_AGAIN,
+            )
+
+    def _apply_log(self) -> None:
         assert self._files is not None  # noqa: S101 - opened before
         log = self._files[LOG]
         size = os.fstat(log).st_size
@@ -353,6 +380,14 @@ class View:
         for rows, nodes in self._more:
             found.append(nodes[np.isin(rows, row_ids)].astype(np.int64))
         return np.concatenate(found)
+
+    def has_rows(self, row_ids: NDArray[np.int64], nodes: NDArray[np.uint64]) -> bool:
+        """Whether it has all of these rows, with these nodes."""
+        found = np.full(self.state.next_node_id, -1, np.int64)
+        for rows, of in [(self.rows, self.row_nodes), *self._more]:
+            found[of[of < len(found)]] = rows[of < len(found)]
+        known = nodes < len(found)
+        return bool(known.all() and np.array_equal(found[nodes.astype(np.int64)], row_ids))
 
     @staticmethod
     def _lookup(rows: NDArray[Any], nodes: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:

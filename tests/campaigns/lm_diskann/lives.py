@@ -18,7 +18,7 @@ from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import compacting
 from memwal_ops.formats.lm_diskann.library import Index
 from tests.support.lm_diskann.decoder import View
-from tests.support.lm_diskann.folders import check_sound
+from tests.support.lm_diskann.folders import Killed, check_sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 DIMENSION, ROWS = 8, 1100
 Content = dict[int, tuple[float, ...]]
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 class Disk:

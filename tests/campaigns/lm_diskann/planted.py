@@ -76,8 +76,8 @@ PLANTED = {
     no_fsync: r"graph\.lmd in .* has .* bytes; the store has|checksum|has no block",
     slot_reused_too_early: r"Epoch \d+ of .* cannot be read|used again too early",
     newer_delta_deleted: r"has no block",
-    view_before_the_commit: r"what a reader saw is not taken back|a whole, or not at all",
+    view_before_the_commit: r"lacks commits|what a reader saw is not taken back|a whole, or not at all",
     blocks_moved_out_of_order: r"has no block|checksum|damaged",
-    view_never_republished: r"view_behind|has no block|a whole, or not at all",
+    view_never_republished: r"view_behind|was published|has no block|a whole, or not at all",
 }
 """Each, and what is said of it."""

@@ -115,6 +115,7 @@ class View:
             assert (frame["kind"], frame["number"]) == (3, number)
             self._apply(frame)
             at += frame["length"]
+        assert self.epoch >= current["epoch"], f"the log ends at {self.epoch}, and {current['epoch']} was published"
         # A slot that was freed since the base may hold another node by now: whoever came last is in it,
         # or one that a merge wrote and did not commit; or gc has cut it off.
         self.placed = [one for one in self.placed if one not in self._left]

@@ -7,13 +7,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops import run_job
-from memwal_ops.formats.lm_diskann.library import Index, create
+from memwal_ops.formats.lm_diskann.creation import create
+from memwal_ops.formats.lm_diskann.library import Index
 from tests.support.lm_diskann.decoder import View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def killer(last: str) -> Callable[[str, Callable[[], Any]], Any]:
+    """Performs durable steps until the one named ``last``, before which the process is killed."""
+    dead = False
+
+    def step(name: str, act: Callable[[], Any]) -> Any:
+        nonlocal dead
+        dead = dead or name == last
+        if dead:
+            raise Killed
+        return act()
+
+    return step
 
 
 def partly_merged(folder: str, vectors: NDArray[np.float32]) -> None:

@@ -26,7 +26,7 @@ from memwal_ops.core.gc_report import GcDecision, GcReport, KindText
 from memwal_ops.errors import TableReplacedError
 from memwal_ops.formats.lm_diskann import merging, reclaiming
 from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, METADATA
-from memwal_ops.formats.lm_diskann.library import read_parameters
+from memwal_ops.formats.lm_diskann.folders import read_parameters
 from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, WriterLock, dead_readers
 from memwal_ops.formats.lm_diskann.publishing import stale_files
 from memwal_ops.formats.lm_diskann.slots import needed_from
@@ -98,7 +98,7 @@ class Nodes(collector.Collector[Candidate]):
 
     @property
     def anchors(self) -> Sequence[Anchor]:
-        """``CURRENT``; none for a plan."""
+        """``metadata.lmd``; none for a plan."""
         return self._anchors
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
@@ -168,7 +168,7 @@ class Tail(collector.Collector[Candidate]):
 
     @property
     def anchors(self) -> Sequence[Anchor]:
-        """``CURRENT``; none for a plan."""
+        """``metadata.lmd``; none for a plan."""
         return self._anchors
 
     def drain(self) -> int:
@@ -221,7 +221,7 @@ class Files(collector.Collector[Candidate]):
 
     @property
     def anchors(self) -> Sequence[Anchor]:
-        """``CURRENT``; none for a plan."""
+        """``metadata.lmd``; none for a plan."""
         return self._anchors
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
@@ -237,7 +237,7 @@ class Files(collector.Collector[Candidate]):
         folder, parameters = self.table.location.uri, read_parameters(self.table.location.uri)
         if parameters.uuid != self.table.parameters.uuid:
             raise TableReplacedError(f"{folder} does not contain the same index as before.")
-        number = read_current(folder, parameters)
+        number = read_current(folder, parameters).number
         stale, dead = {*stale_files(folder, parameters)}, {*dead_readers(folder)}
         found = []
         for meta in self.store.list(""):
@@ -304,7 +304,7 @@ def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcRepor
         raise TableReplacedError(f"{table.location.uri} does not contain the same index as before.")
     with table.open(options.wait.total_seconds()) as index:
         merging.raise_horizon(index, table.durable)
-        anchors = (anchor_at(table.store, CURRENT, "The current view"),)
+        anchors = (anchor_at(table.store, METADATA, "The index"),)
         store = index.writable()
         collectors: list[collector.Collector[Candidate]] = [
             Nodes(table, store, index.view, index, anchors), Tail(table, store, index, anchors), Files(table, anchors)

@@ -52,9 +52,9 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     """
     del store
     need_extra()
-    from memwal_ops.formats.lm_diskann import library  # noqa: PLC0415 - the extra is checked first
+    from memwal_ops.formats.lm_diskann import creation, folders  # noqa: PLC0415 - the extra is checked first
 
-    path = library.local_path(location.uri)
+    path = folders.local_path(location.uri)
     follows = None if options.table is None else Source(_place(options.table), str(options.column), options.key)
     wanted: dict[str, Any] = {
         "dimension": options.dimension if follows is None else follows.dimension(follows.open()),
@@ -65,10 +65,10 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
         "quantizer": options.quantizer,
     }
     try:
-        found = _document(library.read_parameters(path))
+        found = _document(folders.read_parameters(path))
     except (TableNotFoundError, NotALanceTableError):
         if not dry_run:
-            library.create(path, **wanted, follows=follows)
+            creation.create(path, **wanted, follows=follows)
         return InitReport("dry_run" if dry_run else "created", path, wanted | _followed(follows))
     differ = [name for name, value in wanted.items() if found[name] != value]
     if differ:

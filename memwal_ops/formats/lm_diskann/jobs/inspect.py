@@ -61,6 +61,7 @@ class Report:
                 f"  {waits['delta_blocks']:,.0f} unmerged delta blocks ({waits['dirty_percent']:.1f} % of the nodes).",
                 f"  {waits['unhealed_nodes']:,.0f} deleted nodes are not healed ({waits['unhealed_percent']:.1f} %).",
                 f"  {kept}; lowest reader: {found['lowest_reader'] or 'none'}.",
+                *([] if found["view_error"] is None else [f"  Readers cannot open the view: {found['view_error']}"]),
                 *self._followed(),
             ]
         )
@@ -111,6 +112,7 @@ def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
             },
             "follows": follows,
             "view": table.view_number,
+            "view_error": None if table.view_error is None else str(table.view_error),
             "graph_bytes": os.path.getsize(os.path.join(table.location.uri, GRAPH)),
             "lowest_reader": lowest_reader(table.location.uri),
         }

@@ -98,3 +98,12 @@ def test_a_small_index_is_exact(folder: str, vectors: np.ndarray) -> None:
     with lm_diskann.open(folder) as index:
         index.insert(np.arange(50), vectors[:50])
     assert run_job(folder, "verify", deep=True).to_json()["checked"]["recall"] == 1
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_recall_counts_distances(folder: str, metric: str) -> None:
+    """Of equal vectors, which of them a search returns makes no difference."""
+    with lm_diskann.create(folder, dimension=16, metric=metric, R=8, L=40) as index:
+        index.insert(np.arange(1300), np.ones((1300, 16), np.float32))
+        assert not index.exact
+    assert run_job(folder, "verify", deep=True).to_json()["checked"]["recall"] == 1

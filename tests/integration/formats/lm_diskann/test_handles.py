@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ from memwal_ops.formats.lm_diskann.wire import frames
 from tests.support.lm_diskann.decoder import View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 STORE_LOG = "diskann_store.duckdb.wal"
 
@@ -201,10 +203,71 @@ def test_what_searches_may_be_given(index: Index, vectors: np.ndarray) -> None:
         assert index.delete({1, 2, 9999}) == 2
 
 
-@pytest.mark.parametrize("given", [None, [["a"] * 16], [[1], [2, 3]], np.full((1, 16), 1e300)])
+@pytest.mark.parametrize(
+    "given",
+    [
+        None, [["a"] * 16], [["1"] * 16], [[1], [2, 3]], np.full((1, 16), 1e300), np.ones((1, 16), np.complex64),
+        [[1j] * 16], [[1 + 0j] * 16], np.ones((1, 16), "timedelta64[s]"), np.full((1, 16), "1", object) + "j",
+    ],
+)  # fmt: skip
 def test_vectors_that_are_none(index: Index, given: object) -> None:
-    with index, pytest.raises(InvalidUsageError):
-        index.insert([1], given)  # type: ignore[arg-type] - that is what is tested
+    with index:
+        with pytest.raises(InvalidUsageError):
+            index.insert([1], given)  # type: ignore[arg-type] - that is what is tested
+        with pytest.raises(InvalidUsageError):
+            index.search(given)  # type: ignore[arg-type] - that is what is tested
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dimension": 4.0}, {"dimension": "4"}, {"dimension": True}, {"dimension": None}, {"alpha": "x"},
+        {"alpha": True}, {"alpha": None}, {"alpha": 1j}, {"alpha": float("nan")}, {"R": 8.0}, {"L": "40"}, {"R": True},
+        {"metric": None}, {"metric": ["l2"]}, {"quantizer": 1},
+    ],
+)  # fmt: skip
+def test_parameters_of_another_type_leave_nothing_behind(folder: str, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidUsageError, match=next(iter(given))):
+        lm_diskann.create(folder, **given)
+    assert os.listdir(os.path.dirname(folder)) == []
+
+
+def test_numbers_of_numpy_are_numbers(folder: str) -> None:
+    lm_diskann.create(folder, np.int32(16), R=np.uint8(8), alpha=np.float32(1.25), L=np.int64(40)).close()  # type: ignore[arg-type] - that is what is tested
+    with lm_diskann.open(folder, wait=np.float64(1), cache_bytes=np.int64(1 << 20)) as index:  # type: ignore[arg-type] - that is what is tested
+        assert index.parameters.alpha == 1.25
+
+
+@pytest.mark.parametrize("given", [{"wait": "1"}, {"wait": None, "cache_bytes": 1.5}, {"cache_bytes": "1"}])
+def test_what_an_index_is_not_opened_with(index: Index, folder: str, given: dict[str, Any]) -> None:
+    index.close()
+    with pytest.raises(InvalidUsageError):
+        lm_diskann.open(folder, **given)
+    assert lm_diskann.open(folder, wait=0)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file grows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_on_a_full_disk(index: Index, folder: str, tmp_path: Path) -> None:
+    index.close()
+    with full_disk(), pytest.raises(StorageError):
+        lm_diskann.open(folder, read_only=True)
+    assert os.listdir(f"{folder}/readers") == []
+    with full_disk(), pytest.raises(StorageError):
+        lm_diskann.create(tmp_path / "other")
+    assert [one for one in os.listdir(tmp_path) if one.startswith("other")] == []
+    os.truncate(f"{folder}/writer.lock", 0)
+    with full_disk(), lm_diskann.open(folder) as opened:  # a job may free space
+        assert len(opened) == 100
 
 
 def test_a_file_is_no_index(tmp_path: object) -> None:

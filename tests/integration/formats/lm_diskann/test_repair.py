@@ -66,7 +66,7 @@ def no_view(folder: str) -> None:
 
 
 def behind(folder: str) -> None:
-    """As a writer leaves it that was killed between its commit and its frame."""
+    """The log is lost."""
     for path in Path(folder, "view").glob("*.log"):
         path.write_bytes(b"")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -171,3 +172,18 @@ def test_slots_beyond_what_a_file_can_have(made: str) -> None:
 def test_overflowed_backlinks_of_nodes_beyond_63_bits(made: str) -> None:
     harm(made, "INSERT INTO lmd_backlink_overflow VALUES (9223372036854775813, 3)")
     assert run_job(made, "verify").to_json()["counts"] == {"overflow_without_flag": 1}
+
+
+@pytest.mark.parametrize("left", [0, 100, 4096, 12_288, 0.5, 0.99])
+def test_a_truncated_store_is_damaged_and_not_a_full_disk(made: str, left: float) -> None:
+    path = f"{made}/diskann_store.duckdb"
+    size = os.path.getsize(path)
+    os.truncate(path, int(size * left) if left < 1 else int(left))
+    was = os.path.getsize(path)
+    for act in (lambda: run_job(made, "verify"), lambda: lm_diskann.snapshot(made, f"{made}.copy")):
+        with pytest.raises(TableCorruptError) as caught:
+            act()
+        assert "Restore the folder from a copy" in caught.value.remedy
+    assert os.path.getsize(path) == was
+    with lm_diskann.open(made, read_only=True) as reader:
+        assert len(reader) == 340
