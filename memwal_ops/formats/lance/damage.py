@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from functools import partial, wraps
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from memwal_ops.errors import (
@@ -98,7 +98,7 @@ def name_damage(table: Table, error: MemwalOpsError) -> MemwalOpsError:
         return error
     try:
         newest = table.newest()
-        damage = _named_and_missing(newest, str(error)) or next(damages(newest), None)
+        damage = _named_and_missing(newest, str(error)) or next(damages(newest, _MAX_FILES), None)
         # The files of a version that was expired meanwhile are not damaged but deleted.
         if damage is None or newest.store.head(version_path(newest.version, newest.naming)) is None:
             return error
@@ -120,8 +120,8 @@ def _named_and_missing(table: Table, text: str) -> Damage | None:
     return None
 
 
-def damages(table: Table) -> Iterator[Damage]:
-    """Each damaged file of the newest version, wherever it is; at most 10,000 data files are read.
+def damages(table: Table, limit: int | None = None) -> Iterator[Damage]:
+    """Each damaged file of the newest version, wherever it is; of the first ``limit`` data files, or of all.
 
     Requests: a listing of the tags and branches, one of each index, and two for each data file.
 
@@ -131,10 +131,10 @@ def damages(table: Table) -> Iterator[Damage]:
     yield from _damaged_references(table)
     places = _places(table)
     indexes = () if table.manifest.indexes is None else table.manifest.indexes.indices
-    checks = [
-        *(partial(_damage_of, file) for file in islice(places.data_files(table.manifest.manifest), _MAX_FILES)),
-        *(partial(_damages_of_index, places, index) for index in indexes),
-    ]
+    checks = chain(
+        (partial(_damage_of, file) for file in islice(places.data_files(table.manifest.manifest), limit)),
+        (partial(_damages_of_index, places, index) for index in indexes),
+    )
     for _, found in concurrently(lambda check: check(), checks, threads=_CONCURRENT_READS):
         yield from found
 

@@ -218,7 +218,9 @@ def test_13_generation_missing(drill: Drill, table: Workload) -> None:
 def test_14_generation_corrupt(drill: Drill, table: Workload) -> None:
     data = next((damage.generation_path(table.uri, table.regions[0], 2) / "data").iterdir())
     data.write_bytes(b"")
-    first, empty, *_ = drill.rest()
+    inspected, first, empty, *_ = drill.rest()
+    assert "generation 2: generation_corrupt" in inspected.out
+    assert data.name in "".join(inspected.out.split())
     assert blocked(drill, first)["generation"] == 2
     assert data.name in empty.out
     all_is_merged(table)
