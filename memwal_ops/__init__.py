@@ -13,9 +13,9 @@ from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.job import Report
     from memwal_ops.core.protocols import Table
     from memwal_ops.core.registry import open_table
+    from memwal_ops.core.report import Report
     from memwal_ops.core.run import run_job
     from memwal_ops.errors import (
         InvalidUsageError,

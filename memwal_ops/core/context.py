@@ -18,7 +18,7 @@ from memwal_ops.core.leases import record_by_hand
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwal_ops.core.job import Report
+    from memwal_ops.core.report import Report
     from memwal_ops.storage.api import Store
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.options import Options
+    from memwal_ops.core.report import Report
 
 Pool = Literal["merge", "build", "collect"]
 """The worker pool of a job: for merging the log, for building indexes and files, or for deleting."""
@@ -36,27 +37,6 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 TableT = TypeVar("TableT", contravariant=True)  # noqa: PLC0105 - the argument has the variance
 OptionsT = TypeVar("OptionsT", contravariant=True)  # noqa: PLC0105 - see above
-
-
-class Report(Protocol):
-    """The result of a plan or a run.
-
-    ``decision`` is a member of an enum of the job (a ``StrEnum``): one word of a fixed set, never a silent no-op.
-    """
-
-    @property
-    def decision(self) -> str:
-        """The outcome in one word."""
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the command: 0, or the code of the error that the report describes."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of ``--json``. Keys with the same meaning are the same in every format."""
-
-    def describe(self) -> str:
-        """The report as human-readable text."""
 
 
 class Job(Protocol[TableT, OptionsT]):

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.job import JobSpec, Report
+    from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Table
+    from memwal_ops.core.report import Report
 
 _WIDTH = 9
 

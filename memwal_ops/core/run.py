@@ -20,8 +20,9 @@ from memwal_ops.storage.redaction import redact
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwal_ops.core.job import JobSpec, Report
+    from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Table
+    from memwal_ops.core.report import Report
 
 
 def run_job(

@@ -22,7 +22,7 @@ from tests.support.run_cli import contents
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwal_ops.core.job import Report
+    from memwal_ops.core.report import Report
 
 
 def steps_of(table: Any) -> list[str]:

@@ -16,7 +16,7 @@ Two kinds of proof: :func:`known_faults` from manifests and small files, :func:`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lance.file import LanceFileReader
@@ -27,18 +27,19 @@ from memwal_ops.formats.lance.base_indexes import BaseIndex, base_indexes, cover
 from memwal_ops.formats.lance.codebook import index_folder
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS, lance_options
 from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.leftovers import JOB_PROPERTY
 from memwal_ops.formats.lance.sql_literals import has_sql_literals, is_one_of
 from memwal_ops.formats.lance.versions import read_version_manifest
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.index_entries import moved_later
-from memwal_ops.formats.lance.writer_release import lance_major
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
+from memwal_ops.formats.lance.wire.version_manifest import lance_major
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import lance
     import pyarrow as pa
 
     from memwal_ops.formats.lance.table import Table
@@ -93,6 +94,10 @@ def known_faults(table: Table) -> Mapping[str, IndexFault]:
     Requests: one for each segment of a zone map or bloom filter. If the table has a B-tree of version 1: one for each
     of up to 32 versions, back to that in which it got it.
     """
+    return table.once("index faults", lambda: _known_faults(table))
+
+
+def _known_faults(table: Table) -> Mapping[str, IndexFault]:
     faults = {
         entry.name: IndexFault("is older than a compaction with defer_index_remap: pylance may lose rows of it", False)  # noqa: FBT003
         for entry in moved_later(table.manifest)
@@ -104,9 +109,14 @@ def known_faults(table: Table) -> Mapping[str, IndexFault]:
     return faults
 
 
+def base_scanner(table: Table, **options: Any) -> lance.LanceScanner:
+    """A scanner of the base whose filter asks no index that may lack rows; options are those of pylance's scanner."""
+    return table.dataset.scanner(use_scalar_index=not known_faults(table), **options)
+
+
 def fault_of(table: Table, index: BaseIndex) -> IndexFault | None:
     """The fault of one index; one that a release may have made a B-tree of addresses wrong is sampled."""
-    known = table.index_faults.get(index.name)
+    known = known_faults(table).get(index.name)
     if index.type == _TREE and (version_of(index) or known):
         return _sampled(table, index) or known
     return known
@@ -114,7 +124,7 @@ def fault_of(table: Table, index: BaseIndex) -> IndexFault | None:
 
 def checked_fault(table: Table, index: BaseIndex) -> IndexFault | None:
     """As :func:`fault_of`, with a sample of every B-tree."""
-    return (_sampled(table, index) if index.type == _TREE else None) or table.index_faults.get(index.name)
+    return (_sampled(table, index) if index.type == _TREE else None) or known_faults(table).get(index.name)
 
 
 def version_of(index: BaseIndex) -> int:
@@ -237,7 +247,7 @@ def _sampled(table: Table, index: BaseIndex) -> IndexFault | None:
         return None
     if exported_store(table) is not None:
         return None  # without rows
-    return table.sampled_fault(field.name, index.segments)
+    return sampled_fault(table, field.name, index.segments)
 
 
 def can_find_addresses(table: Table, column: str) -> bool:
@@ -254,6 +264,11 @@ def sampled_fault(table: Table, column: str, segments: Sequence[table_pb2.IndexM
     Raises:
         StorageError: the table or the index cannot be read.
     """
+    asked = (column, *(one.SerializeToString() for one in segments))
+    return table.once(("sampled fault", asked), lambda: _sampled_fault(table, column, segments))
+
+
+def _sampled_fault(table: Table, column: str, segments: Sequence[table_pb2.IndexMetadata]) -> IndexFault | None:
     rows = _rows_to_find(table, column, covered_by(segments))
     if rows is None:
         return IndexFault("cannot be checked: the table does not record how many rows its fragments have", proven=False)

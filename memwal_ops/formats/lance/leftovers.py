@@ -16,7 +16,7 @@ from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableRepl
 from memwal_ops.formats.lance.identity import table_anchor
 from memwal_ops.formats.lance.retention import named_versions
 from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, read_version_manifest
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.clock import store_time
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 # A commit takes seconds between its detached manifest and its version; after an hour its process is dead.
 _ABANDONED_AFTER = timedelta(hours=1)
-JOB_PROPERTY = "memwal-ops.job"
 _RUN_PROPERTY = "memwal-ops.run_id"
 
 

@@ -13,10 +13,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memwal_ops.core.table_history import IndexRecord, LogRecord, RevisionRecord, StorageRecord, TableHistory
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, RegionManifestCorruptError, TableCorruptError
 from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.leftovers import JOB_PROPERTY
 from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, is_legacy
-from memwal_ops.formats.lance.wire.names import parse_region_manifest_name, parse_version_manifest_name
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_region_manifest_name, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import hashlib
 import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memwal_ops.core import registry
 from memwal_ops.core.guard import CommitGuard, GuardedStore, GuardedTable, Unguarded
@@ -55,7 +55,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
 from memwal_ops.storage.objects import is_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping
     from uuid import UUID
 
     import lance
@@ -63,13 +63,12 @@ if TYPE_CHECKING:
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
     from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.index_faults import IndexFault
     from memwal_ops.formats.lance.layouts.api import Layout
-    from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.region_records import RegionRecord
     from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location
 
+_T = TypeVar("_T")
 _FORMAT = "lance"
 _REGION, _SHARD = "region", "shard"
 _OPEN_ATTEMPTS = 4
@@ -148,31 +147,14 @@ class Table(GuardedTable):
         """The handle of pylance, pinned to ``version``; opened at the first use."""
         return self.handle.get()
 
-    def scanner(self, **options: Any) -> lance.LanceScanner:
-        """A scanner of this version, whose filter asks no index that may lack rows; arguments are those of pylance.
-
-        Every read of the base with a filter uses it; the reason is at
-        :func:`memwal_ops.formats.lance.wire.index_entries.moved_later`.
-        """
-        return self.dataset.scanner(use_scalar_index=not self.index_faults, **options)
+    def once(self, what: Hashable, read: Callable[[], _T]) -> _T:
+        """``read()``, called once for this table value: what a version has does not change."""
+        if what not in self._read:
+            self._read[what] = read()
+        return self._read[what]  # type: ignore[no-any-return]  # what read returned
 
     @cached_property
-    def index_faults(self) -> Mapping[str, IndexFault]:
-        """By name the indexes that may lack rows; see :func:`memwal_ops.formats.lance.index_faults.known_faults`."""
-        from memwal_ops.formats.lance.index_faults import known_faults  # noqa: PLC0415 - it reads tables
-
-        return known_faults(self)
-
-    def sampled_fault(self, column: str, segments: Sequence[table_pb2.IndexMetadata]) -> IndexFault | None:
-        """:func:`memwal_ops.formats.lance.index_faults.sampled_fault`, once for each column."""
-        from memwal_ops.formats.lance.index_faults import sampled_fault  # noqa: PLC0415 - it reads tables
-
-        if column not in self._sampled:
-            self._sampled[column] = sampled_fault(self, column, segments)
-        return self._sampled[column]
-
-    @cached_property
-    def _sampled(self) -> dict[str, IndexFault | None]:
+    def _read(self) -> dict[Hashable, Any]:
         return {}
 
     @property

@@ -9,7 +9,6 @@ that were flushed long ago. Read like current ones, two differences would lose d
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.schema_history import Flush, nanoseconds
 from memwal_ops.formats.lance.versions import read_version_manifest, version_path
 from memwal_ops.formats.lance.wire.names import NamingScheme
+from memwal_ops.formats.lance.wire.version_manifest import lance_major
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -73,12 +73,6 @@ def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
     flush = Flush(manifest.manifest.timestamp.ToNanoseconds(), nanoseconds(meta.last_modified))
     logged = _logged(store, folder, manifest.manifest, flush)
     return WrittenBy(manifest.manifest, flush, logged, lance_major(manifest.manifest))
-
-
-def lance_major(manifest: table_pb2.Manifest) -> int | None:
-    """The major number of the Lance release that wrote a version; None if it does not name a Lance release."""
-    number = re.match(r"(\d+)\.", manifest.writer_version.version)
-    return int(number[1]) if manifest.writer_version.library == "lance" and number else None
 
 
 def _logged(store: Store, folder: str, manifest: table_pb2.Manifest, flush: Flush) -> Flush:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from memwal_ops.formats.lance.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.engines.joins import chunks_with_keys, with_keys
-from memwal_ops.formats.lance.index_faults import can_find_addresses
+from memwal_ops.formats.lance.index_faults import can_find_addresses, known_faults, sampled_fault
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.sql_literals import has_sql_literals, is_one_of
 from memwal_ops.log import get_logger
@@ -152,8 +152,9 @@ def is_indexed(table: Table, key: str) -> bool:
     if not trees or not can_find_addresses(table, key):
         return False
     # pylance may choose any index of the column.
-    faults = [table.index_faults[entry.name] for entry in of_key if entry.name in table.index_faults]
-    fault = faults[0] if faults else table.sampled_fault(key, trees)
+    known = known_faults(table)
+    faults = [known[entry.name] for entry in of_key if entry.name in known]
+    fault = faults[0] if faults else sampled_fault(table, key, trees)
     if fault is not None:
         get_logger(__name__).warning("key_index_not_used", table=table.location.uri, column=key, reason=fault.why)
     return fault is None

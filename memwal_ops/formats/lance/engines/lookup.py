@@ -13,6 +13,7 @@ from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.engines.joins import newest_rows, with_keys, without_keys
 from memwal_ops.formats.lance.engines.locate import MAX_LOOKUPS
 from memwal_ops.formats.lance.engines.take_last import condition_of, last_keys, last_rows
+from memwal_ops.formats.lance.index_faults import base_scanner
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.projection import TOMBSTONE
 
@@ -126,7 +127,7 @@ def _in_base(table: Table, keys: pa.Table, names: list[str]) -> pa.Table:
     with lance_errors("look up keys in", table.location.uri):
         for start in range(0, keys.num_rows, MAX_LOOKUPS):
             some = keys.slice(start, MAX_LOOKUPS)
-            scanner = table.scanner(filter=condition_of(some, names), blob_handling="all_binary")
+            scanner = base_scanner(table, filter=condition_of(some, names), blob_handling="all_binary")
             parts.extend(
                 with_keys(pa.Table.from_batches([batch]), some.cast(_kinds(batch, names)), names)
                 for batch in scanner.to_batches()

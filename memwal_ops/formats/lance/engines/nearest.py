@@ -29,6 +29,7 @@ from memwal_ops.formats.lance.engines.joins import newest_rows, with_keys
 from memwal_ops.formats.lance.engines.plans import BASE, in_memory, pruned
 from memwal_ops.formats.lance.engines.staleness import Staleness
 from memwal_ops.formats.lance.engines.take_last import condition_of
+from memwal_ops.formats.lance.index_faults import base_scanner
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.projection import TOMBSTONE
 from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses
@@ -190,7 +191,9 @@ class _Base:
         """The rows of keys that are in fragments which the index does not cover, with their distances."""
         names = keys.column_names
         with lance_errors("look up keys in", self.table.location.uri):
-            rows = self.table.scanner(columns=names, filter=condition_of(keys, names), with_row_address=True).to_table()
+            rows = base_scanner(
+                self.table, columns=names, filter=condition_of(keys, names), with_row_address=True
+            ).to_table()
         found = with_keys(rows, keys.cast(rows.select(names).schema), names).column(ROW_ADDRESS).to_numpy()
         found = found[np.isin(found >> np.uint64(32), [*self.uncovered])]
         return self._nearest(max(len(found), 1), None, found, use_index=False)
@@ -210,7 +213,8 @@ class _Base:
     ) -> pa.Table:
         condition = self._search.query.condition
         with lance_errors("search", self.table.location.uri):
-            return self.table.scanner(
+            return base_scanner(
+                self.table,
                 nearest=self._search.of(self._search.query.column, k, use_index=use_index),
                 filter=condition,
                 prefilter=True,

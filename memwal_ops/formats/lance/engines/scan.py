@@ -26,6 +26,7 @@ from memwal_ops.formats.lance.engines.opened import Opened
 from memwal_ops.formats.lance.engines.plans import scan_plan
 from memwal_ops.formats.lance.engines.pruning import WantedRows
 from memwal_ops.formats.lance.engines.unmerged import RegionRead, Unmerged, at_newest, read_unmerged
+from memwal_ops.formats.lance.index_faults import base_scanner
 from memwal_ops.formats.lance.lance_errors import lance_errors
 from memwal_ops.formats.lance.projection import TOMBSTONE
 
@@ -162,7 +163,8 @@ class Scan:
         key = [*table.primary_key]
         columns = [*dict.fromkeys([*wanted, *key])]
         with lance_errors("scan", table.location.uri):
-            batches = table.scanner(
+            batches = base_scanner(
+                table,
                 columns=columns if found.keys.num_rows else wanted,
                 filter=self.filter,
                 io_buffer_size=_BATCH_BYTES,

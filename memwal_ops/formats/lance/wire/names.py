@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 INDICES_FOLDER = "_indices"
 MEM_WAL_FOLDER = "_mem_wal"
+JOB_PROPERTY = "memwal-ops.job"
+"""The transaction property with the job that made a version."""
 WRITER_EPOCH = "writer_epoch"
 """The key of the writer epoch in a WAL entry's schema metadata (S0-032)."""
 U64_MAX = 2**64 - 1

@@ -10,6 +10,7 @@ field can be read, but not rewritten (S3-013).
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import TypeVar
@@ -203,3 +204,9 @@ def _append(out: bytearray, message: Message) -> int:
     out += _LENGTH.pack(len(data))
     out += data
     return position
+
+
+def lance_major(manifest: pb.Manifest) -> int | None:
+    """The major number of the Lance release that wrote a version; None if it does not name a Lance release."""
+    number = re.match(r"(\d+)\.", manifest.writer_version.version)
+    return int(number[1]) if manifest.writer_version.library == "lance" and number else None
