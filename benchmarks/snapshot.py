@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from benchmarks.markdown import row
 from benchmarks.memory import peak_mib
 from benchmarks.server import BUCKET, counting_server
-from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
+from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.layouts.shard import SHARD
-from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.storage.counting import CountingStore
 from tests.support.tables.many_regions import make_regions

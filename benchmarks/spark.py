@@ -29,7 +29,7 @@ from benchmarks.workload import Shape, make
 from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.engines.spark.session import check_executors, quiet, session
-from memwal_ops.formats.lance.jobs import merge
+from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.table import open_lance_table
 
 _STAGES_ON_EXECUTORS = ("keys", "delete", "write")

@@ -25,7 +25,7 @@ from benchmarks.server import BUCKET, counting_server
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.formats.lance.jobs import verify
-from memwal_ops.formats.lance.memwal.regions import RegionManifestStore
+from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
 from memwal_ops.storage.counting import CountingStore

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, cast
 
 from memwal_ops.core.registry import open_table
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.engines.reader import Reader
-from memwal_ops.formats.lance.engines.unmerged import CONSISTENCIES, Consistency
+from memwal_ops.formats.lance.engines.read.reader import Reader
+from memwal_ops.formats.lance.engines.read.unmerged import CONSISTENCIES, Consistency
 from memwal_ops.formats.lance.legacy.index import legacy_entry
 from memwal_ops.formats.lance.legacy.reading import LegacyReader
-from memwal_ops.formats.lance.memwal import create
-from memwal_ops.formats.lance.memwal.memtable import WriterLimits
-from memwal_ops.formats.lance.memwal.region_router import RegionRouter
-from memwal_ops.formats.lance.memwal.region_specs import RegionField, RegionSpec
-from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
+from memwal_ops.formats.lance.log import create
+from memwal_ops.formats.lance.log.memtable import WriterLimits
+from memwal_ops.formats.lance.log.region_router import RegionRouter
+from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.options import MergeOptions
+from memwal_ops.formats.lance.regions.specs import RegionField, RegionSpec
 from memwal_ops.formats.lance.table import Table, open_lance_table
-from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     import os
@@ -48,7 +48,7 @@ def create_mem_wal(
         storage_options: as :func:`memwal_ops.open_table` takes them.
 
     Raises:
-        MemwalOpsError: as :func:`memwal_ops.formats.lance.memwal.create.create_mem_wal`.
+        MemwalOpsError: as :func:`memwal_ops.formats.lance.log.create.create_mem_wal`.
     """
     location = resolve(uri, storage_options)
     create.create_mem_wal(

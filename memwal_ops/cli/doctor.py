@@ -145,8 +145,8 @@ def _java() -> Check:
 
 def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
     """Check the store, then the table; stop after an error that makes the rest meaningless."""
-    from memwal_ops.storage.locations import resolve  # noqa: PLC0415 - the clients of stores: not for the machine alone
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - see above
+    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415 - the clients of stores: not for the machine alone
 
     location = resolve(uri, options)
     if location.scheme == "file":

@@ -12,9 +12,9 @@ from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.errors import ConditionalWriteUnsupportedError, TableNotFoundError
 from memwal_ops.storage.clock import store_clock
-from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
+from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from memwal_ops.storage.api import Store

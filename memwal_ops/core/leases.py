@@ -13,7 +13,7 @@ newest one counts, and it is never deleted. Taking, renewing, releasing and brea
   pruned. So a process that writes into such a gap sees a higher number.
 
 Correctness does not depend on leases. Two concurrent holders cost duplicate work, and nothing else: what is published
-is decided by one put-if-absent of the next version (:mod:`memwal_ops.formats.lance.commit`).
+is decided by one put-if-absent of the next version (:mod:`memwal_ops.formats.lance.commit.commit`).
 """
 
 from __future__ import annotations

@@ -194,8 +194,9 @@ def locate(
         StorageError: the store refused or failed, by kind.
     """
     # Imports the clients of stores, which a command that only shows its help does not need.
-    from memwal_ops.storage.locations import DATABASE_TABLES, resolve  # noqa: PLC0415
+    from memwal_ops.storage.locations import DATABASE_TABLES  # noqa: PLC0415
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415
+    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
 
     location = resolve(uri, storage_options)
     store = open_store(location)
@@ -224,8 +225,8 @@ def locate(
 
 def _with_suffix(uri: str, storage_options: Mapping[str, str] | None) -> str | None:
     """The URI with the conventional suffix of a format, if there is something; None also if the store fails."""
-    from memwal_ops.storage.locations import resolve  # noqa: PLC0415
     from memwal_ops.storage.objects import is_empty, open_store  # noqa: PLC0415
+    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
 
     for suffix in (table_format.suffix for table_format in formats().values()):
         with suppress(MemwalOpsError):
@@ -248,8 +249,9 @@ def open_sink(uri: str, source_location: Location, guard: CommitGuard, *, source
         StorageError: the store refused or failed, by kind.
     """
     from memwal_ops.core.row_sink import ReceivesRows  # noqa: PLC0415
-    from memwal_ops.storage.locations import resolve, scheme_of  # noqa: PLC0415
+    from memwal_ops.storage.locations import scheme_of  # noqa: PLC0415
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415
+    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
 
     for table_format in formats().values():
         if isinstance(table_format, ReceivesRows):

@@ -11,8 +11,9 @@ from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.registry import package_of
 from memwal_ops.core.run import run_job
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.storage.locations import DATABASE_TABLES, resolve
+from memwal_ops.storage.locations import DATABASE_TABLES
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
 from memwal_ops.text import counted, counted_as
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from memwal_ops.errors import (
     TableNotFoundError,
     UnsupportedFeatureError,
 )
+from memwal_ops.storage.locations import resolve_folder
 from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, looks_secret, redact, remember
 from memwal_ops.storage.retries import RetryPolicy, retried
 
@@ -163,9 +164,7 @@ class Catalog:
 
         properties = dict(self.properties)
         if self.impl == "dir" and "root" in properties:
-            from memwal_ops.storage.locations import resolve  # noqa: PLC0415 - imports this module
-
-            root = resolve(properties["root"], self.storage_options)
+            root = resolve_folder(properties["root"], self.storage_options)
             properties |= {"root": root.uri, **{f"storage.{key}": value for key, value in root.lance_options.items()}}
         return lance_namespace, self._ask(lance_namespace, lambda: lance_namespace.connect(self.impl, properties))
 

@@ -13,17 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from memwal_ops.errors import InvalidUsageError, StorageError, UnsupportedFeatureError
-from memwal_ops.storage.catalogs import Catalog, is_catalog
+from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.storage.options import canonical
-from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, redact, remember, remember_options
+from memwal_ops.storage.redaction import RedactedOptions, redact, remember, remember_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import datetime
+    from collections.abc import Mapping
 
     from memwal_ops.storage.aws import AwsAccess
-    from memwal_ops.storage.catalogs import Vended
 
 _SCHEMES = {
     "s3": "s3",
@@ -47,8 +44,6 @@ _ABFSS_HOST = re.compile(
     r"(?P<container>[^@:/]+)@(?P<account>[a-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net", re.IGNORECASE
 )
 _ACCOUNT_KEYS = ("azure_storage_account_name", "account_name")
-# Options that choose an identity, and do not carry it.
-_IDENTITY = frozenset({"aws_profile", "aws_role_arn", "aws_web_identity_token_file", "aws_skip_signature"})
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SHORT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!//)")
 # Secrets that the client libraries read from the environment by themselves.
@@ -124,8 +119,8 @@ class Location:
         remember_options(self.lance_options)
 
 
-def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
-    """Resolve a table's URI and options; explicit options win over the environment.
+def resolve_folder(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
+    """Resolve the URI and the options of a folder in a store; explicit options win over the environment.
 
     A local path may start with ``~``. In ``s3://``, ``gs://`` and ``az://`` percent escapes are
     decoded, as pylance does. ``memory://`` exists in this process and in obstore only: pylance's memory
@@ -141,8 +136,6 @@ def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
     given = dict(storage_options or {})
     remember_options({str(key): str(value) for key, value in given.items()})
     remember(os.environ.get(name) for name in _SECRET_VARIABLES)
-    if is_catalog(text):
-        return _in_catalog(text, given)
     text = _with_slashes(text)
     match = _SCHEME.match(text)
     if match is None:
@@ -182,52 +175,13 @@ def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
     return Location(normalised, scheme, RedactedOptions({**aws.place(), **aws.frozen()}), aws)
 
 
-def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
-    """The location of a table in a catalog, with what the catalog vends before what was given.
-
-    On S3, credentials that expire are vended again in time. Of other stores, each opening gets new ones.
-    """
-    table = Catalog.from_uri(uri, given)
-
-    def vend() -> tuple[Mapping[str, str], datetime | None]:
-        vended = table.describe()
-        if vended.location != found.location:  # credentials of another table, perhaps of the same name
-            raise StorageError(
-                f"The catalog now has {table.uri()} at another location than when this run began.",
-                remedy="Run it again; what was published before stays where it is.",
-            )
-        return canonical(vended.options, "s3"), vended.expires
-
-    found = table.describe()
-    try:
-        return _at(found, table, uri, vend)
-    except InvalidUsageError as error:
-        raise InvalidUsageError(
-            f"What the catalog has about {table.uri()} cannot be used: {error}",
-            remedy="Correct its location and storage options there, or the storage options given here.",
-        ) from error
-
-
-def _at(
-    found: Vended, table: Catalog, uri: str, vend: Callable[[], tuple[Mapping[str, str], datetime | None]]
-) -> Location:
-    if is_catalog(found.location):
-        raise UnsupportedFeatureError(f"The catalog locates {table.uri()} in another catalog, which is not supported.")
-    if _SCHEME.match(_with_slashes(found.location)) is None and not os.path.isabs(found.location):
-        raise InvalidUsageError(f"Its location {redact(found.location)!r} is a relative path.")
-    written = found.location.split("://", 1)[0].lower() if "://" in found.location else "file"
-    scheme = _SCHEMES.get(written, written)
-    own, vended = canonical(table.storage_options, scheme), canonical(found.options, scheme)
-    if any(map(is_secret_key, vended)):
-        own = {key: value for key, value in own.items() if not is_secret_key(key) and key not in _IDENTITY}
-    location = replace(resolve(found.location, {**own, **vended}), catalog=uri)
-    if location.aws is None or found.expires is None:
-        return location
-    return replace(location, aws=location.aws.renewed_by(vend, found.expires))
+def has_scheme(uri: str) -> bool:
+    """Whether it is a URI, and not a path."""
+    return _SCHEME.match(_with_slashes(uri)) is not None
 
 
 def scheme_of(uri: str) -> str:
-    """The scheme that :func:`resolve` gives a URI, without looking for credentials; an unknown one as it is."""
+    """The scheme that :func:`resolve_folder` gives a URI, without looking for credentials; an unknown one as it is."""
     match = _SCHEME.match(_with_slashes(uri))
     return "file" if match is None else _SCHEMES.get(match.group(1).lower(), match.group(1))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from memwal_ops.formats.lance.jobs.gc import GcOptions
+from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 
 #: No waiting; fence posts as usual.
 IMMEDIATE = GcOptions(

@@ -13,7 +13,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.jobs import migrate as job
+from memwal_ops.formats.lance.jobs.migrate import job
 from memwal_ops.formats.lance.options import MigrateOptions
 from memwal_ops.memwal import RegionWriter, create_mem_wal, read
 from memwal_ops.storage import probe

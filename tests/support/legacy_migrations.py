@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.formats.lance.jobs import migrate as job
+from memwal_ops.formats.lance.jobs.migrate import job
 from memwal_ops.formats.lance.options import MigrateOptions
 from memwal_ops.memwal import read
 from memwal_ops.storage import probe

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from memwal_ops.formats.lance.engines.local import LocalEngine
+from memwal_ops.formats.lance.engines.merge.local import LocalEngine
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.engines.spark.environment import why_not
 from memwal_ops.formats.lance.engines.spark.session import session
-from memwal_ops.formats.lance.memwal import generation_copies
+from memwal_ops.formats.lance.generations import copies as generation_copies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
-    from memwal_ops.formats.lance.engines.api import Engine
+    from memwal_ops.formats.lance.engines.merge.api import Engine
 
 # For a JVM that lives for minutes: what the second compiler and parallel collection cost never comes back.
 CHEAP_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

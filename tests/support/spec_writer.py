@@ -18,15 +18,15 @@ from uuid import UUID
 import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError
 
-from memwal_ops.formats.lance.memwal.region_files import put_entry, put_generation, read_entry
+from memwal_ops.formats.lance.log.region_files import put_entry, put_generation, read_entry
 from memwal_ops.formats.lance.wire.region_manifest import (
     FlushedGeneration,
     RegionManifest,
     RegionStatus,
     encode_region_manifest,
 )
-from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.region_layout import RegionLayout

@@ -17,11 +17,11 @@ from memwal_ops.core.export import Exported
 from memwal_ops.core.holds import EXPIRIES_FOLDER, HOLDS_FOLDER
 from memwal_ops.core.leases import LEASES_FOLDER
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.branch import REFS_FOLDER
-from memwal_ops.formats.lance.memwal.regions import HINT
-from memwal_ops.formats.lance.memwal.snapshots import decode_file, encode_file, rows_without_values, snapshot_path
-from memwal_ops.formats.lance.referenced_files import version_of_main
-from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.branch import REFS_FOLDER
+from memwal_ops.formats.lance.files.referenced_files import version_of_main
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.indexes.snapshots import decode_file, encode_file, rows_without_values, snapshot_path
+from memwal_ops.formats.lance.regions.manifests import HINT
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_region_manifest_name, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.region_manifest import decode_version_hint, encode_version_hint

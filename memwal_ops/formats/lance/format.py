@@ -55,25 +55,25 @@ class LanceFormat:
 
     def missing_of(self, table: Table, revision: int) -> str | None:
         """One request for each file that the version does not share with the opened one."""
-        from memwal_ops.formats.lance.unreadable_versions import missing_of_version  # noqa: PLC0415 - as above
+        from memwal_ops.formats.lance.retention.unreadable_versions import missing_of_version  # noqa: PLC0415 - as above
 
         return missing_of_version(table, revision)
 
     def recent_history(self, table: Table, limit: int) -> TableHistory:
         """See :class:`memwal_ops.core.table_history.HasRecentHistory`."""
-        from memwal_ops.formats.lance.recent_history import recent_history  # noqa: PLC0415 - as above
+        from memwal_ops.formats.lance.retention.recent_history import recent_history  # noqa: PLC0415 - as above
 
         return recent_history(table, limit)
 
     def fingerprint(self, table: Table) -> str | None:
         """See :class:`memwal_ops.core.protocols.DetectsChanges`."""
-        from memwal_ops.formats.lance.fingerprint import fingerprint  # noqa: PLC0415 - protobuf: not for a listing
+        from memwal_ops.formats.lance.retention.fingerprint import fingerprint  # noqa: PLC0415 - protobuf: not for a listing
 
         return fingerprint(table)
 
     def is_unchanged(self, store: Store, fingerprint: str) -> bool:
         """See :class:`memwal_ops.core.protocols.DetectsChanges`."""
-        from memwal_ops.formats.lance.fingerprint import is_unchanged  # noqa: PLC0415 - protobuf, as above
+        from memwal_ops.formats.lance.retention.fingerprint import is_unchanged  # noqa: PLC0415 - protobuf, as above
 
         return is_unchanged(store, fingerprint)
 

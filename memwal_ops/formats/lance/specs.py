@@ -44,9 +44,9 @@ Examples:
 Exit codes: 0 merged, nothing_to_merge, superseded or dry_run; 10 a region is blocked (the others are merged); others:
 runbooks/README.md.""",
     options=MergeOptions,
-    load=f"{_JOBS}.merge",
+    load=f"{_JOBS}.merge.job",
     layouts=_WITH_LOG,
-    load_by_layout={"legacy": f"{_JOBS}.legacy_merge"},
+    load_by_layout={"legacy": f"{_JOBS}.legacy.merge"},
     pool="merge",
     skip_if_unchanged=True,
     enabled=True,
@@ -90,7 +90,7 @@ Exit codes: 0 caught_up, unchanged, no_indexes or dry_run; 10 a region's id was 
 index failed (the others were updated); 19 a rebuild would have changed the codebook of each index that failed; others:
 runbooks/README.md.""",
     options=CatchupOptions,
-    load=f"{_JOBS}.catchup",
+    load=f"{_JOBS}.catchup.job",
     layouts=_CURRENT,
     after=frozenset({"merge"}),
     skip_if_unchanged=True,
@@ -122,7 +122,7 @@ Examples:
 
 Exit codes: 0 compacted, unchanged or dry_run; others: runbooks/README.md.""",
     options=CompactOptions,
-    load=f"{_JOBS}.compact",
+    load=f"{_JOBS}.compact.job",
     layouts=_CURRENT,
     after=frozenset({"merge", "catchup"}),
     enabled=True,
@@ -154,7 +154,7 @@ docs/formats/lm-diskann.md.
 Exit codes: 0 built, unchanged or dry_run; 10 a region could not be read (the others are in the snapshot); others:
 runbooks/README.md.""",
     options=SnapshotOptions,
-    load=f"{_JOBS}.snapshot",
+    load=f"{_JOBS}.snapshot.job",
     layouts=_WITH_REGIONS,
     after=frozenset({"merge", "catchup", "compact"}),
     enabled=True,
@@ -182,7 +182,7 @@ Examples:
 
 Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; others: runbooks/README.md.""",
     options=ExpireOptions,
-    load=f"{_JOBS}.expire",
+    load=f"{_JOBS}.expire.job",
     layouts=_CURRENT,
     pool="collect",
     deletes=True,
@@ -215,8 +215,8 @@ Examples:
 Exit codes: 0 planned, nothing_to_delete, drained or deleted; 10 a region could not be read (all of it was kept); 27
 some deletions failed; 28 the table may have been replaced since the plan; others: runbooks/README.md.""",
     options=GcOptions,
-    load=f"{_JOBS}.gc",
-    load_by_layout={"legacy": f"{_JOBS}.legacy_gc"},
+    load=f"{_JOBS}.gc.job",
+    load_by_layout={"legacy": f"{_JOBS}.legacy.gc"},
     pool="collect",
     deletes=True,
     after=frozenset({"merge", "catchup", "compact", "snapshot", "expire"}),
@@ -268,7 +268,7 @@ Examples:
 
 Exit codes: 0 planned, adopted or nothing_to_adopt; others: runbooks/README.md.""",
     options=AdoptOptions,
-    load=f"{_JOBS}.adopt",
+    load=f"{_JOBS}.adopt.job",
     layouts=_WITH_REGIONS,
     deletes=True,
     by_hand=True,
@@ -286,8 +286,8 @@ Examples:
 
 Exit code 0 also if a region is blocked: inspect reports it, and does not fail.""",
     options=InspectOptions,
-    load=f"{_JOBS}.inspect",
-    load_by_layout={"legacy": f"{_JOBS}.legacy_inspect"},
+    load=f"{_JOBS}.inspect.job",
+    load_by_layout={"legacy": f"{_JOBS}.legacy.inspect"},
     from_export=True,
 )
 VERIFY = read_only_job(
@@ -305,7 +305,7 @@ Examples:
 Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks/README.md.""",
     options=VerifyOptions,
     load=f"{_JOBS}.verify",
-    load_by_layout={"legacy": f"{_JOBS}.legacy_verify"},
+    load_by_layout={"legacy": f"{_JOBS}.legacy.verify"},
     from_export=True,
 )
 REPAIR = repair_job(
@@ -324,8 +324,8 @@ Examples:
 
 Exit codes: 0 nothing_to_repair, planned, repaired or undone; 9 an error needs your decision; others:
 runbooks/README.md.""",
-    load=f"{_JOBS}.repair:JOB",
-    load_by_layout={"legacy": f"{_JOBS}.repair:LEGACY_JOB"},
+    load=f"{_JOBS}.repair.job:JOB",
+    load_by_layout={"legacy": f"{_JOBS}.repair.job:LEGACY_JOB"},
 )
 WHY = read_only_job(
     name="why",
@@ -342,7 +342,7 @@ Examples:
 Exit codes: 0; 25 the target does not exist; others: runbooks/README.md.""",
     options=WhyOptions,
     load=f"{_JOBS}.why",
-    load_by_layout={"legacy": f"{_JOBS}.legacy_why"},
+    load_by_layout={"legacy": f"{_JOBS}.legacy.why"},
 )
 MIGRATE = JobSpec(
     name="migrate",
@@ -365,7 +365,7 @@ Examples:
 Exit codes: 0 planned, migrated, rolled_back or nothing_to_migrate; 10 a region blocks it; others:
 runbooks/README.md.""",
     options=MigrateOptions,
-    load=f"{_JOBS}.migrate",
+    load=f"{_JOBS}.migrate.job",
     layouts=_WITH_LOG,
     deletes=True,
     by_hand=True,
@@ -379,6 +379,9 @@ INIT = InitSpec(
 )
 DEMO = DemoSpec(
     "Orders, written by pylance's MemWAL writer.",
-    "memwal_ops.formats.lance.jobs.demo:demo",
-    {"shard": "memwal_ops.formats.lance.jobs.demo:demo", "region": "memwal_ops.formats.lance.jobs.demo_region:demo"},
+    "memwal_ops.formats.lance.jobs.demo.shard:demo",
+    {
+        "shard": "memwal_ops.formats.lance.jobs.demo.shard:demo",
+        "region": "memwal_ops.formats.lance.jobs.demo.region:demo",
+    },
 )

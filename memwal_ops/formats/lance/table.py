@@ -23,18 +23,10 @@ from memwal_ops.errors import (
     TableCorruptError,
     TableNotFoundError,
 )
-from memwal_ops.formats.lance.branch import Branch, resolve_branch
-from memwal_ops.formats.lance.datasets import PinnedDataset, open_dataset
-from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.layouts.detection import (
-    layout_named,
-    layout_of_entry,
-    layout_of_region,
-    layout_of_regions,
-)
-from memwal_ops.formats.lance.memwal.merge_history import MergeHistory
-from memwal_ops.formats.lance.memwal.regions import RegionListing, RegionManifestStore, list_regions
-from memwal_ops.formats.lance.versions import (
+from memwal_ops.formats.lance.files.branch import Branch, resolve_branch
+from memwal_ops.formats.lance.files.datasets import PinnedDataset, open_dataset
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.versions import (
     VERSIONS_FOLDER,
     VersionPage,
     is_same_file,
@@ -42,6 +34,14 @@ from memwal_ops.formats.lance.versions import (
     read_version_manifest,
     version_path,
 )
+from memwal_ops.formats.lance.layouts.detection import (
+    layout_named,
+    layout_of_entry,
+    layout_of_region,
+    layout_of_regions,
+)
+from memwal_ops.formats.lance.regions.manifests import RegionListing, RegionManifestStore, list_regions
+from memwal_ops.formats.lance.regions.merge_history import MergeHistory
 from memwal_ops.formats.lance.wire.feature_flags import check_readable
 from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, layout_record
 from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy

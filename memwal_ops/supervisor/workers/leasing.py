@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core import leases
 from memwal_ops.errors import MemwalOpsError, TableNotFoundError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import is_empty, open_store
 from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.resolve import resolve
 from memwal_ops.storage.retries import RetryPolicy
 from memwal_ops.supervisor.state.history import COMPLETED
 

@@ -11,8 +11,8 @@ from memwal_ops.core.protocols import DetectsChanges
 from memwal_ops.core.registry import formats
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
 from memwal_ops.supervisor.workers.validation import checked_figures
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from memwal_ops.core.registry import all_job_specs, open_table, skip_import_prob
 from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected_error
 from memwal_ops.core.table_history import history_document
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError
-from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.resolve import resolve
 from memwal_ops.supervisor.workers.child_processes import (
     become_subreaper,
     children,

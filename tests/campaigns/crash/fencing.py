@@ -14,13 +14,14 @@ import lance
 
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
-from memwal_ops.formats.lance.jobs import gc, merge
-from memwal_ops.formats.lance.jobs.gc_region import RegionView, _History
-from memwal_ops.formats.lance.jobs.gc_rules import Rules
-from memwal_ops.formats.lance.jobs.gc_wal import WalView
+from memwal_ops.formats.lance.generations.region_contents import FileState, RegionContents
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.gc.region import RegionView, _History
+from memwal_ops.formats.lance.jobs.gc.rules import Rules
+from memwal_ops.formats.lance.jobs.gc.wal import WalView
+from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.layouts.api import Layout
-from memwal_ops.formats.lance.memwal.region_contents import FileState, RegionContents
-from memwal_ops.formats.lance.retention import Retention
+from memwal_ops.formats.lance.retention.live_versions import Retention
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 from memwal_ops.storage.api import ObjectMeta
 from tests.integration.contracts.small import REGION

@@ -28,7 +28,7 @@ from memwal_ops.formats.lance.engines.spark import engine, load, resolved, tasks
 from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.engines.spark.session import session
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.spark import CHEAP_JAVA, submit_args
 
 OTHER_HOST = "127.0.0.3"

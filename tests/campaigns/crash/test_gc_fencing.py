@@ -16,7 +16,7 @@ import pytest
 
 from memwal_ops.formats.lance.layouts.region import REGION as REGION_LAYOUT
 from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
-from memwal_ops.formats.lance.memwal.fence_posts import FencePosts
+from memwal_ops.formats.lance.regions.fence_posts import FencePosts
 from tests.campaigns.crash.fencing import (
     Collector,
     but_first_entries,

@@ -11,7 +11,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.errors import CommitStateUnknownError, StoreUnavailableError
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base, read_lsm

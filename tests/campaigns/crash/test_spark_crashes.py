@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.campaigns.crash.spark_driver import LOADED
 from tests.campaigns.crash.spark_events import files_left
 from tests.support.spark import skip_without_spark

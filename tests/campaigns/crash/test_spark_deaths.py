@@ -12,7 +12,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.campaigns.crash.spark_events import files_left
 from tests.support.spark import SETTINGS, skip_without_spark, submit_args
 from tests.support.tables.model import assert_same

@@ -14,8 +14,8 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.holds import take_hold
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.formats.lance import commit
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.commit import commit
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.stores import LyingStore
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base

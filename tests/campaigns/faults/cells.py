@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memwal_ops import open_table
 from memwal_ops.core.holds import holds
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from tests.campaigns.faults.jobs import JOBS, OTHERS
 from tests.campaigns.faults.plan import Fault, Plan, Point, described
 from tests.campaigns.faults.points import is_indifferent, kind_of

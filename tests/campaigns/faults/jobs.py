@@ -16,21 +16,19 @@ from memwal_ops.core.leases import Holder, acquire
 from memwal_ops.core.repair_spec import RepairOptions
 from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneError
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.jobs import (
-    catchup,
-    codebook_migration,
-    compact,
-    expire,
-    gc,
-    merge,
-    migrate,
-    repair,
-    snapshot,
-    verify,
-)
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
+from memwal_ops.formats.lance.jobs import verify
+from memwal_ops.formats.lance.jobs.catchup import codebook_migration
+from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.compact import job as compact
+from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs.migrate import job as migrate
+from memwal_ops.formats.lance.jobs.repair import job as repair
+from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.layouts.region import REGION
-from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
 from memwal_ops.formats.lance.options import MigrateOptions
 from memwal_ops.storage import probe
 from tests.support.gc_options import PATIENT
@@ -280,22 +278,22 @@ def _finish_probe(prepared: Prepared) -> None:
 JOBS = {
     one.name: one
     for one in (
-        Job("merge", "memwal_ops.formats.lance.jobs.merge", _merge, _finish_merge),
-        Job("snapshot", "memwal_ops.formats.lance.jobs.snapshot", _snapshot, _finish_snapshot),
-        Job("catchup", "memwal_ops.formats.lance.jobs.catchup", _catchup, _finish_catchup),
+        Job("merge", "memwal_ops.formats.lance.jobs.merge.job", _merge, _finish_merge),
+        Job("snapshot", "memwal_ops.formats.lance.jobs.snapshot.job", _snapshot, _finish_snapshot),
+        Job("catchup", "memwal_ops.formats.lance.jobs.catchup.job", _catchup, _finish_catchup),
         Job(
             "migrate-codebook",
-            "memwal_ops.formats.lance.jobs.codebook_migration",
+            "memwal_ops.formats.lance.jobs.catchup.codebook_migration",
             _migrate,
             _finish_migration,
             regions=1,
             prepare=_merge_first,
             refuses=(InvalidUsageError,),  # to drop the old index after a concurrent write
         ),
-        Job("compact", "memwal_ops.formats.lance.jobs.compact", _compact, _finish_compaction),
+        Job("compact", "memwal_ops.formats.lance.jobs.compact.job", _compact, _finish_compaction),
         Job(
             "expire",
-            "memwal_ops.formats.lance.jobs.expire",
+            "memwal_ops.formats.lance.jobs.expire.job",
             _expire,
             _finish_expiry,
             frozenset({"expire"}),
@@ -303,10 +301,10 @@ JOBS = {
             prepare=_merge_first,  # a generation that waits keeps the versions that tell what its columns are
             exact=True,
         ),
-        Job("gc", "memwal_ops.formats.lance.jobs.gc", _gc, _finish_gc, frozenset({"gc"}), regions=1, exact=True),
+        Job("gc", "memwal_ops.formats.lance.jobs.gc.job", _gc, _finish_gc, frozenset({"gc"}), regions=1, exact=True),
         Job(
             "gc-few",
-            "memwal_ops.formats.lance.jobs.gc",
+            "memwal_ops.formats.lance.jobs.gc.job",
             _gc_few,
             _finish_gc,
             frozenset({"gc"}),
@@ -315,10 +313,10 @@ JOBS = {
             exact=True,
         ),
         Job("hold", "memwal_ops.core.holds", _hold, _finish_hold, regions=1, refuses=(VersionGoneError,)),
-        Job("repair", "memwal_ops.formats.lance.jobs.repair", _repair, _finish_repair, regions=1, prepare=_damage),
+        Job("repair", "memwal_ops.formats.lance.jobs.repair.job", _repair, _finish_repair, regions=1, prepare=_damage),
         Job(
             "migrate",
-            "memwal_ops.formats.lance.jobs.migrate",
+            "memwal_ops.formats.lance.jobs.migrate.job",
             _change_layout,
             _finish_change_of_layout,
             regions=1,

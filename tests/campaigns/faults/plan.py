@@ -255,8 +255,12 @@ def pylance_points() -> Iterator[None]:
             (lance.LanceDataset, "cleanup_old_versions", "pylance.cleanup_old_versions"),
             (LanceFragment, "delete_rows", "pylance.delete_rows"),
             (inside.DatasetOptimizer, "optimize_indices", "pylance.optimize_indices"),
-            (sys.modules["memwal_ops.formats.lance.engines.rewrite"], "write_fragments", "pylance.write_fragments"),
-            (sys.modules["memwal_ops.formats.lance.memwal.log_flush"], "_by_pylance", _WRITER),
+            (
+                sys.modules["memwal_ops.formats.lance.engines.merge.rewrite"],
+                "write_fragments",
+                "pylance.write_fragments",
+            ),
+            (sys.modules["memwal_ops.formats.lance.log.log_flush"], "_by_pylance", _WRITER),
             (CompactionTask, "execute", "pylance.compaction.execute"),
             (Compaction, "commit", "pylance.compaction.commit"),
             # These only read; but what they read is what others change.

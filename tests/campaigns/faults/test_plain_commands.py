@@ -12,7 +12,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import MemwalOpsError, NoPrimaryKeyError, StorageError
-from memwal_ops.formats.lance.jobs import catchup
+from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.init import init
 from memwal_ops.formats.lance.options import CatchupOptions, InitOptions
 from memwal_ops.storage import probe

@@ -10,13 +10,14 @@ import pytest
 
 from memwal_ops.core.holds import announced_expiry
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance import commit, publication
-from memwal_ops.formats.lance.engines import local
-from memwal_ops.formats.lance.garbage import Needed, find_garbage
-from memwal_ops.formats.lance.jobs import expire, index_publishing
-from memwal_ops.formats.lance.jobs.gc_collectors import RegionCollector
-from memwal_ops.formats.lance.retention import Retention
-from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.commit import commit, publication
+from memwal_ops.formats.lance.engines.merge import local
+from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
+from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
+from memwal_ops.formats.lance.retention.garbage import Needed, find_garbage
+from memwal_ops.formats.lance.retention.live_versions import Retention
 from memwal_ops.storage.clock import store_time
 from tests.campaigns.faults.jobs import JOBS
 from tests.campaigns.faults.plan import Fault
@@ -61,7 +62,7 @@ def discard_what_may_be_named(patch: Patch) -> None:
             raise
         return retry.landed(built_on)
 
-    from memwal_ops.formats.lance.jobs import catchup
+    from memwal_ops.formats.lance.jobs.catchup import job as catchup
 
     patch.setattr(catchup, "publish_build", publish)
 

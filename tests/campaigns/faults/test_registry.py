@@ -13,8 +13,8 @@ from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import StoreUnavailableError
-from memwal_ops.formats.lance.jobs import gc
-from memwal_ops.formats.lance.jobs.gc_candidates import Kind
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.storage.api import Store
 from tests.campaigns.faults.jobs import JOBS
 from tests.campaigns.faults.plan import Fault, FaultStore, Plan
@@ -35,7 +35,7 @@ def test_every_job_is_registered() -> None:
     jobs = {one.__name__ for one in modules if getattr(getattr(one, "apply", None), "__module__", "") == one.__name__}
     assert jobs
     elsewhere = {spec.load for spec in job_specs("lance").values() if spec.reads_only}
-    elsewhere.add("memwal_ops.formats.lance.jobs.adopt")  # killed after every write in its own test
+    elsewhere.add("memwal_ops.formats.lance.jobs.adopt.job")  # killed after every write in its own test
     # The tables here are not of the legacy layout, whose jobs have their own: tests/integration/formats/lance/legacy.
     elsewhere |= {
         name for name in jobs if name.startswith((f"{package.__name__}.legacy_", f"{package.__name__}.migrate_"))

@@ -13,8 +13,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pyroaring import BitMap
 
 from memwal_ops import errors
-from memwal_ops.formats.lance import version_progress
-from memwal_ops.formats.lance.base_indexes import covered_by
+from memwal_ops.formats.lance.indexes.base_indexes import covered_by
+from memwal_ops.formats.lance.retention import version_progress
 from memwal_ops.formats.lance.wire import memwal_index, region_fields
 from memwal_ops.formats.lance.wire import version_manifest as versions
 from memwal_ops.formats.lance.wire._pb import table_pb2

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from memwal_ops import errors
+from memwal_ops.formats.lance.generations.wal import last_wal_entry, read_writer_epoch, wal_entry_path
 from memwal_ops.formats.lance.layouts.region import REGION as REGION_LAYOUT
 from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
-from memwal_ops.formats.lance.memwal.regions import RegionManifestStore
-from memwal_ops.formats.lance.memwal.wal import last_wal_entry, read_writer_epoch, wal_entry_path
+from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.wire import names, region_fields
 from memwal_ops.formats.lance.wire import region_manifest as manifests
 from memwal_ops.formats.lance.wire._pb import memwal_pb2

@@ -8,9 +8,9 @@ from uuid import UUID
 import pyarrow as pa
 
 from memwal_ops import errors
+from memwal_ops.formats.lance.generations.wal import last_wal_entry
+from memwal_ops.formats.lance.indexes.snapshots import Snapshot, decode_file, encode_file, known_regions
 from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
-from memwal_ops.formats.lance.memwal.snapshots import Snapshot, decode_file, encode_file, known_regions
-from memwal_ops.formats.lance.memwal.wal import last_wal_entry
 from memwal_ops.formats.lance.wire import region_manifest as manifests
 from memwal_ops.formats.lance.wire import snapshot_rows
 from memwal_ops.formats.lance.wire._pb import memwal_pb2

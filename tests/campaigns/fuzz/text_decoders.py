@@ -11,10 +11,11 @@ import click
 from memwal_ops import errors
 from memwal_ops.cli.options import Duration, Size
 from memwal_ops.core import holds
-from memwal_ops.formats.lance.jobs.gc_candidates import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate
 from memwal_ops.formats.lance.jobs.why import _wanted
 from memwal_ops.formats.lance.wire import names
 from memwal_ops.storage import locations, options
+from memwal_ops.storage.resolve import resolve
 from tests.campaigns.fuzz import mutate
 from tests.campaigns.fuzz.decoder import REGION, U64_MAX, decoder
 from tests.campaigns.fuzz.places import WRITTEN, FewObjects
@@ -111,8 +112,8 @@ def location(data: bytes) -> object:
     text = data.decode("utf-8", "surrogateescape")
     if text.lower().startswith(("s3://", "s3a://")):
         text = f"gs{text[text.index(':') :]}"  # the same rules, without botocore's milliseconds
-    found = locations.resolve(text)
-    assert found.uri == locations.resolve(found.uri).uri
+    found = resolve(text)
+    assert found.uri == resolve(found.uri).uri
     assert found.scheme in locations._SCHEMES.values()
     if found.scheme == "file":
         assert found.uri.startswith("/")

@@ -31,20 +31,29 @@ from lance.dataset import Index
 from memwal_ops.core import collector, commit_retry
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import InvariantViolatedError
-from memwal_ops.formats.lance import retention
-from memwal_ops.formats.lance.commit import commit_strict
-from memwal_ops.formats.lance.engines import local, passes
-from memwal_ops.formats.lance.jobs import catchup, gc, gc_region, gc_rules, gc_wal, index_publishing, snapshot
-from memwal_ops.formats.lance.jobs.gc_candidates import Kind
-from memwal_ops.formats.lance.jobs.gc_collectors import RegionCollector
-from memwal_ops.formats.lance.jobs.gc_region import RegionView
-from memwal_ops.formats.lance.jobs.gc_rules import Basis, Rules
-from memwal_ops.formats.lance.jobs.gc_wal import WalView
-from memwal_ops.formats.lance.memwal import backlog, fence_posts, generations, regions
-from memwal_ops.formats.lance.memwal.fence_posts import FencePosts
-from memwal_ops.formats.lance.memwal.regions import RegionManifestStore
-from memwal_ops.formats.lance.retention import Retention
-from memwal_ops.formats.lance.version_progress import VersionProgress
+from memwal_ops.formats.lance.commit.commit import commit_strict
+from memwal_ops.formats.lance.engines.merge import local, passes
+from memwal_ops.formats.lance.generations import backlog
+from memwal_ops.formats.lance.generations import generation as generations
+from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.gc import region as gc_region
+from memwal_ops.formats.lance.jobs.gc import rules as gc_rules
+from memwal_ops.formats.lance.jobs.gc import wal as gc_wal
+from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
+from memwal_ops.formats.lance.jobs.gc.region import RegionView
+from memwal_ops.formats.lance.jobs.gc.rules import Basis, Rules
+from memwal_ops.formats.lance.jobs.gc.wal import WalView
+from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
+from memwal_ops.formats.lance.regions import fence_posts
+from memwal_ops.formats.lance.regions import manifests as regions
+from memwal_ops.formats.lance.regions.fence_posts import FencePosts
+from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
+from memwal_ops.formats.lance.retention import live_versions as retention
+from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.version_progress import VersionProgress
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, MEMWAL_TYPE_URL
 from memwal_ops.formats.lance.wire.region_manifest import encode_region_manifest, encode_version_hint
 from tests.campaigns.sim.history import History

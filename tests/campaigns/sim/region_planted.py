@@ -9,9 +9,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import StorageError
-from memwal_ops.formats.lance.memwal import region_writer
-from memwal_ops.formats.lance.memwal.region_files import WalEntry
-from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
+from memwal_ops.formats.lance.log import region_writer
+from memwal_ops.formats.lance.log.region_files import WalEntry
+from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from tests.campaigns.sim.planted import Bug, Patch, hunt
 from tests.campaigns.sim.region_writer_steps import WriterHistory
 

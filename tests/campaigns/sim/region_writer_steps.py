@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.memwal.background import Background
+from memwal_ops.formats.lance.log.background import Background
 from tests.campaigns.sim.driver import WEIGHTS
 from tests.campaigns.sim.fault_steps import _BESIDE_OTHERS
 from tests.campaigns.sim.history import History

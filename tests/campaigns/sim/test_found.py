@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import compact, expire, merge
+from memwal_ops.formats.lance.jobs.compact import job as compact
+from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.campaigns.sim.driver import PASSING
 from tests.campaigns.sim.history import run_histories
 from tests.campaigns.sim.steps import Steps, make_table

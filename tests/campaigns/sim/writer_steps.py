@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import gc
+from memwal_ops.formats.lance.jobs.gc import job as gc
 from tests.campaigns.sim.driver import PASSING, Driver
 from tests.campaigns.sim.writers import RegionTable
 from tests.support.gc_options import PATIENT

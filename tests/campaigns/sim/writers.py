@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 
-from memwal_ops.formats.lance.memwal.region_columns import stored_columns
+from memwal_ops.formats.lance.log.region_columns import stored_columns
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.lsm_table import LsmTable
@@ -27,7 +27,7 @@ from tests.support.tables.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from memwal_ops.formats.lance.memwal.region_columns import RegionColumns
+    from memwal_ops.formats.lance.log.region_columns import RegionColumns
     from tests.support.tables.model import Row, Rows
 
 # -- columns

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops import open_table
 from memwal_ops.errors import SchemaProjectionError
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
-from memwal_ops.formats.lance.schema_history import SAME_COLUMNS
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
+from memwal_ops.formats.lance.retention.schema_history import SAME_COLUMNS
 from tests.campaigns.soak import stand_in
 from tests.campaigns.soak.account import Account
 from tests.campaigns.soak.actors import Actor, Command, Endless, Writer, end, spawn

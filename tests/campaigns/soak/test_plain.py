@@ -18,7 +18,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import CommitConflictError
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, ExpireOptions
 from tests.support.tables.plain import PlainTable
 

@@ -11,7 +11,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 from tests.support.tables import wire
 from tests.support.tables.damage import copy_table

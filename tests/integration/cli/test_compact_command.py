@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import catchup, merge
-from memwal_ops.formats.lance.jobs import compact as job
+from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.compact import job
+from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.run_cli import contents, run_here, run_process
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload

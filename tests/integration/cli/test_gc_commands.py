@@ -13,10 +13,10 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.errors import InvalidUsageError, StoreUnavailableError
-from memwal_ops.formats.lance.jobs import gc as job
-from memwal_ops.formats.lance.jobs import gc_collectors
+from memwal_ops.formats.lance.jobs.gc import collectors as gc_collectors
+from memwal_ops.formats.lance.jobs.gc import job
 from memwal_ops.formats.lance.wire.names import bit_reversed
-from tests.integration.formats.lance.test_leftovers import killed_commit
+from tests.integration.formats.lance.retention.test_leftovers import killed_commit
 from tests.support.gc_options import AT_ONCE_FLAGS, NONE_PINNED_FLAGS
 from tests.support.run_cli import contents, run_here
 from tests.support.stores import refusing

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memwal_ops import errors, open_table
-from memwal_ops.formats.lance.base_indexes import base_indexes
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from tests.support.runbook import commands, shell
 from tests.support.tables.indexed import create, write
 

@@ -1,6 +1,6 @@
 """What pylance takes an index's content for: asserted AS IT IS, as in test_landmines.py.
 
-For us: :mod:`memwal_ops.formats.lance.index_faults`, and what ``catchup`` refuses.
+For us: :mod:`memwal_ops.formats.lance.indexes.index_faults`, and what ``catchup`` refuses.
 """
 
 from __future__ import annotations

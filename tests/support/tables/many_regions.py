@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import lance
 import pyarrow as pa
 
+from memwal_ops.formats.lance.generations.wal import wal_entry_path
 from memwal_ops.formats.lance.layouts.api import Layout
-from memwal_ops.formats.lance.memwal.regions import RegionManifestStore
-from memwal_ops.formats.lance.memwal.wal import wal_entry_path
+from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
 from tests.support.tables.schemas import PRIMARY_KEY

@@ -17,9 +17,9 @@ import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.memwal.create import create_mem_wal
-from memwal_ops.formats.lance.memwal.region_columns import region_columns
-from memwal_ops.formats.lance.memwal.region_files import WalEntry, put_entry, put_generation
+from memwal_ops.formats.lance.log.create import create_mem_wal
+from memwal_ops.formats.lance.log.region_columns import region_columns
+from memwal_ops.formats.lance.log.region_files import WalEntry, put_entry, put_generation
 from memwal_ops.formats.lance.wire.names import region_folder, region_manifest_name
 from memwal_ops.formats.lance.wire.region_manifest import (
     FlushedGeneration,
@@ -29,8 +29,9 @@ from memwal_ops.formats.lance.wire.region_manifest import (
     encode_version_hint,
 )
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
-from memwal_ops.storage.locations import Location, resolve
+from memwal_ops.storage.locations import Location
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
 from tests.support.tables.files import Files
 from tests.support.tables.lsm_table import LsmTable
 

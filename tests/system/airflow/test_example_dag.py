@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("airflow.sdk", reason="needs Airflow, which has an environment of its own: make test-airflow")
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs.demo_table import base_rows, make_table
+from memwal_ops.formats.lance.jobs.demo.table import base_rows, make_table
 from tests.system.airflow.runs import load_dag, run_dag
 
 EXAMPLE = Path(__file__).parents[3] / "configs/airflow/memwal_maintenance.py"

@@ -18,12 +18,12 @@ import lance
 import pytest
 
 from memwal_ops import errors, open_table
-from memwal_ops.formats.lance import commit
-from memwal_ops.formats.lance.engines import api
-from memwal_ops.formats.lance.engines.local import LocalEngine
-from memwal_ops.formats.lance.jobs import demo_table
-from memwal_ops.formats.lance.jobs import merge as job
-from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.commit import commit
+from memwal_ops.formats.lance.engines.merge import api
+from memwal_ops.formats.lance.engines.merge.local import LocalEngine
+from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.jobs.demo import table as demo_table
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.run_cli import contents, run_here, run_process
 from tests.support.tables import damage
 from tests.support.tables.workload import Workload

@@ -17,12 +17,12 @@ from lance.dataset import DatasetOptimizer
 from memwal_ops import open_table
 from memwal_ops.core import collector, commit_retry
 from memwal_ops.errors import WalCorrupt, WriterFencedError
-from memwal_ops.formats.lance import commit
-from memwal_ops.formats.lance.base_indexes import base_indexes
-from memwal_ops.formats.lance.engines.local import LocalEngine
-from memwal_ops.formats.lance.memwal.generations import Generation
-from memwal_ops.formats.lance.memwal.region_files import entry_path
-from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
+from memwal_ops.formats.lance.commit import commit
+from memwal_ops.formats.lance.engines.merge.local import LocalEngine
+from memwal_ops.formats.lance.generations.generation import Generation
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
+from memwal_ops.formats.lance.log.region_files import entry_path
+from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.options import CatchupOptions
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files

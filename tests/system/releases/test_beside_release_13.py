@@ -10,7 +10,7 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.core.registry import open_table
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from tests.support.tables.stale_indexes import index_versions
 from tests.system.releases.environments import python_with, run
 

@@ -10,7 +10,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.formats.lance.layouts.shard import SHARD
 
 ARCHIVES = sorted(Path(__file__).parent.glob("written-by-*.tar.gz"))

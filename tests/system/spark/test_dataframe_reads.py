@@ -16,9 +16,9 @@ from memwal_ops import open_table
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
 from memwal_ops.formats.lance.engines.spark.conditions import condition
 from memwal_ops.formats.lance.engines.spark.faults import TaskFaultError, raised_again
-from memwal_ops.formats.lance.jobs import gc
-from memwal_ops.formats.lance.jobs import merge as job
-from memwal_ops.formats.lance.memwal.generations import Generation
+from memwal_ops.formats.lance.generations.generation import Generation
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.damage import copy_table
 from tests.support.tables.model import assert_same

@@ -15,10 +15,12 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import SparkUnavailableError, TableCorruptError
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.engines.spark import environment
 from memwal_ops.formats.lance.engines.spark.compaction import SparkExecutor
-from memwal_ops.formats.lance.jobs import catchup, compact, snapshot
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.compact import job as compact
+from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.options import CompactOptions, ExpireOptions, SnapshotOptions
 from tests.integration.formats.lance.jobs.compact_tables import check_kept, covered, make
 from tests.support.tables import damage, indexed

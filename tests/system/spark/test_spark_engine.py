@@ -13,11 +13,11 @@ import pytest
 import structlog
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.commit import CommitLostError
+from memwal_ops.formats.lance.commit.commit import CommitLostError
 from memwal_ops.formats.lance.engines.spark import engine
 from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES, Broadcast
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.spark import bulk_merge
 from tests.support.tables import damage
 from tests.support.tables.model import assert_same
@@ -28,7 +28,7 @@ from tests.support.tables.workload import Workload
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from memwal_ops.formats.lance.engines.api import StageProgress
+    from memwal_ops.formats.lance.engines.merge.api import StageProgress
 
 pytestmark = pytest.mark.timeout(1800)  # the first test starts Spark, on whatever machine this runs
 

@@ -16,8 +16,8 @@ from memwal_ops.errors import ObjectNotFoundError, SparkJobFailedError, SparkUna
 from memwal_ops.formats.lance.engines.spark import environment
 from memwal_ops.formats.lance.engines.spark import session as spark_session
 from memwal_ops.formats.lance.engines.spark.faults import TaskFaultError, raised_again, reported
-from memwal_ops.formats.lance.jobs import merge as job
-from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.spark import register
 from memwal_ops.storage.redaction import remember
 from tests.support.run_cli import run_here

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal_ops.formats.lance.engines.spark.keys import key_code
+from memwal_ops.formats.lance.engines.merge.encoded_keys import key_code
 from memwal_ops.formats.lance.engines.spark.locators import pack, positions, tombstones
 from memwal_ops.formats.lance.engines.spark.resolved import to_bytes
 

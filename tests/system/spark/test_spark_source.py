@@ -10,10 +10,10 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
-from memwal_ops.formats.lance.commit import CommitLostError
-from memwal_ops.formats.lance.engines import passes
+from memwal_ops.formats.lance.commit.commit import CommitLostError
+from memwal_ops.formats.lance.engines.merge import passes
 from memwal_ops.formats.lance.engines.spark.types import spark_schema
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.spark import bulk_load, register
 from tests.support.tables import damage
 from tests.support.tables.model import assert_same

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.observe import http as module
 from memwal_ops.supervisor.observe.http import HttpServer

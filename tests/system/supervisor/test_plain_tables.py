@@ -12,7 +12,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from tests.support.run_cli import run_process
 from tests.support.tables.plain import PlainTable
 

@@ -14,7 +14,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.core.leases import list_leases
-from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.memwal import read
 from tests.support.plugin_packages import install
 from tests.support.run_cli import run_process

@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 from memwal_ops import open_table, text
-from memwal_ops.formats.lance.jobs import merge as job
-from memwal_ops.formats.lance.jobs.inspect import inspect
+from memwal_ops.formats.lance.jobs.inspect.job import inspect
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.run_cli import run_here
 from tests.support.tables import damage
 from tests.support.tables.workload import Workload

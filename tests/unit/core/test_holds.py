@@ -24,9 +24,10 @@ from memwal_ops.core.holds import (
     take_hold,
 )
 from memwal_ops.errors import InvalidUsageError, StorageError, TableReplacedError, VersionGoneError
-from memwal_ops.formats.lance.jobs import expire, gc
-from memwal_ops.formats.lance.retention import Retention
-from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.retention.live_versions import Retention
 from tests.support.stores import beside
 from tests.support.tables.workload import Workload
 

@@ -27,10 +27,10 @@ from memwal_ops.core.leases import (
     renew,
 )
 from memwal_ops.errors import InvalidUsageError, LeaseLostError, StorageError
-from memwal_ops.formats.lance.jobs import gc
+from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.storage import clock
-from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:

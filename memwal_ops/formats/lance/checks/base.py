@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, runbook
-from memwal_ops.formats.lance.damage import damages
-from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.referenced_files import list_manifests, version_of_main
-from memwal_ops.formats.lance.unreadable_versions import check_versions
-from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.referenced_files import list_manifests, version_of_main
+from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
+from memwal_ops.formats.lance.retention.damage import damages
+from memwal_ops.formats.lance.retention.unreadable_versions import check_versions
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:

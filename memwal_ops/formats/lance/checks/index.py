@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import InvalidFormatError, runbook
-from memwal_ops.formats.lance.base_indexes import base_indexes
-from memwal_ops.formats.lance.catchup_entries import stale_entries
-from memwal_ops.formats.lance.index_faults import checked_fault
-from memwal_ops.formats.lance.index_refusals import dot_product_error
-from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
+from memwal_ops.formats.lance.indexes.catchup_entries import stale_entries
+from memwal_ops.formats.lance.indexes.index_faults import checked_fault
+from memwal_ops.formats.lance.indexes.index_refusals import dot_product_error
+from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from uuid import UUID
 
-    from memwal_ops.formats.lance.memwal.backlog import RegionBacklog
+    from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.table import Table
 
 _INDEX = "the MemWAL index"

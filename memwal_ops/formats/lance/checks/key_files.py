@@ -10,15 +10,15 @@ import pyarrow.compute as pc
 
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import GenerationCorruptError, InvalidFormatError, ObjectNotFoundError, runbook
-from memwal_ops.formats.lance.datasets import ROW_ADDRESS
-from memwal_ops.formats.lance.lance_files import lance_rows
-from memwal_ops.formats.lance.memwal.key_files import BLOOM_FILTER, KEY_INDEX_PAGES, GenerationKeys
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.lance_files import lance_rows
+from memwal_ops.formats.lance.regions.key_files import BLOOM_FILTER, KEY_INDEX_PAGES, GenerationKeys
 from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.storage.api import Store
 
 _PAGE = runbook(GenerationCorruptError.exit_code) or ""

@@ -14,11 +14,11 @@ from memwal_ops.errors import (
     WalCorruptError,
     runbook,
 )
-from memwal_ops.formats.lance.memwal.generation_files import look_at_generations
-from memwal_ops.formats.lance.memwal.generations import generation_ref, open_generation
-from memwal_ops.formats.lance.memwal.region_contents import read_region_contents
-from memwal_ops.formats.lance.memwal.regions import RegionManifestGoneError
-from memwal_ops.formats.lance.memwal.wal import read_writer_epoch, wal_entry_path
+from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
+from memwal_ops.formats.lance.generations.generation_files import look_at_generations
+from memwal_ops.formats.lance.generations.region_contents import read_region_contents
+from memwal_ops.formats.lance.generations.wal import read_writer_epoch, wal_entry_path
+from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.wire.names import parse_generation_dir
 from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
 from memwal_ops.storage.api import LinkError
@@ -27,10 +27,10 @@ from memwal_ops.storage.export_file import NotExportedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from memwal_ops.formats.lance.memwal.backlog import RegionBacklog
-    from memwal_ops.formats.lance.memwal.generations import Generation
-    from memwal_ops.formats.lance.memwal.region_contents import RegionContents
-    from memwal_ops.formats.lance.schema_history import SchemaHistory
+    from memwal_ops.formats.lance.generations.backlog import RegionBacklog
+    from memwal_ops.formats.lance.generations.generation import Generation
+    from memwal_ops.formats.lance.generations.region_contents import RegionContents
+    from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import DuplicateKeysError, MemwalOpsError, TableCorruptError, runbook
 from memwal_ops.formats.lance.checks.key_files import check_key_files
-from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.projection import TOMBSTONE
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.names import region_folder
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
 
 _PAGE = runbook(DuplicateKeysError.exit_code) or ""

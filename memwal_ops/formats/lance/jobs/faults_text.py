@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.text import paragraph
 
 if TYPE_CHECKING:
-    from memwal_ops.formats.lance.memwal.backlog import Blocked
+    from memwal_ops.formats.lance.generations.backlog import Blocked
 
 
 def problem(fault: Blocked, heading: str) -> str:

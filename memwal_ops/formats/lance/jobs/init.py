@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.commit_retry import CommitRetry
-from memwal_ops.formats.lance.commit import CommitLostError
-from memwal_ops.formats.lance.memwal.create import create_mem_wal, plan_additions, plan_mem_wal, refuse_existing
-from memwal_ops.formats.lance.memwal.primary_key import check_primary_key, mark_primary_key
-from memwal_ops.formats.lance.memwal.region_specs import RegionField, RegionSpec
+from memwal_ops.formats.lance.checks.primary_key import check_primary_key, mark_primary_key
+from memwal_ops.formats.lance.commit.commit import CommitLostError
+from memwal_ops.formats.lance.log.create import create_mem_wal, plan_additions, plan_mem_wal, refuse_existing
+from memwal_ops.formats.lance.regions.specs import RegionField, RegionSpec
 from memwal_ops.formats.lance.table import Table, read_table
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 
@@ -101,7 +101,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     """Create the MemWAL index according to the options, or add what it lacks. Nothing is changed or removed.
 
     Raises:
-        MemwalOpsError: as :func:`memwal_ops.formats.lance.memwal.create.create_mem_wal`.
+        MemwalOpsError: as :func:`memwal_ops.formats.lance.log.create.create_mem_wal`.
     """
     fields = tuple(RegionField.parse(one) for one in options.region_fields)
     wanted: dict[str, Any] = {

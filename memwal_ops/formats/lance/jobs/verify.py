@@ -28,8 +28,8 @@ from memwal_ops.formats.lance.checks.regions import (
     contents_of,
 )
 from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
-from memwal_ops.formats.lance.memwal.backlog import read_backlog
-from memwal_ops.formats.lance.schema_history import SchemaHistory
+from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.verification import VerifyOptions
-    from memwal_ops.formats.lance.memwal.backlog import RegionBacklog
-    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.generations.backlog import RegionBacklog
+    from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
 
 _CONCURRENT_REGIONS = 8

@@ -10,19 +10,20 @@ from uuid import UUID
 from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.core.explanation import candidate_json, covers, describe_candidate
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError, ObjectNotFoundError
-from memwal_ops.formats.lance.damage import names_damage
-from memwal_ops.formats.lance.jobs import expire, gc
-from memwal_ops.formats.lance.jobs.gc_candidates import Kind, LanceCandidate
-from memwal_ops.formats.lance.memwal.region_identity import check_identity
-from memwal_ops.formats.lance.memwal.regions import is_id_prefix
-from memwal_ops.formats.lance.referenced_files import (
+from memwal_ops.formats.lance.files.referenced_files import (
     file_key,
     list_manifests,
     list_manifests_of_others,
     read_references,
     version_of_main,
 )
-from memwal_ops.formats.lance.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.generations.region_identity import check_identity
+from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate
+from memwal_ops.formats.lance.regions.manifests import is_id_prefix
+from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_version_manifest_name, region_folder
 from memwal_ops.text import counted, printable, size_text
 

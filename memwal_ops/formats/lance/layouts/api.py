@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.memwal.regions import RegionListing
+    from memwal_ops.formats.lance.regions.manifests import RegionListing
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
     from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import MemwalOpsError, NoMemWalIndexError
 from memwal_ops.formats.lance.layouts.api import Layout
-from memwal_ops.formats.lance.memwal.regions import RegionManifestStore
+from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.wire.memwal_index import NO_MEMWAL
 from memwal_ops.text import counted, span_text
 

@@ -20,14 +20,14 @@ import pyarrow as pa
 from lance.fragment import write_fragments
 
 from memwal_ops.errors import CommitConflictError, InvalidFormatError, InvariantViolatedError, ObjectNotFoundError
-from memwal_ops.formats.lance.datasets import lance_options, open_dataset
-from memwal_ops.formats.lance.engines.collapse import collapse
-from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.memwal.region_files import WAL_SUFFIX, put_entry, put_generation
-from memwal_ops.formats.lance.memwal.region_specs import MANUAL
-from memwal_ops.formats.lance.memwal.regions import NoRegionManifestError
-from memwal_ops.formats.lance.projection import TOMBSTONE
-from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.engines.merge.collapse import collapse
+from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+from memwal_ops.formats.lance.log.region_files import WAL_SUFFIX, put_entry, put_generation
+from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
+from memwal_ops.formats.lance.regions.specs import MANUAL
 from memwal_ops.formats.lance.wire.names import NamingScheme, parse_wal_entry_name, region_folder
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, encode_version_manifest
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from memwal_ops.formats.lance.memwal.generations import Generation
-    from memwal_ops.formats.lance.memwal.region_columns import RegionColumns
+    from memwal_ops.formats.lance.generations.generation import Generation
+    from memwal_ops.formats.lance.log.region_columns import RegionColumns
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import Store
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.legacy.publish import Draft, draft_of, live_rows, publish
 from memwal_ops.formats.lance.legacy.states import Change
-from memwal_ops.formats.lance.versions import TRANSACTIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, find_memwal_entry
 
 if TYPE_CHECKING:
-    from memwal_ops.formats.lance.commit import CommitNote
+    from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import Store

@@ -16,7 +16,7 @@ from memwal_ops.errors import (
     MemWalOrderError,
     ObjectNotFoundError,
 )
-from memwal_ops.formats.lance.versions import read_version_manifest
+from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
 

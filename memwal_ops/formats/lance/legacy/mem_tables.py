@@ -31,14 +31,14 @@ from memwal_ops.errors import (
     StoreUnavailableError,
     TableNotFoundError,
 )
-from memwal_ops.formats.lance.blobs import written_schema
-from memwal_ops.formats.lance.datasets import open_dataset
-from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.blobs import written_schema
+from memwal_ops.formats.lance.files.datasets import open_dataset
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE, Node, nodes, plan_projection
 from memwal_ops.formats.lance.legacy.replay import wal_reader
-from memwal_ops.formats.lance.memwal.generations import Generation, GenerationRef
-from memwal_ops.formats.lance.projection import TOMBSTONE, Node, nodes, plan_projection
-from memwal_ops.storage.locations import resolve
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

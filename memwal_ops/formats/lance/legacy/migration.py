@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, ObjectNotFoundError
-from memwal_ops.formats.lance.commit import commit_details
+from memwal_ops.formats.lance.commit.commit import commit_details
 from memwal_ops.formats.lance.legacy.adoption import LEGACY_FOLDER, newest_manifest, sealed_after
 from memwal_ops.formats.lance.legacy.index import legacy_entry
-from memwal_ops.formats.lance.memwal.create import plan_mem_wal
+from memwal_ops.formats.lance.log.create import plan_mem_wal
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, with_layout_record
 from memwal_ops.formats.lance.wire.memwal_index import with_progress
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from memwal_ops.formats.lance.commit import CommitNote
+    from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.legacy.adoption import RegionPlan
     from memwal_ops.formats.lance.table import Table
 
@@ -119,7 +119,7 @@ def publish_migrated(table: Table, plans: Mapping[str, RegionPlan], kept: Kept, 
         kept: the data for a rollback.
         note: of the run.
 
-    Raises: as :func:`memwal_ops.formats.lance.commit.commit_built`.
+    Raises: as :func:`memwal_ops.formats.lance.commit.commit.commit_built`.
     """
     version = table.version + 1
     progress = {plan.region_id: plan.merged for plan in plans.values() if plan.merged}
@@ -135,7 +135,7 @@ def publish_migrated(table: Table, plans: Mapping[str, RegionPlan], kept: Kept, 
 def publish_rolled_back(table: Table, kept: Kept, note: CommitNote) -> int:
     """Publish the next version with the legacy details; rows, key and configuration do not change.
 
-    Raises: as :func:`memwal_ops.formats.lance.commit.commit_built`.
+    Raises: as :func:`memwal_ops.formats.lance.commit.commit.commit_built`.
     """
     manifest = table_pb2.Manifest()
     manifest.CopyFrom(table.manifest.manifest)

@@ -2,7 +2,7 @@
 
 pylance 14 builds no version of such a table: it decodes the details as those of the current layouts. So the manifest is
 built here, from V's own, and published by the same put-if-absent as every other commit
-(:mod:`memwal_ops.formats.lance.commit`).
+(:mod:`memwal_ops.formats.lance.commit.commit`).
 
 Its transaction is an ``UpdateMemWalState``, also where rows come with it. Writers that began at V and commit later
 compare theirs with it: appends, updates and merges of the same MemWAL are then refused. As an ``Update`` of other
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvariantViolatedError, UnsupportedFeatureError
-from memwal_ops.formats.lance.commit import check_rewritable, commit_built, next_entry
+from memwal_ops.formats.lance.commit.commit import check_rewritable, commit_built, next_entry
 from memwal_ops.formats.lance.legacy.index import legacy_entry, mem_wals_of
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
@@ -25,8 +25,8 @@ from memwal_ops.formats.lance.wire.legacy_index import encode_mem_wals
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memwal_ops.formats.lance.commit import CommitNote
-    from memwal_ops.formats.lance.engines.rewrite import Rewrite
+    from memwal_ops.formats.lance.commit.commit import CommitNote
+    from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite
     from memwal_ops.formats.lance.legacy.states import Change
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest

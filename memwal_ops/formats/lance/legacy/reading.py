@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.engines.collapse import collapse
-from memwal_ops.formats.lance.engines.joins import without_keys
-from memwal_ops.formats.lance.engines.scan import filtered, winning_rows
-from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.engines.merge.collapse import collapse
+from memwal_ops.formats.lance.engines.merge.joins import without_keys
+from memwal_ops.formats.lance.engines.read.scan import filtered, winning_rows
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.legacy.emptied import find_emptied
 from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of, unmerged
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
@@ -20,7 +20,7 @@ from memwal_ops.formats.lance.wire.legacy_index import State
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.options import LegacyOptions
     from memwal_ops.formats.lance.table import Table
 

@@ -17,9 +17,10 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import CommitConflictError, InvalidUsageError
-from memwal_ops.formats.lance.commit import CommitLostError, CommitNote
-from memwal_ops.formats.lance.datasets import lance_options
-from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
+from memwal_ops.formats.lance.files.datasets import lance_options
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.legacy import states
 from memwal_ops.formats.lance.legacy.emptied import find_emptied, transaction_of
 from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of
@@ -28,7 +29,6 @@ from memwal_ops.formats.lance.legacy.publish import publish
 from memwal_ops.formats.lance.legacy.replay import entry_of
 from memwal_ops.formats.lance.legacy.states import Change, Other, conflicts
 from memwal_ops.formats.lance.options import MergeOptions
-from memwal_ops.formats.lance.versions import read_version_manifest
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, MemWalId, State
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes

@@ -19,9 +19,9 @@ from memwal_ops.errors import (
     StoreUnavailableError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance import commit
-from memwal_ops.formats.lance.commit import CommitLostError, CommitNote, IndexChange, commit_indexes
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.commit import commit
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, commit_indexes
+from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_progress, with_snapshot
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from tests.support.stores import LyingStore
@@ -268,7 +268,7 @@ def test_a_put_that_arrives_when_others_went_on(made: Workload) -> None:
 def test_a_slow_clock_costs_no_version(made: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another builder went on from ours, on a machine whose clock is behind: ours is part of the history."""
 
-    from memwal_ops.formats.lance import commit
+    from memwal_ops.formats.lance.commit import commit
 
     table = open_table(made.uri)
     real = commit.verify_in_history

@@ -12,7 +12,10 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.jobs import catchup, expire, gc, merge
+from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.integration.contracts import small
 from tests.support.gc_options import IMMEDIATE
 from tests.support.run_cli import run_here

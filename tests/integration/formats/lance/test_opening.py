@@ -15,10 +15,10 @@ from botocore.credentials import RefreshableCredentials
 
 from memwal_ops.core.registry import open_table
 from memwal_ops.errors import TableCorruptError
-from memwal_ops.formats.lance.base_indexes import base_indexes
-from memwal_ops.formats.lance.commit import CommitNote, IndexChange, commit_indexes
-from memwal_ops.formats.lance.engines.locate import has_key_index, is_indexed
-from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, commit_indexes
+from memwal_ops.formats.lance.engines.merge.locate import has_key_index, is_indexed
+from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.storage.api import LinkError

@@ -14,7 +14,7 @@ from lance.mem_wal import LsmVectorSearchPlanner
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.codebook import codebook_at
+from memwal_ops.formats.lance.indexes.codebook import codebook_at
 from memwal_ops.memwal import RegionWriter, create_mem_wal
 from tests.support.tables import wire
 from tests.support.tables.files import Files

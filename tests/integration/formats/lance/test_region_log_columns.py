@@ -12,7 +12,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.memwal import create_mem_wal, read
-from tests.integration.formats.lance.test_region_writer import SCHEMA, writer
+from tests.integration.formats.lance.log.test_region_writer import SCHEMA, writer
 from tests.support.tables.reading import read_base
 
 

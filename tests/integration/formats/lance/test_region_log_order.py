@@ -16,7 +16,7 @@ from memwal_ops import WriterFenced, open_table
 from memwal_ops.errors import InvalidUsageError, StoreUnavailableError
 from memwal_ops.memwal import RegionWriter, WriterLimits
 from memwal_ops.storage.wrapper import StoreWrapper
-from tests.integration.formats.lance.test_region_writer import REGION, made, rows, seen
+from tests.integration.formats.lance.log.test_region_writer import REGION, made, rows, seen
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.waiting import until

@@ -19,12 +19,12 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
     WriterFencedError,
 )
-from memwal_ops.formats.lance.memwal.region_files import entry_path
-from memwal_ops.formats.lance.memwal.region_writer import RegionWriter
+from memwal_ops.formats.lance.log.region_files import entry_path
+from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
 from memwal_ops.memwal import create_mem_wal, read
 from tests.integration.contracts import small
-from tests.integration.formats.lance.test_region_writer import REGION, made, rows, seen, writer
+from tests.integration.formats.lance.log.test_region_writer import REGION, made, rows, seen, writer
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.schemas import PRIMARY_KEY

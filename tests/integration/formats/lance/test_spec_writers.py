@@ -14,13 +14,13 @@ import pytest
 from memwal_ops import WriterFenced, open_table, run_job
 from memwal_ops.core.context import NullListener, RunContext, StopRequested
 from memwal_ops.errors import StoreUnavailableError
-from memwal_ops.formats.lance.memwal.region_columns import region_columns
-from memwal_ops.formats.lance.memwal.region_files import entry_path, put_entry, read_entry
-from memwal_ops.formats.lance.memwal.snapshots import read_snapshot
+from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
+from memwal_ops.formats.lance.log.region_columns import region_columns
+from memwal_ops.formats.lance.log.region_files import entry_path, put_entry, read_entry
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
 from memwal_ops.memwal import RegionWriter, read
 from memwal_ops.storage.counting import CountingStore
-from tests.integration.formats.lance.test_region_writer import REGION, NoAnswer, made, rows, seen, writer
+from tests.integration.formats.lance.log.test_region_writer import REGION, NoAnswer, made, rows, seen, writer
 from tests.support.overtaken import Overtaken
 from tests.support.tables import wire
 from tests.support.tables.files import Files

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.formats.lance.engines.api import BlockedRegionsError
-from memwal_ops.formats.lance.engines.collapse import KeysOf, keys_of_all, newest_of
-from memwal_ops.formats.lance.engines.locate import index_is_cheaper, locate
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
+from memwal_ops.formats.lance.engines.merge.collapse import KeysOf, keys_of_all, newest_of
+from memwal_ops.formats.lance.engines.merge.locate import index_is_cheaper, locate
 from memwal_ops.formats.lance.engines.spark import resolved, tasks
 from memwal_ops.formats.lance.engines.spark.running import Changed, Deletions
 from memwal_ops.formats.lance.engines.spark.stages import release_broadcast
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.engines.collapse import Winners
+    from memwal_ops.formats.lance.engines.merge.collapse import Winners
     from memwal_ops.formats.lance.engines.spark.running import Running
-    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
 
 DRIVER_KEY_BYTES = 64 << 20

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from memwal_ops.core.context import Progress
-from memwal_ops.formats.lance.datasets import open_dataset
 from memwal_ops.formats.lance.engines.spark.faults import between_stages, reported
 from memwal_ops.formats.lance.engines.spark.leftovers import log_leftovers
 from memwal_ops.formats.lance.engines.spark.session import check_executors, quiet, session
 from memwal_ops.formats.lance.engines.spark.stages import Stages
 from memwal_ops.formats.lance.engines.spark.tasks import Counters
-from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import open_dataset
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.engines.api import StageProgress
+    from memwal_ops.formats.lance.engines.merge.api import StageProgress
     from memwal_ops.formats.lance.engines.spark.tasks import Task
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.locations import Location
@@ -66,7 +66,7 @@ class SparkExecutor:
     def execute(
         self, table: Table, dataset: lance.LanceDataset, tasks: Sequence[CompactionTask]
     ) -> Iterator[RewriteResult]:
-        """See :class:`memwal_ops.formats.lance.engines.compaction.TaskExecutor`.
+        """See :class:`memwal_ops.formats.lance.engines.merge.compaction.TaskExecutor`.
 
         Raises:
             SparkUnavailableError: PySpark, pandas or Java is missing, here or on the executors.

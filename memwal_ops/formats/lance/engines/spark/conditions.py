@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
-from memwal_ops.formats.lance.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,14 +15,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import UnsupportedFeatureError
-from memwal_ops.formats.lance.engines import sharing
-from memwal_ops.formats.lance.engines.api import MergePass, PassResult
-from memwal_ops.formats.lance.engines.passes import commit_pass, open_generations
-from memwal_ops.formats.lance.engines.rewrite import Rewrite, all_field_ids, remove_files
+from memwal_ops.formats.lance.engines.merge import sharing
+from memwal_ops.formats.lance.engines.merge.api import MergePass, PassResult
+from memwal_ops.formats.lance.engines.merge.encoded_keys import key_code
+from memwal_ops.formats.lance.engines.merge.passes import commit_pass, open_generations
+from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, all_field_ids, remove_files
 from memwal_ops.formats.lance.engines.spark import tasks
 from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES, Broadcast, find_newest, fits
 from memwal_ops.formats.lance.engines.spark.faults import between_stages
-from memwal_ops.formats.lance.engines.spark.keys import key_code
 from memwal_ops.formats.lance.engines.spark.leftovers import log_files, log_files_if_kept, log_leftovers
 from memwal_ops.formats.lance.engines.spark.locators import MAX_GENERATIONS
 from memwal_ops.formats.lance.engines.spark.running import Running
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from memwal_ops.formats.lance.commit import CommitNote
-    from memwal_ops.formats.lance.engines.api import StageProgress
-    from memwal_ops.formats.lance.engines.collapse import Winners
+    from memwal_ops.formats.lance.commit.commit import CommitNote
+    from memwal_ops.formats.lance.engines.merge.api import StageProgress
+    from memwal_ops.formats.lance.engines.merge.collapse import Winners
     from memwal_ops.formats.lance.engines.spark.running import Changed
-    from memwal_ops.formats.lance.memwal.generations import Generation
+    from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
 
 _ROWS_PER_TASK = 50_000
@@ -72,7 +72,7 @@ class SparkEngine:
         self._on_progress = on_progress
 
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
-        """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.api.Engine.run`.
+        """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.api.Engine.run`.
 
         Raises:
             SparkUnavailableError: the executors' Python cannot run our tasks.
@@ -83,7 +83,7 @@ class SparkEngine:
             return self._pass(table, merge_pass).run(note, on_rows)
 
     def refuse_shared_keys(self, table: Table, whole: MergePass) -> None:
-        """See :meth:`memwal_ops.formats.lance.engines.api.Engine.refuse_shared_keys`.
+        """See :meth:`memwal_ops.formats.lance.engines.merge.api.Engine.refuse_shared_keys`.
 
         Raises:
             SparkUnavailableError: the executors' Python cannot run our tasks.

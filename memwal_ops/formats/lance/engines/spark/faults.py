@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops import errors
 from memwal_ops.errors import MemwalOpsError, SparkJobFailedError
-from memwal_ops.formats.lance.engines.api import BlockedRegionsError
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.storage.redaction import redact
 
 if TYPE_CHECKING:

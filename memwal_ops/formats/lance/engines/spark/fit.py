@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from lance.blob import BlobType
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.blobs import from_bytes
 from memwal_ops.formats.lance.engines.spark.types import spark_schema, spark_type
+from memwal_ops.formats.lance.files.blobs import from_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

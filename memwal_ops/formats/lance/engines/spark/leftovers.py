@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import CommitStateUnknownError, MemwalOpsError
-from memwal_ops.formats.lance.commit import CommitLostError
-from memwal_ops.formats.lance.engines.rewrite import Rewrite, deletion_path
+from memwal_ops.formats.lance.commit.commit import CommitLostError
+from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, deletion_path
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:

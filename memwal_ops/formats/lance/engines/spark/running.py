@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lance.fragment import FragmentMetadata
 
 from memwal_ops.errors import InvariantViolatedError
-from memwal_ops.formats.lance.engines.rewrite import Rewrite
+from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite
 from memwal_ops.formats.lance.engines.spark import tasks
 from memwal_ops.formats.lance.engines.spark.stages import Stages
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from memwal_ops.formats.lance.engines.api import MergePass, StageProgress
-    from memwal_ops.formats.lance.memwal.generations import SealedGeneration
+    from memwal_ops.formats.lance.engines.merge.api import MergePass, StageProgress
+    from memwal_ops.formats.lance.generations.generation import SealedGeneration
     from memwal_ops.formats.lance.table import Table
 
 _TASKS_PER_CORE = 3

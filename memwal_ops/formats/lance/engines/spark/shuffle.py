@@ -13,9 +13,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.formats.lance.engines.api import BlockedRegionsError
-from memwal_ops.formats.lance.engines.collapse import shared_keys_error
-from memwal_ops.formats.lance.engines.locate import SCANNED_KEYS_PER_LOOKUP, is_indexed
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
+from memwal_ops.formats.lance.engines.merge.collapse import shared_keys_error
+from memwal_ops.formats.lance.engines.merge.locate import SCANNED_KEYS_PER_LOOKUP, is_indexed
 from memwal_ops.formats.lance.engines.spark import tasks
 from memwal_ops.formats.lance.engines.spark.locators import ORDINAL_SHIFT, positions
 from memwal_ops.formats.lance.engines.spark.running import Changed, Deletions
@@ -61,7 +61,7 @@ class Shuffle:
         self._configure()
 
     def refuse_shared_keys(self) -> None:
-        """See :meth:`memwal_ops.formats.lance.engines.api.Engine.refuse_shared_keys`.
+        """See :meth:`memwal_ops.formats.lance.engines.merge.api.Engine.refuse_shared_keys`.
 
         Raises:
             BlockedRegionsError: regions that share a key.

@@ -21,17 +21,17 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError, UnsupportedFeatureError
-from memwal_ops.formats.lance.datasets import ROW_ADDRESS, open_dataset
-from memwal_ops.formats.lance.engines.api import MergePass
-from memwal_ops.formats.lance.engines.collapse import collapse
-from memwal_ops.formats.lance.engines.locate import locate
-from memwal_ops.formats.lance.engines.passes import open_generations
+from memwal_ops.formats.lance.engines.merge.api import MergePass
+from memwal_ops.formats.lance.engines.merge.collapse import collapse
+from memwal_ops.formats.lance.engines.merge.locate import locate
+from memwal_ops.formats.lance.engines.merge.passes import open_generations
 from memwal_ops.formats.lance.engines.spark.conditions import condition, failing, is_failing
 from memwal_ops.formats.lance.engines.spark.faults import reported
 from memwal_ops.formats.lance.engines.spark.tasks import TASK_BYTES
 from memwal_ops.formats.lance.engines.spark.types import spark_schema, to_spark
-from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.memwal.backlog import read_backlog
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, open_dataset
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.table import open_lance_table
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from memwal_ops.formats.lance.engines.collapse import Winners
+    from memwal_ops.formats.lance.engines.merge.collapse import Winners
     from memwal_ops.formats.lance.engines.spark.conditions import Condition
-    from memwal_ops.formats.lance.memwal.generations import SealedGeneration
+    from memwal_ops.formats.lance.generations.generation import SealedGeneration
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.locations import Location
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.formats.lance.engines.api import StageProgress
+from memwal_ops.formats.lance.engines.merge.api import StageProgress
 from memwal_ops.formats.lance.engines.spark.faults import raised_again
 
 if TYPE_CHECKING:

@@ -18,15 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.errors import GenerationCorruptError
-from memwal_ops.formats.lance.datasets import ROW_ADDRESS, open_dataset
-from memwal_ops.formats.lance.engines.api import BlockedRegionsError
-from memwal_ops.formats.lance.engines.collapse import read_keys
-from memwal_ops.formats.lance.engines.locate import MAX_LOOKUPS, ROW_ID, lookup_keys, scan_keys
-from memwal_ops.formats.lance.engines.rewrite import Target, delete_superseded, write_winners
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
+from memwal_ops.formats.lance.engines.merge.collapse import read_keys
+from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, ROW_ID, lookup_keys, scan_keys
+from memwal_ops.formats.lance.engines.merge.rewrite import Target, delete_superseded, write_winners
 from memwal_ops.formats.lance.engines.spark.faults import reported
 from memwal_ops.formats.lance.engines.spark.locators import ordinals, pack, positions, tombstones
-from memwal_ops.formats.lance.lance_errors import lance_errors
-from memwal_ops.formats.lance.projection import TOMBSTONE
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, open_dataset
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from pyspark import Accumulator
 
-    from memwal_ops.formats.lance.engines.spark.keys import KeyCode
-    from memwal_ops.formats.lance.memwal.generations import Generation, SealedGeneration
+    from memwal_ops.formats.lance.engines.merge.encoded_keys import KeyCode
+    from memwal_ops.formats.lance.generations.generation import Generation, SealedGeneration
     from memwal_ops.storage.locations import Location
 
     Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]

@@ -14,12 +14,12 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import StoreUnavailableError
-from memwal_ops.formats.lance.engines import local
-from memwal_ops.formats.lance.memwal import generation_copies
-from memwal_ops.formats.lance.memwal.generation_copies import GenerationCopies, copies_of
-from memwal_ops.formats.lance.memwal.generations import GenerationRef, generation_ref, open_generation
-from memwal_ops.formats.lance.schema_history import SchemaHistory
-from memwal_ops.formats.lance.writer_release import read_written_by
+from memwal_ops.formats.lance.engines.merge import local
+from memwal_ops.formats.lance.generations import copies as generation_copies
+from memwal_ops.formats.lance.generations.copies import GenerationCopies, copies_of
+from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref, open_generation
+from memwal_ops.formats.lance.generations.writer_release import read_written_by
+from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload, assert_same, read_base
 

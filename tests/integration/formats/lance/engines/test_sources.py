@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import run_job
-from memwal_ops.formats.lance.engines import opened, unmerged
+from memwal_ops.formats.lance.engines.read import opened, unmerged
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, RegionWriter, WriterLimits, create_mem_wal, read
 from tests.integration.formats.lance.jobs import test_blobs
-from tests.integration.formats.lance.test_region_writer import REGION, keys, made, rows
+from tests.integration.formats.lance.log.test_region_writer import REGION, keys, made, rows
 from tests.support.gc_options import AT_ONCE
 
 if TYPE_CHECKING:
-    from memwal_ops.formats.lance.engines.reader import Reader
+    from memwal_ops.formats.lance.engines.read.reader import Reader
 
 
 @pytest.fixture

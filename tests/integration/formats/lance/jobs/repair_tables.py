@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
-from memwal_ops.formats.lance.commit import CommitNote, IndexChange, commit_indexes
-from memwal_ops.formats.lance.memwal.snapshots import is_external, snapshot_path
+from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, commit_indexes
+from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.table import Table
-from memwal_ops.formats.lance.versions import version_path
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_snapshot
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest

@@ -11,7 +11,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import StorageError, TableCorruptError
-from memwal_ops.formats.lance.damage import name_damage
+from memwal_ops.formats.lance.retention.damage import name_damage
 from tests.integration.formats.lance.jobs.test_damage import cut, emptied, inverted
 from tests.support.run_cli import contents, run_here
 

@@ -13,9 +13,11 @@ from lance.blob import BlobType
 
 from memwal_ops import open_table
 from memwal_ops.errors import StorageError
-from memwal_ops.formats.lance.engines import passes
-from memwal_ops.formats.lance.jobs import compact, expire, gc
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.engines.merge import passes
+from memwal_ops.formats.lance.jobs.compact import job as compact
+from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.spark import bulk_load, register
 from tests.support.gc_options import IMMEDIATE
 from tests.support.run_cli import run_process
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.api import Engine
+    from memwal_ops.formats.lance.engines.merge.api import Engine
 
 KEY = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
 REGION = "00000000-0000-4000-8000-000000000001"

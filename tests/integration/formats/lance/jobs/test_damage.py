@@ -12,7 +12,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.errors import ObjectNotFoundError, StorageCredentialsError, StorageError
-from memwal_ops.formats.lance.damage import name_damage
+from memwal_ops.formats.lance.retention.damage import name_damage
 from tests.support.run_cli import contents, run_here
 from tests.support.tables.workload import Workload
 

@@ -13,8 +13,8 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.scan import scan_table
 from memwal_ops.errors import IndexesBehindError
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.codebook import Codebook, read_codebook
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.codebook import Codebook, read_codebook
 from tests.support.tables.schemas import PRIMARY_KEY
 
 if TYPE_CHECKING:

@@ -17,15 +17,15 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import expire
-from memwal_ops.formats.lance.jobs import merge as job
-from memwal_ops.formats.lance.schema_history import SAME_COLUMNS, Flush, SchemaHistory
+from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.retention.schema_history import SAME_COLUMNS, Flush, SchemaHistory
 from memwal_ops.storage.counting import CountingStore
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 
 if TYPE_CHECKING:
-    from memwal_ops.formats.lance.engines.api import Engine
+    from memwal_ops.formats.lance.engines.merge.api import Engine
 
 KEY = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
 PERSON = pa.struct([("first", pa.string()), ("last", pa.string())])

@@ -17,12 +17,12 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.holds import EXPIRIES_FOLDER, take_hold
 from memwal_ops.errors import TableCorruptError, TableReplacedError, VersionGoneError
-from memwal_ops.formats.lance.jobs import expire as job
-from memwal_ops.formats.lance.jobs import inspect
-from memwal_ops.formats.lance.jobs.expire import ExpireOptions
-from memwal_ops.formats.lance.versions import version_path
+from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.jobs.expire import job
+from memwal_ops.formats.lance.jobs.expire.job import ExpireOptions
+from memwal_ops.formats.lance.jobs.inspect import job as inspect
 from memwal_ops.storage.api import LinkError
-from tests.integration.formats.lance.jobs.test_expire import ALL, because, no_copies, run, versions
+from tests.integration.formats.lance.jobs.expire.test_expire import ALL, because, no_copies, run, versions
 from tests.support.dying_store import DyingStore, Killed
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.run_cli import contents, run_here, run_process

@@ -15,14 +15,15 @@ from lance.arrow import EncodedImageType, FixedShapeImageTensorType, ImageURITyp
 from lance.file import LanceFileReader
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import compact, gc
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.jobs.compact import job as compact
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.gc_options import IMMEDIATE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.api import Engine
+    from memwal_ops.formats.lance.engines.merge.api import Engine
 
 KEY = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
 REGION = "00000000-0000-4000-8000-000000000001"

@@ -12,10 +12,10 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.options import OptionError
-from memwal_ops.formats.lance.jobs import gc
-from memwal_ops.formats.lance.jobs.gc import GcOptions
-from memwal_ops.formats.lance.jobs.gc_candidates import Kind
-from memwal_ops.formats.lance.merged_since import PROGRESS_FOLDER
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.job import GcOptions
+from memwal_ops.formats.lance.retention.merged_since import PROGRESS_FOLDER
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.files import Files
 from tests.support.tables.gc_tables import (

@@ -12,9 +12,9 @@ from benchmarks.gc import IMMEDIATE, deletable, steps
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
-from memwal_ops.formats.lance.jobs import gc
-from memwal_ops.formats.lance.jobs.gc import GcOptions
-from memwal_ops.formats.lance.jobs.gc_candidates import Kind
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.layouts.api import Layout
 from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.layouts.shard import SHARD
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from memwal_ops.formats.lance.jobs.gc import GcReport
+    from memwal_ops.formats.lance.jobs.gc.job import GcReport
     from memwal_ops.formats.lance.table import Table
 
 pytestmark = pytest.mark.long

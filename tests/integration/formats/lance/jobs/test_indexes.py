@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.tables.indexed import REGION, create, rows
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.engines.locate import is_indexed
-from memwal_ops.formats.lance.engines.reader import Reader
-from memwal_ops.formats.lance.jobs import merge as job
+from memwal_ops.formats.lance.engines.merge.locate import is_indexed
+from memwal_ops.formats.lance.engines.read.reader import Reader
+from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.tables.stale_indexes import compact_and_leave
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.api import Engine
+    from memwal_ops.formats.lance.engines.merge.api import Engine
 
 PRIMARY = {"lance-schema:unenforced-primary-key": "true"}
 POSITION = "lance-schema:unenforced-primary-key:position"

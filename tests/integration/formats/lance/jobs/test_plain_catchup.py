@@ -10,10 +10,12 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import CodebookChangedError, InvalidUsageError, NoMemWalIndexError
-from memwal_ops.formats.lance import rebased_commit
-from memwal_ops.formats.lance.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.codebook import read_codebook
-from memwal_ops.formats.lance.jobs import catchup, compact, index_publishing
+from memwal_ops.formats.lance.commit import rebased_commit
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.codebook import read_codebook
+from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
+from memwal_ops.formats.lance.jobs.compact import job as compact
 from tests.support.tables.indexed import VECTOR_KINDS
 from tests.support.tables.plain import PlainTable
 

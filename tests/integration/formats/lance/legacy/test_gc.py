@@ -12,7 +12,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import InvalidFormatError
-from memwal_ops.formats.lance.jobs import legacy_gc
+from memwal_ops.formats.lance.jobs.legacy import gc as legacy_gc
 from memwal_ops.formats.lance.legacy.adoption import region_id_of
 from memwal_ops.formats.lance.options import GcOptions
 from memwal_ops.storage import probe

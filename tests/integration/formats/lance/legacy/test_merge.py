@@ -21,7 +21,7 @@ from memwal_ops.errors import (
     TableCorruptError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.jobs import legacy_merge
+from memwal_ops.formats.lance.jobs.legacy import merge as legacy_merge
 from memwal_ops.formats.lance.options import MergeOptions
 from memwal_ops.memwal import read
 from memwal_ops.storage import probe

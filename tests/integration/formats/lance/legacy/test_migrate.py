@@ -18,7 +18,7 @@ from memwal_ops.errors import (
     NoPrimaryKeyError,
     TableCorruptError,
 )
-from memwal_ops.formats.lance.jobs import migrate as job
+from memwal_ops.formats.lance.jobs.migrate import job
 from memwal_ops.formats.lance.options import MigrateOptions
 from memwal_ops.memwal import RegionWriter
 from memwal_ops.storage import probe

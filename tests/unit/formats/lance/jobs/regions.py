@@ -10,11 +10,11 @@ from uuid import UUID
 
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import RegionManifestCorruptError
-from memwal_ops.formats.lance.jobs.gc_region import RegionView
-from memwal_ops.formats.lance.jobs.gc_rules import Rules
-from memwal_ops.formats.lance.memwal.region_contents import DirectoryContents, FileState, RegionContents
-from memwal_ops.formats.lance.memwal.regions import RegionManifestGoneError
+from memwal_ops.formats.lance.generations.region_contents import DirectoryContents, FileState, RegionContents
+from memwal_ops.formats.lance.jobs.gc.region import RegionView
+from memwal_ops.formats.lance.jobs.gc.rules import Rules
 from memwal_ops.formats.lance.options import RetentionOptions
+from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.wire.names import region_manifest_name
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
 

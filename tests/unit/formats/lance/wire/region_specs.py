@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from memwal_ops.formats.lance.memwal.region_specs import (
+from memwal_ops.formats.lance.regions.specs import (
     RegionField,
     RegionSpec,
     decode_spec,

@@ -15,7 +15,7 @@ import pytest
 from lance.file import LanceFileReader
 
 from memwal_ops.errors import InvalidFormatError
-from memwal_ops.formats.lance.memwal.key_files import GenerationKeys
+from memwal_ops.formats.lance.regions.key_files import GenerationKeys
 from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter, key_hashes
 from memwal_ops.formats.lance.wire.key_tuples import is_encodable, key_tuples
 from tests.support.tables.schemas import PRIMARY_KEY

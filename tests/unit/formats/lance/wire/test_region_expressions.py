@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.memwal.region_expressions import check_expression
-from memwal_ops.formats.lance.memwal.region_specs import (
+from memwal_ops.formats.lance.regions.expressions import check_expression
+from memwal_ops.formats.lance.regions.specs import (
     RegionField,
     RegionSpec,
     decode_spec,

@@ -16,8 +16,8 @@ import pytest
 from datafusion import SessionContext
 
 from memwal_ops.errors import InvalidUsageError, TableCorruptError
-from memwal_ops.formats.lance.memwal.murmur import murmur3
-from memwal_ops.formats.lance.memwal.region_specs import (
+from memwal_ops.formats.lance.regions.murmur import murmur3
+from memwal_ops.formats.lance.regions.specs import (
     RegionField,
     RegionSpec,
     by_region,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memwal_ops.errors import InvalidFormatError
-from memwal_ops.formats.lance.memwal.snapshots import decode_file, encode_file
+from memwal_ops.formats.lance.indexes.snapshots import decode_file, encode_file
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
 from memwal_ops.formats.lance.wire.region_fields import decode_field, field_type, field_types

@@ -1,0 +1,1 @@
+"""Publish versions of the base table."""

@@ -1,0 +1,468 @@
+"""Commit data and merge progress as exactly version ``V + 1`` of the base table, or not at all.
+
+Why not pylance's own commit? It rebases: a transaction computed at version V is published as V+n
+whenever its conflict check finds no overlap, and that check does not consider merge progress. Three
+timelines, each measured and kept as a contract test, that lose or duplicate a row:
+
+1. Merger A plans generations 1-5 at V; B merges 1-3 and inserts key k (put in 2, deleted in 4).
+   A's delete found no k at V. A's upsert with merge progress 5 is rebased over B's commit without a
+   conflict: the deleted k reappears, and by the recorded progress generation 4 is never read again.
+2. The same conflict with the indexed join: both insert key k as new, neither sees the other's row,
+   and the base has k twice.
+3. ``LanceDataset.commit`` drops the merge progress from a transaction that ``execute_uncommitted``
+   returned: data is committed, progress is not.
+
+Therefore pylance builds the new version in a local folder (:mod:`memwal_ops.formats.lance.commit.local_build`), or
+under a detached name, which no reader opens; the version number and the progress are stamped into it; pylance opens
+the stamped manifest once to verify that it is readable; and one put-if-absent publishes it as V+1. The second of two
+writers finds the name taken, reads everything again and replans. Progress, data and deletions of all regions of a
+pass are one version: none of them is ever visible without the others.
+
+A change of indexes alone (region snapshots, catch-up, an index that was brought up to date) needs
+no detached version: :func:`commit_indexes` copies the newest manifest, including unknown fields,
+replaces index entries, and publishes in the same way. pylance's own commit
+of such a change reverts a concurrent merge's progress without a conflict (landmine 1).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import lance
+
+from memwal_ops.errors import (
+    CommitStateUnknownError,
+    InvariantViolatedError,
+    MemwalOpsError,
+    StorageError,
+    UnsupportedFeatureError,
+)
+from memwal_ops.formats.lance.commit.local_build import build_locally, described, open_locally
+from memwal_ops.formats.lance.commit.publication import (
+    CommitLostError,
+    CommitNote,
+    added_files,
+    advance_hint,
+    is_taken,
+    lost,
+    publish,
+    refuse_if_not_newest,
+    refuse_missing_files,
+    verify_in_history,
+)
+from memwal_ops.formats.lance.files.datasets import open_dataset
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
+from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES, TABLE_CONFIG, check_writable
+from memwal_ops.formats.lance.wire.memwal_index import (
+    decode_memwal_index,
+    find_memwal_entry,
+    stamp_progress,
+    with_details,
+)
+from memwal_ops.formats.lance.wire.names import DETACHED, NamingScheme, detached_manifest_name
+from memwal_ops.formats.lance.wire.region_records import with_region_records
+from memwal_ops.formats.lance.wire.version_manifest import (
+    POSITIONS,
+    VersionManifest,
+    decode_version_manifest,
+    encode_version_manifest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import memwal_pb2
+    from memwal_ops.formats.lance.wire.region_records import RegionRecord
+
+__all__ = [
+    "CommitLostError",
+    "CommitNote",
+    "IndexChange",
+    "check_committable",
+    "check_rewritable",
+    "commit_built",
+    "commit_details",
+    "commit_indexes",
+    "commit_strict",
+    "next_entry",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexChange:
+    """The changes of an index-only commit, relative to the version that it is published on.
+
+    Attributes:
+        details: the MemWAL index's new details.
+        uuid: the MemWAL entry's new id, which is the name of a snapshot's file. None: unchanged if there is such a
+            file, else a random id, by which the version's descendants are identified.
+        added: index entries to add, as pylance built them.
+        removed: ids of index entries to remove.
+        records: the version's records of regions (:mod:`memwal_ops.formats.lance.wire.region_records`).
+        config: entries of the table's config to set.
+    """
+
+    details: memwal_pb2.MemWalIndexDetails
+    uuid: UUID | None = None
+    added: tuple[table_pb2.IndexMetadata, ...] = ()
+    removed: frozenset[UUID] = frozenset()
+    records: Mapping[UUID, RegionRecord] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    def applied_to(self, manifest: table_pb2.Manifest) -> table_pb2.Manifest:
+        """A copy of the manifest with the records and the entries of the config."""
+        changed = with_region_records(manifest, self.records)
+        if self.config:
+            changed.config.update(self.config)
+            changed.writer_feature_flags |= TABLE_CONFIG
+        return changed
+
+
+def check_rewritable(table: Table) -> None:
+    """Refuse, before any work is done, a table with a manifest that must not be rewritten.
+
+    Raises:
+        UnsupportedFeatureError: an external manifest store, unknown writer feature flags or manifest
+            fields (S3-013).
+    """
+    check_writable(table.manifest.manifest)
+    encode_version_manifest(table.manifest)
+    if "+" in table.location.scheme:
+        raise UnsupportedFeatureError(
+            f"{table.location.uri} commits through an external manifest store, which memwal-ops cannot reach.",
+            remedy="Let all writers, and memwal-ops, open it by its plain URI on a store with conditional writes.",
+        )
+
+
+def check_committable(table: Table) -> None:
+    """Refuse, before any work is done, a table on which :func:`commit_strict` would be refused.
+
+    Raises:
+        UnsupportedFeatureError: as :func:`check_rewritable`; V1 naming, with which pylance makes no detached
+            version (landmine 11).
+    """
+    check_rewritable(table)
+    if table.naming is not NamingScheme.V2:
+        raise UnsupportedFeatureError(
+            f"{table.location.uri} names its manifests by the V1 scheme, with which Lance makes no detached version.",
+            remedy="Run lance.dataset(uri).migrate_manifest_paths_v2() once, with no writer running.",
+        )
+
+
+def commit_strict(
+    table: Table,
+    operation: lance.LanceOperation.BaseOperation,
+    progress: Mapping[UUID, int],
+    note: CommitNote,
+    *,
+    records: Mapping[UUID, RegionRecord] = MappingProxyType({}),
+) -> int:
+    """Publish ``operation``, computed at ``table.version``, as exactly the next version.
+
+    Args:
+        table: the pinned version that everything was decided on.
+        operation: the change, in terms of that version.
+        progress: region id to the highest generation that is merged once this is visible (S0-067).
+        note: the job and run that commit.
+        records: the identities of the regions to which the progress belongs, recorded in the same version.
+
+    Returns:
+        The new version, ``table.version + 1``.
+
+    Raises:
+        CommitLostError: that version exists already; nothing was published.
+        CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
+        UnsupportedFeatureError: see :func:`check_committable`.
+        InvariantViolatedError: progress would decrease, or the stamped manifest is not readable.
+    """
+    check_committable(table)
+    version = table.version + 1
+    local = build_locally(table, _transaction(table, operation, note))
+    detached = _detached_number() if local else _build_detached(table, operation, note)
+    detached_path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
+    temporary = [] if local else [detached_path]
+    try:
+        built = local[0] if local else decode_version_manifest(table.store.get(detached_path))
+        temporary.append(f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}")
+        _refuse_rebased(table, built, version)
+        stamped = stamp_progress(built, table.manifest, progress, version=version, records=records)
+        data = _encoded(table, stamped)
+        if local is not None:
+            table.store.put(temporary[0], local[1])
+        if not _is_readable_locally(table, stamped):
+            temporary[:0] = [detached_path] if local else []
+            _verify_readable(table, stamped, detached, detached_path)
+        refuse_missing_files(table, added_files(table, stamped))
+        refuse_if_not_newest(table, version)
+        temporary.pop()  # from here on a version may refer to its transaction file
+        publish(table, data, version)
+    finally:
+        table.discard(temporary)
+    verify_in_history(table, stamped, progress)
+    advance_hint(table, version)
+    return version
+
+
+def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
+    """Publish a change of index entries alone as exactly the version after ``table.version``.
+
+    Works on both naming schemes. Data, schema and merge progress are those of ``table``.
+
+    Returns:
+        The new version, ``table.version + 1``.
+
+    Raises:
+        CommitLostError: that version exists already; nothing was published.
+        CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
+        InvariantViolatedError: the change would change merge progress, or remove an entry that does not exist.
+        UnsupportedFeatureError: see :func:`check_rewritable`.
+    """
+    check_rewritable(table)
+    version = table.version + 1
+    transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
+    transaction.transaction_properties.update(note.properties())
+    indexes = _changed_section(table, change, transaction.create_index, version)
+    built = _next_version(replace(table.manifest, indexes=indexes), transaction)
+    built = replace(built, manifest=change.applied_to(built.manifest))
+    data = _encoded(table, built)
+    _check_only_indexes_changed(table, data, built, change)
+    return _publish_built(table, built, data, transaction)
+
+
+def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.Transaction) -> int:
+    """Publish a version that was built here, and not by pylance, as exactly the version after ``table.version``.
+
+    Args:
+        table: the pinned version that everything was decided on.
+        content: fields, fragments, indexes and configuration of the new version; its number and time are set here.
+        transaction: what it does, for writers that commit later.
+
+    Returns:
+        The new version, ``table.version + 1``.
+
+    Raises:
+        CommitLostError: that version exists already; nothing was published.
+        CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
+        InvariantViolatedError: pylance does not read it as it was built; nothing was published.
+        UnsupportedFeatureError: see :func:`check_rewritable`.
+    """
+    check_rewritable(table)
+    built = _next_version(replace(content, manifest=_numbered(content.manifest, table.version)), transaction)
+    data = _encoded(table, built)
+    if not _is_readable_locally(table, built):
+        detached = _detached_number()
+        path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
+        try:
+            _verify_readable(table, built, detached, path)
+        finally:
+            table.discard([path])
+    return _publish_built(table, built, data, transaction)
+
+
+def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, note: CommitNote) -> int:
+    """Publish other details of the MemWAL index, and another configuration, as exactly the next version.
+
+    Args:
+        table: the pinned version that everything was decided on.
+        manifest: its manifest with the new configuration; rows and columns are as in ``table``, key marks may differ.
+        details: the encoded details.
+        note: the job and run that commit.
+
+    Returns: the new version. Raises: as :func:`commit_built`.
+    """
+    old = None if table.manifest.indexes is None else find_memwal_entry(table.manifest.indexes)
+    if old is None:
+        raise InvariantViolatedError(f"Version {table.version} of {table.location.uri} has no MemWAL index.")
+    new = next_entry(old, details, table.version)
+    kept = [one for one in table.manifest.indexes.indices if one.name != old.name] if table.manifest.indexes else []
+    transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
+    transaction.transaction_properties.update(note.properties())
+    transaction.create_index.new_indices.append(new)
+    transaction.create_index.removed_indices.append(old)
+    section = table_pb2.IndexSection(indices=[*kept, new])
+    return commit_built(table, replace(table.manifest, manifest=manifest, indexes=section), transaction)
+
+
+def next_entry(old: table_pb2.IndexMetadata, details: bytes, read_version: int) -> table_pb2.IndexMetadata:
+    """The MemWAL entry with other details, under a new id, as Lance writes it at each change."""
+    entry = with_details(old, details, read_version)
+    entry.uuid.uuid = uuid.uuid4().bytes
+    entry.created_at = int(time.time() * 1000)
+    return entry
+
+
+def _numbered(manifest: table_pb2.Manifest, version: int) -> table_pb2.Manifest:
+    numbered = table_pb2.Manifest()
+    numbered.CopyFrom(manifest)
+    numbered.version = version
+    return numbered
+
+
+def _publish_built(table: Table, built: VersionManifest, data: bytes, transaction: table_pb2.Transaction) -> int:
+    version = table.version + 1
+    file = f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}" if built.manifest.transaction_file else None
+    if file is not None:
+        # Releases that find no transaction inside the manifest look for this file when they rebase.
+        table.store.put(file, transaction.SerializeToString(deterministic=True))
+    # The file is deleted only if no version can refer to it: not if the outcome is unknown, nor at Ctrl-C or
+    # SIGTERM, which may arrive right after the version was published.
+    try:
+        refuse_missing_files(table, added_files(table, built))
+        refuse_if_not_newest(table, version)
+        publish(table, data, version)
+    except CommitStateUnknownError:
+        raise
+    except MemwalOpsError as error:
+        if file is not None and not (isinstance(error, CommitLostError) and not error.files_unreferenced):
+            table.discard([file])
+        raise
+    verify_in_history(table, built, {})
+    advance_hint(table, version)
+    return version
+
+
+def _changed_section(
+    table: Table, change: IndexChange, operation: table_pb2.CreateIndex, version: int
+) -> table_pb2.IndexSection:
+    """The index section after ``change``, which ``operation`` is filled to describe."""
+    old = table.manifest.indexes or table_pb2.IndexSection()
+    removed = [entry for entry in old.indices if entry.uuid.uuid in {removed_id.bytes for removed_id in change.removed}]
+    memwal = find_memwal_entry(old)
+    if memwal is None or memwal in removed or len(removed) != len(change.removed):
+        raise InvariantViolatedError(f"Version {table.version} of {table.location.uri} lacks an index to be replaced.")
+    entry = with_details(memwal, change.details.SerializeToString(deterministic=True), version)
+    if change.uuid is not None:
+        entry.uuid.uuid = change.uuid.bytes
+    elif change.details.HasField("inline_snapshots") or not change.details.num_regions:
+        entry.uuid.uuid = uuid.uuid4().bytes
+    entry.created_at = int(time.time() * 1000)
+    if decode_memwal_index(entry).merged_generations != table.index.merged_generations:
+        raise InvariantViolatedError("A change of indexes must not change the merge progress.")
+    operation.removed_indices.extend([memwal, *removed])
+    operation.new_indices.extend([entry, *change.added])
+    section = table_pb2.IndexSection()
+    section.CopyFrom(old)
+    del section.indices[:]
+    section.indices.extend(kept for kept in old.indices if kept not in (memwal, *removed))
+    section.indices.extend(operation.new_indices)
+    return section
+
+
+def _next_version(parent: VersionManifest, transaction: table_pb2.Transaction) -> VersionManifest:
+    """The manifest after ``parent``; its transaction is stored in the same place as the parent's."""
+    manifest = table_pb2.Manifest()
+    manifest.CopyFrom(parent.manifest)
+    manifest.version += 1
+    manifest.timestamp.GetCurrentTime()
+    files = not manifest.writer_feature_flags & NO_TRANSACTION_FILES
+    manifest.transaction_file = f"{transaction.read_version}-{transaction.uuid}.txn" if files else ""
+    inline = parent.transaction is not None or not files
+    return replace(parent, manifest=manifest, transaction=transaction if inline else None)
+
+
+def _check_only_indexes_changed(table: Table, data: bytes, built: VersionManifest, change: IndexChange) -> None:
+    """Decode the manifest before it is published, and verify that nothing but ``change`` and transaction is new."""
+    read = decode_version_manifest(data)
+    if read.indexes != built.indexes or read.transaction != built.transaction:
+        raise InvariantViolatedError(f"The new version of {table.location.uri} does not decode as it was built.")
+    both = []
+    for manifest in (with_region_records(read.manifest, {}), change.applied_to(table.manifest.manifest)):
+        for name in ("version", "timestamp", "transaction_file", *POSITIONS):
+            manifest.ClearField(name)
+        both.append(manifest)
+    if both[0] != both[1]:
+        raise InvariantViolatedError(f"The new version of {table.location.uri} differs in more than its indexes.")
+
+
+def _transaction(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> lance.Transaction:
+    return lance.Transaction(read_version=table.version, operation=operation, transaction_properties=note.properties())
+
+
+def _detached_number() -> int:
+    return uuid.uuid4().int >> 65 | DETACHED
+
+
+def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> int:
+    """Let pylance build the version under a detached name, which no reader opens.
+
+    pylance refuses if another writer's commit conflicts; that is handled like any other commit conflict.
+    """
+    try:
+        with lance_errors("build the new version of", table.location.uri):
+            dataset = lance.LanceDataset.commit(table.dataset, _transaction(table, operation, note), detached=True)
+            return int(dataset.version)
+    except StorageError as error:
+        if is_taken(table, table.version + 1):
+            raise lost(table, table.version + 1) from error
+        raise
+
+
+def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
+    """Refuse the version if pylance built it on another merger's version.
+
+    A detached commit made through a URI is also rebased over every version published since ``read_version``, with the
+    same conflict check, which does not consider merge progress; its result is not the planned one. Through a pinned
+    handle, as here, pylance 14.0 does not rebase; if another release does, its version is refused here.
+    """
+    entry = None if built.indexes is None else find_memwal_entry(built.indexes)
+    if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
+        raise lost(table, version)
+
+
+def _encoded(table: Table, built: VersionManifest) -> bytes:
+    """The bytes to be published, if this release reads and writes a table that has them.
+
+    Raises:
+        UnsupportedFeatureError: it would refuse the table from then on, as pylance built a version with a feature that
+            is not supported here.
+    """
+    data = encode_version_manifest(built)
+    read = decode_version_manifest(data)
+    try:
+        check_writable(read.manifest)
+    except UnsupportedFeatureError as error:
+        raise UnsupportedFeatureError(
+            f"The new version of {table.location.uri} was not published, as this release would refuse it: {error}"
+        ) from error
+    return data
+
+
+def _verify_readable(table: Table, stamped: VersionManifest, detached: int, path: str) -> None:
+    """Let pylance open the stamped manifest, still under the detached name, and compare fragments and indexes.
+
+    The manifest was encoded here, not by pylance: if the encoding ever disagrees with a release of
+    Lance, this check fails before anything is published.
+    """
+    trial = type(stamped.manifest)()
+    trial.CopyFrom(stamped.manifest)
+    trial.version = detached
+    table.store.put(path, encode_version_manifest(replace(stamped, manifest=trial)))
+    with lance_errors("open the stamped version of", table.location.uri):
+        fragments, indexes = described(open_dataset(table.location, version=detached))
+    _compare(table, stamped, fragments, indexes)
+
+
+def _is_readable_locally(table: Table, stamped: VersionManifest) -> bool:
+    """Verify the same in a local folder, without a request; False if that is not possible."""
+    read = open_locally(table, stamped)
+    if read is not None:
+        _compare(table, stamped, *read)
+    return read is not None
+
+
+def _compare(table: Table, stamped: VersionManifest, fragments: list[int], indexes: set[str]) -> None:
+    built_fragments = sorted(fragment.id for fragment in stamped.manifest.fragments)
+    built_indexes = {entry.name for entry in stamped.indexes.indices} if stamped.indexes is not None else set()
+    if fragments != built_fragments or indexes != built_indexes:
+        raise InvariantViolatedError(
+            f"The stamped version of {table.location.uri} does not read back as it was built "
+            f"(fragments {fragments} for {built_fragments}, indexes {sorted(indexes)} for {sorted(built_indexes)})."
+        )

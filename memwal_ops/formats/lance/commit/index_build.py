@@ -1,0 +1,201 @@
+"""Build index segments with pylance without publishing them.
+
+pylance's own commit is not suitable here: a changed codebook must be detected
+before a reader can see it, and merge progress must not depend on how a release rebases. So the commit is
+aborted at its last step. A dataset can be opened with a commit lock; pylance writes
+the index files and its transaction, then acquires the lock. The lock function reads the transaction, which
+describes the new segments completely, and raises. pylance removes the transaction and fails; the
+files remain unreferenced until :func:`memwal_ops.formats.lance.commit.commit.commit_indexes` publishes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+from uuid import UUID
+
+import lance
+
+from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, StorageError, UnsupportedFeatureError
+from memwal_ops.formats.lance.commit.publication import lost
+from memwal_ops.formats.lance.files.datasets import CACHE_BYTES, lance_options
+from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, is_panic, lance_errors
+from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER
+from memwal_ops.formats.lance.indexes.base_indexes import covered_by
+from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES
+from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memwal_ops.formats.lance.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBuild:
+    """Segments that are stored but not part of any version.
+
+    Attributes:
+        added: their entries.
+        removed: ids of the segments that they replace.
+    """
+
+    added: tuple[table_pb2.IndexMetadata, ...]
+    removed: frozenset[UUID]
+
+    @property
+    def covered(self) -> frozenset[int]:
+        """Ids of the fragments that the new segments cover."""
+        return covered_by(self.added)
+
+
+def still_fits(build: IndexBuild, built_on: Table, newest: Table, name: str) -> bool:
+    """Whether segments that were built on one version are correct on a later one.
+
+    A merge in between only adds fragments and deletes rows: the segments remain correct for the old
+    fragments. They are wrong if the index itself was changed, or if a fragment that
+    they cover no longer exists or has other data files (compaction, a rewritten column).
+    """
+    if built_on.version == newest.version:
+        return True
+    entries = [] if newest.manifest.indexes is None else newest.manifest.indexes.indices
+    current = {entry.uuid.uuid for entry in entries if entry.name == name}
+    before = [] if built_on.manifest.indexes is None else built_on.manifest.indexes.indices
+    if current != {entry.uuid.uuid for entry in before if entry.name == name}:
+        return False
+    if _reuse_index(newest) != _reuse_index(built_on):
+        return False  # rows were moved, and readers translate their addresses
+    files = {fragment.id: [*fragment.files] for fragment in newest.manifest.manifest.fragments}
+    return all(
+        files.get(fragment.id) == [*fragment.files]
+        for fragment in built_on.manifest.manifest.fragments
+        if fragment.id in build.covered
+    )
+
+
+def _reuse_index(table: Table) -> list[bytes]:
+    entries = [] if table.manifest.indexes is None else table.manifest.indexes.indices
+    return [entry.uuid.uuid for entry in entries if entry.name == FRAGMENT_REUSE]
+
+
+class _NotToBePublishedError(Exception):
+    """Raised by the commit lock; pylance converts it to text."""
+
+
+def update_index(table: Table, name: str, *, merge: int | None, retrain: bool = False) -> IndexBuild | None:
+    """Bring an index up to ``table``'s version with ``optimize_indices``, unpublished.
+
+    Args:
+        table: the version to build on.
+        name: the index.
+        merge: merge that many of its segments with the new rows; 0: the new rows get a segment
+            of their own; None: pylance's default, which must not be used for vector indexes
+            (landmine 22).
+        retrain: build it anew instead, with new centroids; pylance derives their number from the number of rows.
+
+    Returns:
+        The segments; None if pylance had nothing to do.
+
+    Raises:
+        CommitLostError: another process is building the same index on the same version, or has changed it.
+        StorageError: pylance failed, for its own reasons.
+    """
+    options = {"retrain": True} if retrain else {} if merge is None else {"num_indices_to_merge": merge}
+    return _unpublished(table, name, lambda dataset: dataset.optimize.optimize_indices(index_names=[name], **options))
+
+
+def create_index(table: Table, name: str, create: Callable[[lance.LanceDataset], object]) -> IndexBuild | None:
+    """Create an index on ``table``'s version with the pylance call ``create``, unpublished."""
+    return _unpublished(table, name, create)
+
+
+def discard(table: Table, build: IndexBuild) -> None:
+    """Delete the files of segments that will not be published; nothing refers to them."""
+    paths: list[str] = []
+    for entry in build.added:
+        folder = f"{INDICES_FOLDER}/{UUID(bytes=entry.uuid.uuid)}"
+        paths += [meta.path for meta in table.store.list(folder)]
+    table.discard(paths)
+
+
+def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset], object]) -> IndexBuild | None:
+    prefix = f"{TRANSACTIONS_FOLDER}/{table.version}-"
+    before = set(_names(table, prefix))
+    found: list[table_pb2.CreateIndex] = []
+    lock_outcomes: list[BaseException | None] = []
+
+    def lock(_: int) -> NoReturn:
+        failure = None
+        try:
+            found.extend(_operations(table, name, sorted(set(_names(table, prefix)) - before)))
+        except BaseException as error:  # noqa: BLE001 - pylance would turn Ctrl-C into text, and the run would continue
+            failure = error
+        lock_outcomes.append(failure)
+        raise _NotToBePublishedError
+
+    with lance_errors("build index", name):
+        dataset = lance.dataset(
+            table.location.uri,
+            version=table.version,
+            storage_options=lance_options(table.location),
+            commit_lock=lock,
+            index_cache_size_bytes=CACHE_BYTES,
+            metadata_cache_size_bytes=CACHE_BYTES,
+        )
+    try:
+        with lance_errors("build index", name):
+            action(dataset)
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        if lock_outcomes and lock_outcomes[-1] is not None:
+            raise lock_outcomes[-1] from error
+        if lock_outcomes and not found:
+            raise _no_transaction_file(table, name) from error
+        if not found and is_commit_conflict(error):
+            # pylance found before the lock that the index was changed; its files are left to its own clean-up.
+            raise lost(table, table.version + 1, files_unreferenced=False) from error
+        if not found:
+            raise
+    else:
+        if not found:
+            return None
+    if len(found) > 1:
+        # It cannot be determined which of them is this run's, so none is published, and none deleted.
+        raise lost(table, table.version + 1, files_unreferenced=False)
+    operation = found[0]
+    return IndexBuild(
+        tuple(operation.new_indices), frozenset(UUID(bytes=entry.uuid.uuid) for entry in operation.removed_indices)
+    )
+
+
+def _no_transaction_file(table: Table, name: str) -> MemwalOpsError:
+    """The error for a build without a transaction file. pylance commits without the file if it cannot write it."""
+    uri = table.location.uri
+    if table.manifest.manifest.writer_feature_flags & NO_TRANSACTION_FILES:
+        return UnsupportedFeatureError(
+            f"{uri} is set to commit without transaction files, which are needed to build an index."
+        )
+    return StorageError(
+        f"Index {name} of {uri} was built, but the transaction file that describes it could not be written.",
+        remedy="Check whether the disk or the bucket's quota is full (runbooks/disk-full.md), and run it again.",
+    )
+
+
+def _names(table: Table, prefix: str) -> Iterator[str]:
+    for meta in table.store.list(TRANSACTIONS_FOLDER, after=prefix):
+        if meta.path.startswith(prefix):
+            yield meta.path
+
+
+def _operations(table: Table, name: str, paths: list[str]) -> Iterator[table_pb2.CreateIndex]:
+    """The index builds of that name among the transactions that are about to be committed."""
+    for path in paths:
+        try:
+            transaction = table_pb2.Transaction.FromString(table.store.get(path))
+        except ObjectNotFoundError:
+            continue  # another process's, aborted
+        if any(entry.name == name for entry in transaction.create_index.new_indices):
+            yield transaction.create_index

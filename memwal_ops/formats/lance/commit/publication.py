@@ -1,0 +1,349 @@
+"""Publish a version under exactly its number, and determine the outcome.
+
+One put-if-absent publishes a version. This module handles the cases in which its response does not
+show the outcome: it was lost, a repeated request got "exists", or the number was used and freed
+again by a clean-up during a stall. The content of the version is built in
+:mod:`memwal_ops.formats.lance.commit.commit`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.anchors import Anchor, delete_proven
+from memwal_ops.core.published import record
+from memwal_ops.errors import (
+    CommitStateUnknownError,
+    InvalidFormatError,
+    LeaseLostError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    StorageError,
+    TableReplacedError,
+)
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.referenced_files import missing_files, references
+from memwal_ops.formats.lance.files.versions import (
+    VERSION_HINT,
+    VERSIONS_FOLDER,
+    VersionPage,
+    is_same_file,
+    list_page,
+    read_version_manifest,
+    version_path,
+)
+from memwal_ops.formats.lance.retention.live_versions import named_versions
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
+from memwal_ops.log import get_logger
+from memwal_ops.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+
+# Well below the age at which a clean-up deletes files to which no version refers, a week.
+_JUST_WRITTEN = 3600.0
+
+
+class CommitLostError(MemwalOpsError):
+    """Another writer published ``V + 1`` first: nothing of this run is visible, and it has to replan.
+
+    ``files_unreferenced``: no version refers to the files that the operation wrote, so they can be deleted.
+    """
+
+    exit_code = 30
+    reason = "commit_lost"
+
+    def __init__(self, message: str, *, files_unreferenced: bool = True) -> None:
+        super().__init__(message)
+        self.files_unreferenced = files_unreferenced
+
+
+class FilesDeletedError(CommitLostError):
+    """Files that the run wrote were deleted before a version could refer to them: it has to write them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitNote:
+    """The job, run and release that commit, as recorded in the version's transaction properties."""
+
+    job: str
+    run_id: str
+    release: str
+
+    @classmethod
+    def new(cls, job: str) -> CommitNote:
+        """A note with a new run id."""
+        return cls(job, str(uuid.uuid4()), __version__)
+
+    def properties(self) -> dict[str, str]:
+        """The transaction properties, which distinguish leftovers from files of other writers (docs/jobs.md)."""
+        return {"memwal-ops.job": self.job, "memwal-ops.run_id": self.run_id, "memwal-ops.version": self.release}
+
+
+def refuse_if_not_newest(table: Table, version: int) -> None:
+    """Refuse to publish if another version was published since ``table`` was read: its name may be free again.
+
+    Timeline: a merger stalls at V; others commit V+1 and V+2, a clean-up removes V+1 and the files
+    to which only V referred. The name V+1 is free, but a version under it would refer to deleted files.
+    """
+    listed = list_page(table.store)
+    if newest_version(table, listed) != table.version:
+        raise lost(table, version)
+    refuse_replaced(table, version, listed)
+
+
+def added_files(table: Table, built: VersionManifest) -> frozenset[str]:
+    """Keys of the files that a version has in addition to those of ``table``."""
+    return references(built).own - references(table.manifest).own
+
+
+def refuse_missing_files(table: Table, added: Iterable[str]) -> None:
+    """Refuse to publish a version on ``table`` if files that it adds are gone: each must just have been seen.
+
+    Timeline: a merge writes files and is suspended for days; a clean-up deletes them, since no version refers to them;
+    the merge resumes, the version that it read is still the newest, and the one that it publishes lists them.
+
+    Args:
+        table: the version that everything was decided on.
+        added: file keys; indexes may have been built long before ``table`` was read, all else was written after it.
+    """
+    recent = time.time() - table.listed.at < _JUST_WRITTEN
+    doubtful = [key for key in added if not recent or key.startswith(f"{INDICES_FOLDER}/")]
+    missing = missing_files(table.store, doubtful)
+    if missing:
+        raise FilesDeletedError(
+            f"{missing[0]} of {table.location.uri} was deleted before a version could refer to it: the run, or its "
+            "machine, was suspended."
+        )
+
+
+def newest_version(table: Table, listed: VersionPage) -> int:
+    """The newest version by a new listing; one more request if that does not determine it."""
+    if listed.newest is not None:
+        return listed.newest
+    with lance_errors("find the newest version of", table.location.uri):
+        return int(table.dataset.latest_version)
+
+
+def refuse_replaced(table: Table, version: int, listed: VersionPage) -> None:
+    """Refuse to publish if the table was replaced by another one at the same version.
+
+    Timeline: a merger reads version 3; the table is removed and created again by the same steps, so that it
+    is also at version 3. A version 4 that is built on the first version 3 would refer to files of the removed table.
+
+    The manifest is read again, unless the listings before it was read and now show the same object, by its entity tag.
+    """
+    if is_same_file(table.file, listed.versions.get(table.version)):
+        return
+    try:
+        current = read_version_manifest(table.store, table.version, table.naming)
+    except (ObjectNotFoundError, InvalidFormatError) as error:
+        raise lost(table, version) from error
+    if current != table.manifest:
+        raise lost(table, version)
+
+
+def refuse_gaps(table: Table) -> None:
+    """Refuse a commit that pylance rebases if a version since ``table``'s is missing, or the table was replaced.
+
+    A rebase ignores versions that are missing (landmine 24): it would not see their changes.
+    """
+    listed = list_page(table.store)
+    newest = newest_version(table, listed)
+    since = range(table.version + 1, newest + 1)
+    if not all(version in listed.versions or is_taken(table, version) for version in since):
+        raise lost(table, newest)
+    refuse_replaced(table, table.version + 1, listed)
+
+
+def is_taken(table: Table, version: int) -> bool:
+    """Whether a version of that number exists."""
+    return table.store.head(version_path(version, table.naming)) is not None
+
+
+def lost(table: Table, version: int, *, files_unreferenced: bool = True) -> CommitLostError:
+    """The error for a version that another writer published first."""
+    return CommitLostError(
+        f"Version {version} of {table.location.uri} was published by another writer.",
+        files_unreferenced=files_unreferenced,
+    )
+
+
+def publish(table: Table, data: bytes, version: int) -> None:
+    """Put the manifest ``data`` as ``version``, if that version does not exist.
+
+    Raises:
+        CommitLostError: another writer published that version.
+        CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
+    """
+    path = version_path(version, table.naming)
+    try:
+        published = table.store.put_if_absent(path, data)
+    except StorageError as error:
+        stored = _read_back(table, path, error)
+        if stored is None:
+            # Not there now, but a request that is still in flight may succeed later: the outcome is
+            # unknown, so this run must not report a failure and must not clean up.
+            raise CommitStateUnknownError(f"Whether version {version} was committed is unknown: {error}") from error
+        published = stored == data
+    else:
+        if not published:
+            # The name is taken, perhaps by this run: a client that repeats a put after a lost response
+            # gets "exists". Every build of a version contains its own transaction uuid,
+            # so equal bytes were written by this run.
+            stored = _read_back(table, path, None)
+            if stored is None:
+                # Taken a moment ago, and absent now: cleaned up, or this read is stale and the
+                # manifest is this run's. The files to which it may refer must be kept.
+                raise lost(table, version, files_unreferenced=False)
+            published = stored == data
+    if not published:
+        raise lost(table, version)
+    record(version)
+
+
+def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | None:
+    try:
+        return table.store.get(path)
+    except ObjectNotFoundError:
+        return None
+    except StorageError as error:
+        raise CommitStateUnknownError(f"Whether the commit at {path} succeeded is unknown: {error}") from (
+            cause or error
+        )
+
+
+def verify_in_history(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
+    """Verify that the published version is in the table's history: later versions are built on it.
+
+    :func:`refuse_if_not_newest` does not cover the put itself: a run that stalls between the two publishes
+    a version on which no later version is built. It must not report success, and the version may be broken.
+
+    Only a version that cannot be read is deleted here, and none to which a tag, a branch or a hold refers: whether it
+    was late is decided by modification times, and the clock of another machine may be behind. All other versions are
+    kept and logged. No other file is deleted in any case: a version in the history may refer to it.
+
+    Raises:
+        CommitLostError: it is not in the history.
+        CommitStateUnknownError: the table could not be read. The caller must not treat this as a
+            refusal: the version exists and refers to its files.
+    """
+    try:
+        _verify_in_history(table, published, progress)
+    except CommitLostError:
+        raise
+    except MemwalOpsError as error:
+        raise CommitStateUnknownError(
+            f"Version {published.manifest.version} was published, but whether later versions are built on it "
+            f"could not be verified: {error}"
+        ) from error
+
+
+def _verify_in_history(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
+    version = int(published.manifest.version)
+    listed = list_page(table.store)
+    if newest_version(table, listed) <= version:
+        table.remember(published, listed)
+        return
+    newest = table.newest()
+    added = _names(published) - _names(table.manifest)
+    if newest.version <= version or added & _names(newest.manifest):
+        return
+    if added and _was_published_late(table, version, added):
+        # Times may be wrong, so later versions may be built on this one. Replanning loses nothing.
+        kept = not _delete_unreadable(newest, published)
+        get_logger(__name__).warning("published_late", table=table.location.uri, version=version, kept=kept)
+        raise CommitLostError(
+            f"Version {version} of {table.location.uri} was published after a later version.", files_unreferenced=False
+        )
+    if any(newest.index.merged_generations.get(region_id, 0) < merged for region_id, merged in progress.items()):
+        # A later version reverted the progress (a plain commit of the MemWAL index does that,
+        # landmine 1), or it cannot be determined which was published first. Merging again is idempotent.
+        raise CommitLostError(
+            f"Version {newest.version} of {table.location.uri} reverted the merge progress of version {version}.",
+            files_unreferenced=False,
+        )
+
+
+def _was_published_late(table: Table, version: int, added: set[tuple[object, ...]]) -> bool:
+    """Whether a later version was published first: it is older by the store's clock, and not built on this one.
+
+    The clock alone is not a proof: on a shared file system it is the writing machine's clock.
+    """
+    published = {
+        name.version: meta.last_modified
+        for meta in table.store.list(VERSIONS_FOLDER)
+        if (name := parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])) is not None and not name.detached
+    }
+    at = published.get(version)
+    older = [later for later, time in published.items() if at is not None and later > version and time < at]
+    return bool(older) and added.isdisjoint(_names(read_version_manifest(table.store, min(older), table.naming)))
+
+
+def _delete_unreadable(newest: Table, published: VersionManifest) -> bool:
+    """Delete the published version if files that it needs are missing, and no tag, branch or hold refers to it.
+
+    Returns:
+        Whether it was deleted.
+    """
+    version = int(published.manifest.version)
+    path = version_path(version, newest.naming)
+    try:
+        needed = references(published).own - references(newest.manifest).own
+    except InvalidFormatError:
+        return False  # written by a release with more kinds of files
+    if not missing_files(newest.store, needed) or version in named_versions(newest):
+        return False
+    meta = newest.store.head(path)
+    if meta is None or newest.store.get(path) != encode_version_manifest(published):
+        return False  # expired meanwhile, or another writer's
+    try:
+        return not delete_proven(newest.store, [path], [Anchor(f"Version {version}", meta)]).failed
+    except TableReplacedError:
+        return False
+
+
+def _names(version: VersionManifest) -> set[tuple[object, ...]]:
+    """The unique names by which a version's descendants are recognized: data files, deletion vectors and indexes.
+
+    This includes indexes that the version itself removed: it was built on a version that had them.
+    """
+    fragments = version.manifest.fragments
+    indexes = [] if version.indexes is None else [*version.indexes.indices]
+    if version.transaction is not None:
+        indexes += version.transaction.create_index.removed_indices
+    return (
+        {(file.path,) for fragment in fragments for file in fragment.files}
+        | {
+            (fragment.id, fragment.deletion_file.read_version, fragment.deletion_file.id)
+            for fragment in fragments
+            if fragment.HasField("deletion_file")
+        }
+        | {("index", entry.uuid.uuid) for entry in indexes}
+    )
+
+
+def advance_hint(table: Table, version: int) -> None:
+    """Advance pylance's hint of the newest version, best effort: readers probe onward from an older one.
+
+    Object stores have none; the listing from which the table was opened shows whether there is one.
+
+    Errors are ignored, because the version is published. Timeline of the loss that this prevents: a merger publishes
+    V+1, its lease is lost, the write of the hint is denied, and the caller treats that as a failed commit and deletes
+    the files of V+1.
+    """
+    try:
+        hinted = table.listed.has_hint()
+        if hinted or (hinted is None and table.store.head(VERSION_HINT) is not None):
+            table.store.put(VERSION_HINT, b'{"version":%d}' % version)
+    except (StorageError, LeaseLostError):
+        return

@@ -1,0 +1,163 @@
+"""Commit index segments of a plain table by pylance's own commit, which is rebased over concurrent commits.
+
+There is no merge progress that a rebase could revert, and a commit of exactly V + 1 would starve if writers append
+in a loop. pylance's conflict check refuses conflicting changes: another change of the same index, or a rewrite of the
+fragments that the segments cover.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import lance
+from google.protobuf.unknown_fields import UnknownFieldSet
+from lance.dataset import Index, IndexFile
+from lance.lance import Bitmap
+
+from memwal_ops.core.published import record
+from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.formats.lance.commit.publication import lost, refuse_gaps, refuse_missing_files
+from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
+from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
+from memwal_ops.formats.lance.files.referenced_files import index_key
+from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.retention.auto_cleanup import refuse_auto_cleanup
+from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
+from memwal_ops.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memwal_ops.formats.lance.commit.index_build import IndexBuild
+    from memwal_ops.formats.lance.commit.publication import CommitNote
+    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+
+def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
+    """Publish ``build``, which was built on ``table``, in whichever version comes next.
+
+    Raises:
+        CommitLostError: a concurrent commit conflicts with it, or the table was replaced; nothing was published.
+        UnsupportedFeatureError: pylance's commit would delete what a hold keeps, or lose a part of an entry.
+        MemwalOpsError: the store failed. It is not known whether the segments were published, so that their files
+            must be kept.
+    """
+    current = {} if table.manifest.indexes is None else {one.uuid.uuid: one for one in table.manifest.indexes.indices}
+    operation = lance.LanceOperation.CreateIndex(
+        [_index(entry) for entry in build.added], [_index(current[segment.bytes]) for segment in build.removed]
+    )
+    _check_commit(table)
+    refuse_missing_files(table, [index_key(entry) for entry in build.added])
+    try:
+        _commit(table, operation, note)
+    except MemwalOpsError as error:
+        published = _is_published(table, build)
+        if published:
+            return
+        if is_commit_conflict(error):
+            raise lost(table, table.version + 1, files_unreferenced=published is False) from error
+        raise
+
+
+def commit_coverage(
+    table: Table,
+    old: Iterable[table_pb2.IndexMetadata],
+    new: Iterable[table_pb2.IndexMetadata],
+    note: CommitNote,
+) -> None:
+    """Replace entries of ``table``'s indexes by others with the same files, in whichever version comes next.
+
+    Raises:
+        CommitLostError: a concurrent commit conflicts with it, or the table was replaced; nothing was published.
+        MemwalOpsError: the store failed, or see :func:`commit_segments`; it may have been published.
+    """
+    operation = lance.LanceOperation.CreateIndex([_index(entry) for entry in new], [_index(entry) for entry in old])
+    _check_commit(table)
+    try:
+        _commit(table, operation, note)
+    except MemwalOpsError as error:
+        if is_commit_conflict(error):
+            raise lost(table, table.version + 1) from error
+        raise
+
+
+def _check_commit(table: Table) -> None:
+    table.guard.check()  # here, since the commit is pylance's own and bypasses our store
+    refuse_gaps(table)
+    refuse_auto_cleanup(table)
+
+
+def _commit(table: Table, operation: lance.LanceOperation.CreateIndex, note: CommitNote) -> None:
+    transaction = lance.Transaction(
+        read_version=table.version, operation=operation, transaction_properties=note.properties()
+    )
+    with lance_errors("commit an index of", table.location.uri):
+        options = lance_options(table.location)
+        record(int(lance.LanceDataset.commit(table.location.uri, transaction, storage_options=options).version))
+
+
+def lacks_columns(table: Table, index: BaseIndex) -> bool:
+    """Whether a column of an index was dropped: pylance's conflict check does not detect that.
+
+    Every query with a filter fails then, also on other columns.
+    """
+    known = {column.id for column in table.manifest.manifest.fields}
+    return any(not known.issuperset(entry.fields) for entry in index.segments)
+
+
+def drop_index(table: Table, name: str) -> Table:
+    """Drop an index whose column is gone; return the newest version."""
+    _check_commit(table)
+    with lance_errors("drop an index of", table.location.uri):
+        dataset = open_dataset(table.location, version=table.version)
+        dataset.drop_index(name)
+        record(int(dataset.version))
+    get_logger(__name__).warning("index_without_column_dropped", table=table.location.uri, index=name)
+    return table.newest()
+
+
+def _is_published(table: Table, build: IndexBuild) -> bool | None:
+    """Whether a version after ``table``'s names the segments; None: a version that may have is gone."""
+    newest = table.newest()
+    if _names(newest.manifest, build):
+        return True
+    complete = True
+    for version in range(table.version + 1, newest.version):
+        try:
+            if _names(read_version_manifest(newest.store, version, newest.naming), build):
+                return True
+        except ObjectNotFoundError:
+            complete = False
+    return False if complete else None
+
+
+def _names(manifest: VersionManifest, build: IndexBuild) -> bool:
+    entries = [] if manifest.indexes is None else manifest.indexes.indices
+    return bool({entry.uuid.uuid for entry in build.added}.intersection(entry.uuid.uuid for entry in entries))
+
+
+def _index(entry: table_pb2.IndexMetadata) -> Index:
+    """An entry as an argument for pylance.
+
+    Raises:
+        UnsupportedFeatureError: it has fields that this release does not define, and would drop.
+    """
+    if len(UnknownFieldSet(entry)):
+        raise UnsupportedFeatureError(f"The entry of index {entry.name} has fields that this release does not define.")
+    return Index(
+        uuid=str(UUID(bytes=entry.uuid.uuid)),
+        name=entry.name,
+        fields=[*entry.fields],
+        dataset_version=entry.dataset_version,
+        fragment_ids=Bitmap(decode_fragment_bitmap(entry.fragment_bitmap)),
+        index_version=entry.index_version,
+        created_at=datetime.fromtimestamp(entry.created_at / 1000, UTC) if entry.created_at else None,
+        base_id=entry.base_id if entry.HasField("base_id") else None,
+        files=[IndexFile(file.path, file.size_bytes) for file in entry.files] or None,
+        index_details=(entry.index_details.type_url, entry.index_details.value),
+    )

@@ -1,0 +1,1 @@
+"""Carry out the passes of a merge, in one process."""

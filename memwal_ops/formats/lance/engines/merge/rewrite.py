@@ -1,0 +1,282 @@
+"""Write the changes of a pass: the winners' rows as new fragments, superseded rows as deletion vectors.
+
+Nothing written here is visible: the files have names that no version mentions until the commit.
+The payload streams from the generations to the base, a batch at a time; memory never holds all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import lance
+import numpy as np
+import pyarrow as pa
+from lance.fragment import FragmentMetadata, RowIdSequence, write_fragments
+
+from memwal_ops.errors import GenerationCorruptError, InvariantViolatedError, MemwalOpsError, SchemaProjectionError
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
+from memwal_ops.formats.lance.files.blobs import written_schema
+from memwal_ops.formats.lance.files.datasets import lance_options
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.generations.projection import Node, nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from memwal_ops.formats.lance.engines.merge.collapse import Winners
+    from memwal_ops.formats.lance.engines.merge.locate import Superseded
+    from memwal_ops.formats.lance.generations.generation import Generation
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import DeleteReport
+    from memwal_ops.storage.locations import Location
+
+_FRAGMENT_SHIFT = 32
+_DATA_SUFFIX = ".lance"
+# What Lance buffers of each column before it writes a page, unless a limit is given.
+_WRITER_CACHE_PER_COLUMN = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The files of a pass, and the operation that would make them part of the table."""
+
+    new_fragments: tuple[FragmentMetadata, ...]
+    updated_fragments: tuple[FragmentMetadata, ...]
+    removed_fragment_ids: tuple[int, ...]
+    field_ids: tuple[int, ...]
+
+    def operation(self) -> lance.LanceOperation.Update:
+        """The update, in terms of the version that it was computed at.
+
+        All fields count as rewritten, so that no index counts as covering the new fragments: their
+        rows are found by scanning until the index is caught up.
+        """
+        return lance.LanceOperation.Update(
+            removed_fragment_ids=list(self.removed_fragment_ids),
+            updated_fragments=list(self.updated_fragments),
+            new_fragments=list(self.new_fragments),
+            fields_modified=[],
+            fields_for_preserving_frag_bitmap=list(self.field_ids),
+            update_mode="rewrite_rows",
+        )
+
+    def written_files(self) -> list[str]:
+        """Paths of the data and deletion files written for this pass, relative to the table's root."""
+        data = [f"data/{file.path}" for fragment in self.new_fragments for file in fragment.files]
+        deletions = [deletion_path(fragment) for fragment in self.updated_fragments]
+        if None in deletions:
+            raise InvariantViolatedError("A fragment has no deletion vector after rows of it were deleted.")
+        return [*data, *(path for path in deletions if path is not None)]
+
+
+def rewrite(
+    table: Table,
+    generations: Sequence[Generation],
+    winners: Winners,
+    superseded: Superseded,
+    max_bytes: int,
+    on_rows: Callable[[int], None],
+) -> Rewrite:
+    """Write the new fragments and deletion vectors of a pass; ``max_bytes`` is the memory budget.
+
+    Raises:
+        BlockedRegionsError: a generation's rows cannot be read.
+        InvariantViolatedError: not exactly the winners were written.
+        StorageError: the store failed; what had been written is deleted.
+    """
+    target = Target(table.location, table.dataset)
+    new_fragments = write_winners(target, generations, winners.upserts, superseded.row_ids, max_bytes, on_rows)
+    updated: list[FragmentMetadata] = []
+    removed: list[int] = []
+    try:
+        for fragment_id, remaining in _without(target, superseded.addresses):
+            if remaining is None:
+                removed.append(fragment_id)
+            else:
+                updated.append(remaining)
+    except MemwalOpsError:
+        remove_files(table, Rewrite(tuple(new_fragments), tuple(updated), (), ()).written_files())
+        raise
+    return Rewrite(tuple(new_fragments), tuple(updated), tuple(removed), all_field_ids(table.dataset))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The base version that files are written for; each process opens its own handle."""
+
+    location: Location
+    dataset: lance.LanceDataset
+
+
+def all_field_ids(dataset: lance.LanceDataset) -> tuple[int, ...]:
+    """The ids of all fields, nested ones included."""
+    return tuple(node.field_id for root in nodes(dataset) for node in _walk(root))
+
+
+def write_winners(
+    target: Target,
+    generations: Sequence[Generation],
+    upserts: Sequence[npt.NDArray[np.bool_]],
+    row_ids: npt.NDArray[np.int64] | None,
+    max_bytes: int,
+    on_rows: Callable[[int], None],
+) -> list[FragmentMetadata]:
+    """Write the winning rows of ``generations`` as new fragments of the base.
+
+    Args:
+        target: the base.
+        generations: opened, in the order in which their rows are to be written.
+        upserts: per generation, a mask over its live rows in row order.
+        row_ids: for a table with stable row ids, over all generations' live rows: the id of the base row
+            that this one replaces, or -1; None for other tables.
+        max_bytes: memory budget.
+        on_rows: called with the number of rows that were processed since the last call.
+
+    Raises:
+        BlockedRegionsError: a generation's rows cannot be read.
+        InvariantViolatedError: not exactly the winners were written.
+    """
+    if row_ids is None:
+        fragments = _write(target, generations, upserts, max_bytes, on_rows)
+    else:
+        # A rewritten row keeps its stable row id (S3-056), a new row gets the next free one. A
+        # fragment carries either kind only, so the two are written apart.
+        bounds = np.cumsum([0, *(len(mask) for mask in upserts)])
+        spans = list(pairwise(bounds))
+        replaces = row_ids >= 0
+        updates = [mask & replaces[start:end] for mask, (start, end) in zip(upserts, spans, strict=True)]
+        inserts = [mask & ~replaces[start:end] for mask, (start, end) in zip(upserts, spans, strict=True)]
+        kept = np.concatenate([row_ids[start:end][mask] for mask, (start, end) in zip(updates, spans, strict=True)])
+        updated = _write(target, generations, updates, max_bytes, on_rows)
+        position = 0
+        for fragment in updated:
+            ids = kept[position : position + fragment.physical_rows]
+            fragment.row_id_meta = RowIdSequence(ids.tolist()).to_inline_metadata()
+            position += fragment.physical_rows
+        fragments = [*updated, *_write(target, generations, inserts, max_bytes, on_rows)]
+    written = sum(fragment.physical_rows for fragment in fragments)
+    wanted = sum(int(mask.sum()) for mask in upserts)
+    if written != wanted:
+        raise InvariantViolatedError(f"{written} rows written for {wanted} winners; this pass was not published.")
+    return fragments
+
+
+def _write(
+    target: Target,
+    generations: Sequence[Generation],
+    masks: Sequence[npt.NDArray[np.bool_]],
+    max_bytes: int,
+    on_rows: Callable[[int], None],
+) -> list[FragmentMetadata]:
+    if not any(bool(mask.any()) for mask in masks):
+        return []
+    failure: list[BaseException] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        # An error raised inside the stream would come back as text through two language
+        # boundaries; it is stored here and raised again on this side.
+        for generation, mask in zip(generations, masks, strict=True):
+            try:
+                yield from _winning_batches(generation, mask, max_bytes, on_rows)
+            except (GenerationCorruptError, SchemaProjectionError) as error:
+                failure.append(BlockedRegionsError({generation.ref.region_id: (generation.ref.generation, error)}))
+                raise
+            except BaseException as error:
+                failure.append(error)
+                raise
+
+    dataset = target.dataset
+    reader = pa.RecordBatchReader.from_batches(written_schema(dataset.schema), batches())
+    try:
+        with lance_errors("write to", target.location.uri):
+            fragments = write_fragments(
+                reader,
+                dataset,
+                mode="append",
+                data_storage_version=dataset.data_storage_version,
+                data_cache_bytes=min(len(dataset.schema) * _WRITER_CACHE_PER_COLUMN, max(max_bytes // 8, 1)),
+                storage_options=lance_options(target.location),
+                # The region's writer accepted an external blob wherever it is.
+                allow_external_blob_outside_bases=True,
+            )
+    except MemwalOpsError as error:
+        if failure:
+            raise failure[0] from error
+        raise
+    assert isinstance(fragments, list)  # noqa: S101 - narrows pylance's union; True without return_transaction
+    return fragments
+
+
+def _winning_batches(
+    generation: Generation, mask: npt.NDArray[np.bool_], max_bytes: int, on_rows: Callable[[int], None]
+) -> Iterator[pa.RecordBatch]:
+    """The generation's winning rows in the base's schema, in row order."""
+    if not mask.any():
+        on_rows(len(mask))
+        return
+    position = 0
+    for batch in generation.read_rows(max_bytes=max_bytes):
+        wins = mask[position : position + batch.num_rows]
+        position += batch.num_rows
+        on_rows(batch.num_rows)
+        if wins.any():
+            rows = batch if wins.all() else batch.filter(pa.array(wins))
+            yield from generation.projected(rows, max_bytes=max_bytes)
+    if position != len(mask):
+        raise InvariantViolatedError(
+            f"{generation.ref} had {len(mask)} rows when its keys were read and {position} after."
+        )
+
+
+def delete_superseded(target: Target, addresses: npt.NDArray[np.uint64]) -> tuple[list[FragmentMetadata], list[int]]:
+    """Deletion vectors for the fragments that hold ``addresses`` (ascending).
+
+    Returns:
+        The fragments with their new deletion vectors, and the ids of those of which no row is left.
+    """
+    changed = list(_without(target, addresses))
+    return (
+        [remaining for _, remaining in changed if remaining is not None],
+        [fragment_id for fragment_id, remaining in changed if remaining is None],
+    )
+
+
+def _without(target: Target, addresses: npt.NDArray[np.uint64]) -> Iterator[tuple[int, FragmentMetadata | None]]:
+    """Each fragment that holds ``addresses``, with its new deletion vector; None if no row is left of it."""
+    if addresses.size == 0:
+        return
+    fragment_ids = (addresses >> np.uint64(_FRAGMENT_SHIFT)).astype(np.int64)
+    ids, starts = np.unique(fragment_ids, return_index=True)
+    for fragment_id, rows in zip(ids.tolist(), np.split(addresses, starts[1:]), strict=True):
+        fragment = target.dataset.get_fragment(fragment_id)
+        if fragment is None:
+            raise InvariantViolatedError(f"Fragment {fragment_id} is not in version {target.dataset.version}.")
+        offsets = (rows & np.uint64(0xFFFF_FFFF)).tolist()
+        with lance_errors("write a deletion vector to", target.location.uri):
+            remaining = fragment.delete_rows(offsets)
+        yield fragment_id, remaining
+
+
+def deletion_path(fragment: FragmentMetadata) -> str | None:
+    """Path of its deletion vector: ``_deletions/{fragment}-{read version}-{random id}`` (S3-041), if it has one."""
+    deletion = fragment.deletion_file
+    if deletion is None:
+        return None
+    suffix = "arrow" if deletion.file_type == "array" else "bin"
+    return f"_deletions/{fragment.id}-{deletion.read_version}-{deletion.id}.{suffix}"
+
+
+def remove_files(table: Table, files: Sequence[str]) -> DeleteReport:
+    """Delete ``written_files`` that no version names, and the blobs next to them (``data/{file}/{number}.blob``)."""
+    folders = [file.removesuffix(_DATA_SUFFIX) for file in files if file.endswith(_DATA_SUFFIX)]
+    return table.discard([*files, *(blob.path for folder in folders for blob in table.store.list(folder))])
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.children:
+        yield from _walk(child)

@@ -1,0 +1,1 @@
+"""Read a table with its unmerged rows."""

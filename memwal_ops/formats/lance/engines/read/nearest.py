@@ -1,0 +1,382 @@
+"""Search by vector: the base table and each generation by its own index, and the rows in memory (S0-205).
+
+Each source returns its nearest rows. Rows that were written again or deleted since are dropped, and the source is
+searched for more until enough are live, or it has no others. So no live row is missing because of a stale one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memwal_ops.errors import (
+    GenerationCorruptError,
+    GenerationMissingError,
+    InvalidUsageError,
+    UnsupportedFeatureError,
+)
+from memwal_ops.formats.lance.engines.merge.joins import newest_rows, with_keys
+from memwal_ops.formats.lance.engines.read.bridges import bridges
+from memwal_ops.formats.lance.engines.read.plans import BASE, in_memory, pruned
+from memwal_ops.formats.lance.engines.read.staleness import Staleness
+from memwal_ops.formats.lance.engines.read.take_last import condition_of
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.index_faults import base_scanner
+from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lance.engines.read.opened import Opened
+    from memwal_ops.formats.lance.engines.read.unmerged import RegionRead, Unmerged
+    from memwal_ops.formats.lance.generations.generation import Generation
+    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
+    from memwal_ops.formats.lance.table import Table
+
+DISTANCE = "_distance"
+_METRIC = "l2"
+_CONCURRENT = 8
+_MAX_BYTES = 64 << 20
+_LIMIT_GROWTH = 4
+
+
+@dataclass(frozen=True)
+class Query:
+    """The parameters of a search.
+
+    Attributes:
+        column: of vectors.
+        vector: of the column's length.
+        k: how many rows, at least 1.
+        condition: SQL; only rows that meet it count.
+        nprobes: partitions of an index to search; None: Lance's default.
+        refine_factor: ``k`` times this number of candidates of a quantized index are compared exactly; None: ``k`` of
+            them if there are several sources, since quantized distances cannot be compared with exact ones.
+    """
+
+    column: str
+    vector: Sequence[float] | pa.Array
+    k: int
+    condition: str | None = None
+    nprobes: int | None = None
+    refine_factor: int | None = None
+
+
+class _Source(Protocol):
+    """Rows that are searched together."""
+
+    name: str
+
+    def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
+        """The ``k`` nearest but those at these addresses, in the base's columns, ``_distance`` and ``_rowaddr``."""
+
+    def live(self, found: pa.Table) -> pa.Table:
+        """Those of the rows that are live."""
+
+
+def nearest(unmerged: Unmerged, query: Query, opened: Opened) -> pa.Table:
+    """The ``k`` live rows that are nearest to a vector, with ``_distance``, the nearest first.
+
+    Raises:
+        InvalidUsageError: no such column, ``k`` below 1.
+        StorageError: a vector of another length, or the store failed.
+    """
+    sources = _sources(unmerged, query, opened)
+    with ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="search") as pool:
+        found = [*pool.map(lambda one: _live(one, query.k), sources)]
+    names = [*unmerged.table.dataset.schema.names, DISTANCE]
+    rows = pa.concat_tables([one.select(names).cast(found[0].select(names).schema) for one in found])
+    return rows.take(pc.sort_indices(rows, [(DISTANCE, "ascending")])).slice(0, query.k)
+
+
+def nearest_plan(unmerged: Unmerged, query: Query, opened: Opened) -> str:
+    """The plan of :func:`nearest`: which index is used for which source."""
+    filters = [
+        f"bf[{region.region_id}][gen={ref.generation}]" for region in unmerged.regions for ref in region.flushed[::-1]
+    ]
+    condition = "" if query.condition is None else f", filter=[{query.condition}]"
+    return "\n".join(
+        [
+            f"GlobalLimitExec: limit={query.k}",
+            f"  SortExec: order_by=[{DISTANCE} ASC]",
+            f"    FilterStaleExec: bloom_filters=[{', '.join(filters)}]",
+            f"      UnionExec{pruned(unmerged)}",
+            *(f"        KNNExec: {one.name}, k={query.k}{condition}" for one in _sources(unmerged, query, opened)),
+        ]
+    )
+
+
+def _sources(unmerged: Unmerged, query: Query, opened: Opened) -> list[_Source]:
+    """The base first, then each region from the newest rows to the oldest."""
+    table = unmerged.table
+    if query.column not in table.dataset.schema.names:
+        raise InvalidUsageError(f"{table.location.uri} has no column {query.column}.")
+    if query.k < 1:
+        raise InvalidUsageError(f"k is {query.k}; it must be at least 1.")
+    index = _index_of(table, query.column)
+    staleness = Staleness(unmerged, opened)
+    several = any(region.flushed or region.memory is not None for region in unmerged.regions)
+    search = _Search(
+        query, _metric(table, index), query.refine_factor or (1 if several and index is not None else None)
+    )
+    bridging = _bridging(unmerged, query, index, opened)
+    base = _Base(table, search, staleness, index, bridged=bridging is not None)
+    sources: list[_Source] = [base]
+    for region in unmerged.regions:
+        if region.memory is not None:
+            sources.append(_Memory(table, search, region, region.memory))
+        generations = opened.generations(table, region.flushed[::-1])
+        sources += [_Generation(search, staleness, region, one, table) for one in generations]
+        merged = [one for one in bridging or () if one.ref.region_id == region.region_id]
+        sources += [_Bridge(base, _Generation(search, staleness, region, one, table)) for one in merged[::-1]]
+    return [one for one in sources if not isinstance(one, _Generation) or one.has_column]
+
+
+def _live(source: _Source, k: int) -> pa.Table:
+    """At least ``k`` live rows of a source, or all."""
+    seen, parts, live, limit = np.empty(0, np.uint64), [], 0, k
+    while True:
+        found = source.search(limit, seen)
+        parts.append(source.live(found))
+        live += parts[-1].num_rows
+        if live >= k or found.num_rows < limit:
+            return pa.concat_tables(parts)
+        seen = np.concatenate([seen, found.column(ROW_ADDRESS).to_numpy()])
+        limit *= _LIMIT_GROWTH
+
+
+@dataclass(frozen=True)
+class _Search:
+    """How a source is searched."""
+
+    query: Query
+    metric: str
+    refine_factor: int | None
+
+    def of(self, column: str, k: int, *, use_index: bool = True) -> dict[str, Any]:
+        """The ``nearest`` argument for Lance's scanner."""
+        given = {"column": column, "q": self.query.vector, "k": k, "metric": self.metric, "use_index": use_index}
+        more = {"nprobes": self.query.nprobes, "refine_factor": self.refine_factor if use_index else None}
+        return given | {name: value for name, value in more.items() if value is not None}
+
+
+class _Base:
+    """The base table, by its index; rows without coverage are scanned, or found by indexes of merged generations."""
+
+    def __init__(
+        self, table: Table, search: _Search, staleness: Staleness, index: BaseIndex | None, *, bridged: bool
+    ) -> None:
+        self.table, self._search, self._staleness, self._bridged = table, search, staleness, bridged
+        self.uncovered = frozenset[int]() if index is None else coverage(index.covered, table.manifest).uncovered
+        behind = "" if not self.uncovered else ", uncovered=merged generations" if bridged else ", uncovered=flat"
+        self.name = f"{BASE}, index={'flat' if index is None else index.name + behind}"
+
+    def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
+        """See :class:`_Source`."""
+        return self._nearest(k, without, fast_search=self._bridged)
+
+    def uncovered_rows(self, keys: pa.Table) -> pa.Table:
+        """The rows of keys that are in fragments which the index does not cover, with their distances."""
+        names = keys.column_names
+        with lance_errors("look up keys in", self.table.location.uri):
+            rows = base_scanner(
+                self.table, columns=names, filter=condition_of(keys, names), with_row_address=True
+            ).to_table()
+        found = with_keys(rows, keys.cast(rows.select(names).schema), names).column(ROW_ADDRESS).to_numpy()
+        found = found[np.isin(found >> np.uint64(32), [*self.uncovered])]
+        return self._nearest(max(len(found), 1), None, found, use_index=False)
+
+    def live(self, found: pa.Table) -> pa.Table:
+        """See :class:`_Source`."""
+        return found.filter(pa.array(~self._staleness.of_base(found)))
+
+    def _nearest(
+        self,
+        k: int,
+        without: NDArray[np.uint64] | None,
+        only: NDArray[np.uint64] | None = None,
+        *,
+        fast_search: bool = False,
+        use_index: bool = True,
+    ) -> pa.Table:
+        condition = self._search.query.condition
+        with lance_errors("search", self.table.location.uri):
+            return base_scanner(
+                self.table,
+                nearest=self._search.of(self._search.query.column, k, use_index=use_index),
+                filter=condition,
+                prefilter=True,
+                fast_search=fast_search,
+                with_row_address=True,
+                row_addr_blocklist=None if without is None or not len(without) else encode_row_addresses(without),
+                row_addr_allowlist=None if only is None else encode_row_addresses(only),
+                blob_handling="all_binary",
+            ).to_table()
+
+
+class _Generation:
+    """A generation, by its own index where it has one."""
+
+    def __init__(
+        self, search: _Search, staleness: Staleness, region: RegionRead, generation: Generation, table: Table
+    ) -> None:
+        self.generation, self._search, self._staleness = generation, search, staleness
+        self.region, self._table = region, table
+        query = search.query
+        (column,) = generation.projection.select([query.column]).columns
+        self._column = None if column.source is None else column.source.name
+        if query.condition is not None and not generation.projection.is_plain:
+            raise UnsupportedFeatureError(
+                f"{generation.ref} has other columns than the table: no search with a filter can be made in it.",
+                remedy="Merge it, and search again; or search without a filter.",
+            )
+        self.index = None if self._column is None else _index_in(generation.dataset, self._column)
+        self.name = f"{generation.ref.region_id}[gen={generation.ref.generation}], index={self.index or 'flat'}"
+
+    @property
+    def has_column(self) -> bool:
+        """Whether it has vectors: a column that was added later is NULL in all of its rows."""
+        return self._column is not None
+
+    def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
+        """See :class:`_Source`."""
+        generation = self.generation
+        out = self._out()
+        with lance_errors("search", generation.ref.folder):
+            found = generation.dataset.scanner(
+                columns=[*generation.projection.source_columns, DISTANCE],
+                nearest=self._search.of(self._column or "", k),
+                filter=self._search.query.condition,
+                prefilter=True,
+                with_row_address=True,
+                row_addr_blocklist=encode_row_addresses(without) if len(without) else None,
+            ).to_table()
+        parts = [out.empty_table()]
+        for batch in found.combine_chunks().to_batches():
+            start = 0
+            for part in generation.projected(batch, max_bytes=_MAX_BYTES, references=False):
+                scanned = batch.slice(start, part.num_rows)
+                rows = pa.Table.from_batches([part])
+                for name in (DISTANCE, ROW_ADDRESS):
+                    rows = rows.append_column(name, scanned.column(name))
+                parts.append(rows.cast(out))
+                start += part.num_rows
+        return pa.concat_tables(parts)
+
+    def live(self, found: pa.Table) -> pa.Table:
+        """See :class:`_Source`."""
+        return found.filter(pa.array(~self._staleness.of_generation(found, self.region, self.generation)))
+
+    def _out(self) -> pa.Schema:
+        schema = self.generation.projection.with_blobs_as_bytes().schema
+        return pa.schema([*schema, pa.field(DISTANCE, pa.float32()), pa.field(ROW_ADDRESS, pa.uint64())])
+
+
+class _Bridge:
+    """A merged generation, whose index finds rows of the base that the base's own index does not cover.
+
+    The rows that it finds are looked up in the base, which has their current values, or no row.
+    """
+
+    def __init__(self, base: _Base, generation: _Generation) -> None:
+        self._base, self._generation = base, generation
+        self.name = f"{generation.name}, merged"
+
+    def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
+        """See :class:`_Source`; the generation's rows."""
+        return self._generation.search(k, without)
+
+    def live(self, found: pa.Table) -> pa.Table:
+        """See :class:`_Source`; the base's rows."""
+        return self._base.live(self._base.uncovered_rows(found.select([*self._base.table.primary_key])))
+
+
+class _Memory:
+    """Rows that no generation has, by an exhaustive comparison."""
+
+    def __init__(self, table: Table, search: _Search, region: RegionRead, rows: pa.Table) -> None:
+        self._search = search
+        live = newest_rows(rows, [*table.primary_key])
+        live = live.filter(pc.invert(live.column(TOMBSTONE))).select(table.dataset.schema.names)
+        self._rows = live.cast(table.dataset.schema)
+        self.name = f"{in_memory(region)}, index=flat"
+
+    def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
+        """See :class:`_Source`."""
+        query = self._search.query
+        with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder, lance_errors("search", "rows in memory"):
+            made = lance.write_dataset(self._rows, f"{folder}/rows")
+            return made.scanner(
+                nearest=self._search.of(query.column, k, use_index=False),
+                filter=query.condition,
+                prefilter=True,
+                with_row_address=True,
+                row_addr_blocklist=encode_row_addresses(without) if len(without) else None,
+            ).to_table()
+
+    def live(self, found: pa.Table) -> pa.Table:
+        """See :class:`_Source`: each key once, as it was written last."""
+        return found
+
+
+def _bridging(unmerged: Unmerged, query: Query, index: BaseIndex | None, opened: Opened) -> list[Generation] | None:
+    """The merged generations whose indexes cover all that the base's does not; None: not needed, or not all exist."""
+    if index is None or coverage(index.covered, unmerged.table.manifest).complete:
+        return None
+    refs = bridges(unmerged, index)
+    if refs is None:
+        return None
+    try:
+        found = opened.generations(unmerged.table, refs)
+    except (GenerationMissingError, GenerationCorruptError):
+        return None  # collected meanwhile
+    columns = [one.projection.select([query.column]).columns[0].source for one in found]
+    named = [
+        source is not None and _index_in(one.dataset, source.name) == index.name
+        for one, source in zip(found, columns, strict=True)
+    ]
+    plain = query.condition is None or all(one.projection.is_plain for one in found)
+    return found if all(named) and plain else None
+
+
+def _index_of(table: Table, column: str) -> BaseIndex | None:
+    """The base's vector index of a column."""
+    known = {name: one for name, one in base_indexes(table).items() if one.is_vector}
+    with lance_errors("read the indexes of", table.location.uri):
+        names = [one.name for one in table.dataset.describe_indices() if one.field_names == [column]]
+    return next((known[name] for name in names if name in known), None)
+
+
+def _index_in(dataset: lance.LanceDataset, column: str) -> str | None:
+    """The name of a generation's vector index of a column."""
+    return next(
+        (
+            one.name
+            for one in dataset.describe_indices()
+            if one.field_names == [column] and one.type_url.endswith("VectorIndexDetails")
+        ),
+        None,
+    )
+
+
+def _metric(table: Table, index: BaseIndex | None) -> str:
+    """The metric of the base's index; l2 without one."""
+    if index is None:
+        return _METRIC
+    with lance_errors("read the indexes of", table.location.uri):
+        described = next(one for one in table.dataset.describe_indices() if one.name == index.name)
+        recorded = (described.details or {}).get("metric_type")
+        # Indexes of older releases do not describe it, and their statistics are costly.
+        return str(recorded or table.dataset.stats.index_stats(index.name)["indices"][0]["metric_type"]).lower()

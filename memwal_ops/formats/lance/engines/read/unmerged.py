@@ -1,0 +1,290 @@
+"""Read the unmerged rows of a table: each region's generations, log and MemTable (S0-194, S0-195, S0-199)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memwal_ops.errors import (
+    CommitConflictError,
+    GenerationCorruptError,
+    GenerationMissingError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    RegionReplacedError,
+    UnsupportedFeatureError,
+)
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
+from memwal_ops.formats.lance.generations.backlog import subtract
+from memwal_ops.formats.lance.generations.generation import generation_ref
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+from memwal_ops.formats.lance.generations.region_identity import check_record
+from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of, table_spec
+from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
+from memwal_ops.formats.lance.log.region_columns import region_columns
+from memwal_ops.formats.lance.log.region_log import read_log
+from memwal_ops.formats.lance.log.shard_log import read_shard_log
+from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, list_regions
+from memwal_ops.formats.lance.regions.specs import MANUAL
+from memwal_ops.formats.lance.wire.region_fields import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.engines.read.pruning import Wanted
+    from memwal_ops.formats.lance.generations.generation import GenerationRef
+    from memwal_ops.formats.lance.log.memtable import InMemory
+    from memwal_ops.formats.lance.log.region_writer import RegionWriter
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+    from memwal_ops.formats.lance.wire.snapshot_rows import RegionRow, RegionState
+
+Consistency = Literal["strong", "manifests", "snapshot"]
+CONSISTENCIES: tuple[Consistency, ...] = ("strong", "manifests", "snapshot")
+_CONCURRENT_READS = 16
+_ATTEMPTS = 10
+# Errors that may mean that a generation was collected meanwhile, that the version was expired, or that a region was
+# adopted.
+_RETRIED_AT_NEWEST = (
+    GenerationMissingError,
+    GenerationCorruptError,
+    BlockedRegionsError,
+    ObjectNotFoundError,
+    RegionReplacedError,
+)
+_Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True)
+class RegionRead:
+    """One region at one time.
+
+    Attributes:
+        region_id: the region.
+        values: by which rows are routed to it; None: rows are not routed by values, or these are not known.
+        flushed: its unmerged generations, ascending.
+        merged: those that are merged and still listed, ascending.
+        current: the number of the generation that will have the rows in memory; 0: not known.
+        memory: rows that no generation has, with ``_tombstone``, in the order of writes; None: not read.
+        writer: the writer of this process that has them; None: they are from the log.
+    """
+
+    region_id: UUID
+    values: RegionValues | None
+    flushed: tuple[GenerationRef, ...]
+    merged: tuple[GenerationRef, ...] = ()
+    current: int = 0
+    memory: pa.Table | None = None
+    writer: RegionWriter | None = None
+
+
+@dataclass(frozen=True)
+class Unmerged:
+    """The unmerged rows of a version, at one time; ``pruned`` are regions that have no rows that the read needs."""
+
+    table: Table
+    regions: tuple[RegionRead, ...]
+    pruned: tuple[UUID, ...]
+
+
+def read_unmerged(
+    table: Table,
+    consistency: Consistency,
+    *,
+    wanted: Wanted | None = None,
+    writers: Iterable[RegionWriter] = (),
+) -> Unmerged:
+    """Read the unmerged rows of a version.
+
+    Args:
+        table: the version.
+        consistency: ``strong``: manifests and logs of all regions, and so every durable row that was acknowledged
+            before. ``manifests``: no log. ``snapshot``: the regions of the index's snapshot, and no request for each;
+            in the shard layout, whose snapshots have no more than the ids, their manifests.
+        wanted: regions without such rows are left out (S0-200).
+        writers: of this process; of their regions the manifest and the rows in memory are read in any case.
+
+    Raises:
+        GenerationMissingError: one is neither merged in this version nor listed; see :func:`at_newest`.
+        RegionReplacedError: a region is not the one that was merged; an operator has to decide.
+        UnsupportedFeatureError: a log whose entries cannot be read here.
+        MemwalOpsError: a manifest, or an entry that is not the last, is missing or damaged.
+    """
+    own = {one.region_id: one for one in writers}
+    rows: dict[UUID, RegionRow | None]
+    if consistency == "snapshot":
+        snapshot = read_snapshot(table)
+        rows = {one.region_id: one for one in (() if snapshot is None else snapshot.regions)}
+    else:
+        # Listed again for each call: a region that was created since the version has acknowledged rows as well.
+        rows = dict.fromkeys(list_regions(table.store).region_ids)
+    # A writer may have made its region after the regions were listed.
+    region_ids = sorted({*rows, *own})
+
+    def read_one(region_id: UUID) -> RegionRead | None:
+        row = rows.get(region_id)
+        if row is not None and row.state is not None and region_id not in own:
+            return _of_snapshot(table, row, row.state)
+        return _of_manifest(table, region_id, wanted, own.get(region_id), log=consistency == "strong")
+
+    with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-regions") as pool:
+        found = [one for one in pool.map(read_one, region_ids) if one is not None]
+    kept = [one for one in found if _may_have(one.values, wanted)]
+    return Unmerged(table, tuple(kept), tuple(one.region_id for one in found if one not in kept))
+
+
+def at_newest(table: Table, read: Callable[[Table], _Read]) -> _Read:
+    """Read a version, or a newer one if generations that it needs were merged and collected since (S0-197).
+
+    Timeline otherwise: a reader opens version 5; generation 3 is merged as version 6, drained and deleted; version 5
+    has no row of it, and the region's manifest does not list it any more: its rows would be in neither.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return read(table)
+        except _RETRIED_AT_NEWEST:
+            newest = table.newest()
+            if newest.version == table.version:
+                raise
+            table = newest
+    return read(table)
+
+
+def _may_have(values: RegionValues | None, wanted: Wanted | None) -> bool:
+    return values is None or wanted is None or wanted.may_be_in(values)
+
+
+def _of_snapshot(table: Table, row: RegionRow, state: RegionState) -> RegionRead:
+    merged = table.index.merged_generations.get(row.region_id, 0)
+    refs = sorted(
+        (generation_ref(row.region_id, one) for one in state.flushed_generations), key=lambda one: one.generation
+    )
+    values = None
+    if row.region_spec_id != MANUAL:
+        values = _values(lambda: _values_of_row(table, row))
+    return RegionRead(
+        row.region_id,
+        values,
+        tuple(one for one in refs if one.generation > merged),
+        tuple(one for one in refs if one.generation <= merged),
+        state.current_generation,
+    )
+
+
+def _of_manifest(
+    table: Table, region_id: UUID, wanted: Wanted | None, writer: RegionWriter | None, *, log: bool
+) -> RegionRead | None:
+    """The region by its manifest, with the rows in memory, unless it cannot have rows that the read needs."""
+    region = table.region(region_id)
+    for _ in range(_ATTEMPTS):
+        try:
+            manifest = region.latest(checked=True)
+        except NoRegionManifestError:
+            if region.is_claimed():
+                raise
+            return None
+        held = None if writer is None or writer.epoch != manifest.writer_epoch else writer.in_memory()
+        # Otherwise rows were flushed in between: neither listed in this manifest nor in memory any more. Rows that are
+        # both listed and in memory do not matter: those in memory are as new, or newer.
+        if held is None or held.generation <= manifest.current_generation:
+            break
+    else:
+        raise CommitConflictError(f"Region {region_id}: its writer flushed {_ATTEMPTS} times while it was read.")
+    # Timeline without it: a region is merged up to generation 3, and its folder removed; a new region of that id
+    # flushes generation 1, which counts as merged: rows of acknowledged writes would be missing in the result.
+    check_record(table, manifest)
+    backlog, fault = subtract(manifest, table.index.merged_generations.get(region_id, 0))
+    if fault is not None:
+        raise fault.error
+    listed = [one for one in manifest.flushed_generations if one.generation <= backlog.merged]
+    merged = tuple(generation_ref(region_id, one) for one in sorted(listed, key=lambda one: one.generation))
+    values = None
+    # pylance uses another hash for values: its regions are never pruned.
+    if manifest.region_spec_id != MANUAL and table.layout_of(region_id).generations_in_log:
+        values = _values(lambda: region_values_of(table, manifest))
+    memory = None
+    if _may_have(values, wanted):
+        if held is not None:
+            memory = _held(table, region_id, held)
+        elif log:
+            memory = _log(table, manifest)
+    return RegionRead(
+        region_id,
+        values,
+        backlog.pending,
+        merged,
+        manifest.current_generation,
+        memory,
+        None if held is None else writer,
+    )
+
+
+def _values(read: Callable[[], RegionValues | None]) -> RegionValues | None:
+    """The region's values; None if they are not known: such a region is never pruned."""
+    try:
+        return read()
+    except MemwalOpsError:
+        return None
+
+
+def _values_of_row(table: Table, row: RegionRow) -> RegionValues:
+    spec = table_spec(table, row.region_spec_id)
+    return RegionValues(spec, tuple(canonical(row.fields.get(one.field_id)) for one in spec.fields))
+
+
+def _held(table: Table, region_id: UUID, held: InMemory) -> pa.Table | None:
+    where = f"Region {region_id} has rows in memory that were"
+    return _in_order(table, [(rows, ids, where) for rows, ids in held.fragments], "Flush it, and read again.")
+
+
+def _log(table: Table, manifest: RegionManifest) -> pa.Table | None:
+    """The rows of the entries that no generation has."""
+    if table.layout_of(manifest.region_id).generations_in_log:
+        entries = [one for one in read_log(table.store, manifest) if not one.cut]
+        flush = "Open a RegionWriter on the region, and flush it: generations of any columns are read."
+    else:
+        entries = read_shard_log(table, manifest)
+        flush = (
+            f'Flush it by pylance\'s writer: lance.dataset(URI).mem_wal_writer("{manifest.region_id}").close(). It '
+            "fences a writer that is running. Generations of any columns are read."
+        )
+    where = f"of region {manifest.region_id} was"
+    rows = [(one.rows, one.field_ids, f"WAL entry {one.entry_id} {where}") for one in entries]
+    return _in_order(table, rows, flush)
+
+
+def _in_order(
+    table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] | None, str]], flush: str
+) -> pa.Table | None:
+    """Rows in the columns of the table, with ``_tombstone``; None: there are none.
+
+    Args:
+        fragments: rows, the field ids of their columns if they are known, and their description for an error.
+        flush: how they become a generation, for an error.
+    """
+    if not fragments:
+        return None
+    columns = region_columns(table)
+    found = []
+    for rows, field_ids, what in fragments:
+        ids = columns.ids[: -1 if TOMBSTONE not in rows.column_names else None]
+        # A column that was dropped and added again may have the same name and id, but another type.
+        if field_ids not in {None, ids} or not _kinds(rows.schema).items() <= _kinds(columns.schema).items():
+            raise UnsupportedFeatureError(f"{what} written when the table had other columns.", remedy=flush)
+        whole = rows
+        if TOMBSTONE not in rows.column_names:
+            whole = rows.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), rows.num_rows))
+        elif rows.column(TOMBSTONE).null_count:  # NULL means not deleted
+            dead = pc.fill_null(rows.column(TOMBSTONE), fill_value=False)
+            whole = rows.set_column(rows.column_names.index(TOMBSTONE), TOMBSTONE, dead)
+        found.append(whole.select(columns.schema.names).cast(columns.schema))
+    return pa.concat_tables(found)
+
+
+def _kinds(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return {one.name: one.type for one in schema}

@@ -1,0 +1,76 @@
+"""Resolve which branch of a table a location is, and the table's root.
+
+A branch is the folder ``tree/NAME`` of its table (a name may contain slashes), with versions, data files and regions
+of its own. What keeps its versions is elsewhere: tags and branches are in ``_refs/`` of the root, child branches
+are folders beside it. So a job that opened a branch by its path reads both below the root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.formats.lance.files.versions import BRANCHES_FOLDER
+from memwal_ops.storage.export_file import NotExportedError
+from memwal_ops.storage.locations import LOCAL
+from memwal_ops.storage.objects import open_store
+
+if TYPE_CHECKING:
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+REFS_FOLDER = "_refs"
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A branch of a table, or main.
+
+    Attributes:
+        name: its name; None: main.
+        root: the root of its table, to be read only; of main, the table's own store.
+    """
+
+    name: str | None
+    root: Store
+
+    @property
+    def folder(self) -> str:
+        """Its folder below the root; empty: the root itself."""
+        return branch_folder(self.name)
+
+
+def branch_folder(name: str | None) -> str:
+    """The folder of a branch below the root; empty for main."""
+    return "" if name is None else f"{BRANCHES_FOLDER}/{name}"
+
+
+def resolve_branch(location: Location, store: Store, name: str | None) -> Branch:
+    """The branch at a location, by the name that its newest version records. No request is made.
+
+    Raises:
+        InvalidUsageError: its path does not end with ``tree/NAME``, so that the root is unknown.
+        NotExportedError: it is read from an export, which has no more than the branch's folder.
+    """
+    if name is None:
+        return Branch(None, store)
+    if location.files is not None:
+        raise NotExportedError(f"The tags and branches of {location.uri} are in its table's root, not in the export.")
+    return Branch(name, open_store(_root(location, name)))
+
+
+def _root(location: Location, name: str) -> Location:
+    ending, uri = f"/{branch_folder(name)}", location.uri
+    if location.scheme not in LOCAL and not uri.endswith(ending) and unquote(uri).endswith(ending):
+        scheme, _, path = unquote(uri).partition("://")
+        uri = f"{scheme}://{quote(path)}"
+    if not uri.endswith(ending):
+        raise InvalidUsageError(
+            f"{location.uri} is branch {name} of a table, and its tags and child branches are in the table's root, "
+            f"which this path does not show: it does not end with {ending}.",
+            remedy=f"Open the branch by its own path, TABLE{ending}. To keep a copy, clone it deeply: the files and "
+            "tags of a copied folder stay in the table that it was copied from.",
+        )
+    return replace(location, uri=uri.removesuffix(ending), catalog=None)

@@ -1,0 +1,155 @@
+"""Find the data and deletion files that a manifest names: below the dataset's own root, or at one of its base paths.
+
+A branch and a shallow clone name files of another table, and a generation of the region layout files of the log, by
+base paths. A version that names a file is not readable without it, wherever that is.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
+
+from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
+from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, deletion_path
+from memwal_ops.formats.lance.wire.lance_file import check_lance_file
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
+from memwal_ops.storage.export_file import NotExportedError
+from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+# Files before Lance 2.0 (written as 0.3) have another footer.
+_FOOTER_SINCE = (0, 3)
+_TAIL_BYTES = 32 << 10
+
+
+class _Entry(Protocol):
+    base_id: int
+
+    def HasField(self, field_name: str, /) -> bool: ...  # noqa: N802 - protobuf's name
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A root of files.
+
+    Attributes:
+        store: where it is.
+        folder: its path in the store.
+        has_folders: whether data, deletion and index files have their folders there, as in a dataset's root.
+        uri: of a base path outside of the table; empty: the place is in the table.
+    """
+
+    store: Store
+    folder: str
+    has_folders: bool = True
+    uri: str = ""
+
+    def path(self, folder: str, name: str) -> str:
+        """The path of a file in the store, by its folder in a dataset, and its name."""
+        return "/".join(filter(None, (self.folder, folder if self.has_folders else "", name)))
+
+    def shown(self, path: str) -> str:
+        """A path of the store for messages: relative to the table, or a URI."""
+        return f"{self.uri}/{path}" if self.uri else path
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFile:
+    """A file that a manifest names: its path in the place's store, its size in bytes (0: not recorded)."""
+
+    place: Place
+    path: str
+    size: int
+    has_footer: bool
+
+    def __str__(self) -> str:
+        """Its path, relative to the table, or its URI."""
+        return self.place.shown(self.path)
+
+    def damage(self, size: int) -> str | None:
+        """What is wrong with the end of a data file that has that many bytes; None: nothing. One request.
+
+        Raises:
+            ObjectNotFoundError: it does not exist.
+        """
+        if not self.has_footer:
+            return None
+        try:
+            tail = self.place.store.get_range(self.path, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
+            check_lance_file(tail, size)
+        except InvalidFormatError as error:
+            return str(error).rstrip(".")
+        except NotExportedError:
+            return None  # its size is right; verify reports that no more was checked
+        return None
+
+
+class Places:
+    """The places of a dataset's files.
+
+    Args:
+        location: of the table, whose storage options are used for base paths outside of it.
+        store: of the table.
+        manifest: of the dataset: of the table, or of a generation.
+        folder: of the dataset, relative to the table.
+    """
+
+    def __init__(self, location: Location, store: Store, manifest: table_pb2.Manifest, folder: str = "") -> None:
+        """No request is made."""
+        self._location, self._store = location, store
+        self._own = Place(store, folder)
+        self._bases = {base.id: base for base in manifest.base_paths}
+        self._opened: dict[int, Place] = {}
+
+    def of(self, entry: _Entry) -> Place:
+        """The place of a data file, deletion file or index.
+
+        Raises:
+            InvalidFormatError: the manifest does not define the base path.
+            UnsupportedFeatureError: the base path is relative.
+            NotExportedError: the base path is outside of a table that is read from an export.
+            MemwalOpsError: its store cannot be opened.
+        """
+        if not entry.HasField("base_id"):
+            return self._own
+        if entry.base_id not in self._opened:
+            if entry.base_id not in self._bases:
+                raise InvalidFormatError(f"it names files in base {entry.base_id}, which it does not define")
+            self._opened[entry.base_id] = self._open(self._bases[entry.base_id])
+        return self._opened[entry.base_id]
+
+    def _open(self, base: table_pb2.BasePath) -> Place:
+        path, own = base.path.rstrip("/"), f"{self._location.uri}/"
+        if path.startswith(own):
+            return Place(self._store, path.removeprefix(own), base.is_dataset_root)
+        if self._location.files is not None:
+            raise NotExportedError(f"The files at {path} are not in the export.")
+        if "://" not in path and not os.path.isabs(path):
+            raise UnsupportedFeatureError(f"The base path {path!r} of {self._location.uri} is relative.")
+        return Place(open_store(resolve(path, self._location.lance_options)), "", base.is_dataset_root, path)
+
+    def data_files(self, manifest: table_pb2.Manifest) -> Iterator[NamedFile]:
+        """The data and deletion files that the manifest names. Raises: see :meth:`of`."""
+        for fragment in manifest.fragments:
+            for file in fragment.files:
+                place = self.of(file)
+                footer = (file.file_major_version, file.file_minor_version) >= _FOOTER_SINCE
+                yield NamedFile(place, place.path(DATA_FOLDER, file.path), file.file_size_bytes, footer)
+            if fragment.HasField("deletion_file"):
+                place = self.of(fragment.deletion_file)
+                folder, _, name = deletion_path(fragment.id, fragment.deletion_file).partition("/")
+                yield NamedFile(place, place.path(folder, name), 0, has_footer=False)
+
+    def index_folder(self, index: table_pb2.IndexMetadata) -> tuple[Place, str]:
+        """The place of an index, and its folder in the place's store. Raises: see :meth:`of`."""
+        place = self.of(index)
+        return place, place.path(INDICES_FOLDER, str(UUID(bytes=index.uuid.uuid)))

@@ -1,0 +1,129 @@
+"""List and read version manifests, of the table or of a dataset below it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
+from memwal_ops.formats.lance.wire.names import NamingScheme, parse_version_manifest_name, version_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, decode_version_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+VERSIONS_FOLDER = "_versions"
+BRANCHES_FOLDER = "tree"
+TRANSACTIONS_FOLDER = "_transactions"
+SET_ASIDE_FOLDER = "_mem_wal_ops/expired"
+"""Where an expiry copies manifests before it deletes them (:mod:`memwal_ops.formats.lance.retention.set_aside`)."""
+VERSION_HINT = f"{VERSIONS_FOLDER}/latest_version_hint.json"
+PAGE = 1000
+"""The page size of a listing on every store."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPage:
+    """One page of the listing of ``_versions/``.
+
+    Attributes:
+        files: the listed objects.
+        complete: whether these are all files there.
+        versions: the manifests of main among them, by version.
+        has_detached: whether there are detached ones, or may be.
+        newest: the newest version; None if the page does not determine it.
+        at: when it was listed, by the local clock, which also counts while the machine is suspended.
+    """
+
+    files: tuple[ObjectMeta, ...]
+    complete: bool
+    versions: dict[int, ObjectMeta]
+    newest: int | None
+    has_detached: bool = True
+    at: float = field(default_factory=time.time, compare=False)
+
+    def has_hint(self) -> bool | None:
+        """Whether there is a hint of the newest version, as on local files; None: not known from this page."""
+        return any(meta.path == VERSION_HINT for meta in self.files) or (False if self.complete else None)
+
+
+def list_page(store: Store) -> VersionPage:
+    """List the versions, the newest of which V2 names put first. One request."""
+    files = tuple(islice(store.list(VERSIONS_FOLDER), PAGE))
+    names = [(parse_version_manifest_name(meta.path.rsplit("/", 1)[-1]), meta) for meta in files]
+    versions = {name.version: meta for name, meta in names if name is not None and not name.detached}
+    complete = len(files) < PAGE
+    schemes = {name.scheme for name, _ in names if name is not None and not name.detached}
+    first = complete or (schemes == {NamingScheme.V2} and is_ascending(files))
+    detached = not complete or any(name is not None and name.detached for name, _ in names)
+    return VersionPage(files, complete, versions, max(versions, default=None) if first else None, detached)
+
+
+def is_ascending(page: Sequence[ObjectMeta]) -> bool:
+    """Whether a page is in order of its names, so that what follows sorts after it (S3 Express lists in no order)."""
+    paths = [os.fsencode(meta.path) for meta in page]
+    return paths == sorted(paths)
+
+
+def is_same_file(one: ObjectMeta | None, other: ObjectMeta | None) -> bool:
+    """Whether two listings show the same object, by its entity tag; False if that is not known."""
+    if one is None or other is None or one.e_tag is None:
+        return False
+    return (one.path, one.size, one.e_tag) == (other.path, other.size, other.e_tag)
+
+
+def version_path(version: int, naming: NamingScheme, *, folder: str = "") -> str:
+    """Path of a version's manifest, relative to the table's root."""
+    return "/".join(filter(None, (folder, VERSIONS_FOLDER, version_manifest_name(version, naming))))
+
+
+def read_version_manifest(
+    store: Store, version: int, naming: NamingScheme | None = None, *, folder: str = ""
+) -> VersionManifest:
+    """Read one version's manifest; without ``naming`` both schemes are tried, the common one first.
+
+    Raises:
+        InvalidFormatError: it does not decode, or is that of another version.
+        ObjectNotFoundError: it does not exist.
+    """
+    if naming is not None:
+        path = version_path(version, naming, folder=folder)
+        try:
+            return decode_named(path, store.get(path))
+        except InvalidFormatError as error:
+            raise InvalidFormatError(f"{path} is not the manifest of version {version}: {error}") from error
+    try:
+        return read_version_manifest(store, version, NamingScheme.V2, folder=folder)
+    except ObjectNotFoundError:
+        return read_version_manifest(store, version, NamingScheme.V1, folder=folder)
+
+
+def parent_version(version: VersionManifest) -> int | None:
+    """The version whose rows and columns this one changed: the one before it, or the one that it restores.
+
+    0: none, as the table was overwritten. None: unknown, as its transaction is damaged, or not in the manifest.
+    """
+    number, transaction = int(version.manifest.version), version.transaction
+    if transaction is None:
+        return None
+    if transaction.HasField("restore"):
+        restored = int(transaction.restore.version)
+        return restored if restored < number else None
+    return 0 if transaction.HasField("overwrite") else number - 1
+
+
+def decode_named(path: str, data: bytes) -> VersionManifest:
+    """Decode the manifest at a path; its version must be the one in the file's name.
+
+    Raises:
+        InvalidFormatError: it does not decode, or is that of another version.
+    """
+    manifest, name = decode_version_manifest(data), parse_version_manifest_name(path.rsplit("/", 1)[-1])
+    if name is not None and manifest.manifest.version != name.version:
+        raise InvalidFormatError(f"it contains version {manifest.manifest.version} instead of {name.version}")
+    return manifest

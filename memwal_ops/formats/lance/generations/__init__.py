@@ -1,0 +1,1 @@
+"""Read flushed generations and the backlog of a table."""

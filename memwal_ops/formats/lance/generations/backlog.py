@@ -1,0 +1,203 @@
+"""Compute the backlog: per region, the flushed generations above its merge progress, in order.
+
+Only the region manifest defines which generations were flushed, and only the MemWAL index which were merged (S0-157,
+S0-158). Order and completeness are enforced here: pylance accepts a jump over
+unmerged generations and an unknown region (landmine 4).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import (
+    GenerationMissingError,
+    MemwalOpsError,
+    RegionReplacedError,
+)
+from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref
+from memwal_ops.formats.lance.generations.region_identity import UNDECIDED_RECORD, check_identity
+from memwal_ops.formats.lance.regions.listed_log import listed_log
+from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+    from memwal_ops.formats.lance.wire.region_records import RegionRecord
+
+_CONCURRENT_READS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A blocked region, with the error.
+
+    ``generation`` is the first one that cannot be merged; None if the region as a whole is unreadable.
+    """
+
+    region_id: UUID
+    generation: int | None
+    error: MemwalOpsError
+
+    def to_json(self) -> dict[str, object]:
+        """The ``blocked`` entry of a report."""
+        return {
+            "region_id": str(self.region_id),
+            "generation": self.generation,
+            "reason": self.error.reason,
+            "detail": f"{self.error} {self.error.remedy}",
+            "remedy": self.error.remedy,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RegionBacklog:
+    """One region: its newest manifest, its progress, and the generations to merge in ascending order."""
+
+    manifest: RegionManifest
+    merged: int
+    pending: tuple[GenerationRef, ...]
+
+    def before(self, generation: int) -> RegionBacklog:
+        """The same, of which only the generations before this one can be merged."""
+        return replace(self, pending=tuple(ref for ref in self.pending if ref.generation < generation))
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A region's newest manifest, the record that the table should have, and why it must not be merged."""
+
+    manifest: RegionManifest
+    record: RegionRecord | None
+    replaced: RegionReplacedError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The backlog of all regions, ascending by id; a blocked region keeps the generations before the fault.
+
+    ``unrecorded`` are records of regions that the table should have, and does not have yet (:func:`check_identity`).
+    """
+
+    regions: Mapping[UUID, RegionBacklog]
+    blocked: tuple[Blocked, ...]
+    unrecorded: Mapping[UUID, RegionRecord] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> tuple[GenerationRef, ...]:
+        """Everything that can be merged, by region, ascending within each."""
+        return tuple(ref for region in self.regions.values() for ref in region.pending)
+
+    def to_json(self) -> dict[str, int]:
+        """Sizes of the backlog: generations the regions list above their progress, mergeable or not."""
+        waiting = [
+            flushed
+            for region in self.regions.values()
+            for flushed in region.manifest.flushed_generations
+            if flushed.generation > region.merged
+        ]
+        return {
+            "regions": sum(
+                any(flushed.generation > region.merged for flushed in region.manifest.flushed_generations)
+                for region in self.regions.values()
+            ),
+            "generations": len(waiting),
+            "rows": sum(flushed.physical_rows or 0 for flushed in waiting),
+            "bytes": sum(flushed.accounted_bytes or 0 for flushed in waiting),
+        }
+
+
+def with_listed_log(table: Table) -> Table:
+    """The table with a store that serves the first listings of its log from one page; for planning alone."""
+    return replace(table, store=listed_log(table.store, table.location.scheme))
+
+
+def read_backlog(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlog:
+    """Read the newest manifest of every region (or of ``region_ids``) and subtract the progress.
+
+    Requests: a listing; one hint and one manifest per region, at most 8 at a time; and per region a listing, if the log
+    has 1,000 objects or more.
+    """
+    return backlog_of(with_listed_log(table), region_ids)
+
+
+def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlog:
+    """:func:`read_backlog` for a caller that listed the log (:func:`with_listed_log`)."""
+    known = () if table.memwal is None else table.regions.region_ids  # without an index, they are not merged
+    ids = sorted(known if region_ids is None else region_ids)
+    regions: dict[UUID, RegionBacklog] = {}
+    blocked: list[Blocked] = []
+    unrecorded: dict[UUID, RegionRecord] = {}
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        for region_id, outcome in zip(ids, pool.map(lambda one: _read_region(table, one), ids), strict=True):
+            if outcome is None:
+                continue
+            if isinstance(outcome, MemwalOpsError):
+                blocked.append(Blocked(region_id, None, outcome))
+                continue
+            merged = table.index.merged_generations.get(region_id, 0)
+            if outcome.record is not None:
+                unrecorded[region_id] = outcome.record
+            if outcome.replaced is not None:
+                regions[region_id] = RegionBacklog(outcome.manifest, merged, ())
+                blocked.append(Blocked(region_id, None, outcome.replaced))
+                continue
+            region, fault = subtract(outcome.manifest, merged)
+            regions[region_id] = region
+            if fault is not None:
+                blocked.append(fault)
+    return Backlog(regions, still_blocked(table, blocked), unrecorded)
+
+
+def still_blocked(table: Table, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
+    """The faults except those of generations that were merged and collected since the table was opened."""
+    if all(fault.generation is None for fault in blocked):
+        return tuple(blocked)
+    merged = table.newest().index.merged_generations
+    return tuple(
+        fault for fault in blocked if fault.generation is None or fault.generation > merged.get(fault.region_id, 0)
+    )
+
+
+def _read_region(table: Table, region_id: UUID) -> _Read | MemwalOpsError | None:
+    """A region as read, the error if it cannot be read, or None for a region that no writer has claimed yet."""
+    region = table.region(region_id)
+    try:
+        manifest = region.latest(checked=True)
+    except NoRegionManifestError as error:
+        return error if region.is_claimed() else None
+    except REGION_FAULTS as error:
+        return error
+    try:
+        return _Read(manifest, check_identity(table, manifest, created=region.created), None)
+    except RegionReplacedError as error:
+        return _Read(manifest, UNDECIDED_RECORD if error.undecided else None, error)
+    except REGION_FAULTS as error:
+        return error
+
+
+def subtract(manifest: RegionManifest, merged: int) -> tuple[RegionBacklog, Blocked | None]:
+    """Unmerged generations up to the first that is missing from the list.
+
+    Every number between the progress and ``current_generation`` was flushed (S0-036, S0-150), so a
+    number that is neither merged nor listed has rows of a writer, and is never skipped. This applies to the
+    newest ones, too: a base table from a backup may be older than the collection of generations.
+    """
+    listed = {flushed.generation: flushed for flushed in manifest.flushed_generations}
+    top = max(manifest.current_generation - 1, max(listed, default=0))
+    pending: list[GenerationRef] = []
+    for generation in range(merged + 1, top + 1):
+        flushed = listed.get(generation)
+        if flushed is None:
+            error = GenerationMissingError(
+                f"Generation {generation} of region {manifest.region_id} is not merged (progress is {merged}) and not "
+                f"listed in manifest version {manifest.version}, but generation {top} was flushed."
+            )
+            region = RegionBacklog(manifest, merged, tuple(pending))
+            return region, Blocked(manifest.region_id, generation, error)
+        pending.append(generation_ref(manifest.region_id, flushed))
+    return RegionBacklog(manifest, merged, tuple(pending)), None

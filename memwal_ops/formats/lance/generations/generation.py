@@ -1,0 +1,342 @@
+"""Open a flushed generation, and read its keys and rows.
+
+In both layouts it is a Lance table with a ``_tombstone`` column. A region-layout generation may have several rows
+of one key: the highest row address is the newest (S0-192), so keys are always read with their row addresses.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from memwal_ops.errors import (
+    GenerationCorruptError,
+    GenerationMissingError,
+    InvalidFormatError,
+    MemwalOpsError,
+    ReadOnlyStoreError,
+    SchemaProjectionError,
+    StorageCredentialsError,
+    StorageError,
+    StoreUnavailableError,
+    TableNotFoundError,
+)
+from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, open_dataset
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.generations.projection import (
+    TOMBSTONE,
+    Node,
+    Projection,
+    nodes,
+    plan_projection,
+    renumbered,
+)
+from memwal_ops.formats.lance.generations.writer_release import WrittenBy, read_written_by
+from memwal_ops.formats.lance.wire.names import parse_version_manifest_name, region_folder
+from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses
+from memwal_ops.storage.api import LinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from uuid import UUID
+
+    import lance
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lance.generations.copies import GenerationCopies
+    from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
+    from memwal_ops.storage.locations import Location
+
+_MAX_BATCH_ROWS = 8192
+# Lance decodes up to 16 batches ahead of the reader.
+_BATCHES_IN_BUDGET = 128
+_MIN_READ_AHEAD = 8 << 20
+_STORE_ERRORS = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRef:
+    """A generation as its region manifest lists it (S0-049), not opened.
+
+    ``bytes`` and ``rows`` are those in the manifest; None if the writer's release did not record them.
+    """
+
+    region_id: UUID
+    generation: int
+    path: str
+    rows: int | None
+    bytes: int | None
+
+    @property
+    def folder(self) -> str:
+        """The path of its directory, relative to the table's root."""
+        return f"{region_folder(self.region_id)}/{self.path}"
+
+    def __str__(self) -> str:
+        return f"generation {self.generation} of region {self.region_id} ({self.path})"
+
+
+def generation_ref(region_id: UUID, flushed: FlushedGeneration) -> GenerationRef:
+    """The reference to one entry of a region manifest."""
+    return GenerationRef(region_id, flushed.generation, flushed.path, flushed.physical_rows, flushed.accounted_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """An opened generation, with its projection onto the base table's current schema.
+
+    Attributes:
+        data_bytes: size of its data files.
+        physical_rows: rows in its data files, including superseded ones.
+        newest_row_first: whether the lowest row address of a key is its newest write, not the highest.
+    """
+
+    ref: GenerationRef
+    dataset: lance.LanceDataset
+    projection: Projection
+    data_bytes: int
+    physical_rows: int
+    newest_row_first: bool
+
+    def read_keys(self) -> pa.Table:
+        """Key columns, ``_tombstone`` (bool) and ``_rowaddr`` (uint64), in row order."""
+        return self.find_keys()
+
+    def find_keys(
+        self, condition: str | None = None, fragments: Sequence[lance.LanceFragment] | None = None
+    ) -> pa.Table:
+        """:meth:`read_keys` of the rows that meet a condition in SQL over the generation's columns.
+
+        Args:
+            condition: None: all.
+            fragments: to search; None: all, by an index if there is one.
+        """
+        columns = [*self.projection.keys, *([TOMBSTONE] if self.projection.has_tombstones else [])]
+        with _as_corrupt(self.ref), lance_errors("read the keys of", self.ref.folder):
+            table = self.dataset.scanner(
+                columns=columns,
+                filter=condition,
+                fragments=fragments,
+                with_row_address=True,
+                scan_in_order=True,
+            ).to_table()
+        if not self.projection.has_tombstones:
+            table = table.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), table.num_rows))
+        return table.select([*self.projection.keys, TOMBSTONE, ROW_ADDRESS])
+
+    def selected(self, names: Sequence[str]) -> Generation:
+        """The same generation, of which only these columns of the base are read, in this order."""
+        return replace(self, projection=self.projection.select(names))
+
+    def read_rows(
+        self, *, max_bytes: int, condition: str | None = None, addresses: NDArray[np.uint64] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """All live rows in row order, with the columns ``projection.source_columns``, in batches.
+
+        Blobs are descriptors, with ``_rowaddr``: :meth:`projected` reads their bytes.
+
+        Args:
+            max_bytes: memory budget; batch size and read-ahead are chosen to use about a quarter of it,
+                by the average size of this generation's rows.
+            condition: SQL over the generation's columns; rows that do not meet it are left out.
+            addresses: of the rows to read; None: all.
+        """
+        row_bytes = max(1, self.data_bytes // max(1, self.physical_rows))
+        batch_rows = min(_MAX_BATCH_ROWS, max(1, max_bytes // _BATCHES_IN_BUDGET // row_bytes))
+        if any(map(holds_blobs_in_lists, self._fields)):
+            batch_rows = _MAX_BATCH_ROWS
+        with _as_corrupt(self.ref), lance_errors("read the rows of", self.ref.folder):
+            yield from self.dataset.scanner(
+                columns=self.projection.source_columns,
+                filter=condition,
+                row_addr_allowlist=None if addresses is None else encode_row_addresses(addresses),
+                batch_size=batch_rows,
+                scan_in_order=True,
+                io_buffer_size=max(max_bytes // 8, _MIN_READ_AHEAD),
+                with_row_address=self._has_blobs,
+            ).to_batches()
+
+    def projected(self, rows: pa.RecordBatch, *, max_bytes: int, references: bool = True) -> Iterator[pa.RecordBatch]:
+        """Convert rows of :meth:`read_rows` to the base's current schema, in one batch or more.
+
+        Args:
+            rows: the rows to convert; only their blobs are read.
+            max_bytes: memory budget; a quarter of it is for blobs, but a row is never split.
+            references: whether external blobs stay references, as the base's writer needs them;
+                otherwise they are read, and all blobs are plain bytes.
+        """
+        if not self._has_blobs:
+            yield self.projection.apply(rows)
+            return
+        projection = self.projection if references else self.projection.with_blobs_as_bytes()
+        with _as_corrupt(self.ref), lance_errors("read the blobs of", self.ref.folder):
+            for part in with_payload(self.dataset, rows, max(1, max_bytes // 4), references=references):
+                yield projection.apply(part)
+
+    @property
+    def _fields(self) -> list[pa.Field]:
+        """The fields that are read."""
+        schema = self.dataset.schema
+        return [schema.field(name) for name in self.projection.source_columns]
+
+    @property
+    def _has_blobs(self) -> bool:
+        return any(map(holds_blobs, self._fields))
+
+    def sealed(self) -> SealedGeneration:
+        """The picklable form, from which another process can open it; rows are counted from metadata."""
+        with _as_corrupt(self.ref), lance_errors("count the rows of", self.ref.folder):
+            live = int(self.dataset.count_rows())
+        return SealedGeneration(
+            self.ref,
+            int(self.dataset.version),
+            self.projection,
+            self.data_bytes,
+            self.physical_rows,
+            live,
+            self.newest_row_first,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SealedGeneration:
+    """An opened generation without its dataset handle, so that another process can open the same version.
+
+    Attributes:
+        version: the dataset version that was opened.
+        live_rows: rows that no deletion vector hides; every later read must return as many.
+    """
+
+    ref: GenerationRef
+    version: int
+    projection: Projection
+    data_bytes: int
+    physical_rows: int
+    live_rows: int
+    newest_row_first: bool
+
+    def open(self, location: Location) -> Generation:
+        """Open it again; ``location`` is the table's.
+
+        Raises:
+            GenerationCorruptError: it does not open any more.
+            StorageError: the store failed; the generation may be intact.
+        """
+        with _as_corrupt(self.ref), lance_errors("open", self.ref.folder):
+            dataset = open_dataset(location, self.ref.folder, version=self.version)
+        return Generation(
+            self.ref, dataset, self.projection, self.data_bytes, self.physical_rows, self.newest_row_first
+        )
+
+
+def open_generation(
+    table: Table, ref: GenerationRef, history: SchemaHistory, copies: GenerationCopies | None = None
+) -> Generation:
+    """Open a generation and plan its projection onto the base table's current schema.
+
+    Args:
+        table: the table.
+        ref: the generation.
+        history: of the table's schema.
+        copies: where to copy it first if it is small; None: the original is read.
+
+    Raises:
+        GenerationMissingError: no directory, or an empty one.
+        GenerationCorruptError: a directory that does not open.
+        SchemaProjectionError: columns that cannot be projected onto the base schema.
+        StorageError: the store failed; the generation may be intact.
+    """
+    try:
+        place = copies if copies is not None and copies.add(ref) else table
+        with lance_errors("open", ref.folder):
+            dataset = open_dataset(place.location, ref.folder)
+            fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+        written = read_written_by(place.store, ref.folder, dataset.version)
+    except InvalidFormatError as error:
+        raise GenerationCorruptError(f"The manifest of {ref} does not decode: {error}") from error
+    except (StorageError, TableNotFoundError) as error:
+        if isinstance(error, _STORE_ERRORS):
+            raise
+        if (missing := missing_generation(table, ref)) is not None:
+            raise missing from error
+        raise GenerationCorruptError(f"{ref} does not open as a Lance table: {error}") from error
+    source = nodes(dataset)
+    if written.numbers_fields_from_zero:
+        source = _with_base_ids(source, written, history)
+
+    record = table.records.get(ref.region_id)
+    adopted = 0 if record is None else record.adopted
+
+    def is_same(field_id: int, renamed: bool) -> bool | None:  # noqa: FBT001 - the shape of a callback
+        # Timeline by the flush alone: a writer puts column ``note`` and is killed; ``note`` is dropped, and ``email``
+        # added under its id; the next writer replays the log and flushes it: the notes would become e-mails.
+        verdict = history.is_same_field(field_id, written.logged, renamed=renamed, adopted=adopted)
+        if verdict is None and written.logged != written.flush:
+            verdict = history.is_same_field(field_id, written.flush, renamed=renamed, adopted=adopted)
+        return verdict
+
+    projection = plan_projection(
+        source, nodes(table.dataset), written_schema(table.dataset.schema), table.primary_key, is_same
+    )
+    files = [file for fragment in fragments for file in fragment.files]
+    return Generation(
+        ref,
+        dataset,
+        projection,
+        data_bytes=sum(file.file_size_bytes or 0 for file in files),
+        physical_rows=sum(fragment.physical_rows for fragment in fragments),
+        newest_row_first=written.newest_row_first,
+    )
+
+
+def missing_generation(table: Table, ref: GenerationRef) -> MemwalOpsError | None:
+    """The error if a generation's directory is missing, or is a link, which is not followed; None if it exists."""
+    try:
+        if next(iter(table.store.list(ref.folder)), None) is not None:
+            return None
+    except LinkError as error:
+        return GenerationMissingError(f"The directory of {ref} is missing: {error}", remedy=error.remedy)
+    return GenerationMissingError(f"The directory of {ref} is missing or empty.")
+
+
+def read_flush(table: Table, ref: GenerationRef) -> Flush | None:
+    """When the oldest rows of a generation were logged or flushed; None if it does not exist. Two to five requests.
+
+    Raises:
+        InvalidFormatError: its manifest does not decode.
+        StorageError: the store failed.
+    """
+    names = (meta.path.rpartition("/")[2] for meta in table.store.list(f"{ref.folder}/{VERSIONS_FOLDER}"))
+    versions = [found.version for name in names if (found := parse_version_manifest_name(name)) is not None]
+    return read_written_by(table.store, ref.folder, max(versions)).logged if versions else None
+
+
+def _with_base_ids(source: tuple[Node, ...], written: WrittenBy, history: SchemaHistory) -> tuple[Node, ...]:
+    """The fields with the ids that the base table had for them when the generation was flushed."""
+    ids = history.base_ids(written.manifest, ignore=TOMBSTONE)
+    if ids is None:
+        raise SchemaProjectionError(
+            f"Lance {written.manifest.writer_version.version} numbered the generation's fields independently of the "
+            "base table's, and no existing version had these fields when it was flushed.",
+            remedy="Change the base table back to the generation's columns, merge, and change them again.",
+        )
+    return tuple(node if node.name == TOMBSTONE else renumbered(node, ids) for node in source)
+
+
+@contextmanager
+def _as_corrupt(ref: GenerationRef) -> Iterator[None]:
+    """Raise an error for a damaged generation: it opened and cannot be read, and the store did not fail."""
+    try:
+        yield
+    except StorageError as error:
+        if isinstance(error, _STORE_ERRORS):
+            raise
+        raise GenerationCorruptError(f"{ref} cannot be read: {error}") from error

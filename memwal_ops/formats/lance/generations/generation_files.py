@@ -1,0 +1,247 @@
+"""Look at the files of unmerged generations without reading a row: their manifests, and names and sizes of the rest.
+
+A region manifest lists a generation by number, path and rows. Whether its files are still there, no listing of
+generations shows: a merge would find it out, hours later. This look costs one listing for each region, in the region
+layout one of its log as well, and one request for each generation.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import GenerationCorruptError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.files.named_files import NamedFile, Places
+from memwal_ops.formats.lance.files.referenced_files import version_of_main
+from memwal_ops.formats.lance.files.versions import PAGE, decode_named, is_ascending
+from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog, still_blocked
+from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref, missing_generation
+from memwal_ops.formats.lance.regions.listed_log import unlisted
+from memwal_ops.formats.lance.wire.names import region_folder
+from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.export_file import NotExportedError
+from memwal_ops.storage.locations import LOCAL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import ObjectMeta
+
+_CONCURRENT_READS = 8
+# Fewer files of one folder are asked for one by one.
+_FEW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFiles:
+    """What a look at the unmerged generations of a region showed.
+
+    Attributes:
+        written: per generation that has files, when the first of them was written.
+        damaged: per generation that has files, but cannot be read, the error.
+        fault: the first generation that is missing or damaged, and its error; None: there is none.
+    """
+
+    written: Mapping[int, datetime]
+    damaged: Mapping[int, MemwalOpsError]
+    fault: tuple[int, MemwalOpsError] | None
+
+    def state(self, generation: int) -> str:
+        """``missing``, ``damaged`` or ``pending``."""
+        if generation not in self.written:
+            return "missing"
+        return "damaged" if generation in self.damaged else "pending"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBacklog:
+    """A backlog whose blocked regions include those with a missing or damaged generation; per region what was seen."""
+
+    backlog: Backlog
+    files: Mapping[UUID, GenerationFiles]
+
+
+def checked_backlog(table: Table, backlog: Backlog, limit: int | None = None) -> CheckedBacklog:
+    """Look at the unmerged generations of a backlog, of each region at the first ``limit``.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    files = {
+        region_id: look_at_generations(table, region, limit)
+        for region_id, region in backlog.regions.items()
+        if any(flushed.generation > region.merged for flushed in region.manifest.flushed_generations)
+    }
+    known = {fault.region_id: fault for fault in backlog.blocked}
+    found = [
+        Blocked(region_id, *one.fault)
+        for region_id, one in files.items()
+        if one.fault is not None and _is_first(one.fault[0], known.get(region_id))
+    ]
+    faults = {fault.region_id: fault for fault in still_blocked(table, found)}
+    regions = {
+        region_id: region if (fault := faults.get(region_id)) is None else region.before(fault.generation or 0)
+        for region_id, region in backlog.regions.items()
+    }
+    blocked = tuple((known | faults)[region_id] for region_id in sorted({*known, *faults}))
+    return CheckedBacklog(replace(backlog, regions=regions, blocked=blocked), files)
+
+
+def _is_first(generation: int, known: Blocked | None) -> bool:
+    """Whether a region is blocked before the generation that was known to block it; never if all of it is blocked."""
+    return known is None or (known.generation is not None and generation < known.generation)
+
+
+def look_at_generations(
+    table: Table, region: RegionBacklog, limit: int | None = None, *, footers: bool = False
+) -> GenerationFiles:
+    """Look at the generations that a region lists above its progress.
+
+    Args:
+        table: the table.
+        region: the region.
+        limit: look at so many, the first ones; None: at all.
+        footers: whether to check the end of each data file as well, with one request for each.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    listed = sorted(region.manifest.flushed_generations, key=lambda flushed: flushed.generation)
+    region_id = region.manifest.region_id
+    refs = [generation_ref(region_id, one) for one in listed if one.generation > region.merged][:limit]
+    files = _listed(table, refs)
+    existing = [ref for ref in refs if files[ref.path]]
+    found = dict(
+        zip((ref.generation for ref in existing), _errors(table, existing, files, footers=footers), strict=True)
+    )
+    fault: tuple[int, MemwalOpsError] | None = None
+    for ref in refs:
+        if fault is not None:
+            break
+        suspect = ref.generation not in found or found[ref.generation] is not None
+        if suspect and (error := _confirmed(table, ref, footers=footers)) is not None:
+            fault = ref.generation, error
+    written = {ref.generation: min(one.last_modified for one in files[ref.path].values()) for ref in existing}
+    damaged = {generation: error for generation, error in found.items() if error is not None}
+    return GenerationFiles(written, damaged, fault)
+
+
+def _confirmed(table: Table, ref: GenerationRef, *, footers: bool) -> MemwalOpsError | None:
+    """The error of a generation by its own listing: that of the region may have been made while it was written."""
+    fresh = replace(table, store=unlisted(table.store))
+    try:
+        files = {meta.path: meta for meta in fresh.store.list(ref.folder)}
+    except LinkError:
+        files = {}
+    if not files:
+        return missing_generation(table, ref)
+    return next(iter(_errors(fresh, [ref], {ref.path: files}, footers=footers)))
+
+
+def _listed(table: Table, refs: Sequence[GenerationRef]) -> Mapping[str, dict[str, ObjectMeta]]:
+    """Per directory of a generation its files."""
+    found: dict[str, dict[str, ObjectMeta]] = {ref.path: {} for ref in refs}
+    for meta in _files(table, refs):
+        directory = meta.path.split("/")[2]
+        if directory in found and meta.path.count("/") > 2:  # noqa: PLR2004 - a file in the directory, and no link
+            found[directory][meta.path] = meta
+    return found
+
+
+def _files(table: Table, refs: Sequence[GenerationRef]) -> Iterator[ObjectMeta]:
+    """The files of the generations, and others: from a listing of the region, up to the last directory.
+
+    In order of names, the log comes behind the generations. Local files are listed in no order, and by directory.
+    """
+    if table.location.scheme in LOCAL:
+        for ref in refs:
+            try:
+                yield from table.store.list(ref.folder)
+            except LinkError:
+                continue  # as if it were missing
+        return
+    last = max((f"{ref.folder}0" for ref in refs), default="")  # "0" sorts behind "/"
+    listing = table.store.list(region_folder(refs[0].region_id)) if refs else iter(())
+    while page := list(islice(listing, PAGE)):
+        yield from page
+        if is_ascending(page) and page[-1].path > last:  # not on S3 Express
+            return
+
+
+def _errors(
+    table: Table, refs: Sequence[GenerationRef], files: Mapping[str, Mapping[str, ObjectMeta]], *, footers: bool
+) -> Sequence[MemwalOpsError | None]:
+    """For each generation with files, why it cannot be read."""
+    sizes = {path: meta.size for listed in files.values() for path, meta in listed.items()}
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        named = list(pool.map(lambda ref: _named(table, ref, files[ref.path]), refs))
+        try:
+            read = (one for one in named if not isinstance(one, MemwalOpsError))
+            sizes |= _sizes(table, chain.from_iterable(read), sizes)
+            return list(pool.map(lambda ref, one: _damage(ref, one, sizes, footers=footers), refs, named))
+        except LinkError as error:
+            return [error for _ in refs]
+
+
+def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) -> Sequence[NamedFile] | MemwalOpsError:
+    """The files that the newest manifest of a generation names; none if an export has no manifest."""
+    start = len(ref.folder) + 1
+    versions = {version: path for path in files if (version := version_of_main(path[start:])) is not None}
+    if not versions:
+        return GenerationCorruptError(f"{ref} has files, and no manifest.")
+    path = versions[max(versions)]
+    try:
+        manifest = decode_named(path, table.store.get(path)).manifest
+        return [*Places(table.location, table.store, manifest, ref.folder).data_files(manifest)]
+    except NotExportedError:
+        return []
+    except (InvalidFormatError, ObjectNotFoundError) as error:
+        return GenerationCorruptError(f"The manifest of {ref} does not decode: {error}")
+
+
+def _sizes(table: Table, named: Iterable[NamedFile], known: Mapping[str, int]) -> Mapping[str, int]:
+    """The sizes of the named files that the listing does not have: those of the log, in the region layout."""
+    folders: dict[str, set[str]] = {}
+    for file in named:
+        if file.place.store is table.store and file.path not in known:
+            folders.setdefault(file.path.rpartition("/")[0], set()).add(file.path)
+    found: dict[str, int] = {}
+    for folder, paths in folders.items():
+        if len(paths) <= _FEW:
+            found |= {path: meta.size for path in paths if (meta := table.store.head(path)) is not None}
+            continue
+        for meta in table.store.list(folder):
+            if meta.path in paths:
+                found[meta.path] = meta.size
+                paths.discard(meta.path)
+            if not paths:
+                break
+    return found
+
+
+def _damage(
+    ref: GenerationRef, named: Sequence[NamedFile] | MemwalOpsError, sizes: Mapping[str, int], *, footers: bool
+) -> MemwalOpsError | None:
+    if isinstance(named, MemwalOpsError):
+        return named
+    for file in named:
+        why = _damage_of(file, sizes.get(file.path), footers=footers)
+        if why is not None:
+            return GenerationCorruptError(f"{ref} is damaged: {file}: {why}.")
+    return None
+
+
+def _damage_of(file: NamedFile, size: int | None, *, footers: bool) -> str | None:
+    if file.place.uri:  # of a copied table, the log of the original
+        meta = file.place.store.head(file.path)
+        size = None if meta is None else meta.size
+    if size is None:
+        return "it is missing, and the generation's manifest names it"
+    if file.size not in {0, size}:
+        return f"it has {size:,} bytes, and {file.size:,} by the generation's manifest"
+    return file.damage(size) if footers else None

@@ -1,0 +1,1 @@
+"""Read the base table's indexes and region snapshots."""

@@ -1,0 +1,193 @@
+"""Read the codebook of a vector index (IVF centroids and quantizer) from its files.
+
+All layers of the LSM tree must share it, or distances from one layer cannot be compared with those
+from another (S0-110, S0-112). ``optimize_indices`` with its defaults does change it: where segments
+are merged it splits large partitions and joins small ones (landmine 22).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from lance.file import LanceFileReader
+
+from memwal_ops.errors import StorageError, UnsupportedFeatureError
+from memwal_ops.formats.lance.files.datasets import lance_options
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.wire._pb import vector_pb2
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.storage.locations import Location
+
+_INDEX_FILE, _STORAGE_FILE = "index.idx", "auxiliary.idx"
+# Positions of buffers in the file, which are not part of their content.
+_POSITIONS = ("codebook_position", "rotate_mat_position")
+# Parameters of quantizers that are in a VectorModel, or follow from it.
+_SUPPORTED_PARAMETERS = frozenset(
+    {"dim", "codebook_position", "nbits", "num_sub_vectors", "dimension", "codebook_tensor", "transposed"}
+)
+# numpy types by Lance's number of the tensor type.
+_TENSOR_TYPES = {1: "<f2", 2: "<f4", 3: "<f8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Codebook:
+    """The parameters that determine the partition and the code of a vector.
+
+    Two are equal if vectors get the same partitions and codes from both; sizes are not compared.
+
+    Attributes:
+        kind: index type and distance, from the file.
+        partitions: number of IVF partitions.
+        centroids: digest of the centroids.
+        quantizer: the quantizer's parameters and the digests of its tables.
+        sizes: rows per partition in this segment.
+    """
+
+    kind: str
+    partitions: int
+    centroids: str
+    quantizer: str
+    sizes: tuple[int, ...] = field(compare=False)
+
+    @property
+    def is_dot_product(self) -> bool:
+        """Whether codes of a product quantizer are compared by dot products."""
+        described = json.loads(self.kind)
+        return str(described.get("type", "")).endswith("PQ") and described.get("distance_type") == "dot"
+
+
+def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> Codebook:
+    """The codebook of one index segment, published or not; a few small reads at the ends of two files.
+
+    Raises:
+        UnsupportedFeatureError: files of releases before Lance's v3 vector index, or files
+            that this release cannot compare.
+        StorageError: the store failed.
+    """
+    return codebook_at(table.location, index_folder(table, entry), entry.name)
+
+
+def codebook_at(location: Location, folder: str, name: str) -> Codebook:
+    """Read the codebook of the segment in ``folder``, a URI; ``name`` is that of the index, for error messages."""
+    try:
+        index = _open(location, f"{folder}/{_INDEX_FILE}")
+        storage = _open(location, f"{folder}/{_STORAGE_FILE}")
+        described = json.loads(_text(index, "lance:index"))
+        model = _ivf(index)
+        parameters = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
+        sizes = tuple(_ivf(storage).lengths)
+        centroids = model.centroids_tensor.SerializeToString(deterministic=True)
+        quantizer = {key: _rounded(value) for key, value in parameters.items() if key not in _POSITIONS}
+        for position in _POSITIONS:
+            if parameters.get(position) is not None:
+                quantizer[position] = _digest(bytes(storage.read_global_buffer(parameters[position])))
+    except StorageError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, DecodeError, OSError) as error:
+        raise UnsupportedFeatureError(
+            f"The codebook of index {name} cannot be read from {folder}: {error}",
+            remedy="Bring this index up to date manually; or merge everything, then create it again with a release "
+            "that memwal-ops supports.",
+        ) from error
+    return Codebook(
+        json.dumps(described, sort_keys=True),
+        len(sizes),
+        _digest(centroids + bytes(str(list(model.centroids)), "ascii")),
+        json.dumps(quantizer, sort_keys=True),
+        sizes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VectorModel:
+    """The trained parameters of a vector index, from which pylance can build an index with the same ones.
+
+    Attributes:
+        centroids: of the partitions, one row each.
+        codebook: of the product quantizer: sub-vectors x codes x dimensions of a sub-vector; None without one.
+    """
+
+    centroids: NDArray[np.floating[Any]]
+    codebook: NDArray[np.floating[Any]] | None
+
+
+def read_model(location: Location, folder: str, name: str) -> VectorModel:
+    """The model of an index segment; arguments as :func:`codebook_at`.
+
+    Raises:
+        UnsupportedFeatureError: its quantizer has parameters that pylance does not accept, or its files cannot be read.
+        StorageError: the store failed.
+    """
+    try:
+        index = _open(location, f"{folder}/{_INDEX_FILE}")
+        storage = _open(location, f"{folder}/{_STORAGE_FILE}")
+        parameters = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
+        if not parameters.keys() <= _SUPPORTED_PARAMETERS:
+            raise UnsupportedFeatureError(
+                f"Index {name} has a quantizer ({json.loads(_text(index, 'lance:index'))['type']}) that pylance trains "
+                "anew for each index: it accepts no existing one, so the distances of the two could not be compared.",
+                remedy="Use an IVF_FLAT, IVF_PQ, IVF_HNSW_FLAT or IVF_HNSW_PQ index; or leave this one out of the "
+                "maintained indexes.",
+            )
+        centroids = _tensor(_ivf(index).centroids_tensor)
+        codebook = None
+        if parameters.get("codebook_position") is not None:
+            stored = vector_pb2.Tensor.FromString(bytes(storage.read_global_buffer(parameters["codebook_position"])))
+            parts = parameters["num_sub_vectors"]
+            codebook = _tensor(stored).reshape(parts, -1, parameters["dimension"] // parts)
+    except StorageError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, DecodeError, OSError) as error:
+        raise UnsupportedFeatureError(f"The model of index {name} cannot be read from {folder}: {error}") from error
+    return VectorModel(centroids, codebook)
+
+
+def _tensor(stored: vector_pb2.Tensor) -> NDArray[np.floating[Any]]:
+    return np.frombuffer(stored.data, _TENSOR_TYPES[stored.data_type]).reshape([*stored.shape])
+
+
+def index_folder(table: Table, entry: table_pb2.IndexMetadata) -> str:
+    """The URI of the files of an index segment."""
+    name = f"{INDICES_FOLDER}/{UUID(bytes=entry.uuid.uuid)}"
+    if not entry.HasField("base_id"):
+        return f"{table.location.uri}/{name}"
+    for base in table.manifest.manifest.base_paths:
+        if base.id == entry.base_id:
+            return f"{base.path.rstrip('/')}/{name if base.is_dataset_root else name.rsplit('/', 1)[-1]}"
+    raise UnsupportedFeatureError(f"Index {entry.name} is in base {entry.base_id}, which the table does not define.")
+
+
+def _open(location: Location, path: str) -> LanceFileReader:
+    with lance_errors("read the codebook of", path):
+        return LanceFileReader(path, storage_options=lance_options(location))
+
+
+def _text(reader: LanceFileReader, key: str) -> str:
+    return str(reader.metadata().schema.metadata[key.encode()].decode())
+
+
+def _ivf(reader: LanceFileReader) -> vector_pb2.Ivf:
+    return vector_pb2.Ivf.FromString(bytes(reader.read_global_buffer(int(_text(reader, "lance:ivf")))))
+
+
+def _rounded(value: object) -> object:
+    """Round floats: their last digits change each time that Lance reads and writes an SQ bound."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return f"{value:.9g}" if isinstance(value, float) else value
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

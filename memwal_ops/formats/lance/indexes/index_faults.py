@@ -1,0 +1,341 @@
+"""Find the scalar indexes that may lack rows of fragments that they claim to cover.
+
+The fragments that an index claims are in the table's manifest, and commits change them without its files. An index of
+row addresses is wrong from then on; a row that it does not find is taken for one that does not exist:
+
+* A compaction with ``defer_index_remap`` leaves the addresses to readers, and a later one may lose rows
+  (:func:`memwal_ops.formats.lance.wire.index_entries.moved_later`).
+* On tables with stable row ids, B-trees of version 1 (pylance 14) have addresses, those of version 0 have row ids.
+  Releases 12 and 13 keep an index of version 1 and treat it as one of row ids: their compaction moves what it claims,
+  and not what is in it.
+* Zone maps and bloom filters always have addresses; up to release 12, compactions of such tables move their claims.
+
+Two kinds of proof: :func:`known_faults` from manifests and small files, :func:`sampled_fault` by asking for rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lance.file import LanceFileReader
+
+from memwal_ops.core.export import exported_store
+from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_options
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.sql_literals import has_sql_literals, is_one_of
+from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, covered_by
+from memwal_ops.formats.lance.indexes.codebook import index_folder
+from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
+from memwal_ops.formats.lance.wire.index_entries import moved_later
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
+from memwal_ops.formats.lance.wire.version_manifest import lance_major
+from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import lance
+    import pyarrow as pa
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+_TREE = "BTree"
+_FRAGMENTS_IN = {"ZoneMap": "zonemap.lance", "BloomFilter": "bloomfilter.lance"}
+_TREE_PAGES = "page_data.lance"
+# The first release that maintains B-trees of addresses on tables with stable row ids
+# (tests/integration/contracts/old_pylance.md); the pinned pylance makes each one that it updates such a B-tree.
+_MAINTAINS_ADDRESSES = 14
+# How many of the newest versions show which releases write the table.
+_LAST_WRITERS = 32
+_CONCURRENT_READS = 8
+# Of the newest fragments, and as many of the others. What an index lacks is a whole fragment, so that few rows of each
+# show it; of a table with few fragments, 64 rows are looked up.
+_SAMPLED_FRAGMENTS = 32
+_ROWS_OF_EACH = 2
+_ROWS_OF_ALL = 64
+_SHOWN = 5
+_PANICS = "0.1"  # the storage version "legacy"
+# Versions are immutable: by table, path, time and tag. A reader that follows a table reads each one once.
+_KNOWN: dict[tuple[object, ...], _Written] = {}
+_MAX_KNOWN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFault:
+    """Why an index must not be asked.
+
+    Attributes:
+        why: the reason, as a clause whose subject is the index.
+        proven: whether it lacks rows for certain; otherwise it may.
+    """
+
+    why: str
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OlderWriter:
+    """A version, and the release that wrote it."""
+
+    version: int
+    release: str
+
+
+def known_faults(table: Table) -> Mapping[str, IndexFault]:
+    """By name the indexes that may lack rows, as manifests and small files of indexes show it.
+
+    Requests: one for each segment of a zone map or bloom filter. If the table has a B-tree of version 1: one for each
+    of up to 32 versions, back to that in which it got it.
+    """
+    return table.once("index faults", lambda: _known_faults(table))
+
+
+def _known_faults(table: Table) -> Mapping[str, IndexFault]:
+    faults = {
+        entry.name: IndexFault("is older than a compaction with defer_index_remap: pylance may lose rows of it", False)  # noqa: FBT003
+        for entry in moved_later(table.manifest)
+    }
+    for index in base_indexes(table).values():
+        fault = _stale(table, index) if index.type in _FRAGMENTS_IN else _not_maintained(table, index)
+        if fault is not None and (fault.proven or index.name not in faults):
+            faults[index.name] = fault
+    return faults
+
+
+def base_scanner(table: Table, **options: Any) -> lance.LanceScanner:
+    """A scanner of the base whose filter asks no index that may lack rows; options are those of pylance's scanner."""
+    return table.dataset.scanner(use_scalar_index=not known_faults(table), **options)
+
+
+def fault_of(table: Table, index: BaseIndex) -> IndexFault | None:
+    """The fault of one index; one that a release may have made a B-tree of addresses wrong is sampled."""
+    known = known_faults(table).get(index.name)
+    if index.type == _TREE and (version_of(index) or known):
+        return _sampled(table, index) or known
+    return known
+
+
+def checked_fault(table: Table, index: BaseIndex) -> IndexFault | None:
+    """As :func:`fault_of`, with a sample of every B-tree."""
+    return (_sampled(table, index) if index.type == _TREE else None) or known_faults(table).get(index.name)
+
+
+def version_of(index: BaseIndex) -> int:
+    """The version of an index, by which releases decide whether they can use it."""
+    return max((int(entry.index_version) for entry in index.segments), default=0)
+
+
+def refused_by(table: Table, index: BaseIndex) -> OlderWriter | None:
+    """The last version of a release that would not maintain the index once the pinned pylance has updated it.
+
+    pylance makes a B-tree of row ids one of row addresses.
+    """
+    stable = bool(table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS)
+    return _older_writer(table) if stable and index.type == _TREE and not version_of(index) else None
+
+
+def _older_writer(table: Table, index: BaseIndex | None = None) -> OlderWriter | None:
+    """The last of the newest 32 versions that exist which such a release wrote; those of ours are left out.
+
+    Args:
+        index: only versions since it has the version that it has now.
+    """
+    for one in _last_written(table):
+        if index is not None and (index.name, version_of(index)) not in one.indexes:
+            return None
+        if not one.ours and (one.major is None or one.major < _MAINTAINS_ADDRESSES):
+            return OlderWriter(one.version, one.release)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Who wrote a version, and the names and versions of the indexes in it."""
+
+    version: int
+    major: int | None
+    release: str
+    ours: bool
+    indexes: frozenset[tuple[str, int]]
+
+    @classmethod
+    def of(cls, manifest: VersionManifest) -> _Written:
+        writer, transaction = manifest.manifest.writer_version, manifest.transaction
+        entries = () if manifest.indexes is None else manifest.indexes.indices
+        return cls(
+            int(manifest.manifest.version),
+            lance_major(manifest.manifest),
+            f"{writer.library} {writer.version}".strip() or "an unknown release",
+            transaction is not None and JOB_PROPERTY in transaction.transaction_properties,
+            frozenset((entry.name, int(entry.index_version)) for entry in entries),
+        )
+
+
+def _last_written(table: Table) -> Iterator[_Written]:
+    """The newest versions, from the newest on; a version that was read before is not read again."""
+    listed = table.listed.versions
+
+    def read(version: int) -> _Written | None:
+        file = listed[version]
+        key = (table.location.uri, file.path, file.last_modified, file.e_tag)
+        try:
+            written = _KNOWN.get(key) or _Written.of(read_version_manifest(table.store, version, table.naming))
+        except (ObjectNotFoundError, InvalidFormatError):
+            return None  # expired, or damaged: verify reports that
+        if len(_KNOWN) >= _MAX_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = written
+        return written
+
+    yield _Written.of(table.manifest)
+    earlier = sorted((one for one in listed if one < table.version), reverse=True)[: _LAST_WRITERS - 1]
+    yield from (one for _, one in concurrently(read, earlier, threads=_CONCURRENT_READS) if one is not None)
+
+
+def _not_maintained(table: Table, index: BaseIndex) -> IndexFault | None:
+    """The fault of a B-tree of addresses that was in the table when an older release wrote it."""
+    older = _older_writer(table, index) if index.type == _TREE and version_of(index) else None
+    if older is None:
+        return None
+    return IndexFault(
+        f"has version {version_of(index)}, which releases before {_MAINTAINS_ADDRESSES}.0 do not maintain, and "
+        f"{older.release} wrote version {older.version} of the table since",
+        proven=False,
+    )
+
+
+def _stale(table: Table, index: BaseIndex) -> IndexFault | None:
+    """The fault of a zone map or bloom filter that has no zone of a fragment which it claims to cover."""
+    live = {one.id for one in table.manifest.manifest.fragments if _live_rows(one)}
+    claimed = index.covered & live
+    if not claimed:
+        return None
+    if exported_store(table) is not None:
+        return None  # without the index's files
+    try:
+        named = frozenset[int]().union(*(_fragments_in(table, index, entry) for entry in index.segments))
+    except MemwalOpsError as error:
+        return IndexFault(f"cannot be read: {error}".rstrip("."), proven=False)
+    if claimed <= named:
+        return None
+    gone = sorted(named - {one.id for one in table.manifest.manifest.fragments})
+    return IndexFault(
+        f"claims {_listed(sorted(claimed - named))}, of which its files have nothing"
+        + (f": they name {_listed(gone)}, which the table no longer has" if gone else ""),
+        proven=True,
+    )
+
+
+def _fragments_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
+    path = f"{index_folder(table, entry)}/{_FRAGMENTS_IN[index.type]}"
+    with lance_errors("read index", path):
+        reader = LanceFileReader(path, storage_options=lance_options(table.location), columns=["fragment_id"])
+        return frozenset(reader.read_all().to_table()["fragment_id"].unique().to_pylist())
+
+
+def _sampled(table: Table, index: BaseIndex) -> IndexFault | None:
+    (column, *more) = index.segments[0].fields
+    field = next((one for one in table.manifest.manifest.fields if one.id == column), None)
+    if more or field is None or field.parent_id >= 0 or not can_find_addresses(table, field.name):
+        return None
+    if exported_store(table) is not None:
+        return None  # without rows
+    return sampled_fault(table, field.name, index.segments)
+
+
+def can_find_addresses(table: Table, column: str) -> bool:
+    """Whether a condition can name a column, and pylance does not panic where it selects addresses by an index."""
+    return "`" not in column and table.manifest.manifest.data_format.version != _PANICS
+
+
+def sampled_fault(table: Table, column: str, segments: Sequence[table_pb2.IndexMetadata]) -> IndexFault | None:
+    """The fault of a B-tree of a top-level column, by the number of its entries and by a look-up of some rows.
+
+    Asked for are at least two rows of each fragment that it claims; of more than 64 fragments, of the newest 32 and of
+    32 others, which are other ones in each version. None for a column whose values have no SQL literals.
+
+    Raises:
+        StorageError: the table or the index cannot be read.
+    """
+    asked = (column, *(one.SerializeToString() for one in segments))
+    return table.once(("sampled fault", asked), lambda: _sampled_fault(table, column, segments))
+
+
+def _sampled_fault(table: Table, column: str, segments: Sequence[table_pb2.IndexMetadata]) -> IndexFault | None:
+    rows = _rows_to_find(table, column, covered_by(segments))
+    if rows is None:
+        return IndexFault("cannot be checked: the table does not record how many rows its fragments have", proven=False)
+    rows = rows.filter(rows[column].is_valid())
+    if not rows.num_rows or not has_sql_literals(rows[column]):
+        return None
+    condition = is_one_of(column, rows[column].unique().to_pylist())
+    with lance_errors("look up rows of", table.location.uri):
+        found = table.dataset.scanner(columns=[column], filter=condition, with_row_address=True).to_table()
+    addresses = rows[ROW_ADDRESS].to_numpy()
+    missing = addresses[~np.isin(addresses, found[ROW_ADDRESS].to_numpy())]
+    if missing.size:
+        fragments = np.unique(missing >> np.uint64(32)).tolist()
+        return IndexFault(
+            f"does not find {missing.size:,} of {rows.num_rows:,} rows that were looked up as a sample, all in "
+            f"{_listed(fragments)}",
+            proven=True,
+        )
+    return _too_few_entries(table, segments)
+
+
+def _rows_to_find(table: Table, column: str, covered: frozenset[int]) -> pa.Table | None:
+    """Values and addresses of some live rows of these fragments; None: positions of rows are not known."""
+    fragments = table.manifest.manifest.fragments
+    counts = [_live_rows(one) for one in fragments]
+    if any(count is None for count in counts):
+        return None
+    live = np.array(counts, dtype=np.int64)
+    starts = np.cumsum(live) - live
+    order = sorted(range(len(fragments)), key=lambda at: fragments[at].id, reverse=True)
+    claimed = np.array([at for at in order if live[at] and fragments[at].id in covered], dtype=np.int64)
+    random = np.random.default_rng(table.version)
+    others = claimed[_SAMPLED_FRAGMENTS:]
+    chosen = np.concatenate([claimed[:_SAMPLED_FRAGMENTS], random.permutation(others)[:_SAMPLED_FRAGMENTS]])
+    of_each = max(_ROWS_OF_EACH, _ROWS_OF_ALL // max(1, len(chosen)))
+    offsets = random.integers(0, live[chosen][:, None], size=(len(chosen), of_each))
+    positions = np.unique(starts[chosen][:, None] + offsets)
+    with lance_errors("read rows of", table.location.uri):
+        return table.dataset.take(positions.tolist(), columns=[column, ROW_ADDRESS])
+
+
+def _too_few_entries(table: Table, segments: Sequence[table_pb2.IndexMetadata]) -> IndexFault | None:
+    """The fault of a B-tree with fewer entries than the fragments that it claims have live rows."""
+    covered = covered_by(segments)
+    needed = sum(_live_rows(one) or 0 for one in table.manifest.manifest.fragments if one.id in covered)
+    entries = 0
+    for segment in segments:
+        if _TREE_PAGES not in (file.path for file in segment.files):
+            return None  # made by a release that does not list the files, or in several parts
+        path = f"{index_folder(table, segment)}/{_TREE_PAGES}"
+        with lance_errors("read index", path):
+            entries += int(LanceFileReader(path, storage_options=lance_options(table.location)).num_rows())
+    if entries >= needed:
+        return None
+    why = f"has {counted(entries, 'entry', 'entries')}, fewer than the {needed:,} rows of the fragments that it claims"
+    return IndexFault(why, proven=True)
+
+
+def _live_rows(fragment: table_pb2.DataFragment) -> int | None:
+    """Rows that are not deleted; None if an old release did not record them."""
+    deleted = fragment.deletion_file.num_deleted_rows
+    if not fragment.physical_rows or (fragment.HasField("deletion_file") and not deleted):
+        return None
+    return int(fragment.physical_rows - deleted)
+
+
+def _listed(fragments: Sequence[int]) -> str:
+    shown = ", ".join(map(str, fragments[:_SHOWN]))
+    more = f" and {len(fragments) - _SHOWN:,} more" if len(fragments) > _SHOWN else ""
+    return f"{'fragment' if len(fragments) == 1 else 'fragments'} {shown}{more}"

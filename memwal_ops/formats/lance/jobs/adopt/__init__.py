@@ -1,0 +1,1 @@
+"""Record decisions about regions and columns."""

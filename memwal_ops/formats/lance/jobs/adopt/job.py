@@ -1,0 +1,302 @@
+"""The adopt job: record an operator's decision whether a region with a reused id is the old region.
+
+A region that is not, or may not be, the one to which the table's recorded progress belongs is blocked
+(:mod:`memwal_ops.formats.lance.generations.region_identity`). Two decisions are possible:
+
+* ``merged``: it is that region. Its generations up to the progress are in the base table.
+  If the table has no such progress, since its MemWAL index was removed and made again and the versions before it
+  are gone, the operator states the last of them (``up_to``).
+* ``unmerged``: it is another one. None of its generations is in the base table; all are to be merged.
+
+Progress is never lowered: a stalled merger of the old region would raise it again, over the new region's
+generations. So unmerged generations at or below the progress get a region of their own
+(:mod:`memwal_ops.formats.lance.log.region_move`).
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.errors import InvalidUsageError, RegionReplacedError
+from memwal_ops.formats.lance.commit.commit import (
+    CommitLostError,
+    CommitNote,
+    IndexChange,
+    check_rewritable,
+    commit_indexes,
+)
+from memwal_ops.formats.lance.generations.backlog import read_backlog, subtract
+from memwal_ops.formats.lance.generations.wal import unflushed_entries
+from memwal_ops.formats.lance.jobs.adopt.columns import SameColumnsReport, apply_same_columns, plan_same_columns
+from memwal_ops.formats.lance.jobs.merge.progress_restoring import publish_progress
+from memwal_ops.formats.lance.log.region_move import check_complete, move_region, new_region_id
+from memwal_ops.formats.lance.wire.region_records import UNMERGED, RegionRecord, mark_of
+from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.text import counted, paragraph, span_text
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.options import AdoptOptions
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
+
+
+class Answer(enum.StrEnum):
+    """An operator's decision about a region."""
+
+    MERGED = "merged"
+    UNMERGED = "unmerged"
+
+
+class AdoptDecision(enum.StrEnum):
+    """How a run ended."""
+
+    PLANNED = "planned"
+    ADOPTED = "adopted"
+    NOTHING_TO_ADOPT = "nothing_to_adopt"
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What adopt does with one region.
+
+    Attributes:
+        region_id: the blocked region.
+        new_id: the region to which its generations are moved; None: they are not moved.
+        generations: those that it lists.
+        rows: in them, as recorded by the writers.
+        merged: the table's progress for its id.
+        unflushed_wal_entries: entries of its log that no generation contains.
+        record: the record to be stored in the table; None: the region is moved.
+        up_to: the progress to be stored, if it is more than the table has.
+    """
+
+    region_id: UUID
+    new_id: UUID | None
+    generations: tuple[int, ...]
+    rows: int
+    merged: int
+    unflushed_wal_entries: int
+    record: RegionRecord | None
+    up_to: int | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """The ``regions`` entry of a report."""
+        return {
+            "region_id": str(self.region_id),
+            "new_region_id": None if self.new_id is None else str(self.new_id),
+            "generations": list(self.generations),
+            "rows": self.rows,
+            "merged_generation": self.up_to or self.merged,
+            "unflushed_wal_entries": self.unflushed_wal_entries,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptReport:
+    """Report of an adopt run."""
+
+    decision: AdoptDecision
+    run_id: str
+    answer: Answer
+    regions: tuple[Adoption, ...]
+    version: int
+    seconds: float
+
+    exit_code = 0
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``adopt --json``."""
+        return {
+            "decision": self.decision.value,
+            "as": self.answer.value,
+            "regions": [adoption.to_json() for adoption in self.regions],
+            "version": self.version,
+            "seconds": round(self.seconds, 6),
+            "run_id": self.run_id,
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        if self.decision is AdoptDecision.NOTHING_TO_ADOPT:
+            return "nothing_to_adopt: no region with a reused id is blocked."
+        parts = [f"{self.decision}: {counted(len(self.regions), 'region')} as {self.answer.value}."]
+        parts += [paragraph(_described(adoption, self), hanging="  ") for adoption in self.regions]
+        if self.decision is AdoptDecision.PLANNED:
+            parts.append("Add --apply to do it.")
+        return "\n".join(parts)
+
+
+def _described(adoption: Adoption, report: AdoptReport) -> str:
+    done = report.decision is AdoptDecision.ADOPTED
+    generations = adoption.generations
+    span = f" ({span_text(min(generations), max(generations))})" if generations else ""
+    size = f"{counted(len(generations), 'generation')}{span}, {counted(adoption.rows, 'row')}"
+    region = f"region {adoption.region_id}: {size}"
+    if adoption.up_to is not None:
+        newly = [number for number in generations if adoption.merged < number <= adoption.up_to]
+        lost = f" gc deletes the {counted(len(newly), 'generation')} up to there that it lists." if newly else ""
+        recorded = "recorded" if done else "would be recorded"
+        return f"{region}; {recorded} as merged up to generation {adoption.up_to}.{lost}"
+    if report.answer is Answer.MERGED:
+        return f"{region}; {'recorded' if done else 'would be recorded'} as merged up to generation {adoption.merged}."
+    if adoption.record is not None:
+        return f"{region}; all {'wait' if done else 'would wait'} to be merged."
+    to = "sealed" if adoption.new_id is None else f"moved to region {adoption.new_id}"
+    if done:
+        return f"{region}; {to}. Its writers continue under the new id."
+    log = counted(adoption.unflushed_wal_entries, "entry", "entries")
+    warning = (
+        f" Its log has {log} that no generation contains: stop its writer first."
+        if adoption.unflushed_wal_entries
+        else ""
+    )
+    return f"{region}; would be {to}. It would be sealed, and its writer fenced.{warning}"
+
+
+def plan(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport | SameColumnsReport:
+    """What :func:`apply` would do; reads only.
+
+    Raises:
+        InvalidUsageError: the table has no such region, or the decision would lose rows.
+        GenerationMissingError: a generation of a region that is to be moved is missing.
+    """
+    del context
+    if options.same_columns:
+        return plan_same_columns(table)
+    started = time.monotonic()
+    check_rewritable(table)
+    adoptions = _adoptions(table, options)
+    decision = AdoptDecision.PLANNED if adoptions else AdoptDecision.NOTHING_TO_ADOPT
+    seconds = time.monotonic() - started
+    return AdoptReport(decision, str(uuid.uuid4()), _answer(options), adoptions, table.version, seconds)
+
+
+def apply(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport | SameColumnsReport:
+    """Record or move the regions. Safe to kill, to repeat and to run twice concurrently.
+
+    Raises:
+        InvalidUsageError: see :func:`plan`.
+        CommitConflictError: too many commit conflicts in a row.
+        CommitStateUnknownError: the outcome of the commit is unknown; run it again.
+    """
+    del context
+    if options.same_columns:
+        return apply_same_columns(table)
+    started = time.monotonic()
+    check_rewritable(table)
+    probe_conditional_writes(table.store)
+    note = CommitNote.new("adopt")
+    adoptions = _adoptions(table, options)
+    for adoption in adoptions:
+        if adoption.record is None and adoption.up_to is None:
+            move_region(table, adoption.region_id)
+    retry = CommitRetry()
+    # Computed again on each version: a merge may have been published meanwhile.
+    while recorded := [one for one in _adoptions(table, options) if one.record is not None or one.up_to is not None]:
+        records = {one.region_id: one.record for one in recorded if one.record is not None}
+        progress = {one.region_id: one.up_to for one in recorded if one.up_to is not None}
+        try:
+            if progress:
+                publish_progress(table, progress, records, note)
+            else:
+                commit_indexes(table, IndexChange(table.index.details, records=records), note)
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+        else:
+            table = retry.landed(table)
+            break
+    decision = AdoptDecision.ADOPTED if adoptions else AdoptDecision.NOTHING_TO_ADOPT
+    return AdoptReport(decision, note.run_id, _answer(options), adoptions, table.version, time.monotonic() - started)
+
+
+def _answer(options: AdoptOptions) -> Answer:
+    if options.answer is None:
+        raise InvalidUsageError(
+            "Neither --as merged nor --as unmerged was given, and memwal-ops cannot determine which is correct.",
+            remedy="runbooks/merge-blocked.md has the steps to find out. For regions that are blocked by "
+            "schema_projection: --same-columns.",
+        )
+    return Answer(options.answer)
+
+
+def _adoptions(table: Table, options: AdoptOptions) -> tuple[Adoption, ...]:
+    regions = tuple(dict.fromkeys(table.regions.named(str(name)) for name in options.regions)) or None
+    backlog = read_backlog(table, regions)
+    if options.up_to is not None:
+        return tuple(_as_merged_up_to(table, one.manifest, options.up_to) for one in backlog.regions.values())
+    replaced = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, RegionReplacedError)]
+    decide = _as_merged if _answer(options) is Answer.MERGED else _as_unmerged
+    return tuple(decide(table, backlog.regions[region_id].manifest) for region_id in replaced)
+
+
+def _as_merged(table: Table, manifest: RegionManifest) -> Adoption:
+    merged = table.index.merged_generations.get(manifest.region_id, 0)
+    if not merged:
+        raise InvalidUsageError(
+            f"The table has no progress for region {manifest.region_id}: none of it is merged.",
+            remedy="If the table has the rows of its generations up to N all the same, as its MemWAL index was removed "
+            "and made again: add --up-to N. If its rows do not belong to this table, move its folder to a place "
+            "outside the table; runbooks/merge-blocked.md has the commands.",
+        )
+    if merged >= manifest.current_generation:
+        raise InvalidUsageError(
+            f"Region {manifest.region_id} flushes generation {manifest.current_generation} next, and the table records "
+            f"generations up to {merged} as merged: the next flush would count as merged, and its rows be lost.",
+            remedy="Move its generations to a new region: --as unmerged.",
+        )
+    last = max(
+        (flushed for flushed in manifest.flushed_generations if flushed.generation <= merged),
+        key=lambda flushed: flushed.generation,
+    )
+    return _adoption(table, manifest, None, RegionRecord(last.generation, mark_of(last.path)))
+
+
+def _as_merged_up_to(table: Table, manifest: RegionManifest, up_to: int) -> Adoption:
+    """The progress that an operator states; a later merge begins after it."""
+    region_id = manifest.region_id
+    merged = table.index.merged_generations.get(region_id, 0)
+    if not merged < up_to < manifest.current_generation:
+        raise InvalidUsageError(
+            f"Region {region_id} is merged up to generation {merged}, and generation {manifest.current_generation} is "
+            f"the next that it flushes: --up-to must be in between, not {up_to}.",
+        )
+    _, fault = subtract(manifest, up_to)
+    if fault is not None:
+        raise InvalidUsageError(
+            f"If region {region_id} were merged up to generation {up_to}, its next merge would stop: {fault.error}",
+            remedy="Give the last generation before the first that is listed, if the table has all rows up to there.",
+        )
+    last = max((one for one in manifest.flushed_generations if one.generation <= up_to), key=_number, default=None)
+    record = None if last is None else RegionRecord(last.generation, mark_of(last.path))
+    return replace(_adoption(table, manifest, None, record), up_to=up_to)
+
+
+def _number(flushed: FlushedGeneration) -> int:
+    return flushed.generation
+
+
+def _as_unmerged(table: Table, manifest: RegionManifest) -> Adoption:
+    if not table.index.merged_generations.get(manifest.region_id, 0):
+        return _adoption(table, manifest, None, RegionRecord(table.version, UNMERGED, adopted=table.version))
+    check_complete(table, manifest)
+    return _adoption(table, manifest, new_region_id(manifest), None)
+
+
+def _adoption(table: Table, manifest: RegionManifest, new_id: UUID | None, record: RegionRecord | None) -> Adoption:
+    return Adoption(
+        manifest.region_id,
+        new_id,
+        tuple(flushed.generation for flushed in manifest.flushed_generations),
+        sum(flushed.physical_rows or 0 for flushed in manifest.flushed_generations),
+        table.index.merged_generations.get(manifest.region_id, 0),
+        unflushed_entries(table, manifest),
+        record,
+    )

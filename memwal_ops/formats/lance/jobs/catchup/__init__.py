@@ -1,0 +1,1 @@
+"""Index what indexes do not cover."""

@@ -1,0 +1,130 @@
+"""Publish changes of indexes on a table with concurrent commits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import CommitStateUnknownError, MemwalOpsError
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, commit_indexes
+from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard, still_fits
+from memwal_ops.formats.lance.commit.publication import FilesDeletedError
+from memwal_ops.formats.lance.commit.rebased_commit import commit_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwal_ops.core.commit_retry import CommitRetry
+    from memwal_ops.formats.lance.table import Table
+
+
+def publish_change(
+    table: Table, change: Callable[[Table], IndexChange | None], note: CommitNote, retry: CommitRetry
+) -> Table:
+    """Compute a change on the newest version and publish it; again after each commit conflict.
+
+    Args:
+        table: the newest version that the caller has read.
+        change: returns the change for a version, or None if none is needed.
+
+    Returns:
+        The newest version; ``table`` itself if no change was needed on it.
+
+    Raises:
+        CommitConflictError: too many commit conflicts in a row.
+    """
+    while True:
+        wanted = change(table)
+        if wanted is None:
+            return table
+        try:
+            commit_indexes(table, wanted, note)
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+        else:
+            return retry.landed(table)
+
+
+def publish_rebased(built_on: Table, name: str, build: IndexBuild, note: CommitNote, retry: CommitRetry) -> Table:
+    """Publish segments of index ``name`` of a plain table, beside any writers; arguments as :func:`publish_build`.
+
+    Their files are deleted if they cannot be published.
+
+    Returns:
+        The newest version.
+
+    Raises:
+        CommitLostError: the index, or the data that it covers, was changed: build again.
+        MemwalOpsError: they may have been published, or not.
+    """
+    named = False
+    try:
+        newest = built_on.newest()
+        if newest.memwal is not None or not still_fits(build, built_on, newest, name):
+            raise CommitLostError(f"Index {name} or its data was changed while it was being built.")
+        named = True
+        try:
+            commit_segments(built_on, build, note)
+        except CommitLostError as error:
+            named = not error.files_unreferenced
+            raise
+        return retry.landed(built_on)
+    finally:
+        if not named:
+            discard(built_on, build)
+
+
+def publish_build(
+    built_on: Table,
+    name: str,
+    build: IndexBuild,
+    change: Callable[[Table], IndexChange],
+    note: CommitNote,
+    retry: CommitRetry,
+) -> Table:
+    """Publish segments of index ``name``, also on later versions as long as they are valid there.
+
+    Their files are deleted if they cannot be published.
+
+    Args:
+        built_on: the version that they were built on.
+        name: the index.
+        build: the segments.
+        change: returns the change for the version that they are published on.
+        note: the job and run of the commit.
+        retry: counts commit conflicts and waits after each.
+
+    Returns:
+        The newest version.
+
+    Raises:
+        CommitLostError: another writer changed the index or its coverage: build again.
+        CommitConflictError: too many commit conflicts in a row.
+        CommitStateUnknownError: they may have been published, or not.
+    """
+    table = built_on
+    # Whether a version may name the new files: then they must be kept. True from before the put until it is certain
+    # that it failed: Ctrl-C or SIGTERM may arrive right after the version was published.
+    named = False
+    try:
+        while still_fits(build, built_on, table, name):
+            wanted = change(table)
+            earlier, named = named, True
+            try:
+                commit_indexes(table, wanted, note)
+            except FilesDeletedError:
+                named = earlier
+                raise
+            except CommitLostError as error:
+                named = earlier or not error.files_unreferenced
+                table = retry.conflict(table, error)
+            except CommitStateUnknownError:
+                raise
+            except MemwalOpsError:
+                named = earlier  # refused before anything was published
+                raise
+            else:
+                return retry.landed(table)
+        raise CommitLostError(f"Index {name} was changed while it was being built.")
+    finally:
+        if not named:
+            discard(built_on, build)

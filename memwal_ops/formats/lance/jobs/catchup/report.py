@@ -1,0 +1,206 @@
+"""The report of a catch-up, index by index, as JSON and as text."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import CodebookChangedError, IndexesBehindError, RegionsBlockedError
+from memwal_ops.formats.lance.jobs.faults_text import problem
+from memwal_ops.text import counted, grid, paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.formats.lance.generations.backlog import Blocked
+
+
+class CatchupDecision(enum.StrEnum):
+    """How a catch-up ended."""
+
+    CAUGHT_UP = "caught_up"
+    UNCHANGED = "unchanged"
+    NO_INDEXES = "no_indexes"
+    INCOMPLETE = "incomplete"
+    """An index failed; the others were processed."""
+    DRY_RUN = "dry_run"
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """Balance of an IVF index over all its segments, in rows."""
+
+    count: int
+    largest: int
+    smallest: int
+    threshold: float
+
+    @property
+    def imbalance(self) -> float:
+        """Largest by smallest; an empty partition counts as one row."""
+        return self.largest / max(self.smallest, 1)
+
+    def to_json(self) -> dict[str, object]:
+        """The ``partitions`` entry of an index."""
+        return {
+            "count": self.count,
+            "largest": self.largest,
+            "smallest": self.smallest,
+            "imbalance": round(self.imbalance, 3),
+            "retrain": self.imbalance > self.threshold,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """Report of one index.
+
+    Attributes:
+        name: the index.
+        type: as pylance shows it.
+        uncovered_fragments: fragments that it did not cover before its update.
+        uncovered_rows: live rows in them.
+        segments: segments at the end.
+        before: ``index_catchup`` when the run began: per region the generation.
+        after: and at the end.
+        decision: updated, recorded, unchanged, below_threshold, failed, dropped (by another writer meanwhile), or
+            would_update in a dry run.
+        partitions: balance of an IVF index; None for others, and if it could not be read.
+        error: the error if it failed.
+        seconds: spent on this index.
+    """
+
+    name: str
+    type: str
+    uncovered_fragments: int
+    uncovered_rows: int
+    segments: int
+    before: Mapping[UUID, int]
+    after: Mapping[UUID, int]
+    decision: str
+    partitions: Partitions | None
+    error: MemwalOpsError | None
+    seconds: float
+
+    def to_json(self) -> dict[str, object]:
+        """The ``indexes`` entry of a report."""
+        return {
+            "name": self.name,
+            "type": self.type,
+            "uncovered_fragments": self.uncovered_fragments,
+            "uncovered_rows": self.uncovered_rows,
+            "segments": self.segments,
+            "before": {str(region_id): generation for region_id, generation in sorted(self.before.items())},
+            "after": {str(region_id): generation for region_id, generation in sorted(self.after.items())},
+            "decision": self.decision,
+            "partitions": None if self.partitions is None else self.partitions.to_json(),
+            "error": None
+            if self.error is None
+            else {"reason": self.error.reason, "detail": f"{self.error} {self.error.remedy}"},
+            "seconds": round(self.seconds, 6),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CatchupReport:
+    """Report of a run. ``decision`` is one of caught_up, unchanged, no_indexes, incomplete, dry_run.
+
+    ``blocked`` are regions that reuse the id of another one: ``index_catchup`` does not apply to them. ``plain``: the
+    table has no log, so that its vector indexes may be retrained in place.
+    """
+
+    decision: CatchupDecision
+    run_id: str
+    indexes: tuple[IndexReport, ...]
+    version: int
+    lost_races: int
+    seconds: float
+    blocked: tuple[Blocked, ...] = ()
+    plain: bool = False
+
+    @property
+    def failures(self) -> tuple[MemwalOpsError, ...]:
+        """The errors of indexes that failed."""
+        return tuple(index.error for index in self.indexes if index.error is not None)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command."""
+        if not self.failures:
+            return RegionsBlockedError.exit_code if self.blocked else 0
+        refused = all(isinstance(error, CodebookChangedError) for error in self.failures)
+        return CodebookChangedError.exit_code if refused else IndexesBehindError.exit_code
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``catchup --json``."""
+        return {
+            "decision": self.decision.value,
+            "indexes": [index.to_json() for index in self.indexes],
+            "blocked": [fault.to_json() for fault in self.blocked],
+            "version": self.version,
+            "seconds": round(self.seconds, 6),
+            "lost_races": self.lost_races,
+            "run_id": self.run_id,
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        parts = [_headline(self)]
+        if self.indexes:
+            parts.append(_table(self))
+        for index in self.indexes:
+            if (error := index.error) is not None:
+                parts.append(paragraph(f"FAILED: {index.name} ({error.reason}). {error} {error.remedy}", hanging="  "))
+            if index.partitions is not None and index.partitions.imbalance > index.partitions.threshold:
+                retrain = (
+                    f"--index {index.name} --retrain" if self.plain else f"--migrate-codebook {index.name} NEW_NAME"
+                )
+                parts.append(
+                    paragraph(
+                        f"UNBALANCED: {index.name} has {counted(index.partitions.largest, 'row')} in its largest "
+                        f"partition and {index.partitions.smallest:,} in its smallest. To give it new centroids "
+                        f"without mixing distances, run memwal-ops catchup URI {retrain}.",
+                        hanging="  ",
+                    )
+                )
+        parts += [problem(fault, "BLOCKED") for fault in self.blocked]
+        return "\n\n".join(parts)
+
+
+def _headline(report: CatchupReport) -> str:
+    updated = counted(sum(index.decision == "updated" for index in report.indexes), "index", "indexes")
+    match report.decision:
+        case "caught_up":
+            recorded = sum(index.decision == "recorded" for index in report.indexes)
+            noted = f", {counted(recorded, 'index', 'indexes')} recorded as caught up" if recorded else ""
+            return f"caught_up: {updated} updated{noted}, version {report.version}, {report.seconds:.2f} s."
+        case "unchanged":
+            return "unchanged: all indexes were caught up, and none was updated."
+        case "no_indexes":
+            return "no_indexes: the base table has no index."
+        case "dry_run":
+            waiting = counted(sum(index.decision == "would_update" for index in report.indexes), "index", "indexes")
+            return f"dry_run: would update {waiting}; nothing was changed."
+        case _:
+            failed = counted(len(report.failures), "index", "indexes")
+            return f"incomplete: {failed} failed, {updated} updated, version {report.version}."
+
+
+def _table(report: CatchupReport) -> str:
+    rows = [
+        (
+            index.name,
+            index.type,
+            index.decision,
+            f"{index.uncovered_fragments:,}",
+            f"{index.uncovered_rows:,}",
+            f"{index.segments:,}",
+            f"{index.seconds:.2f}",
+        )
+        for index in report.indexes
+    ]
+    headings = ("index", "type", "decision", "fragments behind", "rows behind", "segments", "seconds")
+    return grid(headings, rows, words=("index", "type", "decision"))

@@ -1,0 +1,1 @@
+"""Rewrite small fragments and deleted rows."""

@@ -1,0 +1,429 @@
+"""The compact job: rewrite small or much-deleted base fragments, and preserve the MemWAL index.
+
+Planning, rewriting and committing are pylance's own. Its commit is rebased over concurrent commits:
+it succeeds over a merge that only added rows, and conflicts with one that changed a rewritten
+fragment, or with a change of indexes; then everything is planned again. Two checks
+are added. A rebase ignores versions that are missing (landmine 24), so nothing is
+committed if one is missing. And pylance changes the MemWAL index, which :mod:`compact_memwal` restores;
+a plain table has none. The rewriting itself may run on Spark; all else is the same there.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lance.optimize import Compaction
+
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.core.context import RunContext
+from memwal_ops.core.published import record
+from memwal_ops.errors import (
+    IndexesBehindError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    StorageError,
+    TableNotFoundError,
+)
+from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable
+from memwal_ops.formats.lance.commit.publication import CommitLostError, refuse_gaps, refuse_missing_files
+from memwal_ops.formats.lance.engines.merge.compaction import LocalExecutor
+from memwal_ops.formats.lance.files.datasets import open_dataset
+from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
+from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER
+from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage, covered_by
+from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
+from memwal_ops.formats.lance.jobs.compact.indexes import exclude_dropped_rows
+from memwal_ops.formats.lance.jobs.compact.memwal import check_progress, clear_coverage, restore_memwal_index
+from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
+from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
+from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
+from memwal_ops.formats.lance.retention.auto_cleanup import refuse_auto_cleanup
+from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
+from memwal_ops.formats.lance.wire.index_entries import moved_later
+from memwal_ops.log import get_logger
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
+
+    from memwal_ops.formats.lance.engines.merge.compaction import TaskExecutor
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+# pylance's default; given with every plan, since the text of "unchanged" depends on it.
+MAX_DELETED = 0.1
+# After this many conflicts in a row, fragments that other writers changed meanwhile are left for the next run.
+_CONFLICTS_UNTIL_SKIPPED = 3
+_BUDGET_USED = "The run has used its --max-bytes; the next run continues."
+_BUSY = "Fragments that other writers kept changing are left for the next run."
+
+__all__ = ["CompactOptions", "CompactReport", "apply", "backlog", "plan"]
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Totals of the commits that were published so far."""
+
+    removed: int = 0
+    added: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+    def count(self, results: Collection[RewriteResult]) -> None:
+        for result in results:
+            self.removed += result.metrics.fragments_removed
+            self.added += result.metrics.fragments_added
+            self.rows += sum(fragment.physical_rows for fragment in result.new_fragments)
+            self.bytes += sum(file.file_size_bytes or 0 for fragment in result.new_fragments for file in fragment.files)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The work of one commit, with its own dataset handle: pylance moves a handle to the version that it commits."""
+
+    table: Table
+    limit: Collection[int]
+    options: CompactOptions
+    results: list[RewriteResult] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Rows that it has rewritten."""
+        return sum(fragment.physical_rows for result in self.results for fragment in result.new_fragments)
+
+    def run(self, executor: TaskExecutor, rows: int, max_bytes: int | None, context: RunContext) -> int | None:
+        """Plan, rewrite and commit; return the published version, or None if there was nothing to do.
+
+        It rewrites at least one group of fragments, and more only up to that many rows and bytes.
+        """
+        table, uri = self.table, self.table.location.uri
+        with lance_errors("plan the compaction of", uri):
+            dataset = open_dataset(table.location, version=table.version)
+            options = _lance_options(self.options, (_ids(table) - set(self.limit)) | _not_rewritten(table))
+            tasks = _first(Compaction.plan(dataset, options).tasks, table, rows, max_bytes)
+        if not tasks:
+            return None
+        _refuse_broken_indexes(table)
+        for result in executor.execute(table, dataset, tasks):
+            self.results.append(result)
+            context.advance("rewriting", "groups of fragments")
+            context.checkpoint()
+        table.guard.check()  # here, since the commit is pylance's own and bypasses our store
+        refuse_gaps(table)
+        refuse_auto_cleanup(table)
+        written = (file for result in self.results for fragment in result.new_fragments for file in fragment.files)
+        refuse_missing_files(table, [f"{DATA_FOLDER}/{file.path}" for file in written if file.base_id is None])
+        with lance_errors("commit the compaction of", uri):
+            Compaction.commit(dataset, self.results, options)
+        record(int(dataset.version))
+        return int(dataset.version)
+
+    def landed_as(self, newest: Table) -> int | None:
+        """The first version that names the rewritten files, if any: the commit succeeded although pylance raised."""
+        files = {file.path for result in self.results for fragment in result.new_fragments for file in fragment.files}
+        if not files or not _names_any(newest.manifest, files):
+            return None
+        for version in range(self.table.version + 1, newest.version):
+            try:
+                manifest = read_version_manifest(newest.store, version, newest.naming)
+            except ObjectNotFoundError:
+                continue  # cleaned up meanwhile
+            if _names_any(manifest, files):
+                return version
+        return newest.version
+
+
+@names_damage
+def plan(table: Table, options: CompactOptions, context: RunContext | None = None) -> CompactReport:
+    """Report what a compaction would do, without writing: decision ``dry_run``."""
+    del context
+    started = time.monotonic()
+    check_rewritable(table)
+    refuse_auto_cleanup(table)
+    refuse_settings(table, _lance_options(options, ()))
+    if options.engine == "spark":
+        from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+
+        check_environment()
+    with lance_errors("plan the compaction of", table.location.uri):
+        tasks = Compaction.plan(table.dataset, _lance_options(options, _not_rewritten(table))).tasks
+    alive = _alive(table)
+    rows = [sum(alive[fragment.id] for fragment in task.fragments) for task in tasks]
+    removed = sum(len(task.fragments) for task in tasks)
+    # pylance writes no small remainder: a fragment may have up to twice the rows.
+    added = sum(max(1, count // options.target_rows) for count in rows if count)
+    return CompactReport(
+        decision=CompactDecision.DRY_RUN,
+        run_id=str(uuid.uuid4()),
+        engine=options.engine,
+        why=None if tasks else _why(table, options),
+        fragments_before=len(alive),
+        fragments_after=len(alive) - removed + added,
+        fragments_removed=removed,
+        fragments_added=added,
+        rows_rewritten=sum(rows),
+        bytes_written=None,
+        snapshot_lost=False,
+        version=table.version,
+        lost_races=0,
+        seconds=time.monotonic() - started,
+    )
+
+
+@names_damage
+def apply(table: Table, options: CompactOptions, context: RunContext | None = None) -> CompactReport:
+    """Rewrite small or much-deleted fragments that existed when the call began, a bounded number per commit.
+
+    Fragments that are added meanwhile are left for the next run, so that a run concurrent with a merger ends.
+    Files of attempts with a commit conflict are left to pylance's clean-up, which deletes them when no version can
+    name them any more.
+
+    Args:
+        table: any version of the table; the newest is read after each commit and each conflict.
+        options: see :class:`CompactOptions`.
+        context: can stop the run after each group of fragments that has been rewritten.
+
+    Returns:
+        The report. Its ``why`` is the reason if nothing was rewritten.
+
+    Raises:
+        CommitConflictError: too many commit conflicts in a row.
+        IndexesBehindError: an index cannot be opened, so that its coverage would be lost.
+        InvariantViolatedError: merge progress is lower than it was.
+        SparkUnavailableError, SparkJobFailedError: see :class:`SparkExecutor`.
+        InvalidUsageError: pylance refuses a setting of the table for compactions.
+        UnsupportedFeatureError: a table whose manifest must not be rewritten here, whose setting
+            ``lance.auto_cleanup`` would make the commit delete files that must be kept, or whose setting
+            ``lance.row_lineage.spill`` would give it a feature that is not supported.
+    """
+    context = context or RunContext()
+    with _executor(options, context) as executor:
+        return _compact_all(table, options, executor, context)
+
+
+@contextmanager
+def _executor(options: CompactOptions, context: RunContext) -> Iterator[TaskExecutor]:
+    if options.engine == "spark":
+        from memwal_ops.formats.lance.engines.spark.compaction import SparkExecutor  # noqa: PLC0415 - Spark only
+
+        with SparkExecutor(options.master, context) as executor:
+            yield executor
+    else:
+        yield LocalExecutor()
+
+
+def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, context: RunContext) -> CompactReport:
+    started = time.monotonic()
+    check_rewritable(table)
+    refuse_auto_cleanup(table)
+    refuse_settings(table, _lance_options(options, ()))
+    note = CommitNote.new("compact")
+    limit, busy = _ids(table), set[int]()
+    before = len(limit)
+    had_snapshot = is_external(table) and _has_file(table)
+    retry, done = CommitRetry(), _Totals()
+    if limit:
+        probe_conditional_writes(table.store)
+    table = exclude_dropped_rows(clear_coverage(table, note, retry), None, note, retry)
+    rows = executor.rows_per_commit
+    while (left := _left(options, done)) is None or left > 0:
+        attempt = _Attempt(table, limit - busy, options)
+        try:
+            version = attempt.run(executor, rows, left, context)
+        except (CommitLostError, StorageError, TableNotFoundError) as error:
+            newest = table.newest()
+            version = attempt.landed_as(newest)
+            if version is not None:
+                record(version)
+            else:
+                newest = _conflict(retry, table, newest, error)
+                if retry.consecutive >= _CONFLICTS_UNTIL_SKIPPED:
+                    busy |= limit & _changed(table, newest)
+                # So that next to busy writers each conflict wastes less work.
+                table, rows = newest, min(rows, attempt.rows) // 2
+                continue
+        else:
+            if version is None and busy and not done.removed:
+                busy.clear()  # nothing else is left to rewrite, so they are tried again
+                continue
+            if version is None:
+                break
+            newest = table.newest()
+        done.count(attempt.results)
+        retry.consecutive, rows = 0, executor.rows_per_commit
+        check_progress(table.index.merged_generations, newest.index.merged_generations, table)
+        if table.memwal is not None:
+            newest = restore_memwal_index(table, newest, version, note, retry)
+        table = exclude_dropped_rows(newest, attempt.table, note, retry)
+        get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)
+    context.figures["conflicts"] += retry.conflicts
+    context.figures["bytes_compacted"] += done.bytes
+    return CompactReport(
+        decision=CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED,
+        run_id=note.run_id,
+        engine=executor.name,
+        why=_unfinished(left, busy) if done.removed else _why(table, options),
+        fragments_before=before,
+        fragments_after=len(table.manifest.manifest.fragments),
+        fragments_removed=done.removed,
+        fragments_added=done.added,
+        rows_rewritten=done.rows,
+        bytes_written=done.bytes,
+        snapshot_lost=had_snapshot and is_external(table) and not _has_file(table),
+        version=table.version,
+        lost_races=retry.conflicts,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _unfinished(left: int | None, busy: Collection[int]) -> str | None:
+    """Why a run that rewrote something did not rewrite all."""
+    if left is not None and left <= 0:
+        return _BUDGET_USED
+    return _BUSY if busy else None
+
+
+def _left(options: CompactOptions, done: _Totals) -> int | None:
+    """Bytes that the run may still rewrite; None: any number."""
+    return None if options.max_bytes is None else options.max_bytes - done.bytes
+
+
+def _lance_options(options: CompactOptions, excluded: Collection[int]) -> CompactionOptions:
+    chosen: CompactionOptions = {
+        "target_rows_per_fragment": options.target_rows,
+        "materialize_deletions_threshold": MAX_DELETED,
+        "excluded_fragment_ids": sorted(excluded),
+        # Not as the table's config may say: rows of indexes would be lost (docs/upstream.md).
+        "defer_index_remap": False,
+    }
+    if options.storage_version is not None:
+        chosen["data_storage_version"] = options.storage_version
+    return chosen
+
+
+def _ids(table: Table) -> set[int]:
+    return {fragment.id for fragment in table.manifest.manifest.fragments}
+
+
+def _not_rewritten(table: Table) -> frozenset[int]:
+    """Fragments covered by an index that pylance could not remap, or not correctly."""
+    return _indexed_elsewhere(table) | covered_by(moved_later(table.manifest))
+
+
+def _indexed_elsewhere(table: Table) -> frozenset[int]:
+    """Fragments covered by an index whose files belong to the table that this one was cloned from (shallow clone).
+
+    When pylance remaps such an index, it writes the new files here, and still reads them at the source: queries fail.
+    """
+    entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
+    return covered_by(entry for entry in entries if entry.HasField("base_id"))
+
+
+def _changed(old: Table, new: Table) -> set[int]:
+    """Fragments of ``old`` that are gone in ``new``, or have other deletions or files."""
+    current = {fragment.id: fragment for fragment in new.manifest.manifest.fragments}
+    return {one.id for one in old.manifest.manifest.fragments if current.get(one.id) != one}
+
+
+def _alive(table: Table) -> dict[int, int]:
+    """Live rows by fragment."""
+    return {
+        fragment.id: fragment.physical_rows - fragment.deletion_file.num_deleted_rows
+        for fragment in table.manifest.manifest.fragments
+    }
+
+
+def _first(tasks: list[CompactionTask], table: Table, rows: int, max_bytes: int | None) -> list[CompactionTask]:
+    """The first tasks up to a budget of rows and bytes; at least one, if there are any."""
+    alive = _alive(table)
+    left = float("inf") if max_bytes is None else max_bytes
+    chosen: list[CompactionTask] = []
+    for task in tasks:
+        rows -= sum(alive[fragment.id] for fragment in task.fragments)
+        left -= sum(file.file_size_bytes or 0 for fragment in task.fragments for file in fragment.files)
+        if chosen and (rows < 0 or left < 0):
+            break
+        chosen.append(task)
+    return chosen
+
+
+def _refuse_broken_indexes(table: Table) -> None:
+    """Raise if an index cannot be opened: Lance could not remap its rows, and would only log that it drops them."""
+    for name in base_indexes(table):
+        try:
+            with lance_errors("open an index of", table.location.uri):
+                table.dataset.stats.index_stats(name)
+        except StorageError as error:
+            raise IndexesBehindError(
+                f"Index {name} cannot be opened, and a compaction would make pylance drop its coverage: {error}",
+                remedy="See runbooks/index-behind.md, then run it again.",
+            ) from error
+
+
+def _conflict(retry: CommitRetry, table: Table, newest: Table, error: MemwalOpsError) -> Table:
+    """The version to plan on after a commit conflict; raises ``error`` if it is not a conflict."""
+    # If there is a newer version, this one was cleaned up meanwhile; else the table is missing.
+    gone = isinstance(error, (ObjectNotFoundError, TableNotFoundError)) and newest.version > table.version
+    if isinstance(error, CommitLostError) or gone or is_commit_conflict(error):
+        # A file to which the newest version refers is missing: a retry cannot succeed.
+        if gone and (named := name_damage(newest, error)) is not error:
+            raise named from error
+        return retry.conflict(table, error)
+    raise error
+
+
+def _names_any(manifest: VersionManifest, files: Collection[str]) -> bool:
+    return any(file.path in files for fragment in manifest.manifest.fragments for file in fragment.files)
+
+
+def _has_file(table: Table) -> bool:
+    return table.store.head(snapshot_path(table.index.uuid)) is not None
+
+
+def _why(table: Table, options: CompactOptions) -> str:
+    """The reason why pylance plans nothing for a version."""
+    fragments = table.manifest.manifest.fragments
+    if not fragments:
+        return "The base table has no fragments."
+    reason = (
+        f"No fragment has more than {MAX_DELETED:.0%} of its rows deleted, and no two neighbours below "
+        f"{options.target_rows:,} rows are covered by the same segments of the same indexes."
+    )
+    if _indexed_elsewhere(table):
+        reason += (
+            " Fragments that an index of the source of this shallow clone covers are not rewritten: "
+            "create the index again in this table by pylance's create_index(..., replace=True)."
+        )
+    if moved := {entry.name for entry in moved_later(table.manifest)}:
+        reason += (
+            " Fragments that were compacted with defer_index_remap are not rewritten under an index that is older: "
+            "pylance would lose rows of it: create it again by pylance's create_index(..., replace=True) or "
+            f"create_scalar_index(..., replace=True): {', '.join(sorted(moved))}."
+        )
+    if sum(fragment.physical_rows < options.target_rows for fragment in fragments) > 1:
+        indexes = base_indexes(table)
+        behind = [name for name, index in indexes.items() if not coverage(index.covered, table.manifest).complete]
+        split = [name for name, index in indexes.items() if len(index.segments) > 1]
+        if behind:
+            reason += f" To join more, run memwal-ops catchup first: not all is covered by {', '.join(behind)}."
+        if split:
+            reason += (
+                " To join more, run memwal-ops catchup --max-segments 1: "
+                f"there are several segments of {', '.join(split)}."
+            )
+    return reason
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """Number of base fragments, of those below the default target size of a compaction, and of deleted rows."""
+    fragments = table.manifest.manifest.fragments
+    small = sum(fragment.physical_rows < DEFAULT_TARGET_ROWS for fragment in fragments)
+    deleted = sum(fragment.deletion_file.num_deleted_rows for fragment in fragments)
+    return {"fragments": len(fragments), "small_fragments": small, "deleted_rows": deleted}

@@ -1,0 +1,486 @@
+"""The expire job: delete old base versions, and the files and generations that only they need (the latter by gc).
+
+Versions with tags, branches or holds are kept. pylance's own clean-up is not used: it ignores holds, deletes data
+before the manifests that refer to it, follows directory links out of the table, and counts deletions that the store
+refused as done.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.anchors import delete_proven
+from memwal_ops.core.context import RunContext
+from memwal_ops.core.holds import announced_expiry
+from memwal_ops.errors import DeletesFailedError
+from memwal_ops.formats.lance.files.referenced_files import (
+    BASE_FOLDERS,
+    file_key,
+    read_references,
+    references,
+    refuse_linked_folders,
+)
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_path
+from memwal_ops.formats.lance.generations.unmerged_flushes import UnmergedFlushes
+from memwal_ops.formats.lance.jobs.expire.text import describe
+from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.collectors import views
+from memwal_ops.formats.lance.jobs.gc.rules import read_rules
+from memwal_ops.formats.lance.jobs.gc.wal import WalView
+from memwal_ops.formats.lance.options import SAFE_VERSION_AGE, ExpireOptions, RetentionOptions
+from memwal_ops.formats.lance.retention.damage import names_damage
+from memwal_ops.formats.lance.retention.garbage import Later, Needed, find_garbage, unreadable_versions
+from memwal_ops.formats.lance.retention.identity import anchored
+from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.merged_since import drop_overtaken
+from memwal_ops.formats.lance.retention.newest_files import NewestFiles, require_complete
+from memwal_ops.formats.lance.retention.set_aside import put_back, set_aside
+from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.storage.clock import store_time
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from memwal_ops.core.anchors import Anchor
+    from memwal_ops.formats.lance.retention.garbage import Garbage
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import ObjectMeta
+
+# Half of an announcement's lifetime.
+_PROVEN_FOR = timedelta(hours=12).total_seconds()
+_BATCH = 1000
+_BATCH_BYTES = 16 << 20
+_MISSING = (
+    "Files of listed versions are missing, so that those cannot be read: a clean-up was killed, or files were deleted "
+    "by hand. The versions are deleted when they are old enough; to keep one, restore its file from a backup before."
+)
+
+__all__ = ["ExpireOptions", "ExpireReport", "apply", "backlog", "plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVersion:
+    """A version that is kept, and why. ``old_enough``: when it becomes old enough, if only its age keeps it."""
+
+    version: int
+    because: str
+    old_enough: datetime | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """The entry of ``kept``; ``old_enough`` is a time as of ISO 8601, or null."""
+        until = None if self.old_enough is None else self.old_enough.isoformat(timespec="seconds")
+        return {"version": self.version, "because": self.because, "old_enough": until}
+
+
+@dataclass
+class ExpireReport:
+    """Report of an expire run.
+
+    Attributes:
+        decision: planned, nothing_to_expire, expired, or incomplete (the store refused some deletions).
+        versions: planned: those that would be deleted. Applied: those that were planned and are not listed
+            afterwards. Ascending.
+        kept: those that are kept, ascending.
+        objects: files that would be, or were, deleted, manifests included.
+        bytes: size of these files.
+        frees: generations that gc may delete once these versions are deleted, and their bytes.
+        failed: per path the error of the store.
+        unreadable: listed versions of which files are missing, each with one of those files.
+        put_back: versions that a tag, branch or hold named during their deletion, and that are listed again.
+        branches: branches of the table. Files that they refer to are kept.
+        later: bytes that only their age keeps, and when the last of them are old enough; None: there are none.
+        for_branches: files of deleted versions, kept since a branch or a detached version refers to them.
+    """
+
+    decision: str
+    applied: bool
+    versions: tuple[int, ...]
+    kept: tuple[KeptVersion, ...]
+    newest: int
+    branches: int
+    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    objects: int = 0
+    bytes: int = 0
+    frees: tuple[int, int] = (0, 0)
+    failed: dict[str, str] = field(default_factory=dict)
+    unreadable: dict[int, str] = field(default_factory=dict)
+    put_back: tuple[int, ...] = ()
+    for_branches: int = 0
+    later: Later | None = None
+    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """27 if the store refused deletions."""
+        return DeletesFailedError.exit_code if self.failed else 0
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        return describe(self)
+
+    def to_json(self, *, limit: int = 100) -> dict[str, object]:
+        """The document of ``expire --json``; ``limit`` bounds all lists."""
+        lists = (self.versions, self.kept, self.failed, self.unreadable, self.put_back)
+        return {
+            "decision": self.decision,
+            "apply": self.applied,
+            "counts": {
+                "expire": len(self.versions),
+                "kept": len(self.kept),
+                "failed": len(self.failed),
+                "unreadable": len(self.unreadable),
+            },
+            "expire": list(self.versions[:limit]),
+            "kept": [version.to_json() for version in self.kept[-limit:]],
+            "failed": [{"path": path, "error": why} for path, why in islice(sorted(self.failed.items()), limit)],
+            "unreadable": [
+                {"version": version, "missing": path} for version, path in islice(self.unreadable.items(), limit)
+            ],
+            "put_back": list(self.put_back[:limit]),
+            "truncated": any(len(entries) > limit for entries in lists),
+            "objects": self.objects,
+            "bytes": self.bytes,
+            "later": None if self.later is None else self.later.to_json(),
+            "frees_for_gc": {"generations": self.frees[0], "bytes": self.frees[1]},
+            "branches": {"count": self.branches, "files_kept": self.for_branches},
+            "version": self.newest,
+            "warnings": list(self.warnings),
+            "seconds": round(self.seconds, 6),
+            "run_id": self.run_id,
+        }
+
+
+@names_damage
+def plan(table: Table, options: ExpireOptions, context: RunContext | None = None) -> ExpireReport:
+    """Which versions would be deleted, which are kept and why, and what that would free. Reads only.
+
+    Raises:
+        StorageError: the store failed, or a base folder is a link.
+        TableCorruptError: the newest version lacks a file, or a manifest does not decode, so that the files that it
+            refers to are not known.
+    """
+    del context
+    started = time.monotonic()
+    refuse_linked_folders(table.store)
+    retention = Retention()
+    now = datetime.now(UTC)
+    retention.refresh(table, now)
+    expired, kept = _choose(table, retention, options, now, UnmergedFlushes())
+    needed = Needed()
+    needed.read(table, {version_path(version, table.naming) for version in expired}, _young(table, kept))
+    newest = NewestFiles(table)
+    found = find_garbage(table.store, needed, now, newest=newest)
+    newest.require()
+    report = _report("nothing_to_expire", table, retention, options, expired, kept)
+    if expired or found.objects:
+        report.decision = "planned"
+        report.objects = found.objects + len(expired)
+        report.bytes = found.bytes + sum(map(retention.manifest_bytes, expired))
+        report.for_branches = found.for_branches
+        report.frees = _frees(table, expired)
+    _note_later(report, retention, found)
+    _note_missing(report, table, found)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+@names_damage
+def apply(table: Table, options: ExpireOptions, context: RunContext | None = None) -> ExpireReport:
+    """Delete old versions. Safe to kill, to repeat and to run twice concurrently; completes what a killed run left.
+
+    Of a version the manifest is deleted first (:mod:`memwal_ops.formats.lance.retention.set_aside`). Each batch has
+    its own proof: tags, branches and holds as read just before, and that the table is the one that the plan was made
+    from.
+
+    Raises:
+        StorageError: the store failed, or a base folder is a link. No version is listed without its files, and the
+            next run continues.
+        TableCorruptError: the newest version lacks a file, or a manifest does not decode, so that the files that it
+            refers to are not known.
+        TableReplacedError: another table was created or restored at the URI; nothing of it was deleted.
+    """
+    started = time.monotonic()
+    context = context or RunContext()
+    refuse_linked_folders(table.store)
+    table, anchor = anchored(table)
+    run = _Run(table, options, anchor, context, store_time(table.store))
+    planned, kept = run.choose()
+    _refuse_unreadable(table, run.retention)
+    frees = _frees(table, planned)
+    if planned and table.memwal is not None:
+        drop_overtaken(table.store, run.retention)
+    for batch in _batches(run.retention, planned):
+        context.checkpoint()
+        run.retire(batch)
+        context.advance("expiring", "versions", len(batch), total=len(planned))
+    found = run.delete_files()
+    if planned or run.objects or run.copies:
+        _, kept = run.choose()
+        run.delete_copies()
+    deleted = tuple(sorted(set(planned) - set(run.retention.versions)))
+    decision = "incomplete" if run.failed else "expired" if run.objects else "nothing_to_expire"
+    report = _report(decision, table, run.retention, options, deleted, kept, applied=True)
+    report.objects, report.bytes, report.failed = run.objects, run.bytes, run.failed
+    report.put_back = tuple(sorted(run.put_back))
+    report.for_branches = found.for_branches
+    report.frees = frees if deleted else (0, 0)
+    _note_later(report, run.retention, found)
+    _note_missing(report, table, found)
+    context.figures["bytes_collected"] += report.bytes
+    context.figures["versions_expired"] += len(report.versions)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+@dataclass
+class _Run:
+    """State of one run: its inputs, what it has read, and what it has deleted so far.
+
+    ``now`` is the store's time when the run began. Later in the run, files and versions count as younger than they are,
+    and holds that have ended since as held: more is kept, never less.
+    """
+
+    table: Table
+    options: ExpireOptions
+    anchor: Anchor
+    context: RunContext
+    now: datetime
+    retention: Retention = field(default_factory=Retention)
+    objects: int = 0
+    bytes: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    put_back: set[int] = field(default_factory=set)
+    _needed: Needed | None = None
+    _complete: bool = False
+    _flushes: UnmergedFlushes = field(default_factory=UnmergedFlushes)
+    _kept: tuple[KeptVersion, ...] = ()
+
+    def choose(self) -> tuple[tuple[int, ...], tuple[KeptVersion, ...]]:
+        """The versions to delete and those to keep, by the store's current state; restores versions needed again.
+
+        Called after manifests were deleted and before their files are. Timeline of the loss without it: tags are
+        listed; a user tags version 3; version 3 is deleted, and then its files, although it is tagged.
+        """
+        self.retention.refresh(self.table, self.now)
+        if back := put_back(self.table, self.retention.protected(), self.retention.versions):
+            self.put_back.update(back)
+            self.retention.refresh(self.table, self.now)
+        chosen, self._kept = _choose(self.table, self.retention, self.options, self.now, self._flushes)
+        return chosen, self._kept
+
+    def retire(self, batch: tuple[int, ...]) -> None:
+        """Announce these versions, check them again, set them aside, and delete their manifests."""
+        self._require_complete()
+        began = _uptime()
+        with announced_expiry(self.table.store, batch):
+            # A hold that was taken before the announcement is read here.
+            deletable = frozenset(self.choose()[0])
+            batch = tuple(version for version in batch if version in deletable)
+            manifests = set_aside(self.table, batch)
+            if _uptime() - began < _PROVEN_FOR:
+                self._delete(manifests)
+                return
+        # The process was stopped, or the machine suspended: holds are granted again after an announcement has ended.
+        self.retire(batch)
+
+    def delete_files(self) -> Garbage:
+        """Delete files that only deleted versions refer to, of this run and of killed ones."""
+        needed = Needed()
+        needed.read(self.table, young=_young(self.table, self._kept))
+        self.choose()
+        newest = NewestFiles(self.table)
+        found = find_garbage(
+            self.table.store, needed, self.now, lambda batch: self._delete_batch(needed, batch), newest
+        )
+        if not self._complete:
+            newest.require()  # a run that deletes nothing reports it by the same listing
+        if found.complete:
+            self._needed = needed
+        return found
+
+    @property
+    def copies(self) -> bool:
+        """Whether copies of manifests were found, set aside by this run or by others."""
+        return self._needed is None or bool(self._needed.copies)
+
+    def delete_copies(self) -> None:
+        """Delete the manifest copies of versions without files. That of a listed version is kept: a run may use it.
+
+        For each file that is kept only for branches and detached versions, one copy that refers to it is kept: when
+        those are deleted, nothing else shows that the file does not belong to a commit in progress.
+        """
+        if self.failed or self._needed is None:
+            return
+        listed = frozenset(self.retention.versions)
+        paths = [copy.meta.path for copy in self._needed.copies if copy.version not in listed]
+        kept = (self._needed.expired & self._needed.on_branches) - self._needed.own
+        if kept:
+            for path, references in read_references(self.table.store, list(paths)):
+                if references.all & kept:
+                    kept -= references.all
+                    paths.remove(path)
+        self.failed |= delete_proven(self.table.store, paths, [self.anchor]).failed
+
+    def _require_complete(self) -> None:
+        """Refuse to delete anything below a newest version that is not complete; checked once, before the first."""
+        if not self._complete:
+            require_complete(self.table.newest())
+            self._complete = True
+
+    def _delete_batch(self, needed: Needed, batch: list[ObjectMeta]) -> bool:
+        self.context.checkpoint()
+        self._require_complete()
+        # Also what was committed or restored since, for example by a restore of an old version.
+        needed.read(self.table)
+        sizes = {meta.path: meta.size for meta in batch if file_key(meta.path) not in needed.keys}
+        before = self.objects
+        self._delete(sizes)
+        # If the store refuses a whole batch, it would refuse the next one too.
+        return not sizes or self.objects > before
+
+    def _delete(self, sizes: Mapping[str, int]) -> None:
+        outcome = delete_proven(self.table.store, list(sizes), [self.anchor])
+        self.failed |= outcome.failed
+        deleted = sizes.keys() - outcome.failed.keys()
+        self.objects += len(deleted)
+        self.bytes += sum(sizes[path] for path in deleted)
+
+
+def _uptime() -> float:
+    """Seconds on a monotonic clock; one that also counts while the machine is suspended, if there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _batches(retention: Retention, versions: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Batches, bounded by number, and by the bytes that their copies need for a short time, even on a full disk."""
+    batch: list[int] = []
+    size = 0
+    for version in versions:
+        manifest_bytes = retention.manifest_bytes(version)
+        if batch and (len(batch) == _BATCH or size + manifest_bytes > _BATCH_BYTES):
+            yield tuple(batch)
+            batch, size = [], 0
+        batch.append(version)
+        size += manifest_bytes
+    if batch:
+        yield tuple(batch)
+
+
+def _refuse_unreadable(table: Table, retention: Retention) -> None:
+    """Raise if a manifest does not decode: older versions may be needed to restore the table from."""
+    suspects = [path for path in retention.unreadable if path.endswith(".manifest")]
+    for _ in read_references(table.store, suspects):
+        pass
+
+
+def _note_missing(report: ExpireReport, table: Table, found: Garbage) -> None:
+    if found.missing:
+        report.unreadable = unreadable_versions(table.store, found.missing)
+    if report.unreadable:
+        report.warnings += (_MISSING,)
+
+
+def _young(table: Table, kept: Iterable[KeptVersion]) -> frozenset[str]:
+    """The manifests of versions that only their age keeps."""
+    return frozenset(version_path(one.version, table.naming) for one in kept if one.old_enough is not None)
+
+
+def _note_later(report: ExpireReport, retention: Retention, found: Garbage) -> None:
+    young = {one.version: one.old_enough for one in report.kept if one.old_enough is not None}
+    size = found.later + sum(map(retention.manifest_bytes, young))
+    times = [*young.values(), *([] if found.until is None else [found.until])]
+    report.later = Later(size, max(times)) if times else None
+
+
+def _report(
+    decision: str,
+    table: Table,
+    retention: Retention,
+    options: ExpireOptions,
+    expired: tuple[int, ...],
+    kept: tuple[KeptVersion, ...],
+    *,
+    applied: bool = False,
+) -> ExpireReport:
+    warnings = options.dangers() if expired else ()
+    return ExpireReport(decision, applied, expired, kept, table.version, retention.branches, warnings=warnings)
+
+
+def _choose(
+    table: Table, retention: Retention, options: ExpireOptions, now: datetime, flushes: UnmergedFlushes
+) -> tuple[tuple[int, ...], tuple[KeptVersion, ...]]:
+    expired: list[int] = []
+    kept: list[KeptVersion] = []
+    versions = retention.versions
+    newest = set(versions[-options.keep :])
+    protected = retention.protected()
+    unmerged = flushes.needed(table, retention, protected)
+    shows_progress = retention.last_with(table.regions.region_ids)
+    for version, following in zip(versions, [*versions[1:], *versions[-1:]], strict=True):
+        if version >= table.version:
+            kept.append(KeptVersion(version, "the newest version"))
+        elif version in newest:
+            kept.append(KeptVersion(version, f"one of the newest {options.keep}"))
+        elif version in protected:
+            kept.append(KeptVersion(version, protected[version]))
+        elif shows_progress is not None and version >= shows_progress:
+            kept.append(KeptVersion(version, f"version {shows_progress} and the later ones show what is merged"))
+        elif version in unmerged:
+            kept.append(KeptVersion(version, unmerged[version]))
+        elif options.older_than and now < (until := retention.written(version) + options.older_than):
+            because = f"published {retention.written(version):%Y-%m-%d %H:%M} UTC, too young"
+            kept.append(KeptVersion(version, because, until))
+        elif options.older_than and now < (
+            until := retention.written(following) + min(options.older_than, SAFE_VERSION_AGE)
+        ):
+            # It may be old, but it was the newest until then: readers may have just opened it.
+            because = f"the newest until {retention.written(following):%Y-%m-%d %H:%M} UTC"
+            kept.append(KeptVersion(version, because, until))
+        else:
+            expired.append(version)
+    return tuple(expired), tuple(kept)
+
+
+def _frees(table: Table, versions: Collection[int]) -> tuple[int, int]:
+    """Number of generations that only these versions keep, and their bytes."""
+    if not versions or table.memwal is None:
+        return 0, 0
+    rules = read_rules(table, RetentionOptions(), datetime.now(UTC))
+    left = rules.retention.without(frozenset(versions))
+    count = size = 0
+    for _, log in views(rules):
+        for candidate in log.view.directories() if isinstance(log, WalView) else ():
+            region_id, generation = candidate.region_id, candidate.generation
+            if candidate.kind is not Kind.GENERATION or generation is None or region_id is None:
+                continue
+            unmet = [gate for gate in rules.generation_gates(region_id, generation) if not gate.met]
+            without = rules.with_retention(left).generation_gates(region_id, generation)
+            if unmet and all(gate.met for gate in without):
+                count += 1
+                size += candidate.bytes
+    return count, size
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """Number of base versions; of a plain table also the bytes that its newest version does not need.
+
+    One listing for each 1,000 versions; of a plain table, one for each 1,000 files.
+    """
+    figures = {"versions": 0, "bytes_held": 0}
+    for meta in table.store.list(VERSIONS_FOLDER):
+        name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
+        if name is not None and not name.detached:
+            figures["versions"] += 1
+            figures["bytes_held"] += meta.size if name.version != table.version else 0
+    if table.memwal is not None:
+        return {"versions": figures["versions"]}
+    needed = references(table.manifest).all
+    files = (meta for folder in BASE_FOLDERS for meta in table.store.list(folder))
+    figures["bytes_held"] += sum(meta.size for meta in files if file_key(meta.path) not in needed)
+    return figures

@@ -1,0 +1,1 @@
+"""Collect merged generations, WAL entries, region manifests and orphan files."""

@@ -1,0 +1,266 @@
+"""The collectors of a Lance table: one for each region, and one for the rest.
+
+Per region, in this order:
+
+1. *drain*: the region manifest drops the generations that are no longer needed (put-if-absent, so that a
+   writer's flush is never overwritten). From now on no new reader finds them.
+2. *wait*: ``reader_grace``, by the age of the manifest version that dropped them. The run does not sleep: a
+   later run finds them drained for long enough.
+3. *delete* generations and orphans, then WAL entries that no remaining generation refers to, then
+   old manifest versions, the oldest first, so that a killed run leaves no gap.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.collector import BATCH_OBJECTS, Collector, PartReplacedError, Stage
+from memwal_ops.errors import MemwalOpsError, TableReplacedError
+from memwal_ops.formats.lance.generations.region_contents import objects_in
+from memwal_ops.formats.lance.jobs.gc.candidates import DIRECTORIES, Kind, LanceCandidate, unrecognized
+from memwal_ops.formats.lance.jobs.gc.region import read_region_view
+from memwal_ops.formats.lance.jobs.gc.table import table_candidates
+from memwal_ops.formats.lance.jobs.gc.wal import WalView
+from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError
+from memwal_ops.formats.lance.retention.identity import region_anchor
+from memwal_ops.formats.lance.wire.names import parse_region_manifest_name, region_folder
+from memwal_ops.log import get_logger
+from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.folders import FolderListings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from uuid import UUID
+
+    from memwal_ops.core.anchors import Anchor
+    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.formats.lance.jobs.gc.region import RegionView
+    from memwal_ops.formats.lance.jobs.gc.rules import Basis, Rules
+    from memwal_ops.storage.api import DeleteReport
+
+_log = get_logger(__name__)
+_CONCURRENT_REGIONS = 16
+_DRAIN_ATTEMPTS = 8
+_NO_GAP = "an older version could not be deleted, and versions must not have a gap"
+
+
+def views(rules: Rules, regions: Iterable[UUID] | None = None) -> Iterator[tuple[UUID, WalView | MemwalOpsError]]:
+    """All regions, read in chunks and not further ahead; or the error of one that cannot be read."""
+    ids = rules.table.regions.region_ids if regions is None else regions
+    _ = rules.table.layout  # read once, before the threads use it
+
+    def read(region_id: UUID) -> tuple[UUID, WalView | MemwalOpsError | None]:
+        try:
+            return region_id, WalView(read_region_view(rules, region_id)).prepare()
+        except NoRegionManifestError as error:
+            return region_id, error if rules.table.region(region_id).is_claimed() else None
+        except REGION_FAULTS as error:
+            return region_id, error
+
+    for _, (region_id, log) in concurrently(read, ids, threads=_CONCURRENT_REGIONS):
+        if log is not None:
+            yield region_id, log
+
+
+class RegionCollector(Collector[LanceCandidate]):
+    """Collects one region.
+
+    Args:
+        basis: of the run.
+        region_id: the region.
+        log: the region with its log, or the error with which it cannot be read.
+    """
+
+    part: UUID
+
+    def __init__(self, basis: Basis, region_id: UUID, log: WalView | MemwalOpsError) -> None:
+        """Keep the arguments; nothing is read."""
+        self.basis, self.part, self.store = basis, region_id, basis.rules.table.store
+        self._log = log
+        self._drained = self._fenced = False
+        self._anchor: Anchor | None = None
+        self._directories = FolderListings(self.store, region_folder(region_id))
+
+    @property
+    def anchors(self) -> Sequence[Anchor]:
+        """The table's, and after the first batch the region's too."""
+        return self.basis.anchors if self._anchor is None else (*self.basis.anchors, self._anchor)
+
+    @property
+    def log(self) -> WalView:
+        """The region with its log. Raises the error with which it cannot be read."""
+        if isinstance(self._log, MemwalOpsError):
+            raise self._log
+        return self._log
+
+    @property
+    def view(self) -> RegionView:
+        """The region without its log."""
+        return self.log.view
+
+    def unreadable(self, error: MemwalOpsError) -> LanceCandidate | None:
+        """The region as one unrecognized candidate: all of it is kept if it cannot be read."""
+        if not isinstance(error, REGION_FAULTS):
+            return None
+        why = f"the region cannot be read, so that all of it is kept: {error}"
+        return unrecognized(region_folder(self.part), 0, why, region_id=self.part)
+
+    def drain(self) -> int:
+        """Take generations that are no longer needed off the region manifest's list (S0-060, S0-183)."""
+        for _ in range(_DRAIN_ATTEMPTS):
+            if not self.view.drainable():
+                return 0
+            self.basis.renew()
+            self._log = WalView(read_region_view(self.basis.rules, self.part))
+            generations = self.view.drainable()
+            drained = self.view.newest.next().without_generations(generations)
+            # Timeline without this check: all generations are read as merged; the table is created again; the new
+            # table's unmerged generations are removed from the list.
+            check = self.basis.check
+            if generations and self.basis.rules.table.region(self.part).commit(drained, check=check):
+                _log.info("drained", region=str(self.part), generations=list(generations))
+                self._drained = True
+                return len(generations)
+        # A writer keeps publishing; the next run tries again, and until then the generations are held.
+        return 0
+
+    def stages(self) -> Iterator[Stage[LanceCandidate]]:
+        """The deletions in the order of the module's docstring; strays last."""
+        if self._drained:
+            self._log = WalView(read_region_view(self.basis.rules, self.part))
+        yield Stage(self.view.directories())
+        yield Stage(self.log.entries())
+        yield Stage(self.view.manifests(), in_order=_NO_GAP)
+        yield Stage(self.view.strays())
+
+    def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
+        """Check the gates again by the current rules and region manifest; the listing is that of the view."""
+        self.basis.renew()
+        with self._of_one_table():
+            self._fence_flushes(batch)
+            view = self._renewed()
+        if batch[0].kind is Kind.REGION_MANIFEST:
+            self._point_past(batch[-1], view.newest.version)
+        log = self.log.under(view)
+        judged = (
+            log.revalidate(candidate) if candidate.kind is Kind.WAL_ENTRY else view.revalidate(candidate)
+            for candidate in batch
+        )
+        return (candidate for candidate in judged if candidate is not None)
+
+    def objects(self, candidate: LanceCandidate) -> Iterable[tuple[str, int]]:
+        """The objects of a candidate. Directories are listed again, so objects that were added since are deleted too.
+
+        Small directories share a listing, of which a page may be older than the proof of their batch. It is never older
+        than the region's anchor, which is checked after it and right before the deletion: so it is of the same region.
+        Objects that are added to a directory after its listing are orphans for the next run.
+        """
+        if candidate.kind not in DIRECTORIES:
+            return super().objects(candidate)
+        if candidate.objects >= BATCH_OBJECTS:
+            return objects_in(self.store, candidate.path)
+        return self._directories.objects(candidate.path, candidate.objects).items()
+
+    def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
+        """See the base class."""
+        with self._of_one_table():
+            return super().delete(paths, guard)
+
+    def not_deleted(self, candidate: LanceCandidate) -> None:
+        """Keep the WAL entries to which a generation refers that was not completely deleted."""
+        if candidate.kind in DIRECTORIES:
+            self.view.undeleted.add(candidate.name)
+
+    @contextmanager
+    def _of_one_table(self) -> Iterator[None]:
+        """Raise ``PartReplacedError`` if only the region may have been replaced: the rest of the table is collected."""
+        try:
+            yield
+        except TableReplacedError as error:
+            self.basis.check()
+            raise PartReplacedError(str(error)) from error
+
+    def _renewed(self) -> RegionView:
+        table = self.basis.rules.table
+        previous = self._anchor or region_anchor(table, self.view.newest)
+        view = self.view.with_rules(self.basis.rules)
+        self._anchor = previous
+        if table.region(self.part).path(view.newest.version) != previous.meta.path:
+            self._anchor = region_anchor(table, view.newest)
+            previous.check(self.store)
+        return view
+
+    def _fence_flushes(self, batch: Sequence[LanceCandidate]) -> None:
+        """Publish a manifest version after the listing, once, before orphans are deleted that a flush may publish.
+
+        A flush publishes its directory as the version after the one that it read before it wrote the directory, by
+        put-if-absent. Timeline without this: a writer writes a directory, and is suspended for days; gc deletes it as
+        an orphan; the writer resumes, and the manifest that it publishes lists it.
+        """
+        newest = self.view.newest
+        if self._fenced or not any(
+            one.kind is Kind.ORPHAN and (one.generation or 0) >= newest.current_generation for one in batch
+        ):
+            return
+        # False: another process published that version after the listing, which serves as well.
+        self.basis.rules.table.region(self.part).commit(newest.next(), check=self.basis.check)
+        self._fenced = True
+
+    def _point_past(self, last: LanceCandidate, newest: int) -> None:
+        """Make the hint name a version that is kept, before versions are deleted that it may name."""
+        manifests = self.basis.rules.table.region(self.part)
+        hint = manifests.hint()
+        if hint is None or not (parse_region_manifest_name(last.name) or 0) < hint <= newest:
+            # Otherwise, if the region was created again, the hint would name a version that it lacks: a permanent gap.
+            with self._of_one_table():
+                for anchor in self.anchors:
+                    anchor.check(self.store)
+            manifests.write_hint(newest)
+
+
+class RemovedIndexCollector(Collector[LanceCandidate]):
+    """The regions of a table whose MemWAL index was removed: all of them are kept until it is made again."""
+
+    def __init__(self, basis: Basis, regions: Iterable[UUID] | None) -> None:
+        """``regions``: only these. Nothing is read."""
+        self.basis, self.store, self._regions = basis, basis.rules.table.store, regions
+
+    @property
+    def anchors(self) -> Sequence[Anchor]:
+        """The table's."""
+        return self.basis.anchors
+
+    def stages(self) -> Iterator[Stage[LanceCandidate]]:
+        """One stage with all regions."""
+        table = self.basis.rules.table
+        why = f"the MemWAL index was removed after version {table.index_removed_after}: kept for when it is made again"
+        ids = table.regions.region_ids if self._regions is None else self._regions
+        yield Stage(unrecognized(region_folder(region_id), 0, why, region_id=region_id) for region_id in ids)
+
+    def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
+        """Never called with a candidate: none is deletable."""
+        return iter(batch)
+
+
+class TableCollector(Collector[LanceCandidate]):
+    """Collects the objects that belong to no region."""
+
+    def __init__(self, basis: Basis) -> None:
+        """Keep the basis; nothing is read."""
+        self.basis, self.store = basis, basis.rules.table.store
+
+    @property
+    def anchors(self) -> Sequence[Anchor]:
+        """The table's."""
+        return self.basis.anchors
+
+    def stages(self) -> Iterator[Stage[LanceCandidate]]:
+        """One stage with all candidates."""
+        yield Stage(table_candidates(self.basis.rules))
+
+    def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
+        """List the candidates again, with their gates."""
+        self.basis.renew()
+        wanted = {candidate.path for candidate in batch}
+        return (candidate for candidate in table_candidates(self.basis.rules) if candidate.path in wanted)

@@ -1,0 +1,117 @@
+"""Candidates of gc that do not belong to a region: external snapshots, leftovers, probe objects and strays."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from memwal_ops.core.candidates import Gate
+from memwal_ops.core.quarantine import QUARANTINE_FOLDER
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
+from memwal_ops.formats.lance.indexes.snapshots import decode_file
+from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate, unrecognized
+from memwal_ops.formats.lance.retention.leftovers import find_leftovers
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, MEM_WAL_FOLDER
+from memwal_ops.storage.clock import CLOCK_FOLDER
+from memwal_ops.storage.probe import PROBE_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.formats.lance.jobs.gc.rules import Rules
+    from memwal_ops.storage.api import ObjectMeta
+
+_SNAPSHOT = re.compile(rf"{INDICES_FOLDER}/([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/index\.lance")
+_OPS_FOLDER = "_mem_wal_ops"
+# A probe takes seconds. If its objects were deleted meanwhile, it would report a store that loses writes.
+_PROBE_AGE = timedelta(hours=1)
+_REGION_COLUMNS = {"region_id", "shard_id"}
+
+
+def table_candidates(rules: Rules) -> Iterator[LanceCandidate]:
+    """All candidates that do not belong to a region, lazily."""
+    yield from snapshot_candidates(rules)
+    yield from leftover_candidates(rules)
+    yield from own_candidates(rules)
+    for path in rules.table.regions.strays:
+        yield unrecognized(path, 0, f"not a region, although it is in {MEM_WAL_FOLDER}/; it is kept")
+    for path, why in rules.retention.unreadable.items():
+        yield unrecognized(path, 0, f"this version cannot be read, so that everything that it may need is kept: {why}")
+
+
+def snapshot_candidates(rules: Rules) -> Iterator[LanceCandidate]:
+    """Files of region snapshots; all else in ``_indices/`` belongs to pylance and is not read."""
+    for meta in rules.table.store.list(INDICES_FOLDER):
+        match = _SNAPSHOT.fullmatch(meta.path)
+        if match is not None:
+            candidate = _snapshot_candidate(rules, meta, UUID(match[1]))
+            if candidate is not None:
+                yield candidate
+
+
+def _snapshot_candidate(rules: Rules, meta: ObjectMeta, uuid: UUID) -> LanceCandidate | None:
+    gates: tuple[Gate, ...]
+    if rules.retention.names_index(uuid):
+        gates = (Gate(met=False, text="a version that may be opened names it"),)
+    else:
+        try:
+            rows = decode_file(rules.table.store.get(meta.path))
+        except ObjectNotFoundError:
+            return None
+        except InvalidFormatError as error:
+            return unrecognized(meta.path, meta.size, f"this may be a region snapshot, but it cannot be read: {error}")
+        if not _REGION_COLUMNS.intersection(rows.schema.names):
+            return None
+        gates = (
+            Gate(met=True, text="a region snapshot that no version, tag or branch names"),
+            rules.age_gate("a commit may be in progress: written", meta.last_modified, rules.options.orphan_min_age),
+        )
+    return LanceCandidate(Kind.SNAPSHOT, meta.path, meta.size, 1, gates)
+
+
+def leftover_candidates(rules: Rules) -> Iterator[LanceCandidate]:
+    """Detached manifests: those of memwal-ops with their transaction files, and those of other programs."""
+    protected = rules.retention.protected()
+    for leftover in find_leftovers(rules.table):
+        meta = leftover.manifest
+        if leftover.job is None:
+            why = "a detached version that memwal-ops did not create; a reader with its number may open it"
+            yield unrecognized(meta.path, meta.size, why)
+            continue
+        keeper = protected.get(leftover.version)
+        gates = (
+            Gate(met=True, text=f"left by a {leftover.job} (run {leftover.run_id}) that was killed while it committed"),
+            Gate(met=keeper is None, text="no tag, branch or hold names it" if keeper is None else f"kept by {keeper}"),
+            rules.age_gate("a commit may be in progress: written", meta.last_modified, rules.options.orphan_min_age),
+        )
+        if leftover.transaction is not None:
+            file = rules.table.store.head(leftover.transaction)
+            if file is not None:
+                yield LanceCandidate(Kind.LEFTOVER, leftover.transaction, file.size, 1, gates)
+        yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
+
+
+def own_candidates(rules: Rules) -> Iterator[LanceCandidate]:
+    """Objects of memwal-ops: the quarantine, and those of killed jobs that read the store's clock or probed writes."""
+    age = max(rules.options.orphan_min_age, _PROBE_AGE)
+    store = rules.table.store
+    folders = store.list_level(_OPS_FOLDER).directories
+    if QUARANTINE_FOLDER in folders:
+        yield from quarantine_candidates(rules)
+    for folder in sorted({CLOCK_FOLDER, PROBE_FOLDER}.intersection(folders)):
+        for meta in store.list(folder):
+            gates = (
+                Gate(met=True, text="written by a job that probed the store and was killed"),
+                rules.age_gate("a probe may be running: written", meta.last_modified, age),
+            )
+            yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
+
+
+def quarantine_candidates(rules: Rules) -> Iterator[LanceCandidate]:
+    """Objects that repairs replaced: always kept, since an operator may undo the repair."""
+    for meta in rules.table.store.list(QUARANTINE_FOLDER):
+        name = meta.path.removeprefix(f"{QUARANTINE_FOLDER}/").partition("/")[0]
+        why = f"memwal-ops repair URI --undo {name} needs it; delete the folder yourself when it is not needed"
+        yield LanceCandidate(Kind.QUARANTINE, meta.path, meta.size, 1, (Gate(met=False, text=why),))

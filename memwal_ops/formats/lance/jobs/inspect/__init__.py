@@ -1,0 +1,1 @@
+"""Report the state of a table."""

@@ -1,0 +1,1 @@
+"""The jobs of tables with the legacy MemWAL index."""

@@ -1,0 +1,312 @@
+"""The gc job of tables with the legacy MemWAL index: trim what is merged, then collect its logs.
+
+A trim removes from the index those MERGED MemWALs that every user index has caught up with, by Lance's own rule. They
+are recorded beside the table before the commit, since the index does not have the paths of their logs afterwards.
+A log is deleted when no version that may be opened lists its MemWAL as unmerged: a reader of such a version replays it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import posixpath
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from memwal_ops.core import collector
+from memwal_ops.core.candidates import Gate
+from memwal_ops.core.collector import Collector, Stage
+from memwal_ops.core.context import RunContext
+from memwal_ops.core.gc_report import GcDecision, KindText
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
+from memwal_ops.formats.lance.files.referenced_files import list_manifests, list_manifests_of_others
+from memwal_ops.formats.lance.jobs.gc.candidates import LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.job import GcReport
+from memwal_ops.formats.lance.legacy.adoption import LEGACY_FOLDER
+from memwal_ops.formats.lance.legacy.emptied import find_emptied
+from memwal_ops.formats.lance.legacy.index import mem_wals_of
+from memwal_ops.formats.lance.legacy.publish import publish
+from memwal_ops.formats.lance.legacy.states import Change, covered_version, is_trimmable, trim
+from memwal_ops.formats.lance.retention.damage import names_damage
+from memwal_ops.formats.lance.retention.identity import table_anchor
+from memwal_ops.formats.lance.retention.newest_files import require_complete
+from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals, encode_mem_wals
+from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.storage.clock import store_time
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from memwal_ops.core.anchors import Anchor
+    from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import ObjectMeta
+
+__all__ = ["apply", "backlog", "candidates", "plan"]
+
+_LOG = "wal_root"
+_RECORD = "trim_record"
+_TRIMMED = f"{LEGACY_FOLDER}/trimmed"
+# Folders of Lance and of memwal-ops: a log is never in one of them, even if an index has such a path.
+_NOT_LOGS = frozenset(
+    {"_versions", "data", "_indices", "_deletions", "_transactions", "_refs", "tree", "_mem_wal", "_mem_wal_ops"}
+)
+
+
+class LegacyGcReport(GcReport):
+    """Report of a gc run of a legacy table."""
+
+    kinds = {_LOG: KindText("logs of merged MemWALs", ("log file", "log files")), _RECORD: KindText("records of trims")}  # noqa: RUF012 - as the base class has it
+    drains = ("MemWAL", "MemWALs")
+
+
+@dataclass
+class _View:
+    """The inputs of a collection: one version, every other one that may be opened, and the records of trims."""
+
+    table: Table
+    now: datetime
+    options: RetentionOptions
+    unmerged_in: Mapping[str, str]
+    trimmed: Mapping[str, MemWal]
+    emptied: bool
+
+    @classmethod
+    def read(cls, table: Table, options: RetentionOptions, now: datetime) -> _View:
+        is_legacy_table = table.memwal is None
+        emptied = is_legacy_table and find_emptied(table) is not None
+        return cls(table, now, options, _unmerged_logs(table), _records(table), emptied)
+
+    def trimmable(self) -> tuple[MemWal, ...]:
+        """The MemWALs that a trim removes: all that Lance's rule removes, except the last MemWAL of the table.
+
+        Details without a MemWAL are those of the current layouts: the table would be opened as one that has regions.
+        """
+        if self.table.memwal is not None or self.emptied:
+            return ()
+        mem_wals = mem_wals_of(self.table)
+        found = trim(mem_wals, covered_version(self.table.manifest.indexes)).removed
+        return found if len(found) < len(mem_wals) else tuple(sorted(found, key=lambda one: one.id)[:-1])
+
+
+def _unmerged_logs(table: Table) -> dict[str, str]:
+    """Per log the first version that lists its MemWAL as unmerged, and may be opened: main, branches, detached."""
+    found: dict[str, str] = {}
+    own, others = list_manifests(table.store), list_manifests_of_others(table.branch)
+    for store, paths in ((table.store, own), (table.branch.root, others)):
+        for path in paths:
+            try:
+                version = decode_version_manifest(store.get(path))
+            except ObjectNotFoundError:
+                continue  # expired meanwhile
+            entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+            if entry is not None and is_legacy(entry):
+                for one in decode_mem_wals(entry.index_details.value):
+                    if one.state is not State.MERGED:
+                        found.setdefault(_log_path(table, one.wal_location), path)
+    return found
+
+
+def _records(table: Table) -> dict[str, MemWal]:
+    """What earlier runs trimmed, by the path of its record.
+
+    Raises:
+        InvalidFormatError: a record cannot be read.
+    """
+    found = {}
+    for meta in table.store.list(_TRIMMED):
+        try:
+            document = json.loads(table.store.get(meta.path))
+            (found[meta.path],) = decode_mem_wals(base64.b64decode(document["mem_wal"], validate=True))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InvalidFormatError(f"{meta.path} is not a readable record of trimmed MemWALs: {error}") from error
+    return found
+
+
+def _log_path(table: Table, location: str) -> str:
+    """A log's path relative to the table's root if it is below it; else unchanged."""
+    relative = location.removeprefix(f"{table.location.uri}/").removeprefix(f"file://{table.location.uri}/")
+    return posixpath.normpath(relative) if "://" not in relative else relative.rstrip("/")
+
+
+class _Logs(Collector[LanceCandidate]):
+    """The logs of MemWALs that are, or will be, trimmed."""
+
+    def __init__(self, view: _View, anchors: Sequence[Anchor] = (), note: CommitNote | None = None) -> None:
+        self.view, self.store, self._anchors, self._note = view, view.table.store, anchors, note
+        # A record outlives the run that writes it: killed after the trim, the next run finds the log by it.
+        self._recorded = frozenset(view.trimmed)
+        self._complete = False
+
+    @property
+    def anchors(self) -> Sequence[Anchor]:
+        """The table's."""
+        return self._anchors
+
+    def _renew(self) -> None:
+        if not self._complete:
+            require_complete(self.view.table)
+            self._complete = True
+        for anchor in self._anchors:
+            anchor.check(self.store)
+        table = self.view.table.newest()
+        self.view = _View.read(table, self.view.options, self.view.now)
+        self._anchors = (table_anchor(table),)
+
+    def drain(self) -> int:
+        """Trim: first record what is trimmed, then publish. After a commit conflict, the next run does it."""
+        assert self._note is not None  # noqa: S101 - apply gives it
+        self._renew()
+        table = self.view.table
+        chosen = self.view.trimmable()
+        if not chosen:
+            return 0
+        for one in chosen:
+            if next(iter(self._log_files(one)), None) is None:
+                continue
+            name = hashlib.blake2b(f"{one.id.generation} {one.id.region}".encode(), digest_size=16).hexdigest()
+            document = {
+                "region": one.id.region,
+                "generation": one.id.generation,
+                "wal_location": one.wal_location,
+                "mem_wal": base64.b64encode(encode_mem_wals([one])).decode(),
+            }
+            self.store.put_if_absent(f"{_TRIMMED}/{name}.json", json.dumps(document).encode())
+        try:
+            publish(table, Change(removed=chosen), self._note)
+        except CommitLostError:
+            return 0
+        self._renew()
+        return len(chosen)
+
+    def stages(self) -> Iterator[Stage[LanceCandidate]]:
+        """The files of each log; then the records of logs that are deleted."""
+        yield Stage(self._files())
+        yield Stage(self._finished())
+
+    def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
+        """List the candidates again, with their gates."""
+        self._renew()
+        wanted = {one.path for one in batch}
+        found = self._files() if batch[0].kind == _LOG else self._finished()
+        return (one for one in found if one.path in wanted)
+
+    def _files(self) -> Iterator[LanceCandidate]:
+        listed = {one.id for one in self._listed()}
+        trimmed = {one.id: one for one in self.view.trimmed.values() if one.id not in listed}
+        for one in [*trimmed.values(), *self._listed()]:
+            place = _log_path(self.view.table, one.wal_location)
+            if one.state is not State.MERGED or not _is_below(place):
+                continue
+            gates = self._gates(one, place, is_trimmed=one.id in trimmed)
+            for meta in self.store.list(place):
+                yield LanceCandidate(_LOG, meta.path, meta.size, 1, gates, generation=one.id.generation)
+
+    def _log_files(self, one: MemWal) -> Iterator[ObjectMeta]:
+        place = _log_path(self.view.table, one.wal_location)
+        return self.store.list(place) if _is_below(place) else iter(())
+
+    def _listed(self) -> tuple[MemWal, ...]:
+        return () if self.view.table.memwal is not None else mem_wals_of(self.view.table)
+
+    def _gates(self, one: MemWal, place: str, *, is_trimmed: bool) -> tuple[Gate, ...]:
+        gates = [Gate(met=True, text=f"{one.id} is merged since version {one.last_updated_dataset_version}")]
+        if self.view.emptied:
+            gates.append(Gate(met=False, text="a state commit dropped the table's rows (memwal-ops merge --restore)"))
+        if is_trimmed:
+            gates.append(Gate(met=True, text="trimmed: the index does not list it any more"))
+        else:
+            planned = self._note is None and one in self.view.trimmable()
+            gates.append(Gate(met=planned, text=self._why_listed(one)))
+        user = self.view.unmerged_in.get(place)
+        gates.append(
+            Gate(met=True, text="no version that may be opened lists it as unmerged")
+            if user is None
+            else Gate(met=False, text=f"{user} lists it as unmerged, and its readers replay it")
+        )
+        others = [where for each in self._listed() if each.id != one.id for where in self._places(each)]
+        near = [other for other in others if f"{other}/".startswith(f"{place}/") or f"{place}/".startswith(f"{other}/")]
+        if near:
+            gates.append(Gate(met=False, text=f"another MemWAL has its log or its MemTable at {near[0]}"))
+        return tuple(gates)
+
+    def _places(self, one: MemWal) -> Iterator[str]:
+        yield _log_path(self.view.table, one.wal_location)
+        if one.state is not State.MERGED:
+            yield _log_path(self.view.table, one.mem_table_location)
+
+    def _why_listed(self, one: MemWal) -> str:
+        covered = covered_version(self.view.table.manifest.indexes)
+        if one in self.view.trimmable():
+            return "the index lists it, and --apply trims it first"
+        if is_trimmable(one, covered):
+            return "the index lists it: its last MemWAL stays, which marks the index as a legacy one"
+        merged = one.last_updated_dataset_version
+        return (
+            f"the index lists it: an index of the table has seen version {covered} only, and it was merged in {merged}"
+        )
+
+    def _finished(self) -> Iterator[LanceCandidate]:
+        listed = {one.id for one in self._listed()}
+        for path, one in self.view.trimmed.items():
+            place = _log_path(self.view.table, one.wal_location)
+            gone = _is_below(place) and next(iter(self.store.list(place)), None) is None
+            if path not in self._recorded:
+                if self._note is not None and gone and one.id not in listed:
+                    self.view.table.discard([path])  # this run's own
+                continue
+            where = place if _is_below(place) else f"{place}, where gc deletes nothing: remove it yourself"
+            gates = (
+                Gate(met=one.id not in listed, text="trimmed" if one.id not in listed else "the index lists it"),
+                Gate(met=gone, text="its log is gone" if gone else f"its log is at {where}"),
+            )
+            meta = self.store.head(path)
+            if meta is not None:
+                yield LanceCandidate(_RECORD, path, meta.size, 1, gates, generation=one.id.generation)
+
+
+def _is_below(place: str) -> bool:
+    """Whether the path is below the table and in none of Lance's folders: gc deletes logs only there."""
+    first = place.split("/", 1)[0]
+    return "://" not in place and not place.startswith("/") and first not in _NOT_LOGS | {"", ".", ".."}
+
+
+@names_damage
+def plan(table: Table, options: GcOptions, context: RunContext | None = None) -> LegacyGcReport:
+    """What would be trimmed, and which files of logs are deletable. Reads only."""
+    report = LegacyGcReport(applied=False, warnings=options.dangers())
+    logs = _Logs(_View.read(table, options, datetime.now(UTC)))
+    report.drainable = len(logs.view.trimmable())
+    report.versions = table.version
+    collector.plan([logs], report, options, context or RunContext())
+    if report.decision is GcDecision.PLANNED:
+        require_complete(table)
+    return report
+
+
+@names_damage
+def apply(table: Table, options: GcOptions, context: RunContext | None = None) -> LegacyGcReport:
+    """Trim and delete. Safe to kill, to repeat, and to run concurrently with all other jobs."""
+    probe_conditional_writes(table.store)
+    report = LegacyGcReport(applied=True, warnings=options.dangers())
+    table = table.newest()
+    anchor = table_anchor(table)
+    view = _View.read(table, options, store_time(table.store))
+    logs = _Logs(view, (anchor,), CommitNote.new("gc"))
+    report.versions = table.version
+    return collector.collect([logs], report, options, context or RunContext())
+
+
+def candidates(table: Table, options: RetentionOptions) -> Iterable[LanceCandidate]:
+    """All candidates of a plan."""
+    return collector.candidates([_Logs(_View.read(table, options, datetime.now(UTC)))], LegacyGcReport(applied=False))
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """MemWALs that are merged, and still listed."""
+    return {"merged_generations": sum(one.state is State.MERGED for one in mem_wals_of(table))}

@@ -1,0 +1,216 @@
+"""The inspect job of tables with the legacy MemWAL index: every MemWAL, and what FLUSHED means for it. Reads only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.index_faults import fault_of
+from memwal_ops.formats.lance.jobs.inspect.job import IndexState
+from memwal_ops.formats.lance.jobs.legacy.merge_report import backlog_json
+from memwal_ops.formats.lance.legacy.emptied import Emptied, find_emptied
+from memwal_ops.formats.lance.legacy.index import FlushedMeaning, Meanings, RegionWork, mem_wals_of, read_work
+from memwal_ops.formats.lance.legacy.publish import live_rows
+from memwal_ops.formats.lance.legacy.states import disorder
+from memwal_ops.formats.lance.options import InspectOptions
+from memwal_ops.formats.lance.retention.damage import names_damage
+from memwal_ops.formats.lance.retention.unreadable_versions import VersionsCheck, check_versions
+from memwal_ops.formats.lance.wire.legacy_index import MemWal, State
+from memwal_ops.text import counted, grid, paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.legacy.index import BlockedMemWal
+    from memwal_ops.formats.lance.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class MemWalState:
+    """One MemWAL, and what FLUSHED means for it; None unless it is FLUSHED."""
+
+    mem_wal: MemWal
+    flushed: FlushedMeaning | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``mem_wals`` entry."""
+        one, entries = self.mem_wal, self.mem_wal.wal_entries
+        return {
+            "region": one.id.region,
+            "generation": one.id.generation,
+            "state": one.state.name,
+            "owner_id": one.owner_id,
+            "mem_table_location": one.mem_table_location,
+            "wal_location": one.wal_location,
+            "wal_entries": {
+                "encoding": entries.encoding,
+                "count": entries.count,
+                "first": entries.spans[0][0] if entries.spans else None,
+                "last": entries.highest,
+                "holes": [list(hole) for hole in entries.holes],
+            },
+            "last_updated_dataset_version": one.last_updated_dataset_version,
+            "flushed_means": None if self.flushed is None else self.flushed.meaning or "unknown",
+            "writer_release": None if self.flushed is None else self.flushed.release,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LegacyInspection:
+    """The report of ``inspect`` for one version of a legacy table."""
+
+    table: Table
+    mem_wals: tuple[MemWalState, ...]
+    work: Mapping[str, RegionWork]
+    emptied: Emptied | None
+    indexes: tuple[IndexState, ...]
+    versions: VersionsCheck
+    limit: int
+
+    decision = "inspected"
+    exit_code = 0
+
+    @property
+    def faults(self) -> tuple[BlockedMemWal, ...]:
+        """The faults of the regions that have one."""
+        return tuple(work.blocked for work in self.work.values() if work.blocked is not None)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the base table, by its manifest."""
+        return live_rows(self.table.manifest.manifest.fragments)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``inspect --json``."""
+        return {
+            "uri": self.table.location.uri,
+            "layout": self.table.layout.name,
+            "version": self.table.version,
+            "rows": self.rows,
+            "fragments": len(self.table.manifest.manifest.fragments),
+            "primary_key": list(self.table.primary_key),
+            "regions": [self._region(region) for region in self.work.values()],
+            "mem_wals": [one.to_json() for one in self.mem_wals[: self.limit]],
+            "indexes": [index.to_json() for index in self.indexes],
+            "backlog": backlog_json(self.work),
+            "emptied": None
+            if self.emptied is None
+            else {"version": self.emptied.version, "restore": self.emptied.source, "rows": self.emptied.rows},
+            "versions": self.versions.to_json(),
+            "truncated": len(self.mem_wals) > self.limit,
+        }
+
+    def _region(self, work: RegionWork) -> dict[str, Any]:
+        states = Counter(one.state for one in work.mem_wals)
+        done = [one.id.generation for one in work.mem_wals if one.state is State.MERGED]
+        return {
+            "region_id": work.region,
+            "merged_generation": max(done, default=None),
+            "current_generation": work.mem_wals[-1].id.generation,
+            "generation_counts": {state.name.lower(): states[state] for state in State},
+            "out_of_order": disorder(work.mem_wals, work.region),
+            "error": None if work.blocked is None else work.blocked.to_json(),
+        }
+
+    def describe(self) -> str:
+        """The inspection as text for people."""
+        table = self.table
+        key = ", ".join(table.primary_key) or "none is marked"
+        fragments = counted(len(table.manifest.manifest.fragments), "fragment")
+        about = (
+            f"legacy layout, version {table.version}, {counted(self.rows, 'row')} in {fragments}, primary key: {key}"
+        )
+        lines = [table.location.uri, paragraph(about, indent="  "), paragraph(self._behind(), indent="  ")]
+        if self.emptied is not None:
+            error = self.emptied.error("merge")
+            lines += ["", paragraph(f"PROBLEM: {error} {error.remedy}")]
+        if self.mem_wals:
+            lines += ["", self._grid()]
+            lines += self._notes()
+        for work in self.work.values():
+            if work.blocked is not None:
+                error_of = work.blocked.error
+                what = f"PROBLEM in region {work.region!r} ({error_of.reason}): {error_of} {error_of.remedy}"
+                lines += ["", paragraph(what)]
+            elif (problem := disorder(work.mem_wals, work.region)) is not None:
+                lines += ["", paragraph(f"PROBLEM in region {work.region!r}: {problem}")]
+        return "\n".join(lines)
+
+    def _behind(self) -> str:
+        pending = sum(len(one.pending) for one in self.work.values())
+        waiting = sum(len(one.waiting) for one in self.work.values())
+        more = f" {counted(waiting, 'MemWAL')} not flushed yet." if waiting else ""
+        if not pending:
+            return f"No flushed MemWAL is unmerged.{more} Current pylance cannot write to this table: migrate it."
+        return (
+            f"{counted(pending, 'flushed MemWAL')} to be merged.{more} Current pylance cannot write: merge and migrate."
+        )
+
+    def _grid(self) -> str:
+        rows = [
+            (
+                one.mem_wal.id.region,
+                str(one.mem_wal.id.generation),
+                one.mem_wal.state.name,
+                one.mem_wal.owner_id,
+                one.mem_wal.wal_entries.text(),
+                one.mem_wal.wal_entries.encoding,
+                str(one.mem_wal.last_updated_dataset_version),
+                "" if one.flushed is None else one.flushed.meaning or "unknown",
+            )
+            for one in self.mem_wals[: self.limit]
+        ]
+        columns = ("region", "generation", "state", "owner", "WAL entries", "encoding", "version", "FLUSHED means")
+        shown = grid(columns, rows, words=("region", "state", "owner", "WAL entries", "encoding", "FLUSHED means"))
+        more = len(self.mem_wals) - self.limit
+        return shown + (f"\nand {more:,} more (--limit)." if more > 0 else "")
+
+    def _notes(self) -> list[str]:
+        """The locations of each MemWAL's rows and log, and the reason for the meaning of FLUSHED."""
+        lines = [""]
+        for one in self.mem_wals[: self.limit]:
+            mem_wal = one.mem_wal
+            where = f"{mem_wal.id.region} {mem_wal.id.generation}: MemTable {mem_wal.mem_table_location}"
+            lines.append(paragraph(f"{where}, WAL {mem_wal.wal_location}", indent="  ", hanging="  "))
+        releases = sorted({one.flushed.release or "unknown" for one in self.mem_wals if one.flushed is not None})
+        if releases:
+            text = "FLUSHED means merged for Lance 0.31 to 0.35, and not merged yet since 0.36; these were written by"
+            lines += ["", paragraph(f"{text} {', '.join(releases)}.")]
+        return lines
+
+
+@names_damage
+def plan(table: Table, options: InspectOptions | None = None, context: RunContext | None = None) -> LegacyInspection:
+    """One version of a table. Raises ``TableCorruptError`` where its legacy details do not decode."""
+    del context
+    mem_wals = mem_wals_of(table)
+    meanings = Meanings(table)
+    states = tuple(
+        MemWalState(one, meanings.of(one) if one.state is State.FLUSHED else None)
+        for one in sorted(mem_wals, key=lambda one: one.id)
+    )
+    return LegacyInspection(
+        table,
+        states,
+        read_work(mem_wals, meanings),
+        find_emptied(table),
+        tuple(_indexes(table)),
+        check_versions(table),
+        (options or InspectOptions()).limit,
+    )
+
+
+apply = plan
+
+
+def _indexes(table: Table) -> list[IndexState]:
+    states = []
+    for index in base_indexes(table).values():
+        covers = coverage(index.covered, table.manifest)
+        missing = len(covers.uncovered)
+        covered, fault = covers.fragments - missing, fault_of(table, index)
+        states.append(IndexState(index.name, index.type, covered, missing, covers.uncovered_rows, {}, fault))
+    return states

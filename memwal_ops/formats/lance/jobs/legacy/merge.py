@@ -1,0 +1,345 @@
+"""The merge job of tables with the legacy MemWAL index: merge FLUSHED MemWALs into the base table, in order.
+
+A pass is one version: new fragments, deletion vectors and the state MERGED together. If states changed in a second
+commit after the upsert, a run killed between the two would repeat the upsert over updates that users made meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.core.context import RunContext
+from memwal_ops.errors import (
+    CommitStateUnknownError,
+    DuplicateKeysError,
+    GenerationCorruptError,
+    GenerationMissingError,
+    InvalidUsageError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    SchemaProjectionError,
+)
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass
+from memwal_ops.formats.lance.engines.merge.collapse import collapse, read_all_keys
+from memwal_ops.formats.lance.engines.merge.locate import locate, repeated_keys
+from memwal_ops.formats.lance.engines.merge.rewrite import remove_files, rewrite
+from memwal_ops.formats.lance.engines.merge.sharing import refuse_shared_keys
+from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.jobs.legacy.merge_report import LegacyMergeReport, LegacyPass, MergeDecision
+from memwal_ops.formats.lance.legacy.emptied import find_emptied, restore_emptied
+from memwal_ops.formats.lance.legacy.index import BlockedMemWal, Meanings, RegionWork, mem_wals_of, read_work
+from memwal_ops.formats.lance.legacy.mem_tables import MemTables, mem_table_ref, region_number, with_key
+from memwal_ops.formats.lance.legacy.publish import check_mergeable, merge_draft, publish
+from memwal_ops.formats.lance.legacy.states import Change, merge
+from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, LegacyOptions, MergeOptions
+from memwal_ops.formats.lance.retention.damage import names_damage
+from memwal_ops.log import get_logger
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    import pyarrow as pa
+
+    from memwal_ops.formats.lance.generations.generation import Generation
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.legacy_index import MemWal, MemWalId
+
+__all__ = ["apply", "backlog", "plan"]
+
+# For every part of the keys all MemTables are opened again.
+_MIN_KEY_BYTES = 16 << 20
+_FAULTS = (GenerationMissingError, GenerationCorruptError, SchemaProjectionError)
+
+
+@dataclass(slots=True)
+class _Run:
+    """State of a run: what it may still merge (FLUSHED when it began, in no blocked region), and its results."""
+
+    options: MergeOptions
+    limit: frozenset[MemWalId]
+    context: RunContext
+    note: CommitNote = field(default_factory=lambda: CommitNote.new("merge"))
+    blocked: dict[str, BlockedMemWal] = field(default_factory=dict)
+    passes: list[LegacyPass] = field(default_factory=list)
+    marked: list[MemWalId] = field(default_factory=list)
+    restored: int | None = None
+    work: Mapping[str, RegionWork] = field(default_factory=dict)
+    compared: bool = False
+
+    def block(self, fault: BlockedMemWal) -> None:
+        known = self.blocked.get(fault.region)
+        if known is None or (known.generation or 0) > (fault.generation or 0):
+            self.blocked[fault.region] = fault
+
+    def select(self, pending: Iterable[MemWal]) -> list[MemWal]:
+        def may(one: MemWal) -> bool:
+            fault = self.blocked.get(one.id.region)
+            before = fault is None or (fault.generation is not None and one.id.generation < fault.generation)
+            return before and one.id in self.limit
+
+        return [one for one in pending if may(one)]
+
+
+@names_damage
+def plan(table: Table, options: MergeOptions, context: RunContext | None = None) -> LegacyMergeReport:
+    """Report what a merge would do, without changes; MemTables are not opened."""
+    del context
+    started = time.monotonic()
+    emptied = find_emptied(table)
+    if emptied is not None and not options.restore:
+        raise emptied.error("merge")
+    work = _work(table, options)
+    pending = [one for region in work.values() for one in region.pending]
+    if pending:
+        check_mergeable(with_key(table, options))
+    return LegacyMergeReport(
+        decision=MergeDecision.DRY_RUN,
+        run_id=CommitNote.new("merge").run_id,
+        passes=tuple(LegacyPass((one.id,)) for one in pending),
+        marked=tuple(one.id for region in work.values() for one in region.merged_already),
+        blocked=tuple(region.blocked for region in work.values() if region.blocked is not None),
+        work=work,
+        restored=None if emptied is None else emptied.source,
+        version=table.version,
+        lost_races=0,
+        seconds=time.monotonic() - started,
+    )
+
+
+@names_damage
+def apply(table: Table, options: MergeOptions, context: RunContext | None = None) -> LegacyMergeReport:
+    """Merge everything that is FLUSHED when the call begins; per region its lowest generation first (S1-028).
+
+    Raises:
+        TableCorruptError: the newest version was emptied, and ``options.restore`` is not given.
+        NoPrimaryKeyError: the key is not known.
+        CommitConflictError: too many commit conflicts in a row.
+        CommitStateUnknownError: the outcome of a commit is unknown; run it again.
+        MemwalOpsError: any other refusal; what earlier passes published stays merged.
+    """
+    started = time.monotonic()
+    if options.engine == "spark":
+        raise InvalidUsageError(
+            "A table with the legacy MemWAL index is merged by the local engine only.",
+            remedy="Leave --engine out; or run memwal-ops migrate --apply first, and merge on Spark then.",
+        )
+    retry = CommitRetry()
+    work = _work(table, options)
+    limit = frozenset(one.id for region in work.values() for one in region.pending)
+    run = _Run(options, limit, context or RunContext())
+    if limit or any(region.merged_already for region in work.values()):
+        probe_conditional_writes(table.store)
+    while True:
+        try:
+            more = _step(table, run)
+        except BlockedRegionsError as error:
+            names = {region_number(region): region for region in run.work}
+            for number, (generation, cause) in error.causes.items():
+                run.block(BlockedMemWal(names[number], generation, cause))
+            table = table.newest()
+        except (CommitLostError, ObjectNotFoundError) as error:
+            newest = table.newest()
+            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
+                raise
+            table = retry.conflict(table, error)
+        else:
+            if not more:
+                break
+            table = retry.landed(table)
+            run.context.checkpoint()
+    run.context.figures["conflicts"] += retry.conflicts
+    run.context.figures["regions_blocked"] = len(run.blocked)
+    return LegacyMergeReport(
+        decision=_decide(run, had_work=bool(limit)),
+        run_id=run.note.run_id,
+        passes=tuple(run.passes),
+        marked=tuple(run.marked),
+        blocked=tuple(run.blocked[name] for name in sorted(run.blocked)),
+        work=run.work,
+        restored=run.restored,
+        version=table.version,
+        lost_races=retry.conflicts,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _step(table: Table, run: _Run) -> bool:
+    """Publish the next version, if there is anything to do: restored rows, states alone, or a pass.
+
+    Returns:
+        Whether it did; False: nothing is left.
+    """
+    if (emptied := find_emptied(table)) is not None:
+        if not run.options.restore:
+            raise emptied.error("merge")
+        restore_emptied(table, emptied, run.note)
+        run.restored = emptied.source
+        return True
+    run.work = _work(table, run.options)
+    for region in run.work.values():
+        if region.blocked is not None:
+            run.block(region.blocked)
+    if already := [one for region in run.work.values() for one in region.merged_already]:
+        publish(table, _merged(table, already), run.note)
+        run.marked += [one.id for one in already]
+        return True
+    waiting = run.select(one for region in run.work.values() for one in region.pending)
+    if waiting:
+        _merge_pass(table, waiting, run)
+    return bool(waiting)
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """The unmerged MemWALs, from the index alone, which records no sizes."""
+    work = read_work(mem_wals_of(table), Meanings(table))
+    pending = [one for region in work.values() for one in region.pending]
+    ages = [_age(table, one.last_updated_dataset_version) for one in pending]
+    return {
+        "generations": len(pending),
+        "rows": 0,
+        "bytes": 0,
+        "oldest_age": max(ages, default=0.0),
+        "regions_behind": sum(bool(region.pending) for region in work.values()),
+        "blocked_regions": sum(region.blocked is not None for region in work.values()),
+    }
+
+
+def _age(table: Table, version: int) -> float:
+    """Seconds since a version was published, by its manifest; 0 where it is gone."""
+    try:
+        stamp = read_version_manifest(table.store, version, table.naming).manifest.timestamp
+    except MemwalOpsError:
+        return 0.0
+    return max(0.0, (datetime.now(UTC) - stamp.ToDatetime(UTC)).total_seconds())
+
+
+def _work(table: Table, options: MergeOptions) -> Mapping[str, RegionWork]:
+    work = read_work(mem_wals_of(table), Meanings(table, options.flushed_means))
+    wanted = [str(name) for name in options.regions]
+    if unknown := [name for name in wanted if name not in work]:
+        raise InvalidUsageError(
+            f"{table.location.uri} has no region {', '.join(unknown)}.", remedy=f"It has: {', '.join(work) or 'none'}."
+        )
+    return {region: one for region, one in work.items() if not wanted or region in wanted}
+
+
+def _merged(table: Table, done: Sequence[MemWal]) -> Change:
+    """The change that sets all of them to MERGED; each owner is the one in the table's version."""
+    mem_wals = mem_wals_of(table)
+    change = Change()
+    for one in done:
+        change |= merge(mem_wals, one.id, one.owner_id)
+    return change
+
+
+def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
+    """Merge the next MemWALs, as many as fit the budget, and publish them as one version."""
+    started = time.monotonic()
+    is_marked = bool(table.primary_key)
+    table = with_key(table, run.options)
+    check_mergeable(table)
+    budget = run.options.max_bytes or DEFAULT_MAX_BYTES
+    with MemTables(table, run.options) as mem_tables:
+        chosen, generations = _next(mem_tables, waiting, budget, run.options.max_generations)
+        if not run.compared and len(chosen) < len(waiting) and len({one.id.region for one in waiting}) > 1:
+            _refuse_shared(table, waiting, budget, run.options)
+            run.compared = True
+        change = _merged(table, chosen)
+        if not generations:
+            version = publish(table, change, run.note)
+            run.passes.append(LegacyPass(tuple(one.id for one in chosen), version=version))
+            return
+        winners = collapse(generations, table.primary_key)
+        superseded = locate(table, winners, max_bytes=budget)
+        if not is_marked and (example := repeated_keys(table, winners, max_bytes=budget)):
+            raise _repeated(table, example)
+
+        def on_rows(count: int) -> None:
+            run.context.advance("merging", "rows", count)
+
+        written = rewrite(table, generations, winners, superseded, budget, on_rows)
+        try:
+            version = publish(table, change, run.note, merge_draft(table, written))
+        except CommitStateUnknownError:
+            raise  # a version may name the files
+        except MemwalOpsError as error:
+            if not isinstance(error, CommitLostError) or error.files_unreferenced:
+                remove_files(table, written.written_files())
+            raise
+        run.passes.append(
+            LegacyPass(
+                tuple(one.id for one in chosen),
+                version=version,
+                rows_read=winners.rows_read,
+                rows_upserted=winners.num_upserts,
+                rows_deleted=superseded.deleted,
+                bytes_read=sum(one.data_bytes for one in generations),
+                use_index=superseded.use_index,
+                seconds=time.monotonic() - started,
+            )
+        )
+    run.context.figures["rows_merged"] += winners.rows_read
+    run.context.figures["bytes_merged"] += run.passes[-1].bytes_read
+    get_logger(__name__).info("pass_merged", table=table.location.uri, version=version, rows=winners.num_upserts)
+
+
+def _next(
+    mem_tables: MemTables, waiting: Sequence[MemWal], budget: int, max_generations: int | None
+) -> tuple[list[MemWal], list[Generation]]:
+    """The next MemWALs in order, up to the budget and always at least one, and those that have rows, opened.
+
+    Raises:
+        BlockedRegionsError: the first of a region that cannot be opened; others are not opened.
+    """
+    chosen: list[MemWal] = []
+    generations: list[Generation] = []
+    size = 0
+    for one in waiting:
+        if chosen and max_generations is not None and len(chosen) >= max_generations:
+            break
+        try:
+            generation = mem_tables.generation(one)
+        except _FAULTS as error:
+            raise BlockedRegionsError({region_number(one.id.region): (one.id.generation, error)}) from error
+        if generation is not None:
+            if chosen and size + generation.data_bytes > budget:
+                break
+            size += generation.data_bytes
+            generations.append(generation)
+        chosen.append(one)
+    return chosen, generations
+
+
+def _refuse_shared(table: Table, waiting: Sequence[MemWal], budget: int, options: LegacyOptions) -> None:
+    """Compare the keys of all regions before the first of several passes."""
+
+    def read(_table: Table, _whole: MergePass) -> Iterator[tuple[UUID, pa.Table]]:
+        for one in waiting:
+            with MemTables(table, options) as mem_tables:
+                _, generations = _next(mem_tables, [one], budget, None)
+                for keys in read_all_keys(generations, table.primary_key):
+                    yield region_number(one.id.region), keys.select(list(table.primary_key))
+
+    refuse_shared_keys(table, MergePass(tuple(map(mem_table_ref, waiting)), max(budget, _MIN_KEY_BYTES)), read)
+
+
+def _repeated(table: Table, example: Mapping[str, Any]) -> DuplicateKeysError:
+    return DuplicateKeysError(
+        f"{table.location.uri} has several rows with the key {dict(example)}: all of them would be replaced by one.",
+        remedy="Give the columns that identify a row as --primary-key; or remove the duplicate rows first.",
+    )
+
+
+def _decide(run: _Run, *, had_work: bool) -> MergeDecision:
+    if run.blocked:
+        return MergeDecision.BLOCKED
+    if run.passes or run.marked or run.restored is not None:
+        return MergeDecision.MERGED
+    return MergeDecision.SUPERSEDED if had_work else MergeDecision.NOTHING_TO_MERGE

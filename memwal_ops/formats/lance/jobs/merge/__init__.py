@@ -1,0 +1,1 @@
+"""Merge flushed generations into the base table."""

@@ -1,0 +1,407 @@
+"""The merge job: merge flushed generations into the base table, in order, atomically with progress.
+
+``plan`` only reads. ``apply`` works pass by pass and plans again from the newest version before
+each one, because between two passes there may be another merger, a writer's flush or
+a schema change. A pass is one base version; killed anywhere, the next run reads the progress and
+continues.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.core.context import Progress, RunContext
+from memwal_ops.core.polling import cached_for_poll
+from memwal_ops.errors import LeaseLostError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.commit.commit import (
+    CommitLostError,
+    CommitNote,
+    IndexChange,
+    check_committable,
+    commit_indexes,
+)
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, Engine, MergePass, PassResult, StageProgress
+from memwal_ops.formats.lance.engines.merge.local import LocalEngine
+from memwal_ops.formats.lance.generations.backlog import (
+    Backlog,
+    Blocked,
+    backlog_of,
+    with_listed_log,
+)
+from memwal_ops.formats.lance.generations.generation_files import checked_backlog
+from memwal_ops.formats.lance.jobs.merge.progress_restoring import restore_progress
+from memwal_ops.formats.lance.jobs.merge.report import MergeDecision, MergeReport, PassReport
+from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
+from memwal_ops.formats.lance.retention.damage import names_damage, refuse_missing_base_files
+from memwal_ops.log import get_logger
+from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.text import size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.generations.generation import GenerationRef
+    from memwal_ops.formats.lance.table import Table
+
+__all__ = ["MergeDecision", "MergeOptions", "MergeReport", "apply", "backlog", "plan"]
+
+_MAX_GENERATIONS_POLLED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """What a merge would do now, as far as it is known without reading a generation."""
+
+    passes: tuple[MergePass, ...]
+    blocked: tuple[Blocked, ...]
+    backlog: Backlog
+
+
+@dataclass(slots=True)
+class _Limits:
+    """The last generation to merge in each region: the last one when the run began, or before a fault.
+
+    Without the first limit, a merge concurrent with a live writer would never end.
+    """
+
+    last: dict[UUID, int]
+    blocked: dict[UUID, Blocked] = field(default_factory=dict)
+
+    def block(self, fault: Blocked) -> None:
+        known = self.blocked.get(fault.region_id)
+        if known is None or (known.generation or 0) > (fault.generation or 0):
+            self.blocked[fault.region_id] = fault
+        before = 0 if fault.generation is None else fault.generation - 1
+        self.last[fault.region_id] = min(self.last.get(fault.region_id, before), before)
+
+    def select(self, pending: Iterable[GenerationRef]) -> list[GenerationRef]:
+        return [ref for ref in pending if ref.generation <= self.last.get(ref.region_id, 0)]
+
+
+def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
+    """Plan the passes of :func:`apply` on this version, up to the first damaged generation of each region.
+
+    No rows are read.
+
+    Raises:
+        InvalidUsageError: a region that the table does not have.
+        UnsupportedFeatureError: a table on which the merge could not commit.
+    """
+    table = with_listed_log(table)
+    backlog = checked_backlog(table, backlog_of(table, _wanted(table, options))).backlog
+    waiting = list(backlog.pending)
+    if waiting:
+        check_committable(table)
+    else:
+        refuse_missing_base_files(table)
+    passes = []
+    sized = _sized(options, choose_engine(options, backlog).name)
+    while waiting:
+        merge_pass = _next_pass(waiting, sized)
+        passes.append(merge_pass)
+        waiting = waiting[len(merge_pass.generations) :]
+    return MergePlan(tuple(passes), backlog.blocked, backlog)
+
+
+@names_damage
+def plan(table: Table, options: MergeOptions, context: RunContext | None = None) -> MergeReport:
+    """Report what a merge would do, without changes: decision ``dry_run``, passes without results."""
+    del context
+    options.refuse_legacy()
+    started = time.monotonic()
+    planned = plan_passes(table, options)
+    choice = choose_engine(options, planned.backlog)
+    if choice.name == "spark":
+        from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+
+        choice = replace(choice, reason=f"{choice.reason}; found {check_environment()}")
+    return MergeReport(
+        decision=MergeDecision.DRY_RUN,
+        run_id=str(uuid.uuid4()),
+        engine=choice.name,
+        engine_reason=choice.reason,
+        fell_back=choice.fell_back,
+        passes=tuple(PassReport(merge_pass, None) for merge_pass in planned.passes),
+        blocked=planned.blocked,
+        backlog_after=planned.backlog,
+        version=table.version,
+        lost_races=0,
+        seconds=time.monotonic() - started,
+    )
+
+
+@names_damage
+def apply(
+    table: Table,
+    options: MergeOptions,
+    context: RunContext | None = None,
+    *,
+    engine: Engine | None = None,
+) -> MergeReport:
+    """Merge everything that was flushed when the call began (S0-156 to S0-168).
+
+    Args:
+        table: any version of the table; the newest is read before each pass.
+        options: see :class:`MergeOptions`.
+        context: reports progress in rows and stages, and can stop the run between two passes.
+        engine: used instead of ``options.engine``.
+
+    Returns:
+        The report, with the blocked regions; the others are merged.
+
+    Raises:
+        CommitConflictError: too many commit conflicts in a row.
+        CommitStateUnknownError: the outcome of a commit is unknown; run it again.
+        MemwalOpsError: any other refusal; what earlier passes published stays merged.
+    """
+    options.refuse_legacy()
+    started = time.monotonic()
+    context = context or RunContext()
+    table = with_listed_log(table)
+    wanted = _wanted(table, options)
+    backlog = backlog_of(table, wanted)
+    if (restored := restore_progress(table, backlog)) is not table:
+        table = with_listed_log(restored)
+        backlog = backlog_of(table, wanted)
+    choice = EngineChoice(engine.name, "given by the caller") if engine else choose_engine(options, backlog)
+    if backlog.pending:
+        check_committable(table)
+        probe_conditional_writes(table.store)
+    else:
+        refuse_missing_base_files(table)
+    sized = _sized(options, choice.name)
+    # Start Spark only if there is work.
+    with (
+        _running(choice, options, context, needed=bool(backlog.pending))
+        if engine is None
+        else nullcontext(engine) as running
+    ):
+        return _merge_all(table, sized, running, choice, backlog, started, context)
+
+
+def _merge_all(
+    table: Table,
+    options: MergeOptions,
+    engine: Engine,
+    choice: EngineChoice,
+    backlog: Backlog,
+    started: float,
+    context: RunContext,
+) -> MergeReport:
+    log = get_logger(__name__)
+    note = CommitNote.new("merge")
+    wanted = _wanted(table, options)
+    limits = _Limits({ref.region_id: ref.generation for ref in backlog.pending})
+    had_work = bool(backlog.pending)
+    done: list[PassReport] = []
+    retry = CommitRetry()
+    on_rows = _row_counter(backlog, context)
+    compared = False
+    while True:
+        for fault in backlog.blocked:
+            limits.block(fault)
+        waiting = limits.select(backlog.pending)
+        if not waiting:
+            break
+        merge_pass = _next_pass(waiting, _shrunk(options, retry.consecutive))
+        whole = MergePass(tuple(waiting), merge_pass.max_bytes)
+        try:
+            # A pass compares the keys of its own regions only, not those of regions in different passes.
+            if not compared and len(merge_pass.generations) < len(waiting) and len(whole.regions) > 1:
+                engine.refuse_shared_keys(table, whole)
+                compared = True
+            result = engine.run(table, merge_pass, note, on_rows)
+        except BlockedRegionsError as error:
+            table = table.newest()
+            _block(limits, error, table.index.merged_generations)
+        except (CommitLostError, ObjectNotFoundError) as error:
+            newest = table.newest()
+            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
+                raise  # not a file of an old version that was cleaned up meanwhile
+            table = retry.conflict(table, error)
+        else:
+            done.append(PassReport(merge_pass, result))
+            _record(result, context)
+            log.info("pass_merged", table=table.location.uri, version=result.version, rows=result.rows_upserted)
+            table = retry.landed(table)
+            context.checkpoint()
+        table = with_listed_log(table)
+        backlog = backlog_of(table, wanted)
+    table = _record_regions(table, backlog, note)
+    blocked = tuple(limits.blocked[region_id] for region_id in sorted(limits.blocked))
+    context.figures["conflicts"] += retry.conflicts
+    context.figures["regions_blocked"] = len(blocked)
+    return MergeReport(
+        decision=_decide(merged=bool(done), blocked=bool(blocked), had_work=had_work),
+        run_id=note.run_id,
+        engine=choice.name,
+        engine_reason=choice.reason,
+        fell_back=choice.fell_back,
+        passes=tuple(done),
+        blocked=blocked,
+        backlog_after=backlog,
+        version=table.version,
+        lost_races=retry.conflicts,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _record_regions(table: Table, backlog: Backlog, note: CommitNote) -> Table:
+    """Record to which regions the progress of other mergers belongs: otherwise only versions that expire show it.
+
+    Best effort: the next run determines it again, or blocks the region if no version shows it any more.
+    """
+    records = {
+        region_id: record for region_id, record in backlog.unrecorded.items() if table.records.get(region_id) != record
+    }
+    if not records:
+        return table
+    try:
+        probe_conditional_writes(table.store)
+        commit_indexes(table, IndexChange(table.index.details, records=records), note)
+    except LeaseLostError:
+        raise
+    except MemwalOpsError as error:
+        get_logger(__name__).info("regions_not_recorded", table=table.location.uri, error=str(error))
+    return table.newest()
+
+
+def _decide(*, merged: bool, blocked: bool, had_work: bool) -> MergeDecision:
+    if blocked:
+        return MergeDecision.BLOCKED
+    if merged:
+        return MergeDecision.MERGED
+    return MergeDecision.SUPERSEDED if had_work else MergeDecision.NOTHING_TO_MERGE
+
+
+def _row_counter(backlog: Backlog, context: RunContext) -> Callable[[int], None]:
+    """The callback for an engine's number of rows read; the total is known if every manifest has its part."""
+    rows = [ref.rows for ref in backlog.pending if ref.rows is not None]
+    total = sum(rows) if len(rows) == len(backlog.pending) else None
+    return lambda count: context.advance("merging", "rows", count, total=total)
+
+
+def _record(result: PassResult, context: RunContext) -> None:
+    """Add a published pass to the figures of the run."""
+    context.figures["bytes_merged"] += result.bytes_read
+    context.figures["rows_merged"] += result.rows_read
+    for phase, seconds in result.phases.items():
+        context.add_phase_seconds(phase, seconds)
+
+
+def _wanted(table: Table, options: MergeOptions) -> tuple[UUID, ...] | None:
+    return tuple(dict.fromkeys(table.regions.named(str(name)) for name in options.regions)) or None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Which engine, and why; ``fell_back`` if Spark would have been selected and cannot run."""
+
+    name: str
+    reason: str
+    fell_back: bool = False
+
+
+def choose_engine(options: MergeOptions, backlog: Backlog) -> EngineChoice:
+    """Choose the engine for a backlog; starts nothing, and checks for Spark only if it would be selected."""
+    if options.engine != "auto":
+        return EngineChoice(options.engine, "requested")
+    size = sum(ref.bytes or 0 for ref in backlog.pending)
+    if size <= options.spark_above:
+        return EngineChoice("local", f"a backlog of {size:,} bytes is not above {options.spark_above:,}")
+    above = f"a backlog of {size:,} bytes is above {options.spark_above:,}"
+    from memwal_ops.formats.lance.engines.spark.environment import why_not  # noqa: PLC0415 - not for small backlogs
+
+    missing = why_not()
+    if missing is not None:
+        return EngineChoice("local", f"{above}, but Spark cannot run here: {missing}", fell_back=True)
+    return EngineChoice("spark", above)
+
+
+@contextmanager
+def _running(choice: EngineChoice, options: MergeOptions, context: RunContext, *, needed: bool) -> Iterator[Engine]:
+    if choice.name == "spark" and needed:
+        from memwal_ops.formats.lance.engines.spark.engine import SparkEngine  # noqa: PLC0415 - not for a local merge
+        from memwal_ops.formats.lance.engines.spark.session import session  # noqa: PLC0415 - as above
+
+        context.report(Progress("starting Spark", "tasks", 0))
+        with session(options.master) as spark:
+            yield SparkEngine(spark, on_progress=lambda stage: context.report(_stage_progress(stage)))
+    else:
+        yield LocalEngine()
+
+
+def _stage_progress(stage: StageProgress) -> Progress:
+    detail = f"{stage.rows:,} rows" + (f", {size_text(stage.bytes)}" if stage.bytes else "")
+    return Progress(f"merging: {stage.stage}", "tasks", stage.tasks_done, stage.tasks or None, detail)
+
+
+def _sized(options: MergeOptions, engine: str) -> MergeOptions:
+    default = SPARK_MAX_BYTES if engine == "spark" else DEFAULT_MAX_BYTES
+    return replace(options, max_bytes=options.max_bytes or default)
+
+
+def _shrunk(options: MergeOptions, lost_in_a_row: int) -> MergeOptions:
+    if not lost_in_a_row or options.max_bytes is None:
+        return options
+    return replace(options, max_bytes=max(1, options.max_bytes >> lost_in_a_row))
+
+
+def _next_pass(waiting: list[GenerationRef], options: MergeOptions) -> MergePass:
+    """The next generations in order, up to the budget, always at least one.
+
+    Region by region rather than round-robin: all writes of a key are in one region, so the
+    longer the sequence of one region, the more rows are superseded before they are written.
+    """
+    chosen: list[GenerationRef] = []
+    size = 0
+    budget = options.max_bytes or DEFAULT_MAX_BYTES
+    for ref in waiting:
+        # For a generation of unrecorded size assume the worst: one machine's budget.
+        cost = min(budget, DEFAULT_MAX_BYTES) if ref.bytes is None else ref.bytes
+        if chosen and size + cost > budget:
+            break
+        if options.max_generations is not None and len(chosen) >= options.max_generations:
+            break
+        chosen.append(ref)
+        size += cost
+    return MergePass(tuple(chosen), budget)
+
+
+def _block(limits: _Limits, error: BlockedRegionsError, merged: Mapping[UUID, int]) -> None:
+    """Record faults that still exist on the newest version.
+
+    Another merger may have merged the generation meanwhile, and gc deleted it: that is not a fault.
+    """
+    for region_id, (generation, cause) in error.causes.items():
+        if generation is None or merged.get(region_id, 0) < generation:
+            limits.block(Blocked(region_id, generation, cause))
+
+
+def backlog(table: Table) -> Mapping[str, float]:
+    """The size of the backlog, and the age of its oldest generation in seconds.
+
+    Looks at the files of the first 64 unmerged generations of each region (:func:`checked_backlog`): with more, the
+    table is behind its thresholds, and noticed for that.
+    """
+    listed = with_listed_log(table)
+    read = cached_for_poll(table, "backlog", lambda: backlog_of(listed))
+    checked = cached_for_poll(table, "files", lambda: checked_backlog(listed, read, _MAX_GENERATIONS_POLLED))
+    current, now = checked.backlog, datetime.now(UTC)
+    oldest = [min(one.written.items())[1] for one in checked.files.values() if one.written]
+    sizes = current.to_json()
+    return {
+        "generations": sizes["generations"],
+        "rows": sizes["rows"],
+        "bytes": sizes["bytes"],
+        "oldest_age": max((max(0.0, (now - written).total_seconds()) for written in oldest), default=0.0),
+        "regions_behind": sizes["regions"],
+        "blocked_regions": len(current.blocked),
+    }

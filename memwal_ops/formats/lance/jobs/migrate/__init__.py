@@ -1,0 +1,1 @@
+"""Migrate between layouts."""

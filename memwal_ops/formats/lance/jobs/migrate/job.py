@@ -1,0 +1,288 @@
+"""The migrate job: migrate a table with the legacy MemWAL index to a current layout, or back.
+
+See :mod:`memwal_ops.formats.lance.legacy.migration` for the order of its steps. Tables of the current layouts are
+migrated by :mod:`memwal_ops.formats.lance.jobs.migrate.layout`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.core.context import RunContext
+from memwal_ops.errors import (
+    DuplicateKeysError,
+    GenerationCorruptError,
+    GenerationMissingError,
+    InvalidUsageError,
+    ObjectNotFoundError,
+    SchemaProjectionError,
+)
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_rewritable
+from memwal_ops.formats.lance.engines.merge.locate import scan_keys
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.jobs.migrate import layout as migrate_layout
+from memwal_ops.formats.lance.jobs.migrate.report import Adopted, MigrateDecision, MigrateReport, RegionMigration
+from memwal_ops.formats.lance.legacy.adoption import (
+    Adopter,
+    RegionPlan,
+    newest_manifest,
+    next_epoch,
+    publish_region,
+    region_id_of,
+)
+from memwal_ops.formats.lance.legacy.emptied import find_emptied, restore_emptied
+from memwal_ops.formats.lance.legacy.index import BlockedMemWal, Meanings, mem_wals_of, unmerged
+from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
+from memwal_ops.formats.lance.legacy.migration import (
+    Kept,
+    keep,
+    publish_migrated,
+    publish_rolled_back,
+    read_kept,
+    seal_regions,
+)
+from memwal_ops.formats.lance.legacy.publish import publish
+from memwal_ops.formats.lance.legacy.states import Change, set_owner
+from memwal_ops.formats.lance.log.region_columns import region_columns
+from memwal_ops.formats.lance.retention.damage import names_damage
+from memwal_ops.formats.lance.wire.legacy_index import MemWal, State
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwal_ops.formats.lance.jobs.migrate.layout_report import LayoutReport
+    from memwal_ops.formats.lance.options import MigrateOptions
+    from memwal_ops.formats.lance.table import Table
+
+_CLAIM = "memwal-ops migrate"
+_FAULTS = (GenerationMissingError, GenerationCorruptError, SchemaProjectionError)
+_KEY_CHUNK_BYTES = 16 << 20
+
+
+@names_damage
+def plan(table: Table, options: MigrateOptions, context: RunContext | None = None) -> MigrateReport | LayoutReport:
+    """What :func:`apply` would do. Opens every MemTable that is to be adopted, and changes nothing."""
+    del context
+    started = time.monotonic()
+    note = CommitNote.new("migrate")
+    if (target := migrate_layout.target_of(table, options)) is not None:
+        return migrate_layout.plan(table, target, options)
+    if options.rollback or table.memwal is not None:
+        return _on_migrated(table, options, note, started)
+    if (emptied := find_emptied(table)) is not None:
+        if not options.restore:
+            raise emptied.error("migrate")
+        return MigrateReport.of(MigrateDecision.PLANNED, table, options, note, started, restored=emptied.source)
+    table = _checked(table, options)
+    regions = _regions(table, options)
+    decision = MigrateDecision.BLOCKED if any(one.blocked for one in regions) else MigrateDecision.PLANNED
+    return MigrateReport.of(decision, table, options, note, started, regions)
+
+
+@names_damage
+def apply(table: Table, options: MigrateOptions, context: RunContext | None = None) -> MigrateReport | LayoutReport:
+    """Migrate, or roll back. Safe to kill and to repeat; of two at once one migrates, and the other finds it done.
+
+    Raises:
+        TableCorruptError: the newest version was emptied, and ``options.restore`` is not given.
+        NoPrimaryKeyError: the key is not known.
+        DuplicateKeysError: the key that was given is not unique.
+        CommitConflictError: too many commit conflicts in a row.
+        MemwalOpsError: any other refusal; the table is as it was, or has other owners of MemWALs.
+    """
+    started = time.monotonic()
+    context = context or RunContext()
+    note = CommitNote.new("migrate")
+    retry = CommitRetry()
+    restored: int | None = None
+    if (target := migrate_layout.target_of(table, options)) is not None:
+        return migrate_layout.apply(table, target, options, context)
+    while True:
+        try:
+            if options.rollback:
+                return _roll_back(table, options, note, started)
+            if table.memwal is not None:
+                return _on_migrated(table, options, note, started)
+            probe_conditional_writes(table.store)
+            if (emptied := find_emptied(table)) is not None:
+                if not options.restore:
+                    raise emptied.error("migrate")
+                restore_emptied(table, emptied, note)
+                restored = emptied.source
+                table = retry.landed(table)
+                continue
+            keyed = _checked(table, options)
+            regions = _regions(keyed, options)
+            if any(one.blocked for one in regions):
+                return MigrateReport.of(
+                    MigrateDecision.BLOCKED, table, options, note, started, regions, restored=restored
+                )
+            if (claim := _claim(table)).updated:
+                publish(table, claim, note)
+                table = retry.landed(table)
+                continue
+            context.checkpoint()
+            done, kept = _migrate(keyed, options, note)
+            context.figures["conflicts"] += retry.conflicts
+            newest = retry.landed(table)
+            return MigrateReport.of(
+                MigrateDecision.MIGRATED, newest, options, note, started, done, restored=restored, kept=kept.path
+            )
+        except (CommitLostError, ObjectNotFoundError) as error:
+            newest = table.newest()
+            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
+                raise
+            table = retry.conflict(table, error)
+
+
+def _on_migrated(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> MigrateReport:
+    """The report for a table that has the current index: nothing to do, or what a rollback would do."""
+    if not options.rollback:
+        if options.given():
+            options.refuse_legacy()
+        return MigrateReport.of(MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
+    if table.memwal is None:
+        raise InvalidUsageError(f"{table.location.uri} has the legacy index: there is nothing to roll back.")
+    kept = read_kept(table)
+    return MigrateReport.of(MigrateDecision.PLANNED, table, options, note, started, kept=kept.path)
+
+
+def _roll_back(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> MigrateReport:
+    if table.memwal is None:
+        return MigrateReport.of(MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
+    kept = read_kept(table)
+    probe_conditional_writes(table.store)
+    seal_regions(table, kept)
+    publish_rolled_back(table, kept, note)
+    return MigrateReport.of(MigrateDecision.ROLLED_BACK, table.newest(), options, note, started, kept=kept.path)
+
+
+def _checked(table: Table, options: MigrateOptions) -> Table:
+    """The table with its key. Refuses, before any work, a table that cannot be published, or an invalid key."""
+    check_rewritable(table)
+    keyed = with_key(table, options)
+    if table.regions.region_ids and not _are_ours(table):
+        raise InvalidUsageError(
+            f"{table.location.uri} has the legacy index, and _mem_wal/ has regions of another table.",
+            remedy="Find out to which table they belong, and move _mem_wal to a place outside this one.",
+        )
+    if not table.primary_key:
+        _refuse_no_key(keyed)
+    region_columns(keyed)
+    return keyed
+
+
+def _are_ours(table: Table) -> bool:
+    """Whether an earlier migration of this table created all existing regions."""
+    ids = {region_id_of(table.store, region, record=False) for region in {one.id.region for one in mem_wals_of(table)}}
+    return {*table.regions.region_ids} <= ids
+
+
+def _refuse_no_key(table: Table) -> None:
+    """Refuse columns that are to be marked as the key, but have NULL or duplicate values.
+
+    Memory: the columns.
+    """
+    columns = [*table.primary_key]
+    with lance_errors("read the keys of", table.location.uri):
+        keys = pa.Table.from_batches(
+            [batch.select(columns) for batch in scan_keys(table.dataset, columns, _KEY_CHUNK_BYTES, stable=False)],
+            schema=pa.schema([table.dataset.schema.field(name) for name in columns]),
+        )
+    for name in columns:
+        if keys.column(name).null_count:
+            raise InvalidUsageError(
+                f"{name} is NULL in {keys.column(name).null_count:,} rows of {table.location.uri}: it is not a key.",
+                remedy="Give another --primary-key, or delete these rows first.",
+            )
+    counts = keys.group_by(columns, use_threads=False).aggregate([([], "count_all")])
+    if counts.num_rows < keys.num_rows:
+        raise DuplicateKeysError(
+            f"{', '.join(columns)} has {keys.num_rows - counts.num_rows:,} values twice or more in "
+            f"{table.location.uri}: it is not a key.",
+            remedy="Give the columns that identify a row as --primary-key; or remove the duplicate rows first.",
+        )
+
+
+def _claim(table: Table) -> Change:
+    """The change that sets this job as the owner of every MemWAL that is not flushed; empty if it is already."""
+    mem_wals = mem_wals_of(table)
+    change = Change()
+    for one in mem_wals:
+        if one.state < State.FLUSHED and one.owner_id != _CLAIM:
+            change |= set_owner(mem_wals, one.id, _CLAIM)
+    return change
+
+
+def _regions(table: Table, options: MigrateOptions) -> tuple[RegionMigration, ...]:
+    """The planned migration of each region; opens every MemTable that is to be adopted."""
+    mem_wals = mem_wals_of(table)
+    meanings = Meanings(table, options.flushed_means)
+    with MemTables(table, options) as mem_tables:
+        return tuple(
+            _region(table, region, mem_wals, meanings, mem_tables)
+            for region in sorted({one.id.region for one in mem_wals})
+        )
+
+
+def _region(
+    table: Table, region: str, mem_wals: Sequence[MemWal], meanings: Meanings, mem_tables: MemTables
+) -> RegionMigration:
+    region_id = region_id_of(table.store, region, record=False)
+    found = unmerged(mem_wals, region, meanings)
+    if found.fault is not None:
+        return RegionMigration(region, region_id, 0, 0, (), found.fault)
+    adopted: list[Adopted] = []
+    for one in found.mem_wals:
+        try:
+            generation = mem_tables.generation(one) if one.state is State.FLUSHED else mem_tables.drained(one)
+        except _FAULTS as error:
+            return RegionMigration(region, region_id, 0, 0, (), BlockedMemWal(region, one.id.generation, error))
+        rows = 0 if generation is None else generation.physical_rows
+        adopted.append(Adopted(one, one.id.generation + 1, rows))
+    # The next writer continues in an OPEN MemWAL without rows; all others keep their numbers, with or without rows.
+    if adopted and adopted[-1].mem_wal.state is State.OPEN and not adopted[-1].rows:
+        adopted.pop()
+    highest = max([found.done, *(one.mem_wal.id.generation for one in adopted)]) + 1
+    merged = adopted[0].number - 1 if adopted else highest
+    return RegionMigration(region, region_id, merged, highest + 1, tuple(adopted), None)
+
+
+def _migrate(table: Table, options: MigrateOptions, note: CommitNote) -> tuple[tuple[RegionMigration, ...], Kept]:
+    """Write generations and region manifests, and publish the current kind of details.
+
+    A region's newest manifest is read before the table's version is checked: if another run then publishes a manifest
+    for a later version, this run finds the next number taken.
+    """
+    mem_wals = mem_wals_of(table)
+    names = sorted({one.id.region for one in mem_wals})
+    ids = {name: region_id_of(table.store, name, record=True) for name in names}
+    before = {name: newest_manifest(table, region_id) for name, region_id in ids.items() if region_id is not None}
+    if table.newest().version != table.version:
+        raise CommitLostError(f"{table.location.uri} was changed while it was migrated.")
+    columns = region_columns(table)
+    plans: dict[str, RegionPlan] = {}
+    manifests: dict[str, int] = {}
+    done: list[RegionMigration] = []
+    with MemTables(table, options) as mem_tables:
+        for region in _regions(table, options):
+            region_id = ids[region.region]
+            assert region_id is not None  # noqa: S101 - it was recorded
+            adopter = Adopter(table, region_id, columns, options.layout)
+            flushed = []
+            for one in region.adopted:
+                opened = mem_tables.generation if one.mem_wal.state is State.FLUSHED else mem_tables.drained
+                generation = opened(one.mem_wal) or mem_tables.empty(one.mem_wal)
+                flushed.append(adopter.adopt(generation, one.number, next_epoch(before[region.region])))
+            made = RegionPlan(region_id, region.merged, region.current, tuple(flushed))
+            plans[region.region] = made
+            manifests[region.region] = publish_region(table, made, before[region.region], adopter.last_entry)
+            done.append(region.with_paths(region_id, flushed))
+    kept = keep(table, plans, manifests, options.layout)
+    publish_migrated(table, plans, kept, note)
+    return tuple(done), kept

@@ -1,0 +1,271 @@
+"""Migrate a table between the current layouts: shard to region, or back.
+
+Nothing is converted. The rows in regions of the other layout are merged into the base table, as they would be anyway,
+and new writers create new regions. The order of steps; the run may be killed after any of them:
+
+1. Merge what these regions list, while their writers continue. A generation that cannot be merged is found here, before
+   any writer is fenced.
+2. Seal each (:mod:`memwal_ops.formats.lance.log.region_seal`), and merge what that flushed.
+3. Publish version V + 1, which records the layout, if at V each such region is sealed and merged. If another
+   writer published V + 1 first, everything is planned again.
+4. List the regions again: one that a writer created since step 2 is sealed and merged as well. Until then it is safe:
+   each region is read, merged and collected by its own layout.
+
+Progress is never changed: each region's id keeps it, and is never used again.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.errors import CommitConflictError, InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_committable, commit_details
+from memwal_ops.formats.lance.generations.backlog import Blocked, read_backlog
+from memwal_ops.formats.lance.generations.wal import unflushed_entries, unflushed_rows
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
+from memwal_ops.formats.lance.indexes.catchup_entries import covered_generations
+from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
+from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs.migrate.layout_report import LayoutRegion, LayoutReport
+from memwal_ops.formats.lance.jobs.migrate.report import MigrateDecision
+from memwal_ops.formats.lance.layouts.detection import layout_named, layout_of_region
+from memwal_ops.formats.lance.legacy.migration import CONFIG_KEY
+from memwal_ops.formats.lance.log.region_seal import seal_region
+from memwal_ops.formats.lance.options import MergeOptions
+from memwal_ops.formats.lance.regions.transforms import TRANSFORMS
+from memwal_ops.formats.lance.wire._pb import memwal_pb2
+from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, with_layout_record
+from memwal_ops.formats.lance.wire.memwal_index import with_catchup
+from memwal_ops.storage.probe import probe_conditional_writes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.generations.backlog import RegionBacklog
+    from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.options import MigrateOptions
+    from memwal_ops.formats.lance.table import Table
+
+# Each round merges and seals; a second one merges what sealing flushed. More only if writers create new regions.
+_MAX_ROUNDS = 20
+_CONCURRENT_SEALS = 8
+
+
+def target_of(table: Table, options: MigrateOptions) -> Layout | None:
+    """The layout to which a table of a current layout is to be migrated; None: no such migration was requested.
+
+    Raises:
+        OptionError: options for legacy tables were given.
+    """
+    if table.memwal is None:
+        return None
+    record = table.layout_record
+    if not options.rollback:
+        target = None if options.to is None else layout_named(options.to)
+    elif record is None or (record.before is None and CONFIG_KEY in table.manifest.manifest.config):
+        return None  # it may have been migrated from the legacy layout
+    else:
+        target = layout_named(record.before or record.layout)
+    if target is not None:
+        options.refuse_legacy()
+    return target
+
+
+def plan(table: Table, target: Layout, options: MigrateOptions) -> LayoutReport:
+    """What :func:`apply` would do; reads only."""
+    run = _Run(target, options, table.layout.name)
+    _check(table, target)
+    found = _read(table, target)
+    if found.blocked:
+        return run.report(MigrateDecision.BLOCKED, table, found.open, found.blocked)
+    nothing = table.layout is target and not found.open
+    return run.report(MigrateDecision.NOTHING_TO_MIGRATE if nothing else MigrateDecision.PLANNED, table, found.open)
+
+
+def apply(table: Table, target: Layout, options: MigrateOptions, context: RunContext) -> LayoutReport:
+    """Migrate. Safe to kill and to repeat; of two at once one publishes, and the other finds it done.
+
+    Raises:
+        UnsupportedFeatureError: the table cannot be committed to, or has region specs that the layout cannot route by;
+            nothing was changed.
+        CommitConflictError: writers keep claiming or creating regions; or too many commit conflicts.
+        MemwalOpsError: as a merge.
+    """
+    run = _Run(target, options, table.layout.name)
+    _check(table, target)
+    probe_conditional_writes(table.store)
+    retry = CommitRetry()
+    handled: dict[UUID, LayoutRegion] = {}
+    changed, rounds = False, 0
+    while True:
+        context.checkpoint()
+        found = _read(table, target)
+        blocked = found.blocked
+        handled = {one.region_id: one for one in found.open} | handled
+        if found.open and not blocked:
+            changed, rounds = True, rounds + 1
+            if rounds > _MAX_ROUNDS:
+                raise CommitConflictError(
+                    f"Writers keep creating regions of the {table.layout.name} layout in {table.location.uri}.",
+                    remedy="Stop them, and run it again.",
+                )
+            blocked = _merge(table, found.open, context)
+            table = table.newest()
+            if not blocked:
+                _seal(table, found.open, context)
+        if blocked:
+            return run.report(MigrateDecision.BLOCKED, table, tuple(handled.values()), blocked)
+        if found.open:
+            continue
+        if table.layout is target:
+            done = MigrateDecision.ROLLED_BACK if options.rollback else MigrateDecision.MIGRATED
+            decision = done if changed else MigrateDecision.NOTHING_TO_MIGRATE
+            return run.report(decision, table, tuple(handled.values()))
+        try:
+            _publish(table, target, run)
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+            context.figures["conflicts"] += 1
+        else:
+            changed, table = True, retry.landed(table)
+
+
+class _Run:
+    """The values that all reports of a run share."""
+
+    def __init__(self, target: Layout, options: MigrateOptions, before: str) -> None:
+        self.note = CommitNote.new("migrate")
+        self.rollback, self.before = options.rollback, before
+        self._target, self._started = target, time.monotonic()
+
+    def report(
+        self,
+        decision: MigrateDecision,
+        table: Table,
+        regions: Sequence[LayoutRegion],
+        blocked: Sequence[Blocked] = (),
+    ) -> LayoutReport:
+        return LayoutReport(
+            decision, self.note.run_id, table.location.uri, self.before, self._target.name, self.rollback,
+            table.primary_key, tuple(sorted(regions, key=lambda one: one.region_id)), tuple(blocked), table.version,
+            time.monotonic() - self._started,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The regions of the other layout that are not sealed, merged and flushed; and those that block the migration."""
+
+    open: tuple[LayoutRegion, ...]
+    blocked: tuple[Blocked, ...]
+
+
+def _check(table: Table, target: Layout) -> None:
+    """Refuse, before any work, a table that could not be merged, published, or written to afterwards."""
+    check_committable(table)
+    if not target.generations_in_log:
+        return
+    columns = {one.id: one.name for one in table.manifest.manifest.fields}
+    for spec in table.index.region_specs:
+        for field in spec.fields:
+            unknown = field.HasField("transform") and field.transform not in TRANSFORMS
+            others = [columns.get(one, str(one)) for one in field.source_ids]
+            others = [one for one in others if one not in table.primary_key]
+            if unknown or others:
+                why = f"{field.transform!r} is none of its transforms" if unknown else f"{others[0]} is no key column"
+                raise UnsupportedFeatureError(
+                    f"{table.location.uri} has region spec {spec.spec_id}, by which no writer of the region layout can "
+                    f"route rows: {why}.",
+                    remedy="Leave the table in the shard layout.",
+                )
+
+
+def _read(table: Table, target: Layout) -> _Found:
+    """Read the regions of the other layout; their manifests after the version was."""
+    every = table.regions.region_ids
+    others = [one for one in every if (layout_of_region(table.store, one) or table.layout) is not target]
+    backlog = read_backlog(table, others)
+    blocked = [*backlog.blocked]
+    opened: list[LayoutRegion] = []
+    for region_id, region in sorted(backlog.regions.items()):
+        if any(fault.region_id == region_id for fault in blocked):
+            continue
+        try:
+            unflushed = unflushed_entries(table, region.manifest)
+            if region.manifest.sealed and unflushed:
+                if unflushed_rows(table, region.manifest):
+                    raise _unreachable_rows(region)
+                unflushed = 0
+        except MemwalOpsError as error:
+            blocked.append(Blocked(region_id, None, error))
+            continue
+        if region.pending or not region.manifest.sealed:
+            opened.append(_region(region, unflushed))
+    return _Found(tuple(opened), tuple(blocked))
+
+
+def _region(region: RegionBacklog, unflushed: int) -> LayoutRegion:
+    manifest = region.manifest
+    return LayoutRegion(
+        manifest.region_id, region.merged, manifest.current_generation, tuple(one.generation for one in region.pending),
+        sum(one.rows or 0 for one in region.pending), unflushed, manifest.sealed,
+    )  # fmt: skip
+
+
+def _unreachable_rows(region: RegionBacklog) -> InvalidUsageError:
+    manifest = region.manifest
+    return InvalidUsageError(
+        f"Region {manifest.region_id} is sealed, and its log has rows behind entry {manifest.replay_after_wal_id or 0} "
+        "that no generation has: a writer that ignores fencing put them after the region was sealed.",
+        remedy="Copy the region's wal folder to a safe place, and put the rows that are still needed again, with a new "
+        "writer. Then move these entries to a place outside the table, and run it again.",
+    )
+
+
+def _merge(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> tuple[Blocked, ...]:
+    """Merge the generations that these regions list; return the regions that are blocked."""
+    waiting = tuple(one.region_id for one in regions if one.unmerged)
+    if not waiting:
+        return ()
+    return merge.apply(table, MergeOptions(regions=waiting), context).blocked
+
+
+def _seal(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> None:
+    """Seal these regions, a few at a time."""
+    waiting = [one.region_id for one in regions if not one.sealed]
+    _ = table.layout  # read once, before the threads use it
+
+    def seal(region_id: UUID) -> None:
+        seal_region(table, region_id)
+        context.advance("sealing", "regions", 1, total=len(waiting))
+
+    with ThreadPoolExecutor(_CONCURRENT_SEALS) as pool:
+        for _ in pool.map(seal, waiting):
+            context.checkpoint()
+
+
+def _publish(table: Table, target: Layout, run: _Run) -> int:
+    """Publish the next version, which records the layout. Progress, specs and maintained indexes do not change."""
+    details = memwal_pb2.MemWalIndexDetails()
+    details.CopyFrom(table.index.details)
+    # A snapshot has the columns that readers of the old layout expect. pylance counts its buckets in num_regions.
+    if details.HasField("inline_snapshots") or (
+        is_external(table) and table.store.head(snapshot_path(table.index.uuid)) is not None
+    ):
+        details.ClearField("inline_snapshots")
+        details.num_regions = 0
+    if target.unlisted_index_is_caught_up and not table.layout.unlisted_index_is_caught_up:
+        unlisted = base_indexes(table).keys() - table.index.index_catchup.keys()
+        if unlisted and table.index.merged_generations:
+            covered = covered_generations(table)
+            details = with_catchup(details, {name: covered[name] for name in unlisted})
+    record = LayoutRecord(target.name, None if run.rollback else table.layout.name)
+    manifest = with_layout_record(table.manifest.manifest, record)
+    manifest.config.pop(CONFIG_KEY, None)  # the legacy index cannot be restored any more
+    return commit_details(table, manifest, details.SerializeToString(deterministic=True), run.note)

@@ -1,0 +1,232 @@
+"""The report of a migration, as JSON and as text."""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.errors import RegionsBlockedError
+from memwal_ops.formats.lance.jobs.legacy.merge_report import blocked_text
+from memwal_ops.formats.lance.wire.names import NamingScheme
+from memwal_ops.text import counted, grid, paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.commit.commit import CommitNote
+    from memwal_ops.formats.lance.legacy.index import BlockedMemWal
+    from memwal_ops.formats.lance.options import MigrateOptions
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.legacy_index import MemWal
+    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
+
+
+class MigrateDecision(enum.StrEnum):
+    """How a migration ended."""
+
+    PLANNED = "planned"
+    MIGRATED = "migrated"
+    ROLLED_BACK = "rolled_back"
+    NOTHING_TO_MIGRATE = "nothing_to_migrate"
+    BLOCKED = "blocked"
+    """At least one region cannot be migrated; nothing was changed but, perhaps, the owners of its MemWALs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A MemWAL that becomes a generation.
+
+    Attributes:
+        mem_wal: FLUSHED, or not: then its log is replayed.
+        number: of the generation.
+        rows: as they are found, superseded ones included.
+        path: its directory; None in a plan.
+    """
+
+    mem_wal: MemWal
+    number: int
+    rows: int
+    path: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``adopted`` entry of a region."""
+        return {
+            "legacy_generation": self.mem_wal.id.generation,
+            "generation": self.number,
+            "state": self.mem_wal.state.name,
+            "owner_id": self.mem_wal.owner_id,
+            "rows": self.rows,
+            "path": self.path,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMigration:
+    """One region.
+
+    Attributes:
+        region: its legacy name.
+        region_id: its id; None: it gets one when it is migrated.
+        merged: its progress afterwards.
+        current: the generation that its next writer fills.
+        adopted: MemWALs that become generations, in order.
+        blocked: why it cannot be migrated.
+    """
+
+    region: str
+    region_id: UUID | None
+    merged: int
+    current: int
+    adopted: tuple[Adopted, ...]
+    blocked: BlockedMemWal | None
+
+    def with_paths(self, region_id: UUID, flushed: Sequence[FlushedGeneration]) -> RegionMigration:
+        """The same after the migration, with the paths of its generations."""
+        adopted = tuple(
+            replace(one, path=found.path, rows=found.physical_rows or 0)
+            for one, found in zip(self.adopted, flushed, strict=True)
+        )
+        return replace(self, region_id=region_id, adopted=adopted)
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``regions`` entry of a report."""
+        return {
+            "region": self.region,
+            "region_id": None if self.region_id is None else str(self.region_id),
+            "merged_generation": self.merged,
+            "current_generation": self.current,
+            "adopted": [one.to_json() for one in self.adopted],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MigrateReport:
+    """Report of a migration or of a rollback.
+
+    Attributes:
+        to: the layout.
+        rollback: whether the legacy index was to be restored.
+        restored: the version whose rows were, or would be, restored first.
+        kept: the path of the old details.
+        v1_names: whether manifests have V1 names.
+    """
+
+    decision: MigrateDecision
+    run_id: str
+    uri: str
+    to: str
+    rollback: bool
+    primary_key: tuple[str, ...]
+    regions: tuple[RegionMigration, ...]
+    restored: int | None
+    kept: str | None
+    version: int
+    seconds: float
+    v1_names: bool
+
+    @classmethod
+    def of(
+        cls,
+        decision: MigrateDecision,
+        table: Table,
+        options: MigrateOptions,
+        note: CommitNote,
+        started: float,
+        regions: Sequence[RegionMigration] = (),
+        *,
+        restored: int | None = None,
+        kept: str | None = None,
+    ) -> MigrateReport:
+        """The report of a run on a table's version."""
+        return cls(
+            decision, note.run_id, table.location.uri, options.layout, options.rollback, table.primary_key,
+            tuple(regions), restored, kept, table.version, time.monotonic() - started, table.naming is NamingScheme.V1,
+        )  # fmt: skip
+
+    @property
+    def blocked(self) -> tuple[BlockedMemWal, ...]:
+        """The faults of the blocked regions."""
+        return tuple(one.blocked for one in self.regions if one.blocked is not None)
+
+    @property
+    def exit_code(self) -> int:
+        """10 where a region is blocked."""
+        return RegionsBlockedError.exit_code if self.decision is MigrateDecision.BLOCKED else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``migrate --json``."""
+        return {
+            "decision": self.decision.value,
+            "to": self.to,
+            "rollback": self.rollback,
+            "primary_key": list(self.primary_key),
+            "regions": [one.to_json() for one in self.regions],
+            "blocked": [fault.to_json() for fault in self.blocked],
+            "restored_version": self.restored,
+            "kept": self.kept,
+            "version": self.version,
+            "seconds": round(self.seconds, 6),
+            "run_id": self.run_id,
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        parts = [paragraph(self._headline())]
+        if self.restored is not None:
+            word = "would be" if self.decision is MigrateDecision.PLANNED else "were"
+            parts.append(paragraph(f"The rows of version {self.restored} {word} restored first."))
+        shown = [one for one in self.regions if one.blocked is None]
+        if shown:
+            parts.append(_grid(shown))
+        unflushed = [one for region in shown for one in region.adopted if one.path is None and one.mem_wal.state < 2]  # noqa: PLR2004 - FLUSHED
+        if unflushed and self.decision is MigrateDecision.PLANNED:
+            owners = ", ".join(sorted({repr(one.mem_wal.owner_id) for one in unflushed}))
+            what = (
+                f"{counted(len(unflushed), 'MemWAL is', 'MemWALs are')} not flushed: --apply takes them from {owners}"
+            )
+            parts.append(paragraph(f"{what} and replays their logs. Stop their writers before."))
+        parts += [blocked_text(fault) for fault in self.blocked]
+        if self.v1_names and not self.rollback and self.decision in {MigrateDecision.PLANNED, MigrateDecision.MIGRATED}:
+            parts.append(
+                paragraph(
+                    "The table names its manifests by the V1 scheme, with which no job merges generations of the "
+                    "current layouts: run memwal-ops merge before the migration; or, with no writer running, "
+                    "lance.dataset(uri).migrate_manifest_paths_v2() after it."
+                )
+            )
+        if self.decision is MigrateDecision.PLANNED:
+            parts.append("Nothing was changed; add --apply to do it.")
+        return "\n\n".join(parts)
+
+    def _headline(self) -> str:
+        adopted = sum(len(one.adopted) for one in self.regions)
+        what = f"{counted(len(self.regions), 'region')}, {counted(adopted, 'generation')} adopted"
+        key = ", ".join(self.primary_key)
+        texts = {
+            "planned": f"would migrate {self.uri} to the {self.to} layout: {what}; primary key {key}",
+            "migrated": f"{self.uri} has the {self.to} layout since version {self.version}: {what}; primary key {key}",
+            "rolled_back": f"{self.uri} has its legacy index again since version {self.version}",
+            "nothing_to_migrate": "the table has no legacy index",
+            "blocked": "nothing was migrated, see below",
+        }
+        if self.rollback:
+            texts["planned"] = f"would restore the legacy index of {self.kept}"
+            texts["nothing_to_migrate"] = "the table has its legacy index"
+        return f"{self.decision}: {texts[self.decision]}."
+
+
+def _grid(regions: Sequence[RegionMigration]) -> str:
+    rows = [
+        (
+            one.region,
+            "new" if one.region_id is None else str(one.region_id),
+            "none" if not one.merged else f"to {one.merged}",
+            ", ".join(f"{each.mem_wal.id.generation} as {each.number}" for each in one.adopted) or "none",
+            f"{sum(each.rows for each in one.adopted):,}",
+        )
+        for one in regions
+    ]
+    return grid(("region", "id", "merged", "adopted", "rows"), rows, words=("region", "id", "adopted"))

@@ -1,0 +1,1 @@
+"""List and apply repairs of a damaged table."""

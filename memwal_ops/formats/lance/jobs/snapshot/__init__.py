@@ -1,0 +1,1 @@
+"""Take region snapshots."""

@@ -1,0 +1,199 @@
+"""Create the MemWAL index of a Lance table for the region layout, or add region specs to it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.errors import InvalidUsageError, NoPrimaryKeyError
+from memwal_ops.formats.lance.commit.commit import (
+    CommitLostError,
+    CommitNote,
+    IndexChange,
+    commit_built,
+    commit_indexes,
+    next_entry,
+)
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
+from memwal_ops.formats.lance.log.region_claim import refuse_other_layout
+from memwal_ops.formats.lance.regions.specs import decode_spec, encode_specs
+from memwal_ops.formats.lance.table import load, read_table
+from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
+from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, MEMWAL_TYPE_URL, find_memwal_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
+    from memwal_ops.formats.lance.regions.specs import RegionSpec
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+_TOP = -1
+
+
+def create_mem_wal(
+    location: Location,
+    store: Store,
+    *,
+    region_specs: Sequence[RegionSpec] = (),
+    maintained_indexes: Sequence[str] = (),
+) -> Table:
+    """Create the MemWAL index of a table (S0-011, S0-065, S0-066), or add specs and maintained indexes to its index.
+
+    An added spec gets the next id, which no spec and no region ever had (S0-082). Existing specs and maintained
+    indexes stay as they are.
+
+    Args:
+        location: location of the table.
+        store: store at that location.
+        region_specs: specs that assign rows to regions; without any, all regions are manual (S0-043).
+        maintained_indexes: names of base indexes that writers mirror (S0-075), without the key's own.
+
+    Returns:
+        The table at the resulting version.
+
+    Raises:
+        InvalidUsageError: the table has a MemWAL index and nothing was to be added, region folders exist without an
+            index, a base index does not exist, or a spec is invalid.
+        CommitConflictError: every attempt conflicted with another commit.
+        NoPrimaryKeyError: no column is marked as its primary key (S0-002).
+        UnsupportedFeatureError: a spec has an expression, and DataFusion is not installed.
+        StorageError: the store failed.
+    """
+    table = read_table(location, store)
+    if table.memwal is not None and (region_specs or maintained_indexes):
+        return _add(table, region_specs, maintained_indexes)
+    retry = CommitRetry()
+    while True:
+        refuse_existing(table)
+        details = plan_mem_wal(table, region_specs=region_specs, maintained_indexes=maintained_indexes)
+        try:
+            _create(table, details)
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+        else:
+            return load(location, store)
+
+
+def _create(table: Table, details: memwal_pb2.MemWalIndexDetails) -> None:
+    """Publish the index as exactly the next version; raises as :func:`commit_built`."""
+    note = CommitNote.new("init")
+    entry = table_pb2.IndexMetadata(name=MEMWAL_INDEX_NAME, index_version=0)
+    entry.index_details.type_url = MEMWAL_TYPE_URL
+    entry = next_entry(entry, details.SerializeToString(deterministic=True), table.version)
+    transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
+    transaction.transaction_properties.update(note.properties())
+    transaction.create_index.new_indices.append(entry)
+    section = table_pb2.IndexSection()
+    if table.manifest.indexes is not None:
+        section.CopyFrom(table.manifest.indexes)
+    section.indices.append(entry)
+    commit_built(table, replace(table.manifest, indexes=section), transaction)
+
+
+def refuse_existing(table: Table) -> None:
+    """Raise if the table has a MemWAL index, or region folders without one; see :func:`create_mem_wal`."""
+    location = table.location
+    if table.manifest.indexes is not None and find_memwal_entry(table.manifest.indexes) is not None:
+        raise InvalidUsageError(
+            f"{location.uri} has a MemWAL index already.",
+            remedy="Open its regions and write; or give create_mem_wal region specs or indexes to add.",
+        )
+    if table.regions.region_ids:
+        raise InvalidUsageError(
+            f"{location.uri} has no MemWAL index, but it has region folders: they belong to another table, or to this "
+            "one before it was overwritten.",
+            remedy="Run memwal-ops inspect URI: it lists them with remedies.",
+        )
+
+
+def _add(table: Table, specs: Sequence[RegionSpec], maintained_indexes: Sequence[str]) -> Table:
+    """Add missing specs and maintained indexes in one strict commit; see :func:`create_mem_wal`."""
+    retry = CommitRetry()
+    while True:
+        details = plan_additions(table, specs, maintained_indexes)
+        if details == table.index.details:
+            return table
+        try:
+            commit_indexes(table, IndexChange(details), CommitNote.new("init"))
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+        else:
+            return retry.landed(table)
+
+
+def plan_additions(
+    table: Table, specs: Sequence[RegionSpec], maintained_indexes: Sequence[str]
+) -> memwal_pb2.MemWalIndexDetails:
+    """The details of the table's MemWAL index with missing specs and maintained indexes added. Changes nothing.
+
+    Raises:
+        InvalidUsageError: a base index does not exist, a spec is invalid, or pylance wrote the table's regions.
+        RegionManifestCorruptError: the spec id of a region cannot be read, so it could be assigned again.
+    """
+    details = memwal_pb2.MemWalIndexDetails()
+    details.CopyFrom(table.index.details)
+    ids = _field_ids(table)
+    known = [decode_spec(one, {number: name for name, number in ids.items()}) for one in details.region_specs]
+    # Also ids of specs that the index no longer has: their regions would be mistaken for those of the new spec.
+    used = {one.spec_id or 0 for one in known} | {
+        table.region(region_id).latest(checked=True).region_spec_id for region_id in table.regions.region_ids
+    }
+    schema, key = table.dataset.schema, table.primary_key
+    added = [spec for spec in specs if not _is_there(spec, encode_specs([spec], schema, ids, key)[0], details)]
+    details.region_specs.extend(encode_specs(added, schema, ids, key, earlier=known, used=used))
+    planned = plan_mem_wal(table, maintained_indexes=maintained_indexes)
+    details.maintained_indexes.extend(
+        name for name in planned.maintained_indexes if name not in details.maintained_indexes
+    )
+    if details != table.index.details:
+        refuse_other_layout(table, None)
+    return details
+
+
+def _is_there(spec: RegionSpec, encoded: memwal_pb2.RegionSpec, details: memwal_pb2.MemWalIndexDetails) -> bool:
+    """Whether the index has a spec; ``encoded`` is the same one as it would be stored."""
+    return any(
+        [*one.fields] == [*encoded.fields] and spec.spec_id in {None, one.spec_id} for one in details.region_specs
+    )
+
+
+def _field_ids(table: Table) -> dict[str, int]:
+    """The ids of the table's columns by name."""
+    return {one.name: one.id for one in table.manifest.manifest.fields if one.parent_id == _TOP}
+
+
+def plan_mem_wal(
+    table: Table, *, region_specs: Sequence[RegionSpec] = (), maintained_indexes: Sequence[str] = ()
+) -> memwal_pb2.MemWalIndexDetails:
+    """The details of the index that :func:`create_mem_wal` gives a table without one; arguments and errors as there."""
+    location = table.location
+    if not table.primary_key:
+        raise NoPrimaryKeyError(f"{location.uri} has no column that is marked as its primary key.")
+    known = base_indexes(table)
+    unknown = sorted({*maintained_indexes} - known.keys())
+    if unknown:
+        raise InvalidUsageError(f"{location.uri} has no index {', '.join(unknown)}.")
+    ids = _field_ids(table)
+    keys = [ids[name] for name in table.primary_key]
+    implicit = [name for name in maintained_indexes if _is_key_index(known[name], keys)]
+    if implicit:
+        raise InvalidUsageError(
+            f"The index {', '.join(implicit)} is that of the primary key, which every writer maintains implicitly.",
+            remedy="Leave it out.",
+        )
+    details = memwal_pb2.MemWalIndexDetails()
+    # Without it, field 1 is absent, and old releases decode the details as an empty legacy list.
+    details.snapshot_ts_millis = time.time_ns() // 1_000_000
+    details.maintained_indexes.extend(dict.fromkeys(maintained_indexes))
+    details.region_specs.extend(encode_specs(region_specs, table.dataset.schema, ids, table.primary_key))
+    return details
+
+
+def _is_key_index(index: BaseIndex, keys: list[int]) -> bool:
+    return index.type.lower() == "btree" and all([*segment.fields] == keys for segment in index.segments)

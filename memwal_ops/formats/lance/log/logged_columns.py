@@ -1,0 +1,80 @@
+"""Determine the columns of WAL entries that other writers put, when a writer replays them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import SchemaProjectionError, UnsupportedFeatureError
+from memwal_ops.formats.lance.log.region_columns import stored_columns
+from memwal_ops.formats.lance.log.region_files import entry_path
+from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory, nanoseconds
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.log.region_columns import RegionColumns
+    from memwal_ops.formats.lance.log.region_files import WalEntry
+    from memwal_ops.formats.lance.table import Table
+
+
+class LoggedColumns:
+    """Finds the columns of entries. Entries with other columns than the writer's become separate generations.
+
+    The same names, types and field ids may be other columns: Lance gives the id of a dropped column to the next one
+    where no data file has it. Timeline by these alone: a writer puts ``note`` and is killed; ``note`` is dropped and
+    added again; the next writer replays the log and puts notes. One generation has the columns of one time: either
+    the dropped values come back, or the new ones are lost.
+    """
+
+    def __init__(self, table: Table, region_id: UUID, own: RegionColumns) -> None:
+        """Nothing is read before the first entry.
+
+        Args:
+            table: the version at which the writer began.
+            region_id: the region.
+            own: the writer's columns.
+        """
+        self._table, self._region_id, self._own = table, region_id, own
+        self._history = SchemaHistory(table)
+        self._by_epoch: dict[int, RegionColumns] = {}
+
+    def of(self, entry: WalEntry, last: RegionColumns) -> RegionColumns:
+        """The columns of an entry.
+
+        Args:
+            entry: of another writer.
+            last: those of the entry before it, which are returned if they are the same.
+
+        Raises:
+            UnsupportedFeatureError: other columns than the table has, and no ids to identify them.
+            StorageError: the store failed.
+        """
+        if _are(self._own, entry):
+            if entry.writer_epoch not in self._by_epoch:
+                self._by_epoch[entry.writer_epoch] = self._own if self._is_current(entry) else replace(self._own)
+            return self._by_epoch[entry.writer_epoch]
+        if _are(last, entry):
+            return last
+        if entry.field_ids is None:
+            raise UnsupportedFeatureError(
+                f"WAL entry {entry.entry_id} of region {self._region_id} has the columns {entry.rows.column_names}, "
+                "which the table does not have, and no field ids to identify them."
+            )
+        return stored_columns(entry.rows.schema, entry.field_ids, self._own)
+
+    def _is_current(self, entry: WalEntry) -> bool:
+        """Whether no column was dropped and added again since the entry was put."""
+        meta = self._table.store.head(entry_path(self._region_id, entry.entry_id))
+        if meta is None:
+            return False
+        put = nanoseconds(meta.last_modified)
+        ids = [field.id for field in self._table.manifest.manifest.fields]
+        try:
+            return all(self._history.is_same_field(one, Flush(put, put), renamed=False) for one in ids)
+        except SchemaProjectionError:  # a version that has them is damaged: the merge decides
+            return False
+
+
+def _are(columns: RegionColumns, entry: WalEntry) -> bool:
+    return entry.rows.schema == columns.schema and entry.field_ids in {None, columns.ids}

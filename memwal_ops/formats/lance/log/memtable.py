@@ -1,0 +1,284 @@
+"""The MemTable of a region writer: rows that are not flushed to a generation yet (S0-024, S0-027)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from memwal_ops.formats.lance.log.region_columns import RegionColumns
+    from memwal_ops.formats.lance.log.region_files import WalEntry
+
+
+@dataclass(frozen=True, slots=True)
+class WriterLimits:
+    """Thresholds at which a writer flushes by itself (S0-022, S0-128).
+
+    Attributes:
+        wal_bytes: bytes of buffered rows that are written as a WAL entry. The buffer never exceeds twice this size:
+            a ``put`` that would exceed it writes the entry itself first.
+        wal_puts: number of buffered ``put`` calls that are written as a WAL entry.
+        wal_interval: longest time that rows stay in the buffer.
+        memtable_bytes: bytes in the log that are flushed as a generation. The MemTable never exceeds twice this size:
+            a ``put`` that finds it full waits for the flush.
+        memtable_rows: rows in the log that are flushed as a generation.
+    """
+
+    wal_bytes: int = 8 << 20
+    wal_puts: int = 1000
+    wal_interval: timedelta = timedelta(seconds=1)
+    memtable_bytes: int = 256 << 20
+    memtable_rows: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class WalPosition:
+    """Position of a MemTable fragment in the log (S0-142).
+
+    Attributes:
+        entry: the WAL entry, relative to ``replay_after_wal_id``: 1 is the first one after it.
+        position: index of the fragment within its entry, from 0.
+    """
+
+    entry: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A WAL entry in the MemTable, with the number of rows of each of its fragments."""
+
+    entry: WalEntry
+    fragments: tuple[int, ...]
+
+
+# Well below the age at which gc deletes directories that no manifest lists.
+_STALE_SECONDS = 3600.0
+
+
+@dataclass(slots=True)
+class Growing:
+    """Consecutive WAL entries with the same columns, which will be flushed as one generation.
+
+    Attributes:
+        columns: the entries' columns.
+        logged: the entries in ascending order.
+        sealed: whether the flush began; no more entries are added then.
+        path: directory of the generation that was written; None before.
+    """
+
+    columns: RegionColumns
+    logged: list[LogEntry] = field(default_factory=list)
+    sealed: bool = False
+    path: str | None = None
+    _manifest: int = 0
+    _begun: float = 0.0
+
+    @property
+    def entries(self) -> list[WalEntry]:
+        """The WAL entries."""
+        return [one.entry for one in self.logged]
+
+    @property
+    def last(self) -> int:
+        """The id of the last WAL entry."""
+        return self.logged[-1].entry.entry_id
+
+    def publishable(self, newest: int) -> str | None:
+        """The directory that was written, if the region manifest after ``newest`` may list it; None: write it now.
+
+        A directory is listed by the manifest after the one that was the newest when it was begun, or by none: gc
+        publishes a manifest before it deletes directories that none lists. Timeline otherwise: a flush writes a
+        generation, and its commit fails; days later gc deletes the directory; the next flush lists it.
+        """
+        now = time.monotonic()
+        if newest != self._manifest or now - self._begun > _STALE_SECONDS:
+            self.path = None
+        if self.path is None:
+            self._manifest, self._begun = newest, now
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """The rows that no generation has, at one time.
+
+    Attributes:
+        generation: the number of the first one that will have some of them, as far as the writer knows.
+        fragments: in the order of writes, each with the field ids of its columns in the base table.
+    """
+
+    generation: int
+    fragments: tuple[tuple[pa.Table, tuple[int, ...]], ...]
+
+
+class MemTable:
+    """Fragments in order of arrival: first those in the log, then the buffered ones, which are not durable yet.
+
+    Thread-safe for reading; only one thread at a time may add log entries.
+    """
+
+    def __init__(self, columns: RegionColumns, *, generation: int, replay_after: int) -> None:
+        """Create an empty MemTable.
+
+        Args:
+            columns: columns of buffered rows.
+            generation: number of the next generation.
+            replay_after: id of the last flushed WAL entry; 0 if there is none.
+        """
+        self._lock = threading.Lock()
+        self._columns, self._generation, self._replay_after = columns, generation, replay_after
+        self._growing: list[Growing] = []
+        self._buffer: list[pa.Table] = []
+        self._buffered_bytes = self._logged_bytes = self._logged_rows = 0
+        self._logged_fragments = self._state = 0
+        self._since = 0.0
+
+    @property
+    def waiting(self) -> list[pa.Table]:
+        """The buffered fragments, which are not durable yet."""
+        with self._lock:
+            return [*self._buffer]
+
+    @property
+    def generation(self) -> int:
+        """Number of the next generation, as of the last manifest that was read."""
+        return self._generation
+
+    def fragments(self) -> tuple[pa.Table, ...]:
+        """All fragments in order of arrival, tombstones included (S0-126)."""
+        with self._lock:
+            return tuple(reversed([*self._newest_first()]))
+
+    def in_memory(self) -> InMemory:
+        """:meth:`fragments` with their field ids and generation, for readers."""
+        with self._lock:
+            logged = [(one.entry.rows, growing.columns.ids) for growing in self._growing for one in growing.logged]
+            return InMemory(self._generation, (*logged, *((rows, self._columns.ids) for rows in self._buffer)))
+
+    def keys_since(self, seen: int, state: int) -> tuple[int, list[list[pa.Array]]]:
+        """Key columns of the fragments after the first ``seen`` ones.
+
+        Args:
+            seen: number of fragments that the caller has already.
+            state: the state that the previous call returned.
+
+        Returns:
+            The state, which changes when fragments are removed or inserted between others (then the columns are those
+            of all fragments), and the key columns of each fragment.
+        """
+        with self._lock:
+            seen = seen if state == self._state else 0
+            found = [*islice(self._newest_first(), len(self._buffer) + self._logged_fragments - seen)]
+            key = self._columns.key
+            return self._state, [[rows.column(name).combine_chunks() for name in key] for rows in reversed(found)]
+
+    def mapping(self) -> dict[int, WalPosition]:
+        """Map each fragment in the log, numbered from 0, to its position there (S0-142, S0-143).
+
+        It identifies a row in the generation, where each entry is one fragment, in the same order.
+        """
+        with self._lock:
+            places = [
+                WalPosition(logged.entry.entry_id - self._replay_after, position)
+                for logged in self._logged()
+                for position in range(len(logged.fragments))
+            ]
+        return dict(enumerate(places))
+
+    def columns_of_last(self) -> RegionColumns:
+        """Columns of the last entry in the log; of buffered rows if there is none."""
+        with self._lock:
+            return self._growing[-1].columns if self._growing else self._columns
+
+    def add_logged(self, entry: WalEntry, columns: RegionColumns, fragments: Sequence[int], *, taken: int = 0) -> int:
+        """Add a WAL entry, which contains the first ``taken`` buffered fragments (S0-131).
+
+        Returns:
+            Number of the generation that will contain it.
+        """
+        with self._lock:
+            if not self._growing or self._growing[-1].sealed or self._growing[-1].columns is not columns:
+                self._growing.append(Growing(columns))
+            if self._buffer and not taken:
+                self._state += 1  # another writer's entry, before the buffered rows
+            self._growing[-1].logged.append(LogEntry(entry, tuple(fragments)))
+            self._count(self._growing[-1].logged[-1], 1)
+            self._buffered_bytes -= sum(rows.nbytes for rows in self._buffer[:taken])
+            del self._buffer[:taken]
+            self._since = time.monotonic()
+            return self._generation + len(self._growing) - 1
+
+    def add_waiting(self, rows: pa.Table) -> int:
+        """Buffer a fragment, which is not durable yet. Returns as :meth:`add_logged`."""
+        with self._lock:
+            if not self._buffer:
+                self._since = time.monotonic()
+            self._buffer.append(rows)
+            self._buffered_bytes += rows.nbytes
+            last = self._growing[-1] if self._growing else None
+            joins = last is not None and not last.sealed and last.columns is self._columns
+            return self._generation + len(self._growing) - joins
+
+    def published(self, replay_after: int, generation: int) -> bool:
+        """Remove entries up to ``replay_after``, which are flushed; return whether there were any."""
+        with self._lock:
+            self._replay_after, self._generation = replay_after, generation
+            dropped = [one for one in self._growing if one.last <= replay_after]
+            for one in dropped:
+                for logged in one.logged:
+                    self._count(logged, -1)
+            del self._growing[: len(dropped)]
+            self._state += bool(dropped)
+            return bool(dropped)
+
+    def next_generation(self, until: int) -> Growing | None:
+        """Seal and return the next generation to be flushed; None if no entry up to the id ``until`` is left."""
+        with self._lock:
+            if not self._growing or self._growing[0].logged[0].entry.entry_id > until:
+                return None
+            self._growing[0].sealed = True
+            return self._growing[0]
+
+    def has_room(self, rows: pa.Table, limits: WriterLimits) -> bool:
+        """Whether the rows fit into the buffer, which holds at most twice ``wal_bytes``."""
+        with self._lock:
+            return not self._buffer or self._buffered_bytes + rows.nbytes <= 2 * limits.wal_bytes
+
+    def log_is_due(self, limits: WriterLimits, *, waited: bool = True) -> bool:
+        """Whether buffered rows are due to be written as a WAL entry; ``waited=False`` ignores their age."""
+        with self._lock:
+            old = waited and time.monotonic() - self._since >= limits.wal_interval.total_seconds()
+            full = self._buffered_bytes >= limits.wal_bytes or len(self._buffer) >= limits.wal_puts
+            return bool(self._buffer) and (old or full)
+
+    def flush_is_due(self, limits: WriterLimits, *, times: int = 1) -> bool:
+        """Whether the log exceeds the limits, multiplied by ``times``, and is due to be flushed as a generation."""
+        with self._lock:
+            rows, size = times * limits.memtable_rows, times * limits.memtable_bytes
+            return self._logged_rows >= rows or self._logged_bytes >= size
+
+    def _newest_first(self) -> Iterator[pa.Table]:
+        yield from reversed(self._buffer)
+        for growing in reversed(self._growing):
+            for logged in reversed(growing.logged):
+                end = logged.entry.rows.num_rows
+                for rows in reversed(logged.fragments):
+                    end -= rows
+                    yield logged.entry.rows.slice(end, rows)
+
+    def _logged(self) -> list[LogEntry]:
+        return [logged for one in self._growing for logged in one.logged]
+
+    def _count(self, logged: LogEntry, sign: int) -> None:
+        self._logged_fragments += sign * len(logged.fragments)
+        self._logged_rows += sign * logged.entry.rows.num_rows
+        self._logged_bytes += sign * logged.entry.rows.nbytes

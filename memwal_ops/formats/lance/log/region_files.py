@@ -1,0 +1,183 @@
+"""Write WAL entries, and flushed generations that refer to them without copying a row.
+
+Fencing is not checked here: :mod:`memwal_ops.formats.lance.log.region_writer` decides who may write.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, WalCorruptError
+from memwal_ops.formats.lance.files.lance_files import lance_bytes, lance_rows
+from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.regions.key_files import GenerationKeys
+from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
+from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_cut_short
+from memwal_ops.formats.lance.wire.names import WRITER_EPOCH, NamingScheme, region_folder, wal_entry_name
+from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, encode_version_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.log.region_columns import RegionColumns
+    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
+
+WAL_SUFFIX = "lance"
+# The deletion file type "roaring bitmap", and the manifest's feature flag "fragments have deletion files" (S3-041).
+_BITMAP = 1
+_DELETION_FILES = 1
+_PUTS = 16
+_NUMBER = re.compile(r"[0-9]{1,20}")
+# Field ids in the entry's metadata: its columns may be renamed or dropped before it is flushed.
+_FIELD_IDS = "memwal-ops.field_ids"
+_IDS = re.compile(r"\[[0-9]{1,9}(, [0-9]{1,9})*\]")
+
+
+class WalEntryCutError(WalCorruptError):
+    """A truncated WAL entry: its put did not finish, or the file was damaged later."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalEntry:
+    """One entry of a region's log.
+
+    Attributes:
+        entry_id: consecutive, starting at 1 (S0-030).
+        writer_epoch: epoch of the writer that put it (S0-032).
+        rows: the stored rows, tombstones included.
+        field_ids: :attr:`RegionColumns.ids` at the time of the put; None if the writer did not store them.
+        size: size of the file in bytes.
+        cut: whether the entry is truncated: it has no rows and was never acknowledged.
+    """
+
+    entry_id: int
+    writer_epoch: int
+    rows: pa.Table
+    field_ids: tuple[int, ...] | None
+    size: int
+    cut: bool = False
+
+
+def cut_entry(entry_id: int) -> WalEntry:
+    """A truncated entry at the end of the log, which was never acknowledged."""
+    return WalEntry(entry_id, 0, pa.table({}), None, 0, cut=True)
+
+
+def entry_path(region_id: UUID, entry_id: int) -> str:
+    """Path of a WAL entry, relative to the table's root (S0-034)."""
+    return f"{region_folder(region_id)}/wal/{wal_entry_name(entry_id, WAL_SUFFIX)}"
+
+
+def put_entry(
+    store: Store, region_id: UUID, entry_id: int, rows: pa.Table, writer_epoch: int, columns: RegionColumns
+) -> WalEntry | None:
+    """Put rows as a WAL entry if its id is free; None if another writer took the id (S0-028, S0-031, S0-131).
+
+    One PUT request. The entry is durable when this returns.
+
+    Raises:
+        StorageError: the store failed, and the entry may or may not exist.
+    """
+    path = entry_path(region_id, entry_id)
+    metadata = {WRITER_EPOCH: str(writer_epoch), _FIELD_IDS: json.dumps(columns.ids)}
+    data = lance_bytes(rows.replace_schema_metadata(metadata), columns.file_version, f"WAL entry {path}")
+    # After a lost response the store's client repeats the put, which then fails because the object exists. The bytes
+    # contain the epoch, and an epoch has one writer: equal bytes are our own entry. (Encoding again may give others.)
+    if not store.put_if_absent(path, data) and store.get(path) != data:
+        return None
+    return WalEntry(entry_id, writer_epoch, rows, columns.ids, len(data))
+
+
+def read_entry(store: Store, region_id: UUID, entry_id: int) -> WalEntry | None:
+    """Read a WAL entry; None if it does not exist. One request.
+
+    Raises:
+        WalEntryCutError: the entry is truncated.
+        WalCorruptError: it is not a Lance file, or has no writer epoch.
+    """
+    path = entry_path(region_id, entry_id)
+    try:
+        data = store.get(path)
+    except ObjectNotFoundError:
+        return None
+    if is_cut_short(data):
+        raise WalEntryCutError(f"WAL entry {path} is truncated after {len(data)} bytes.")
+    try:
+        rows = lance_rows(data, f"WAL entry {path}")
+        found = check_lance_file(data, len(data))
+    except InvalidFormatError as error:
+        raise WalCorruptError(str(error)) from error
+    metadata = {} if found is None else {key: value.decode(errors="replace") for key, value in found.metadata.items()}
+    if _NUMBER.fullmatch(metadata.get(WRITER_EPOCH, "")) is None:
+        raise WalCorruptError(f"WAL entry {path} has no writer epoch.")
+    ids = metadata.get(_FIELD_IDS)
+    if ids is not None and _IDS.fullmatch(ids) is None:
+        raise WalCorruptError(f"WAL entry {path} has invalid field ids in its metadata: {ids!r:.80}.")
+    field_ids = None if ids is None else tuple(json.loads(ids))
+    return WalEntry(entry_id, int(metadata[WRITER_EPOCH]), rows.replace_schema_metadata(None), field_ids, len(data))
+
+
+def put_generation(
+    store: Store, location: Location, region_id: UUID, path: str, entries: Sequence[WalEntry], columns: RegionColumns
+) -> bool:
+    """Write a generation whose fragments are WAL entries: manifest, deletion vectors, bloom filter and key index.
+
+    No row is copied (S0-147, S0-149). The generation is invisible until the region manifest lists it.
+
+    Args:
+        path: directory of the generation, relative to the region's folder.
+        entries: WAL entries in ascending order, which becomes the order of row addresses: the newest row of a key is
+            the last one.
+
+    Returns:
+        False if the directory already has a manifest, which is left as it is.
+    """
+    made = VersionManifest(pb.Manifest(), None, None, columns.template.major, columns.template.minor)
+    made.manifest.CopyFrom(columns.template.manifest)
+    (like,) = made.manifest.fragments
+    del made.manifest.fragments[:]
+    made.manifest.ClearField("max_fragment_id")
+    target = f"{region_folder(region_id)}/{path}"
+    stored = [entry for entry in entries if entry.rows.num_rows]
+    keys = GenerationKeys.of([entry.rows for entry in stored], columns.key)
+    files: dict[str, bytes] = {}
+    for at, (entry, superseded) in enumerate(zip(stored, keys.superseded(), strict=True)):
+        fragment = made.manifest.fragments.add()
+        fragment.CopyFrom(like)
+        fragment.id = made.manifest.max_fragment_id = at
+        fragment.physical_rows = entry.rows.num_rows
+        fragment.files[0].path = wal_entry_name(entry.entry_id, WAL_SUFFIX)
+        fragment.files[0].file_size_bytes = entry.size
+        if superseded:
+            deletion = pb.DeletionFile(
+                file_type=_BITMAP,
+                read_version=made.manifest.version,
+                id=secrets.randbits(63),
+                num_deleted_rows=len(superseded),
+            )
+            fragment.deletion_file.CopyFrom(deletion)
+            files[f"_deletions/{at}-{deletion.read_version}-{deletion.id}.bin"] = superseded.serialize()
+    if files:
+        made.manifest.reader_feature_flags |= _DELETION_FILES
+        made.manifest.writer_feature_flags |= _DELETION_FILES
+    made.manifest.base_paths[0].path = f"{location.uri}/{region_folder(region_id)}/wal"
+    made.manifest.timestamp.FromNanoseconds(time.time_ns())
+    manifest = version_path(made.manifest.version, NamingScheme.V2, folder=target)
+    # The manifest comes first: it reserves the directory.
+    if not store.put_if_absent(manifest, encode_version_manifest(made)):
+        return False
+    files.update(keys.files(columns.file_version))
+    with ThreadPoolExecutor(max(1, min(len(files), _PUTS)), thread_name_prefix="put-generation") as pool:
+        for _ in pool.map(lambda name: store.put_if_absent(f"{target}/{name}", files[name]), files):
+            pass  # False is our own put, repeated by the client after a lost response
+    return True

@@ -1,0 +1,75 @@
+"""Seal a region: fence its writers, flush its log, and let no writer claim it any more."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import CommitConflictError, MemwalOpsError
+from memwal_ops.formats.lance.generations.wal import unflushed_entries, unflushed_rows
+from memwal_ops.formats.lance.log.log_flush import flush_log
+from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+
+_ATTEMPTS = 10
+_MAX_WAIT = 10.0
+
+
+def seal_region(table: Table, region_id: UUID) -> RegionManifest:
+    """Seal the region, and return its newest manifest: every row that was acknowledged is in a generation.
+
+    Each step may be the last one before a crash, and be repeated by any number of processes at once:
+
+    1. Claim the region as a writer does: its epoch rises, its log is replayed and flushed to a generation, and an
+       entry without rows is put at the next position, where a stalled writer detects that it was fenced.
+    2. Publish the sealed manifest, unless another writer claimed the region meanwhile: then all is done again.
+
+    Raises:
+        CommitConflictError: writers claimed the region repeatedly.
+        WalCorruptError, UnsupportedFeatureError: the log cannot be replayed.
+        StorageError: the store failed; do it again.
+    """
+    region = table.region(region_id)
+    for attempt in range(_ATTEMPTS):
+        newest = region.latest(checked=True)
+        if newest.sealed:
+            return newest
+        try:
+            claimed = flush_log(table, newest)
+        except MemwalOpsError:
+            if region.latest(checked=True).writer_epoch <= newest.writer_epoch + 1:
+                raise
+        else:
+            flushed = region.latest(checked=True)
+            # Not claimed since. Timeline without this check: another writer claims after the flush and writes;
+            # the region is sealed; the row that it puts next is acknowledged, and in no generation ever.
+            if flushed.writer_epoch == claimed and _publish_sealed(table, region, flushed):
+                return region.latest(checked=True)
+        # Two processes that seal the region fence each other, and a claim is slow.
+        time.sleep(random.uniform(0, min(_MAX_WAIT, 0.1 * 2**attempt)))  # noqa: S311 - jitter
+    raise CommitConflictError(f"Region {region_id} is claimed by writers repeatedly; stop them first.")
+
+
+def _publish_sealed(table: Table, region: RegionManifestStore, flushed: RegionManifest) -> bool:
+    replayed = flushed.replay_after_wal_id
+    # pylance leaves the empty entry of its claim behind the last flush.
+    unflushed = unflushed_entries(table, flushed)
+    if unflushed and unflushed_rows(table, flushed):
+        return False
+    last = (replayed or 0) + unflushed
+    sealed = replace(
+        flushed.next(),
+        status=RegionStatus.SEALED,
+        writer_epoch=flushed.writer_epoch + 1,
+        replay_after_wal_id=last or replayed,
+        wal_id_last_seen=last or flushed.wal_id_last_seen,
+    )
+    return region.commit(sealed)

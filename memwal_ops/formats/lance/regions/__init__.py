@@ -1,0 +1,1 @@
+"""Read regions: their manifests, specs and key files. Nothing here opens the table."""

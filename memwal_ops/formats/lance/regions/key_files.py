@@ -1,0 +1,138 @@
+"""Build the key files of a generation: deletion vectors of superseded rows, a bloom filter, and a key index.
+
+The specification defines the filter (S0-136, S0-140). pylance's readers need all three: without the deletion vectors
+its point lookup returns an older row of the generation, and without ``_pk_index/`` its scan refuses the generation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from memwal_ops.formats.lance.files.lance_files import lance_bytes
+from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
+from memwal_ops.formats.lance.wire.key_tuples import is_encodable, key_tuples
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+BLOOM_FILTER = "bloom_filter.bin"
+_INDEX = "_pk_index"
+KEY_INDEX_PAGES = f"{_INDEX}/page_data.lance"
+_PAGE = 8192
+_ROW = "__memwal_ops_row"
+
+
+@dataclass(frozen=True)
+class GenerationKeys:
+    """The keys of a generation's fragments, in the order of row addresses.
+
+    Attributes:
+        columns: one array per key column.
+        sizes: number of rows of each fragment.
+    """
+
+    columns: tuple[pa.Array, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, fragments: Sequence[pa.Table], key: Sequence[str]) -> GenerationKeys:
+        """The keys of stored rows, one table per fragment; empty for a generation without rows."""
+        if not fragments:
+            return cls((), ())
+        keys = pa.concat_tables([rows.select(key) for rows in fragments]).combine_chunks()
+        columns = (keys.column(name).combine_chunks() for name in key)
+        plain = (one.cast(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in columns)
+        return cls(tuple(plain), tuple(rows.num_rows for rows in fragments))
+
+    def superseded(self) -> list[BitMap]:
+        """Per fragment, the offsets of rows whose key has a later row in the generation (S0-192)."""
+        if not self.sizes:
+            return []
+        older = np.zeros(len(self.columns[0]), bool)
+        if self._sorted is not None and not pa.types.is_floating(self._sorted[0].type):
+            values, order = self._sorted
+            again = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(zero_copy_only=False)
+            older[order[:-1][again]] = True
+        else:  # a type without an order, or floats: Arrow's equality, unlike its order, treats -0.0 and 0.0 as equal
+            names = [str(number) for number in range(len(self.columns))]
+            rows = pa.table([*self.columns, pa.array(np.arange(len(older)))], [*names, _ROW])
+            last = rows.group_by(names, use_threads=False).aggregate([(_ROW, "max")]).column(f"{_ROW}_max")
+            older[:] = True
+            older[last.to_numpy()] = False
+        ends = np.cumsum(self.sizes)
+        return [BitMap(np.flatnonzero(part).tolist()) for part in np.split(older, ends[:-1])]
+
+    @property
+    def index_values(self) -> pa.Array | None:
+        """The keys in Lance's index encoding, in the order of row addresses; None if Lance cannot index the types."""
+        if len(self.columns) == 1:
+            return self.columns[0]
+        return key_tuples(self.columns) if all(is_encodable(column.type) for column in self.columns) else None
+
+    @cached_property
+    def _sorted(self) -> tuple[pa.Array, NDArray[np.uint64]] | None:
+        """The keys in Lance's index encoding, ascending, and their row numbers; None if Lance cannot index the type."""
+        values = self.index_values
+        if values is None:
+            return None
+        try:
+            order = pc.sort_indices(values)  # stable
+        except pa.ArrowNotImplementedError:
+            return None
+        return values.take(order), order.to_numpy()
+
+    def files(self, file_version: str) -> Mapping[str, bytes]:
+        """Contents of the bloom filter and the key index, by path relative to the generation's directory."""
+        if not self.sizes:
+            return {}
+        bloom = BloomFilter.for_keys(len(self.columns[0]))
+        bloom.add(self.columns)
+        return {BLOOM_FILTER: bloom.encode(), **self._index(file_version)}
+
+    def _index(self, file_version: str) -> Mapping[str, bytes]:
+        """The BTREE of the key, superseded rows included; empty if Lance cannot index the key's type."""
+        if self._sorted is None:
+            return {}
+        values, order = self._sorted
+        addresses = pa.array(self._addresses()[order])
+        pages = pa.table(
+            [values, addresses],
+            schema=pa.schema([pa.field("values", values.type), pa.field("ids", pa.uint64(), nullable=False)]),
+        )
+        starts = np.arange(0, len(values), _PAGE)
+        ends = np.minimum(starts + _PAGE, len(values)) - 1
+        lookup = pa.table(
+            [
+                pages.column("values").take(pa.array(starts)),
+                pages.column("values").take(pa.array(ends)),
+                pa.array(np.zeros(len(starts), np.uint32)),
+                pa.array(np.arange(len(starts), dtype=np.uint32)),
+            ],
+            schema=pa.schema(
+                [
+                    pa.field("min", values.type),
+                    pa.field("max", values.type),
+                    pa.field("null_count", pa.uint32(), nullable=False),
+                    pa.field("page_idx", pa.uint32(), nullable=False),
+                ],
+                metadata={"batch_size": str(_PAGE), "range_partitioned": "false"},
+            ),
+        )
+        return {
+            KEY_INDEX_PAGES: lance_bytes(pages, file_version, "the key index of a generation"),
+            f"{_INDEX}/page_lookup.lance": lance_bytes(lookup, file_version, "the key index of a generation"),
+        }
+
+    def _addresses(self) -> NDArray[np.uint64]:
+        """The row address of each key."""
+        parts = [np.arange(size, dtype=np.uint64) + np.uint64(at << 32) for at, size in enumerate(self.sizes)]
+        return np.concatenate(parts)

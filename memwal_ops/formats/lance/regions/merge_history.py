@@ -1,0 +1,233 @@
+"""Read from the existing versions when each region's generations were merged, and since when there is a MemWAL index.
+
+Read only if no record of a merge shows it (:mod:`memwal_ops.formats.lance.wire.region_records`).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from threading import RLock
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, parent_version
+from memwal_ops.formats.lance.regions.listed_log import unlisted
+from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
+from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.files.versions import VersionPage
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+_CONCURRENT_READS = 16
+# Bytes of a manifest that is kept decoded, and how many are.
+_SMALL, _MAX_KEPT = 64 << 10, 64
+# Coarser than any store's times: S3 has whole seconds.
+_TICK = timedelta(seconds=1)
+# A file whose stored time is this much later than the timestamp inside was copied.
+_COPIED = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a file was written: by the store's clock, and by the timestamp inside the file, which a copy preserves."""
+
+    stored: datetime
+    inside: datetime
+
+    @classmethod
+    def of(cls, meta: ObjectMeta, manifest: table_pb2.Manifest) -> Moment:
+        """When a version's manifest was written."""
+        return cls(meta.last_modified, manifest.timestamp.ToDatetime(UTC))
+
+    @property
+    def earliest(self) -> datetime:
+        """The earlier of the two: a copy is stored later, and a writer's clock may be ahead."""
+        return min(self.stored, self.inside)
+
+
+def is_earlier(one: Moment, other: Moment) -> bool | None:
+    """Whether ``one`` was written before ``other``; None if that cannot be determined.
+
+    The store has one clock, and timestamps inside files are from the clocks of several machines; but the stored times
+    of a copied table are those of the copy.
+    """
+    copied = all(moment.stored - moment.inside > _COPIED for moment in (one, other))
+    if not copied and abs(one.stored - other.stored) > _TICK:
+        return one.stored < other.stored
+    by_inside = one.inside < other.inside
+    return by_inside if copied or one.stored == other.stored or (one.stored < other.stored) == by_inside else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The time of a version, its merge progress, and the version that it changed (:func:`parent_version`).
+
+    ``merged`` is None if it has no MemWAL index.
+    """
+
+    moment: Moment
+    merged: Mapping[UUID, int] | None
+    parent: int | None
+
+
+# When each version was written and whether it has a MemWAL index, by its manifest as listed. Versions never change, and
+# a table is opened again after each commit: until a region is merged for the first time, it needs all since it began.
+_KNOWN: WeakKeyDictionary[Store, dict[ObjectMeta, tuple[Moment, bool]]] = WeakKeyDictionary()
+
+
+class MergeHistory:
+    """The merge progress in the existing versions; read only if there is no record, each version at most once."""
+
+    def __init__(self, store: Store, listed: VersionPage, newest: VersionManifest) -> None:
+        """Nothing is read before the first call.
+
+        Args:
+            store: the table's folder.
+            listed: the versions, as listed before the newest was read.
+            newest: its manifest.
+        """
+        self._store = store
+        self._lock = RLock()
+        self._listed: Mapping[int, ObjectMeta] | None = listed.versions if listed.complete else None
+        self._read: dict[str, _Version | None] = {}
+        meta = listed.versions.get(int(newest.manifest.version))
+        self._manifests: dict[str, VersionManifest] = {} if meta is None else {meta.path: newest}
+
+    def merged_at(self, region_id: UUID, generation: int, *, until: int | None = None) -> tuple[Moment, bool] | None:
+        """The time of the first version in which a generation is merged, and whether it was merged in that version.
+
+        The latter is unknown (False) if that version is the oldest that exists. None: it is merged in no version.
+
+        Args:
+            region_id, generation: which one.
+            until: the last version with the progress, if the MemWAL index was removed after it; None: the newest.
+        """
+        with self._lock:
+            listed = [meta for number, meta in sorted(self._numbered().items()) if until is None or number <= until]
+            low, high = 0, len(listed)
+            while low < high:
+                middle = (low + high) // 2
+                found = self._version(listed[middle])
+                if found is not None and (found.merged or {}).get(region_id, 0) >= generation:
+                    high = middle
+                else:
+                    low = middle + 1
+            found = self._version(listed[low]) if low < len(listed) else None
+            before = self._version(listed[low - 1]) if low else None
+            return None if found is None else (found.moment, before is not None)
+
+    def without_index_since(self, created: datetime, *, after: int) -> Mapping[int, Moment]:
+        """The versions above ``after`` without a MemWAL index that may be younger than ``created``, and their times."""
+        found: dict[int, Moment] = {}
+        with self._lock, ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            numbered = self._numbered()
+            newest_first = [version for version in sorted(numbered, reverse=True) if version > after]
+            for at in range(0, len(newest_first), _CONCURRENT_READS):
+                chunk = newest_first[at : at + _CONCURRENT_READS]
+                read = zip(chunk, pool.map(lambda version: self._indexed(numbered[version]), chunk), strict=True)
+                younger = [(version, *one) for version, one in read if one and _may_be_younger(one[0], created)]
+                if not younger:
+                    break
+                found |= {version: moment for version, moment, has_index in younger if not has_index}
+        return found
+
+    def indexed_before(self, version: int) -> tuple[int, Mapping[UUID, int]] | None:
+        """The last version with a MemWAL index from which a version descends, and its progress.
+
+        The rows of a version are those of the one that it descends from, with what was changed since. None: it descends
+        from none, as the table was overwritten since, or that is not known: a version in between does not exist.
+        """
+        with self._lock:
+            numbered = self._numbered()
+            while (meta := numbered.get(version)) is not None and (found := self._version(meta)) is not None:
+                if found.merged is not None:
+                    return version, found.merged
+                version = found.parent or 0
+            return None
+
+    def progress_before(self, region_id: UUID, *, since: Moment | None = None) -> tuple[int, int] | None:
+        """The last version that has progress for a region and from which the newest descends, and that progress.
+
+        None: there is no such version, or that is not known.
+
+        Args:
+            region_id: the region.
+            since: no version before that time has any; None: that is not known.
+        """
+        with self._lock:
+            numbered = self._numbered()
+            number = max(numbered, default=0)
+            while (found := self.indexed_before(number)) is not None:
+                number, merged = found
+                if merged.get(region_id, 0):
+                    return number, merged[region_id]
+                version = self._version(numbered[number])
+                if version is None or (since is not None and is_earlier(version.moment, since)):
+                    return None
+                number = version.parent or 0
+            return None
+
+    def listed(self) -> Mapping[int, ObjectMeta]:
+        """The manifests of main by version, as first listed; no proof of a deletion may use it."""
+        with self._lock:
+            return self._numbered()
+
+    def _numbered(self) -> Mapping[int, ObjectMeta]:
+        if self._listed is None:
+            files = self._store.list(VERSIONS_FOLDER)
+            named = ((parse_version_manifest_name(meta.path.rsplit("/", 1)[-1]), meta) for meta in files)
+            self._listed = {name.version: meta for name, meta in named if name is not None and not name.detached}
+        return self._listed
+
+    def _indexed(self, meta: ObjectMeta) -> tuple[Moment, bool] | None:
+        """When a version was written, and whether it has a MemWAL index; None if it cannot be read."""
+        known = _KNOWN.setdefault(unlisted(self._store), {})
+        if meta not in known:
+            found = self._version(meta)
+            if found is None:
+                return None
+            known[meta] = found.moment, found.merged is not None
+        return known[meta]
+
+    def _version(self, meta: ObjectMeta) -> _Version | None:
+        """Read a version; None if that is not possible: expired meanwhile, or damaged."""
+        if meta.path not in self._read:
+            self._read[meta.path] = self._read_version(meta)
+        return self._read[meta.path]
+
+    def _read_version(self, meta: ObjectMeta) -> _Version | None:
+        try:
+            version = self.manifest(meta)
+            entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+            merged = None if entry is None else decode_memwal_index(entry).merged_generations
+        except (ObjectNotFoundError, InvalidFormatError, TableCorruptError, LegacyLayoutError):
+            return None
+        return _Version(Moment.of(meta, version.manifest), merged, parent_version(version))
+
+    def manifest(self, meta: ObjectMeta) -> VersionManifest:
+        """The manifest of a listed version; small ones are read once.
+
+        Raises:
+            ObjectNotFoundError: the version was expired meanwhile.
+            InvalidFormatError: the file does not decode.
+        """
+        if meta.path in self._manifests:
+            return self._manifests[meta.path]
+        version = decode_version_manifest(self._store.get(meta.path))
+        if meta.size <= _SMALL and len(self._manifests) < _MAX_KEPT:
+            self._manifests[meta.path] = version
+        return version
+
+
+def _may_be_younger(moment: Moment, than: datetime) -> bool:
+    return moment.stored >= than - _TICK or moment.stored - moment.inside > _COPIED

@@ -1,0 +1,1 @@
+"""Determine which versions, and which of their files, are needed, and by what."""

@@ -1,0 +1,498 @@
+"""Track which versions of a table can be opened, and which generations they need.
+
+A reader of base version N reads N's fragments and, on top of them, every generation that N has not
+merged. As long as N can be opened, those generations must be kept (S0-189). N can be opened while its
+manifest exists: by its number, by a tag, on a branch. A tag, a branch or a hold keeps a manifest
+from being expired; a generation is kept by the manifest.
+
+A table that was opened at a branch's path has the versions of that branch. What keeps them is read from the root
+of the table: the tags on the branch, and the branches that left from it, directly or not, with their versions. Those
+of other branches never read its generations.
+
+A table may have 50,000 versions. Only the merge progress of each matters, and only merges change it:
+it is stored per region as the versions at which it changed. A version is immutable, so it is
+read only once, however often the retention is refreshed.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left, bisect_right
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.holds import Hold, holds, holds_in_force
+from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.lance.files.branch import REFS_FOLDER, branch_folder
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.retention.version_progress import read_version_progress
+from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.storage.api import LinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.retention.version_progress import VersionProgress
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+_CONCURRENT_READS = 16
+_CHUNK = 512
+_SHOWN = 3
+# No branch has an empty name.
+_DETACHED = ""
+_NO_VERSION = 1 << 64
+
+
+class Retention:
+    """All versions of one table that can be opened, as of the last :meth:`refresh`.
+
+    "Own" are the versions of the branch that was opened, mostly main.
+
+    Attributes:
+        tags: branch (None: main) and version of each tag.
+        holds: the reader holds in force, on own versions.
+        newest: the newest own version; 0: none is listed.
+    """
+
+    def __init__(self) -> None:
+        """Start empty, before the first :meth:`refresh`."""
+        self.tags: Mapping[str, tuple[str | None, int]] = {}
+        self.holds: tuple[Hold, ...] = ()
+        self.newest = 0
+        self._own: str | None = None
+        self._refs: Mapping[str, ObjectMeta] | None = None
+        self._branches: Mapping[str, Any] = {}
+        self._branched: Mapping[int, Sequence[str]] = {}
+        self._trees: dict[str | None, _Tree] = {}
+
+    def refresh(self, table: Table, now: datetime) -> None:
+        """List the versions, tags, branches and holds again, and read the versions that are new.
+
+        Args:
+            table: any version of it.
+            now: the time at which holds are in force, UTC.
+
+        Requests: one listing per 1,000 own versions, and of each branch that left from them, one to four for each new
+        version, a listing of holds and one of tags and branches, and what pylance needs to read these if they changed.
+
+        Raises:
+            InvalidUsageError: the root of the branch is not known.
+            StorageError: the store failed; the retention must not be used.
+        """
+        self._own, root = table.branch.name, table.branch.root
+        self._read_refs(table)
+        self.holds = holds_in_force(table.store, now)
+        branched: dict[int, list[str]] = {}
+        for name, branch in self._branches.items():
+            if branch["parent_branch"] == self._own:
+                branched.setdefault(int(branch["parent_version"]), []).append(name)
+        self._branched = branched
+        listed: dict[str | None, Mapping[int, ObjectMeta]] = {}
+        listed[self._own], listed[_DETACHED] = _list_versions(table.store, VERSIONS_FOLDER)
+        stores: dict[str | None, Store] = {self._own: table.store, _DETACHED: table.store}
+        for name in self._branches:
+            if self._left_from_own(name):
+                stores[name] = root
+                listed[name], _ = _list_versions(root, f"{branch_folder(name)}/{VERSIONS_FOLDER}")
+        self.newest = max(listed[self._own], default=0)
+        self._trees = {name: self._trees.get(name, _Tree()) for name in listed}
+        for tree, versions in listed.items():
+            self._trees[tree].refresh(stores[tree], versions)
+
+    def _left_from_own(self, branch: str | None) -> bool:
+        """Whether a branch left from an own version, or from a branch that did; true if that is not known."""
+        passed = {self._own}
+        while branch not in passed:
+            passed.add(branch)
+            if branch is None:
+                return False
+            branch = self._branches.get(branch, {"parent_branch": self._own})["parent_branch"]
+        return len(passed) > 1
+
+    def _read_refs(self, table: Table) -> None:
+        """Read the tags and branches, unless a listing shows that their files are those that were read.
+
+        The listing is made before the files are read, so a change between the two appears in the next listing.
+        On local files a link may lead to a file that changes; there all are always read.
+        """
+        files = None
+        root = table.branch.root
+        if not root.root.startswith("/"):
+            files = {meta.path: meta for meta in root.list(REFS_FOLDER)}
+            if files == self._refs and all(meta.e_tag is not None for meta in files.values()):
+                return
+            if not files:
+                self.tags, self._branches, self._refs = {}, {}, files
+                return
+        if self._refs is not None and table.location.expires:
+            table = table.newest()  # pylance keeps the credentials with which it opened
+        with lance_errors("list the tags and branches of", table.location.uri):
+            tags = table.dataset.tags.list()
+            self._branches = table.dataset.branches.list()
+        self.tags = {name: (tag["branch"], int(tag["version"])) for name, tag in tags.items()}
+        self._refs = files
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """The reason for each version file that cannot be read. Such a version may need every generation."""
+        reasons = {path: why for tree in self._trees.values() for path, why in tree.unreadable.items()}
+        # Every version that pylance can open must be in the listing: it may be behind a link, or the listing be stale.
+        for name, (branch, version) in self.tags.items():
+            tree = self._trees.get(branch)
+            if (tree is None and self._left_from_own(branch)) or (tree is not None and not tree.reads(version)):
+                why = f"the tag refers to version {version}, which is not in the listing, or cannot be read"
+                reasons[f"{REFS_FOLDER}/tags/{name}.json"] = why
+        for branch in self._trees:
+            if branch and not self._trees[branch].all_versions:
+                reasons[branch_folder(branch)] = "the branch has no version that is in the listing"
+        return reasons
+
+    @property
+    def branches(self) -> int:
+        """The number of branches that left from own versions, directly or not."""
+        return sum(bool(name) and name != self._own for name in self._trees)
+
+    @property
+    def points_into_mem_wal(self) -> bool:
+        """Whether a version may have data files below ``_mem_wal/``: then nothing there is deletable."""
+        return any(tree.into_mem_wal for tree in self._trees.values())
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The own versions, ascending."""
+        return self._trees[self._own].all_versions
+
+    def written(self, version: int) -> datetime:
+        """When an own version was published, by the store's clock, UTC."""
+        return self._trees[self._own].written(version)
+
+    def progress_at(self, moment: datetime | None) -> Mapping[UUID, int]:
+        """The merge progress of the newest existing own version that was published by then; None: by now.
+
+        As everywhere here, it is lowered to what indexes that search cover.
+        """
+        own = self._trees[self._own]
+        published = [one for one in own.all_versions if moment is None or own.written(one) <= moment]
+        return own.progress(published[-1]) if published else {}
+
+    def is_below(self, progress: Mapping[UUID, int], *, after: int) -> bool:
+        """Whether the base of an own version after that one, if it has a MemWAL index, has less of a region."""
+        own = self._trees[self._own]
+        below = (own.base.below(own.versions, region_id, merged) for region_id, merged in progress.items())
+        return any(versions and versions[-1] > after for versions in below)
+
+    def progress(self, version: int) -> Mapping[UUID, int]:
+        """The merge progress of the base of an own version."""
+        return self._trees[self._own].base.at(version)
+
+    def last_with(self, regions: Collection[UUID]) -> int | None:
+        """The first own version without which it is not known what of these regions is merged; None: the newest has it.
+
+        The newest has less progress than an earlier one if the MemWAL index was removed since.
+        """
+        own = self._trees[self._own]
+        now = own.base.at(self.newest) if own.has_index(self.newest) else {}
+        above = (own.base.last_above(own.versions, region_id, now.get(region_id, 0)) for region_id in regions)
+        return min((version for version in above if version is not None), default=None)
+
+    def manifest_bytes(self, version: int) -> int:
+        """The size of the manifest of an own version."""
+        return self._trees[self._own].size(version)
+
+    def without(self, versions: Collection[int]) -> Retention:
+        """The retention without these own versions. A shallow copy, which must not be refreshed."""
+        reduced = copy.copy(self)
+        own = copy.copy(self._trees[self._own])
+        own.versions = [version for version in own.versions if version not in versions]
+        reduced._trees = {**self._trees, self._own: own}  # noqa: SLF001 - of the same class
+        return reduced
+
+    def protected(self) -> Mapping[int, str]:
+        """The own versions that must not be expired, each with the tags, branches and holds that keep it."""
+        at = {version for branch, version in self.tags.values() if branch == self._own} | self._branched.keys()
+        at |= {version for hold in self.holds for version in hold.versions}
+        return {
+            version: ", ".join(
+                [
+                    *self._named(self._own, version),
+                    *(f"branch {name} left from version {version}" for name in self._branched.get(version, ())),
+                ]
+            )
+            for version in at
+        }
+
+    def names_index(self, uuid: UUID) -> bool:
+        """Whether a version may refer to the index entry of that id; true if any version cannot be read."""
+        return bool(self.unreadable) or any(uuid in tree.index_uuids for tree in self._trees.values())
+
+    def needs(self, region_id: UUID, generation: int) -> str | None:
+        """The versions, tags, branches and holds that need a generation, as text; None: it is not needed."""
+        if self.unreadable:
+            path, why = next(iter(self.unreadable.items()))
+            return f"{path} cannot be read, and may need it: {why}"
+        trees = sorted(self._trees.items(), key=lambda item: item[0] or "")
+        parts = [
+            self._described(name, versions) for name, tree in trees if (versions := tree.below(region_id, generation))
+        ]
+        return " and ".join(parts) or None
+
+    def _described(self, branch: str | None, versions: Sequence[int]) -> str:
+        at = {version for tree, version in self.tags.values() if tree == branch}
+        at |= {version for hold in self.holds for version in hold.versions if branch == self._own}
+        named = [
+            text for version in sorted(at) if _contains(versions, version) for text in self._named(branch, version)
+        ]
+        text = _span(versions)
+        if branch == _DETACHED:
+            text = "a commit in progress or a detached version"
+        elif branch != self._own:
+            text = f"branch {branch} ({text})"
+        if named:
+            more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+            text += f" ({', '.join(named[:_SHOWN])}{more})"
+        return text
+
+    def _named(self, branch: str | None, version: int) -> Iterator[str]:
+        for name, tagged in sorted(self.tags.items()):
+            if tagged == (branch, version):
+                yield f"tag {name} at version {version}"
+        for hold in self.holds:
+            if branch == self._own and version in hold.versions:
+                yield f"hold {hold.number} of {hold.by} on version {version} until {hold.until:%Y-%m-%d %H:%M} UTC"
+
+
+def named_versions(table: Table) -> frozenset[int]:
+    """The versions of the table's branch to which a tag, a branch or a hold refers, also detached ones and ended holds.
+
+    For deleting a version by another proof than its expiry; no clock is read.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    with lance_errors("list the tags and branches of", table.location.uri):
+        tags = table.dataset.tags.list().values()
+        branches = table.dataset.branches.list().values()
+    own = table.branch_name
+    named = {int(tag["version"]) for tag in tags if tag["branch"] == own}
+    named |= {int(branch["parent_version"]) for branch in branches if branch["parent_branch"] == own}
+    return frozenset(named | {held for hold in holds(table) if not hold.released for held in hold.versions})
+
+
+def _list_versions(store: Store, folder: str) -> tuple[dict[int, ObjectMeta], dict[int, ObjectMeta]]:
+    """The numbered versions in a folder, and those that are detached; one listing."""
+    numbered: dict[int, ObjectMeta] = {}
+    detached: dict[int, ObjectMeta] = {}
+    for meta in store.list(folder):
+        name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
+        if name is not None:
+            (detached if name.detached else numbered)[name.version] = meta
+    return numbered, detached
+
+
+class _Progress:
+    """Progress per region, as the versions at which it changed."""
+
+    def __init__(self) -> None:
+        """Before the first version: none."""
+        # Per region, ascending: (first version, progress from that version on). Before the first: 0.
+        self._changes: dict[UUID, list[tuple[int, int]]] = {}
+        self._last: Mapping[UUID, int] = {}
+        # Regions whose progress fell at some version: that of all others is ascending.
+        self._fell: set[UUID] = set()
+
+    def add(self, version: int, merged: Mapping[UUID, int]) -> None:
+        """Add a version later than all before."""
+        if merged != self._last:
+            for region_id in merged.keys() | self._last.keys():
+                progress = merged.get(region_id, 0)
+                if progress != self._last.get(region_id, 0):
+                    if progress < self._last.get(region_id, 0):
+                        self._fell.add(region_id)
+                    self._changes.setdefault(region_id, []).append((version, progress))
+            self._last = merged
+
+    def at(self, version: int) -> Mapping[UUID, int]:
+        """The progress of a version."""
+        found = {}
+        for region_id, changes in self._changes.items():
+            before = bisect_right(changes, version, key=lambda change: change[0])
+            if before and changes[before - 1][1]:
+                found[region_id] = changes[before - 1][1]
+        return found
+
+    def last_above(self, versions: Sequence[int], region_id: UUID, generation: int) -> int | None:
+        """The last of the versions, ascending, whose progress in the region is above the generation."""
+        changes = [*self._changes.get(region_id, ()), (_NO_VERSION, 0)]
+        for (start, progress), (end, _) in reversed(list(pairwise(changes))):
+            at = bisect_left(versions, end) - 1
+            if progress > generation and at >= 0 and versions[at] >= start:
+                return versions[at]
+        return None
+
+    def below(self, versions: Sequence[int], region_id: UUID, generation: int) -> list[int]:
+        """Those of the versions, ascending, whose progress in the region is below the generation."""
+        found = self._changes.get(region_id, [])
+        if region_id not in self._fell:  # a region may list tens of thousands of generations, and each is asked for
+            at = bisect_left(found, generation, key=lambda change: change[1])
+            end = found[at][0] if at < len(found) else _NO_VERSION
+            return list(versions[: bisect_left(versions, end)])
+        changes = [(0, 0), *found, (_NO_VERSION, generation)]
+        below: list[int] = []
+        for (start, progress), (end, _) in pairwise(changes):
+            if progress < generation:
+                below += versions[bisect_left(versions, start) : bisect_left(versions, end)]
+        return below
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The versions of one branch, or those that are detached.
+
+    Attributes:
+        versions: those with a MemWAL index, ascending. The others have no generations to read.
+        index_uuids: ids of their MemWAL index entries.
+        unreadable: the reason for each file that cannot be read.
+        into_mem_wal: those that may have data files below ``_mem_wal/``.
+    """
+
+    into_mem_wal: set[int] = field(default_factory=set)
+    versions: list[int] = field(default_factory=list)
+    index_uuids: dict[UUID, int] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    # Size, time and tag of each version's file: a number may be used again after a clean-up.
+    _seen: dict[int, tuple[int, float, str | None]] = field(default_factory=dict)
+    _paths: dict[int, str] = field(default_factory=dict)
+    _uuids: dict[int, UUID] = field(default_factory=dict)
+    # What readers of a version do not need, and what its base has.
+    merged: _Progress = field(default_factory=_Progress)
+    base: _Progress = field(default_factory=_Progress)
+    # The progress is complete up to this version, including versions that no longer exist.
+    _highest: int = 0
+
+    @property
+    def all_versions(self) -> tuple[int, ...]:
+        """All versions, including those without a MemWAL index, ascending."""
+        return tuple(sorted(self._seen))
+
+    def reads(self, version: int) -> bool:
+        """Whether the version exists and can be read."""
+        return version in self._seen and version not in self._paths
+
+    def written(self, version: int) -> datetime:
+        """When a version was published."""
+        return datetime.fromtimestamp(self._seen[version][1], UTC)
+
+    def size(self, version: int) -> int:
+        """The size of a version's manifest, in bytes."""
+        return self._seen[version][0]
+
+    def refresh(self, store: Store, listed: Mapping[int, ObjectMeta]) -> None:
+        """Drop the versions that no longer exist, and read the new ones."""
+        fresh = sorted(listed.keys() - self._seen.keys())
+        changed = any(_identity(listed[version]) != seen for version, seen in self._seen.items() if version in listed)
+        if changed or (fresh and fresh[0] < self._highest):
+            self._forget()
+            fresh = sorted(listed)
+        for expired in self._seen.keys() - listed.keys():
+            self._drop(expired)
+        numbers = iter(fresh)
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            while chunk := list(islice(numbers, _CHUNK)):
+                outcomes = pool.map(lambda version: _read(store, listed[version]), chunk)
+                for version, outcome in zip(chunk, outcomes, strict=True):
+                    self._add(version, listed[version], outcome)
+
+    def progress(self, version: int) -> Mapping[UUID, int]:
+        """The merge progress of a version that exists; nothing if it has no MemWAL index."""
+        return self.merged.at(version) if self.has_index(version) else {}
+
+    def has_index(self, version: int) -> bool:
+        """Whether a version exists, and has a MemWAL index."""
+        return _contains(self.versions, version)
+
+    def below(self, region_id: UUID, generation: int) -> list[int]:
+        """Versions with a progress in the region below the generation, ascending."""
+        return self.merged.below(self.versions, region_id, generation)
+
+    def _add(self, version: int, meta: ObjectMeta, outcome: VersionProgress | str | _Expired) -> None:
+        if isinstance(outcome, _Expired):
+            return
+        self._seen[version] = _identity(meta)
+        self._highest = version
+        if isinstance(outcome, str):
+            self.unreadable[meta.path] = outcome
+            self._paths[version] = meta.path
+            return
+        if outcome.points_into_mem_wal:
+            self.into_mem_wal.add(version)
+        uuid = outcome.index_uuid
+        if uuid is None:
+            return
+        self.versions.append(version)
+        self._uuids[version] = uuid
+        self.index_uuids[uuid] = self.index_uuids.get(uuid, 0) + 1
+        merged, base = outcome.merged_generations, outcome.base_generations
+        self.merged.add(version, merged)
+        self.base.add(version, merged if base is None else base)
+
+    def _drop(self, version: int) -> None:
+        del self._seen[version]
+        self.into_mem_wal.discard(version)
+        self.unreadable.pop(self._paths.pop(version, ""), None)
+        uuid = self._uuids.pop(version, None)
+        if uuid is None:
+            return
+        del self.versions[bisect_left(self.versions, version)]
+        self.index_uuids[uuid] -= 1
+        if not self.index_uuids[uuid]:
+            del self.index_uuids[uuid]
+
+    def _forget(self) -> None:
+        for collection in (
+            self.into_mem_wal,
+            self.versions,
+            self.index_uuids,
+            self.unreadable,
+            self._seen,
+            self._paths,
+            self._uuids,
+        ):
+            collection.clear()
+        self.merged, self.base = _Progress(), _Progress()
+        self._highest = 0
+
+
+class _Expired:
+    """A version that was expired between the listing and the read."""
+
+
+def _read(store: Store, meta: ObjectMeta) -> VersionProgress | str | _Expired:
+    try:
+        return read_version_progress(store, meta)
+    except ObjectNotFoundError:
+        return _Expired()
+    except (InvalidFormatError, TableCorruptError, LegacyLayoutError, LinkError) as error:
+        return str(error)
+
+
+def _identity(meta: ObjectMeta) -> tuple[int, float, str | None]:
+    return (meta.size, meta.last_modified.timestamp(), meta.e_tag)
+
+
+def _contains(ascending: Sequence[int], version: int) -> bool:
+    at = bisect_left(ascending, version)
+    return at < len(ascending) and ascending[at] == version
+
+
+def _span(versions: Sequence[int]) -> str:
+    if len(versions) == 1:
+        return f"version {versions[0]}"
+    if versions[-1] - versions[0] + 1 == len(versions):
+        return f"versions {versions[0]} to {versions[-1]}"
+    return f"{len(versions)} versions from {versions[0]} to {versions[-1]}"

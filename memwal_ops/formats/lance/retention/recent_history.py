@@ -1,0 +1,236 @@
+"""Report the retained history of a Lance table: versions, generations, indexes and storage. Reads metadata only."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from heapq import nlargest
+from typing import TYPE_CHECKING
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from memwal_ops.core.table_history import IndexRecord, LogRecord, RevisionRecord, StorageRecord, TableHistory
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, RegionManifestCorruptError, TableCorruptError
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, is_legacy
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_region_manifest_name, parse_version_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+    from memwal_ops.storage.api import ObjectMeta
+
+_CONCURRENT_READS = 16
+_MAX_REGIONS = 20
+_MAX_MANIFESTS = 20
+# Field numbers of the operations of a transaction (protos/transaction.proto of Lance).
+_OPERATIONS: Mapping[int, str] = {
+    100: "append",
+    101: "delete",
+    102: "overwrite",
+    103: "create index",
+    104: "rewrite",
+    105: "merge columns",
+    106: "restore",
+    107: "reserve fragments",
+    108: "update",
+    109: "project",
+    110: "update config",
+    111: "replace data",
+    112: "update MemWAL state",
+    113: "clone",
+    114: "update base paths",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A version that was read, and its merge progress."""
+
+    number: int
+    committed: datetime
+    manifest: VersionManifest
+    merged: Mapping[UUID, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """The newest manifests of a region, ascending, each with the time at which it was published."""
+
+    region_id: UUID
+    manifests: Sequence[tuple[datetime, RegionManifest]]
+
+
+def recent_history(table: Table, limit: int) -> TableHistory:
+    """The newest ``limit`` versions and at most 10 times as many generations, of at most 20 regions.
+
+    Requests: one for each version, one listing for each region, and one for each of its newest 20 manifests.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        versions = [one for one in pool.map(lambda meta: _version(table, meta), _newest(table, limit + 1)) if one]
+        ids = () if table.memwal is None else table.regions.region_ids
+        regions = [*pool.map(lambda region_id: _region(table, region_id), ids[:_MAX_REGIONS])]
+    sizes = {
+        (region.region_id, flushed.generation): flushed
+        for region in regions
+        for _, manifest in region.manifests
+        for flushed in manifest.flushed_generations
+    }
+    revisions = [_revision(one, previous, sizes) for one, previous in zip(versions, [*versions[1:], None], strict=True)]
+    left_out = ""
+    if len(ids) > _MAX_REGIONS:
+        left_out = f"generations of {_MAX_REGIONS} of {len(ids):,} regions"
+    log = [record for region in regions for record in _generations(table, region, versions)]
+    log.sort(key=lambda record: record[0], reverse=True)
+    return TableHistory(
+        tuple(revisions[:limit]),
+        tuple(record for _, record in log[: 10 * limit]),
+        tuple(_indexes(table)),
+        tuple(_storage(table, versions)),
+        left_out,
+    )
+
+
+def _newest(table: Table, count: int) -> list[ObjectMeta]:
+    """The manifests of the newest versions, the newest first."""
+    named = (
+        (parse_version_manifest_name(meta.path.rpartition("/")[2]), meta) for meta in table.store.list(VERSIONS_FOLDER)
+    )
+    numbered = ((name.version, meta) for name, meta in named if name is not None and not name.detached)
+    return [meta for _, meta in nlargest(count, numbered, key=lambda one: one[0])]
+
+
+def _version(table: Table, meta: ObjectMeta) -> _Version | None:
+    """A version; None if it cannot be read: it was expired meanwhile, or is damaged (``verify`` reports that)."""
+    try:
+        read = decode_version_manifest(table.store.get(meta.path))
+        entry = None if read.indexes is None else find_memwal_entry(read.indexes)
+        merged = {} if entry is None or is_legacy(entry) else decode_memwal_index(entry).merged_generations
+    except (ObjectNotFoundError, InvalidFormatError, TableCorruptError):
+        return None
+    return _Version(int(read.manifest.version), read.manifest.timestamp.ToDatetime(UTC), read, merged)
+
+
+def _revision(
+    version: _Version, previous: _Version | None, sizes: Mapping[tuple[UUID, int], FlushedGeneration]
+) -> RevisionRecord:
+    manifest, transaction = version.manifest.manifest, version.manifest.transaction
+    merged = dict(_merged_in(version, previous))
+    known = [size for (region_id, one), size in sizes.items() if one in merged.get(region_id, ())]
+    files = [file for fragment in manifest.fragments for file in fragment.files]
+    return RevisionRecord(
+        version.number,
+        version.committed,
+        _author(manifest, transaction),
+        "" if transaction is None else _operation(transaction),
+        sum(int(one.physical_rows) - int(one.deletion_file.num_deleted_rows) for one in manifest.fragments),
+        sum(int(file.file_size_bytes) for file in files) if all(file.file_size_bytes for file in files) else None,
+        sum(max(0, one.stop - one.start) for one in merged.values()),
+        sum(one.physical_rows or 0 for one in known),
+        sum(one.accounted_bytes or 0 for one in known),
+    )
+
+
+def _merged_in(version: _Version, previous: _Version | None) -> Iterator[tuple[UUID, range]]:
+    """The generations of each region that a version merged, if the version before it was read."""
+    if previous is not None and previous.number == version.number - 1:
+        for region_id, progress in version.merged.items():
+            yield region_id, range(previous.merged.get(region_id, 0) + 1, progress + 1)
+
+
+def _author(manifest: table_pb2.Manifest, transaction: table_pb2.Transaction | None) -> str:
+    job = "" if transaction is None else transaction.transaction_properties.get(JOB_PROPERTY, "")
+    if job:
+        return f"memwal-ops {job}"
+    return f"{manifest.writer_version.library} {manifest.writer_version.version}".strip() or "unknown"
+
+
+def _operation(transaction: table_pb2.Transaction) -> str:
+    present = {field.number for field, _ in transaction.ListFields()}
+    present |= {field.field_number for field in UnknownFieldSet(transaction)}  # type: ignore[attr-defined]  # iterable, missing in the stub
+    return next((name for number, name in _OPERATIONS.items() if number in present), "")
+
+
+def _region(table: Table, region_id: UUID) -> _Region:
+    region = table.region(region_id)
+    named = (
+        (parse_region_manifest_name(meta.path.rpartition("/")[2]), meta) for meta in table.store.list(region.folder)
+    )
+    numbered = ((number, meta.last_modified) for number, meta in named if number is not None)
+    manifests = []
+    for number, published in sorted(nlargest(_MAX_MANIFESTS, numbered, key=lambda one: one[0])):
+        try:
+            manifests.append((published, region.read(number)))
+        except RegionManifestCorruptError:
+            continue  # collected meanwhile, or damaged: inspect and verify report that
+    return _Region(region_id, manifests)
+
+
+def _generations(
+    table: Table, region: _Region, versions: Sequence[_Version]
+) -> Iterator[tuple[tuple[datetime, int], LogRecord]]:
+    """The generations that any of a region's manifests lists, each with the key by which they are sorted."""
+    if not region.manifests:
+        return
+    progress = 0 if table.memwal is None else table.memwal.merged_generations.get(region.region_id, 0)
+    listed = {flushed.generation: flushed for _, one in region.manifests for flushed in one.flushed_generations}
+    lists = [(when, {flushed.generation for flushed in one.flushed_generations}) for when, one in region.manifests]
+    for number, flushed in listed.items():
+        first = next(at for at, (_, numbers) in enumerate(lists) if number in numbers)
+        unlisted = next((at for at in range(first, len(lists)) if number not in lists[at][1]), None)
+        merge = _merge_of(versions, region.region_id, number)
+        removed = None if unlisted is None else lists[unlisted][0]
+        state = "removed" if removed else "merged" if number <= progress else "waiting"
+        began = lists[first][0] if first else None
+        record = LogRecord(
+            f"{str(region.region_id)[:8]}/{number}",
+            flushed.physical_rows,
+            flushed.accounted_bytes,
+            began,
+            None if merge is None else merge.committed,
+            None if merge is None else merge.number,
+            removed,
+            state,
+        )
+        yield (lists[first][0], number), record
+
+
+def _merge_of(versions: Sequence[_Version], region_id: UUID, generation: int) -> _Version | None:
+    """The version that merged a generation; None if it is not merged, or that version was not read."""
+    merged = [one for one in versions if one.merged.get(region_id, 0) >= generation]
+    before = [one for one in versions if one.merged.get(region_id, 0) < generation]
+    return merged[-1] if merged and before and before[0].number < merged[-1].number else None
+
+
+def _indexes(table: Table) -> Iterator[IndexRecord]:
+    for index in base_indexes(table).values():
+        state = coverage(index.covered, table.manifest)
+        covered = state.fragments - len(state.uncovered)
+        yield IndexRecord(index.name, index.type, covered, state.fragments, state.uncovered_rows)
+
+
+def _storage(table: Table, versions: Sequence[_Version]) -> Iterator[StorageRecord]:
+    """The data files of the base table; why other files are kept, ``gc`` reports."""
+    newest = _files(table.manifest)
+    yield StorageRecord("data files", len(newest), sum(newest.values()), f"version {table.version}, the newest")
+    older: dict[str, int] = {}
+    for version in versions:
+        older |= {path: size for path, size in _files(version.manifest).items() if path not in newest}
+    if older:
+        held = f"versions {versions[-1].number} to {versions[0].number} (memwal-ops expire)"
+        yield StorageRecord("data files of older versions", len(older), sum(older.values()), held)
+
+
+def _files(version: VersionManifest) -> dict[str, int]:
+    return {file.path: int(file.file_size_bytes) for one in version.manifest.fragments for file in one.files}

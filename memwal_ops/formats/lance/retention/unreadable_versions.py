@@ -1,0 +1,149 @@
+"""Find listed versions that cannot be read, because files to which they refer are missing.
+
+A clean-up that deletes data before manifests leaves such versions if it is killed or refused, as does manual
+deletion of files. Only files to which the newest version does not refer are checked: no clean-up deletes others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.lance.files.named_files import NamedFile, Places
+from memwal_ops.formats.lance.files.referenced_files import missing_files, references
+from memwal_ops.formats.lance.files.versions import decode_named, version_path
+from memwal_ops.formats.lance.wire.feature_flags import check_writable
+from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.export_file import NotExportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+    from memwal_ops.storage.api import ObjectMeta
+
+_CONCURRENT_READS = 16
+_MANIFEST_BYTES = 32 << 20
+_FILES = 1000
+_VERSIONS = 1000
+
+
+@dataclass(slots=True)
+class VersionsCheck:
+    """The result of checking the versions of main.
+
+    Attributes:
+        listed: the number of versions.
+        checked: how many of them were checked, the oldest first; this includes the newest, which is open.
+        unreadable: one missing file for each unreadable version.
+    """
+
+    listed: int
+    checked: int = 1
+    unreadable: dict[int, str] = field(default_factory=dict)
+
+    def to_json(self, *, limit: int = 100) -> dict[str, object]:
+        """The ``versions`` entry of ``inspect --json``."""
+        entries = [{"version": version, "missing": path} for version, path in sorted(self.unreadable.items())]
+        return {"listed": self.listed, "checked": self.checked, "unreadable": entries[:limit]}
+
+
+def missing_of_version(table: Table, version: int) -> str | None:
+    """A missing file to which the version refers; None if there is none, or no such version.
+
+    One request for each file that the version does not share with ``table``'s.
+
+    Raises:
+        TableCorruptError: the version's manifest does not decode.
+    """
+    path = version_path(version, table.naming)
+    try:
+        found = decode_named(path, table.store.get(path))
+        check_writable(found.manifest)
+        return missing_of_manifest(table, found, besides=_needed_files(table, table.manifest))
+    except ObjectNotFoundError:
+        return None
+    except InvalidFormatError as error:
+        raise TableCorruptError(f"{path} cannot be read: {error}") from error
+
+
+def missing_of_manifest(table: Table, version: VersionManifest, besides: Collection[str] = ()) -> str | None:
+    """A missing file that a version of the table needs, but for ``besides``. One request for each file.
+
+    Raises:
+        InvalidFormatError: the manifest contradicts itself.
+    """
+    needed = _needed_files(table, version)
+    return min(_missing(table, {key: file for key, file in needed.items() if key not in besides}), default=None)
+
+
+def check_versions(table: Table) -> VersionsCheck:
+    """Check the versions for missing files, the oldest first, as a clean-up begins there.
+
+    Bounded: it ends after 1,000 versions, 32 MiB of manifests, or 1,000 files; one request for each. A manifest that
+    does not decode is counted as unreadable by its own path.
+    """
+    manifests = {version: meta for version, meta in table.history.listed().items() if version < table.version}
+    check = VersionsCheck(len(manifests) + 1)
+    newest = _needed_files(table, table.manifest).keys()
+    is_missing: dict[str, bool] = {}
+    oldest = sorted(manifests.items())[:_VERSIONS]
+    sizes = accumulate(meta.size for _, meta in oldest)
+    bounded = [one for one, size in zip(oldest, sizes, strict=True) if size <= _MANIFEST_BYTES]
+    read = partial(_listed_files, table)
+    for (version, meta), found in concurrently(read, bounded, threads=_CONCURRENT_READS):
+        if found is None:
+            check.unreadable[version] = meta.path
+            check.checked += 1
+            continue
+        older = found.keys() - newest
+        fresh = {key: found[key] for key in older - is_missing.keys()}
+        if len(is_missing) + len(fresh) > _FILES:
+            break
+        lost = _missing(table, fresh)
+        is_missing |= {key: key in lost for key in fresh}
+        if gone := [key for key in older if is_missing[key]]:
+            check.unreadable[version] = min(gone)
+        check.checked += 1
+    # The files of a version that was expired meanwhile are not missing but deleted.
+    for version in [*check.unreadable]:
+        if table.store.head(manifests[version].path) is None:
+            del check.unreadable[version]
+    return check
+
+
+def _listed_files(table: Table, listed: tuple[int, ObjectMeta]) -> Mapping[str, NamedFile | None] | None:
+    """The files of a listed version, none if it was expired meanwhile; None if its manifest does not decode."""
+    try:
+        version = table.history.manifest(listed[1])
+        check_writable(version.manifest)
+        return _needed_files(table, version)
+    except ObjectNotFoundError:
+        return {}
+    except (InvalidFormatError, TableCorruptError):
+        return None
+
+
+def _needed_files(table: Table, version: VersionManifest) -> Mapping[str, NamedFile | None]:
+    """The files without which a version is not readable: keys below the table's root, and files of another table.
+
+    Raises:
+        InvalidFormatError: its manifest contradicts itself.
+    """
+    own: dict[str, NamedFile | None] = dict.fromkeys(references(version).own)
+    try:
+        files = Places(table.location, table.store, version.manifest).data_files(version.manifest)
+        return own | {str(file): file for file in files if file.place.uri}
+    except NotExportedError:
+        return own
+
+
+def _missing(table: Table, files: Mapping[str, NamedFile | None]) -> frozenset[str]:
+    gone = missing_files(table.store, [key for key, file in files.items() if file is None])
+    elsewhere = [file for file in files.values() if file is not None]
+    checked = concurrently(lambda one: one.place.store.head(one.path), elsewhere, threads=_CONCURRENT_READS)
+    return frozenset([*gone, *(str(file) for file, meta in checked if meta is None)])

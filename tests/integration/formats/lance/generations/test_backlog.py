@@ -1,0 +1,97 @@
+"""What waits: in order, never over a hole, and never stopped by a region that does not exist yet."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from memwal_ops import open_table
+from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.inspect import job as inspect
+from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.wire.region_manifest import decode_region_manifest, encode_region_manifest
+from tests.support.gc_options import IMMEDIATE
+from tests.support.tables import damage, wire
+from tests.support.tables.files import Files
+from tests.support.tables.reading import read_base
+from tests.support.tables.workload import Workload
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Workload:
+    table = Workload(1, regions=2, base_rows=60).create(str(tmp_path / "t.lance"))
+    for _ in range(3):
+        for number in range(2):
+            table.put([number])
+        table.flush()
+    return table
+
+
+@pytest.mark.req("S0-157", "S0-158")
+def test_unmerged_generations_in_order(made: Workload) -> None:
+    backlog = read_backlog(open_table(made.uri))
+    assert [str(ref.region_id) for ref in backlog.pending] == sorted(made.regions * 3)
+    assert [ref.generation for ref in backlog.pending] == [1, 2, 3] * 2
+    assert backlog.blocked == ()
+    job.apply(open_table(made.uri), job.MergeOptions(max_generations=1, regions=(uuid.UUID(made.regions[0]),)))
+    assert read_backlog(open_table(made.uri)).to_json()["regions"] == 1
+
+
+@pytest.mark.parametrize("left", ["nothing", "an attempt"])
+def test_a_region_that_no_writer_has_claimed_yet(made: Workload, left: str) -> None:
+    """A writer was killed between making the folder and writing its first manifest."""
+    folder = Path(made.uri, "_mem_wal", str(uuid.uuid4()), "manifest")
+    folder.mkdir(parents=True)
+    if left == "an attempt":
+        (folder / f"{'1' + '0' * 63}.binpb.tmp.9ff330344c2a4654").write_bytes(b"half")
+    table = open_table(made.uri)
+    assert len(inspect.inspect(table).regions) == 2
+    assert job.apply(table, job.MergeOptions()).decision == "merged"
+    assert read_base(made.uri) == made.expected()
+
+
+def test_a_region_that_lost_its_manifests(made: Workload) -> None:
+    lost = made.regions[0]
+    shutil.rmtree(Path(made.uri, "_mem_wal", lost, "manifest"))
+    report = job.apply(open_table(made.uri), job.MergeOptions())
+    assert report.decision == "blocked"
+    assert [(str(one.region_id), one.error.reason) for one in report.blocked] == [(lost, "region_manifest_corrupt")]
+    assert read_base(made.uri) == made.expected(dict(wire.progress(Files(made.uri))))
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_number_that_is_not_listed_stops_its_region(made: Workload, missing: int) -> None:
+    region = uuid.UUID(made.regions[0])
+    path = damage.region_manifest_path(made.uri, str(region))
+    version = wire.region_manifest(Files(made.uri), str(region)).version
+    manifest = decode_region_manifest(path.read_bytes(), region_id=region, version=version)
+    kept = tuple(one for one in manifest.flushed_generations if one.generation != missing)
+    object.__setattr__(manifest, "flushed_generations", kept)
+    path.write_bytes(encode_region_manifest(manifest))
+    report = job.apply(open_table(made.uri), job.MergeOptions())
+    (fault,) = report.blocked
+    assert (fault.region_id, fault.generation, fault.error.reason) == (region, missing, "generation_missing")
+    merged = dict(wire.progress(Files(made.uri)))
+    assert merged.get(str(region), 0) == missing - 1
+    assert merged[made.regions[1]] == 3
+    assert read_base(made.uri) == made.expected(merged)
+
+
+def test_what_was_merged_and_collected_since_the_table_was_opened(made: Workload) -> None:
+    """The pinned table's progress is old, the region's manifest is not: nothing is missing."""
+    pinned = open_table(made.uri)
+    job.apply(pinned, job.MergeOptions())
+    catchup.apply(open_table(made.uri), catchup.CatchupOptions())
+    expire.apply(open_table(made.uri), expire.ExpireOptions(older_than=timedelta(0), allow_unsafe=True))
+    gc.apply(open_table(made.uri), IMMEDIATE)
+    assert open_table(made.uri).region(uuid.UUID(made.regions[0])).latest().flushed_generations == ()
+    backlog = read_backlog(pinned)
+    assert (backlog.blocked, backlog.pending) == ((), ())
+    assert job.apply(pinned, job.MergeOptions()).decision == "nothing_to_merge"

@@ -1,0 +1,239 @@
+"""expire: old versions are deleted, the newest and protected ones stay, and gc deletes what only they needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from memwal_ops import run_job
+from memwal_ops.core.candidates import Verdict
+from memwal_ops.core.holds import release_hold, take_hold
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.jobs.expire import job
+from memwal_ops.formats.lance.jobs.expire.job import ExpireOptions
+from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.storage.wrapper import StoreWrapper
+from tests.support.run_cli import contents, run_here
+from tests.support.stores import beside
+from tests.support.tables.files import Files
+from tests.support.tables.gc_tables import (
+    DAY,
+    ZERO,
+    age,
+    caught_up,
+    collect,
+    grow,
+    make,
+    merged,
+    paths,
+    planned,
+    sound,
+    table_of,
+)
+from tests.support.tables.layouts import LAYOUTS
+from tests.support.tables.reading import open_dataset, read_base
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.tables.lsm_table import LsmTable
+
+ALL = ExpireOptions(ZERO, allow_unsafe=True)
+
+
+def versions(made: LsmTable) -> list[int]:
+    return [int(one["version"]) for one in open_dataset(made.uri, made.storage_options).versions()]
+
+
+def run(made: LsmTable, store: Any, options: ExpireOptions = ALL) -> job.ExpireReport:
+    """Through a store that does something else now and then."""
+    table = table_of(made)
+    return job.apply(replace(table, store=store(table.store)), options)
+
+
+def no_copies(made: LsmTable) -> bool:
+    return not list(Files(made.uri, made.storage_options).listing("_mem_wal_ops/expired/"))
+
+
+def because(report: job.ExpireReport) -> dict[int, str]:
+    return {one.version: one.because for one in report.kept}
+
+
+@pytest.fixture(params=LAYOUTS)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> LsmTable:
+    table = make(tmp_path, request.param, generations=2)
+    merged(table)
+    caught_up(table)
+    return table
+
+
+def test_a_plan_lists_what_apply_and_gc_then_do(made: LsmTable) -> None:
+    before, standing = contents(made.uri), versions(made)
+    size = sum(len(data) for _, data in before.values())
+    plan = job.plan(table_of(made), ALL)
+    assert contents(made.uri) == before
+    assert (plan.decision, plan.applied, plan.newest) == ("planned", False, standing[-1])
+    assert plan.versions == tuple(standing[:-1])
+    assert because(plan) == {standing[-1]: "the newest version"}
+    assert (plan.frees[0], plan.frees[1] > 0) == (4, True)
+    assert paths(planned(made), Kind.GENERATION, Verdict.DELETE) == set()
+    report = job.apply(table_of(made), ALL)
+    assert (report.decision, report.applied) == ("expired", True)
+    assert (report.versions, report.frees, report.bytes) == (plan.versions, plan.frees, plan.bytes)
+    assert versions(made) == standing[-1:]
+    assert size - sum(len(data) for _, data in contents(made.uri).values()) >= report.bytes > 0
+    sound(made)
+    freed = [item for item in planned(made) if item.kind is Kind.GENERATION and item.verdict is Verdict.DELETE]
+    assert (len(freed), sum(item.bytes for item in freed)) == plan.frees
+    again = job.apply(table_of(made), ALL)
+    assert (again.decision, again.versions, again.frees, again.bytes) == ("nothing_to_expire", (), (0, 0), 0)
+    assert job.plan(table_of(made), ALL).decision == "nothing_to_expire"
+
+
+def test_what_an_index_holds_too_is_not_counted_as_freed(tmp_path: Path) -> None:
+    made = make(tmp_path, generations=1)
+    merged(made)
+    assert job.plan(table_of(made), ALL).frees == (0, 0)
+    grow(made)
+    caught_up(made)
+    assert job.plan(table_of(made), ALL).frees[0] == 2, "the other two are not merged"
+
+
+def test_only_old_ones_are_deleted(made: LsmTable) -> None:
+    table = table_of(made)
+    standing = versions(made)
+    assert job.apply(table, ExpireOptions()).decision == "nothing_to_expire"
+    for version in standing[:2]:
+        age(made, version_path(version, table.naming), 8 * DAY)
+    age(made, version_path(standing[2], table.naming), 6 * DAY)
+    report = job.apply(table, ExpireOptions())
+    assert report.versions == tuple(standing[:2])
+    assert report.warnings == ()
+    assert all("too young" in because(report)[version] for version in standing[2:-1])
+    assert versions(made) == standing[2:]
+
+
+def test_the_newest_stay_at_any_age(made: LsmTable) -> None:
+    age(made, "_versions/*", 4000 * DAY)
+    standing = versions(made)
+    report = job.apply(table_of(made), ExpireOptions(keep=3))
+    assert report.versions == tuple(standing[:-3])
+    assert because(report) == {
+        standing[-3]: "one of the newest 3",
+        standing[-2]: "one of the newest 3",
+        standing[-1]: "the newest version",
+    }
+    assert versions(made) == standing[-3:]
+    assert job.apply(table_of(made), ExpireOptions(keep=99)).decision == "nothing_to_expire"
+    sound(made)
+
+
+def test_tags_branches_and_holds_keep_theirs(made: LsmTable) -> None:
+    first, second, third, *_ = versions(made)
+    rows = {version: read_base(made.uri, version=version) for version in (first, second, third)}
+    dataset = open_dataset(made.uri)
+    dataset.tags.create("audit", first)
+    dataset.tags.create("yearly", first)
+    dataset.create_branch("side", second)
+    hold = take_hold(table_of(made), third, timedelta(hours=1))
+    ended = take_hold(table_of(made), versions(made)[3], timedelta(hours=1))
+    release_hold(table_of(made), ended.number)
+    for act in (job.plan, job.apply):
+        kept = because(act(table_of(made), ALL))
+        assert kept[first] == f"tag audit at version {first}, tag yearly at version {first}"
+        assert kept[second] == f"branch side left from version {second}"
+        assert kept[third].startswith(f"hold {hold.number} of ")
+        assert len(kept) == 4
+    for version, wanted in rows.items():
+        assert read_base(made.uri, version=version) == wanted
+    open_dataset(made.uri).checkout_version(("side", None)).to_table()
+    for name in ("audit", "yearly"):
+        open_dataset(made.uri).tags.delete(name)
+    open_dataset(made.uri).branches.delete("side")
+    release_hold(table_of(made), hold.number)
+    assert job.apply(table_of(made), ALL).versions == (first, second, third)
+
+
+@pytest.mark.req("S0-189")
+@pytest.mark.parametrize("keeper", ["tag", "branch"])
+def test_a_keeper_that_comes_at_the_last_moment(made: LsmTable, keeper: str) -> None:
+    """Right before the version's manifest is deleted, after everything was asked: it is listed again at the end."""
+    old, *_ = versions(made)
+
+    def keep() -> None:
+        if keeper == "tag":
+            open_dataset(made.uri).tags.create("late", old)
+        else:
+            open_dataset(made.uri).create_branch("late", old)
+
+    rows = read_base(made.uri, version=old)
+    report = run(made, beside("delete_many", "_versions/", keep))
+    assert report.put_back == (old,)
+    assert old not in report.versions
+    assert because(report)[old].startswith(keeper)
+    assert read_base(made.uri, version=old) == rows
+    reference: tuple[str, None] | str = "late" if keeper == "tag" else ("late", None)
+    assert open_dataset(made.uri).checkout_version(reference).to_table().num_rows == len(rows)
+    sound(made)
+    assert job.plan(table_of(made), ALL).decision == "nothing_to_expire"
+    if keeper == "tag":
+        open_dataset(made.uri).tags.delete("late")
+        assert run(made, StoreWrapper).versions == (old,)
+        assert no_copies(made)
+
+
+def test_versions_that_come_meanwhile_stay(made: LsmTable) -> None:
+    table = table_of(made)
+    grow(made)
+    merged(made)
+    newest = versions(made)[-1]
+    assert newest > table.version
+    report = job.apply(table, ALL)
+    assert max(report.versions) < table.version
+    assert [version for version in versions(made) if version >= table.version] == versions(made)
+    assert newest in versions(made)
+    sound(made)
+    collect(made)
+    sound(made)
+
+
+def test_below_an_hour_it_is_refused_before_anything_is_deleted(
+    made: LsmTable, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It warned after it had deleted what a writer needed that had begun before."""
+    before = versions(made)
+    for run in ("expire", "maintain"):
+        given = {"older_than": "59m"} if run == "expire" else {"expire": {"older_than": "59m"}}
+        with pytest.raises(InvalidUsageError, match=r"older_than below 1h: a writer begins at version N") as refused:
+            run_job(made.uri, run, given, apply=True)
+        assert "allow_unsafe" in refused.value.remedy
+    done = run_here(capfd, "maintain", made.uri, "--apply", "--older-than", "1s")
+    assert (done.code, "--older-than below 1h" in done.err, "--allow-unsafe" in done.err) == (2, True, True)
+    assert versions(made) == before
+    assert run_here(capfd, "maintain", made.uri, "--apply", "--older-than", "0s", "--allow-unsafe").code == 0
+    assert before[0] not in versions(made)
+
+
+def test_it_warns_below_an_hour_and_refuses_to_keep_none(made: LsmTable) -> None:
+    assert "a writer begins at version N" in job.plan(table_of(made), ALL).warnings[0]
+    age(made, "_versions/*", 2 * 3600)
+    assert job.plan(table_of(made), ExpireOptions(timedelta(hours=1))).warnings == ()
+    with pytest.raises(InvalidUsageError, match="keep must be at least 1"):
+        ExpireOptions(keep=0)
+
+
+def test_the_document(made: LsmTable) -> None:
+    report = job.plan(table_of(made), ALL)
+    document = report.to_json(limit=2)
+    assert set(document) == {
+        *("decision", "apply", "counts", "expire", "kept", "failed", "unreadable", "put_back", "truncated", "objects"),
+        *("bytes", "later", "frees_for_gc", "branches", "version", "warnings", "seconds", "run_id"),
+    }
+    assert document["counts"] == {"expire": len(report.versions), "kept": 1, "failed": 0, "unreadable": 0}
+    assert document["branches"] == {"count": 0, "files_kept": 0}
+    assert (document["expire"], document["truncated"]) == (list(report.versions[:2]), True)
+    assert report.to_json()["truncated"] is False

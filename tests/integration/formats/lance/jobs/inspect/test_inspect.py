@@ -1,0 +1,124 @@
+"""inspect of a region with very many generations: counts, the first ones, and the faults."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+
+from memwal_ops import open_table
+from memwal_ops.formats.lance.jobs.inspect.job import inspect
+from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
+from tests.support.run_cli import run_here
+from tests.support.tables import damage
+from tests.support.tables.workload import Workload
+
+if TYPE_CHECKING:
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+
+
+def listing(table: Workload, region: str, more: int) -> RegionManifest:
+    """The region's manifest, with so many generations on top whose directories are not there."""
+    store = open_table(table.uri).region(UUID(region))
+    newest = store.latest()
+    first = newest.current_generation
+    added = tuple(FlushedGeneration(one, f"{one:08x}_gen_{one}", 1000, 10, 100) for one in range(first, first + more))
+    grown = replace(
+        newest.next(), current_generation=first + more, flushed_generations=newest.flushed_generations + added
+    )
+    assert store.commit(grown)
+    return grown
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Workload:
+    """Two regions: three merged generations and two that wait in each."""
+    made = Workload(1, regions=2, base_rows=20).create(str(tmp_path / "t.lance"))
+    for number in range(5):
+        for at in range(2):
+            made.put([at])
+        made.flush()
+        if number == 2:
+            merge.apply(open_table(made.uri), merge.MergeOptions())
+    made.close()
+    return made
+
+
+def test_the_first_of_a_long_list_and_counts_of_all(table: Workload, capfd: pytest.CaptureFixture[str]) -> None:
+    listing(table, table.regions[1], 5000)
+    whole = inspect(open_table(table.uri), limit=10**6)
+    by_id = {str(one.region_id): one for one in whole.regions}
+    assert by_id[table.regions[1]].counts == {"merged": 3, "pending": 2, "missing": 5000}
+    assert not any(one.truncated for one in whole.regions)
+
+    document = run_here(capfd, "inspect", table.uri, "--json").document
+    assert document["truncated"] is True
+    regions = {one["region_id"]: one for one in document["regions"]}
+    assert sum(len(one["generations"]) for one in regions.values()) == 1000
+    long, short = regions[table.regions[1]], regions[table.regions[0]]
+    assert long["generation_counts"] == {"missing": 5000, "damaged": 0, "pending": 2, "merged": 3}
+    assert short["generation_counts"] == {"missing": 0, "damaged": 0, "pending": 2, "merged": 3}
+    assert long["truncated"] is True
+    assert long["error"]["generation"] == 6
+    assert {one["state"] for one in long["generations"]} == {"missing"}
+    assert [one["generation"] for one in long["generations"]] == list(range(6, 1006))
+    assert document["backlog"]["generations"] == 5004
+    assert len(json.dumps(document)) < 200_000
+    # What a person reads has no list, and the same figures.
+    assert "5002 (4 to 5005)" in " ".join(run_here(capfd, "inspect", table.uri).out.split())
+
+    none = run_here(capfd, "inspect", table.uri, "--json", "--limit", "0").document
+    assert all(one["generations"] == [] for one in none["regions"])
+    fault = next(one["error"] for one in none["regions"] if one["region_id"] == table.regions[1])
+    assert fault == long["error"]
+
+
+def test_what_waits_comes_before_what_is_merged(table: Workload) -> None:
+    damage.remove_generation(table.uri, table.regions[1], 5)
+    found = {str(one.region_id): one for one in inspect(open_table(table.uri), limit=4).regions}
+    assert [(one.flushed.generation, one.state) for one in found[table.regions[0]].generations] == [
+        (4, "pending"), (5, "pending"),
+    ]  # fmt: skip
+    assert [(one.flushed.generation, one.state) for one in found[table.regions[1]].generations] == [
+        (4, "pending"), (5, "missing"),
+    ]  # fmt: skip
+
+
+def test_strays_are_bounded_too(table: Workload, capfd: pytest.CaptureFixture[str]) -> None:
+    for number in range(20):
+        Path(table.uri, "_mem_wal", f"stray{number:02}").write_bytes(b"x")
+    document = run_here(capfd, "inspect", table.uri, "--json", "--limit", "5").document
+    assert document["strays"] == [f"_mem_wal/stray{number:02}" for number in range(5)]
+    assert document["truncated"] is True
+    said = run_here(capfd, "inspect", table.uri, "--limit", "5").out
+    assert said.count("Stray, not a region") == 5
+    assert "15 more strays" in said
+
+
+@pytest.mark.long
+def test_memory_of_a_manifest_with_many_entries(table: Workload) -> None:
+    """What one entry costs, at its peak: a list of a million takes half a gigabyte and not three and a half."""
+    entries = 100_000
+    measured = (
+        "import resource, sys; from memwal_ops.cli import main\n"
+        "try: main.main(['inspect', sys.argv[1], '--json'])\n"
+        "except SystemExit: pass\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+
+    def peak() -> int:
+        command = [sys.executable, "-c", measured, table.uri]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert len(done.stdout) < 300_000
+        return int(done.stderr.splitlines()[-1]) << 10
+
+    before = peak()
+    listing(table, table.regions[0], entries)
+    assert (peak() - before) / entries < 1000
