@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from memwal_ops.supervisor.observe.status import TableStatus
+    from memwal_ops.supervisor.observe.status_document import TableStatus
 
 
 @click.command(short_help="Maintain the tables of a configuration file, until stopped.")

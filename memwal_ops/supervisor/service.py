@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from memwal_ops.supervisor.config.effective import Settings
-    from memwal_ops.supervisor.observe.status import StatusDocument
+    from memwal_ops.supervisor.observe.status_document import StatusDocument
     from memwal_ops.supervisor.workers.pools import WorkerProcess
 
 _STEP_SECONDS = 0.5

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwal_ops.formats.lm_diskann import codebook
+from memwal_ops.formats.lm_diskann.entry_points import entry_points
 from memwal_ops.formats.lm_diskann.kernels.building import finish, link_all, spread, transpose, write_blocks
 from memwal_ops.formats.lm_diskann.kernels.checksum import seal
 from memwal_ops.formats.lm_diskann.kernels.distances import encode_many
 from memwal_ops.formats.lm_diskann.kernels.memory import pool
 from memwal_ops.formats.lm_diskann.kernels.reading import gather
-from memwal_ops.formats.lm_diskann.transaction import entry_points
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

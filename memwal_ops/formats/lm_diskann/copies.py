@@ -17,9 +17,9 @@ from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, TableNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA
-from memwal_ops.formats.lm_diskann.format import COPY
 from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import NAME
+from memwal_ops.formats.lm_diskann.wire.names import COPY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

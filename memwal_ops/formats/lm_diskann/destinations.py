@@ -31,11 +31,11 @@ from memwal_ops.formats.lm_diskann.copies import (
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError
 from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, VIEW, io_error, sync_folder
 from memwal_ops.formats.lm_diskann.folders import read_parameters
-from memwal_ops.formats.lm_diskann.format import COPY
 from memwal_ops.formats.lm_diskann.locks import READERS, WRITER
 from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.formats.lm_diskann.view import View
+from memwal_ops.formats.lm_diskann.wire.names import COPY
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.storage.resolve import resolve

@@ -15,6 +15,7 @@ import numpy as np
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import merging, source
 from memwal_ops.formats.lm_diskann.healing import around
+from memwal_ops.formats.lm_diskann.inserting import insert
 from memwal_ops.formats.lm_diskann.source import usable
 from memwal_ops.formats.lm_diskann.vectors import lengths, storable, stored
 
@@ -123,7 +124,7 @@ def _commit(
     with index.staged() as staged:
         deleted = staged.delete(gone)
         if len(ids):
-            staged.insert(ids, stored(index.parameters, np.concatenate([one for _, one in waiting])))
+            insert(staged, ids, stored(index.parameters, np.concatenate([one for _, one in waiting])))
         staged.followed = target
     return Followed(len(ids), deleted, skipped, index.epoch)
 

@@ -17,6 +17,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lm_diskann import merging, publishing
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, unguarded
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
+from memwal_ops.formats.lm_diskann.inserting import insert
 from memwal_ops.formats.lm_diskann.kernels.memory import STALE, scratch
 from memwal_ops.formats.lm_diskann.kernels.searching import scan, search
 from memwal_ops.formats.lm_diskann.locks import Reader, WriterLock
@@ -226,7 +227,7 @@ class Index:
                     self.insert(rows, given)
             elif len(rows):
                 with self._transaction.atomic():
-                    self._transaction.insert(rows, given)
+                    insert(self._transaction, rows, given)
 
     def delete(self, row_ids: ArrayLike | Iterable[int]) -> int:
         """Delete rows, and return how many of them existed.

@@ -10,7 +10,6 @@ import os
 import secrets
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,11 +17,12 @@ import numpy as np
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, StorageError
 from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.changes import I8, MAX_NODES, U8, Changes
+from memwal_ops.formats.lm_diskann.entry_points import entry_points
 from memwal_ops.formats.lm_diskann.errors import IdsExhaustedError
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync, write_all
 from memwal_ops.formats.lm_diskann.kernels.checksum import seal
 from memwal_ops.formats.lm_diskann.kernels.healing import neighbours
-from memwal_ops.formats.lm_diskann.kernels.inserting import insert, set_tombstones, write_nodes
+from memwal_ops.formats.lm_diskann.kernels.inserting import insert, set_tombstones
 from memwal_ops.formats.lm_diskann.kernels.memory import scratch
 from memwal_ops.formats.lm_diskann.kernels.reading import touch
 from memwal_ops.formats.lm_diskann.slots import Slots
@@ -38,20 +38,10 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.view import View
 
-TRAIN_AT = 1024
 """Live rows from which on there is a codebook and a graph. With fewer, every search compares all of them."""
 DELTA_LIMIT = 16 << 20
 """Bytes of changed blocks above which a commit writes them into the graph directly instead of the delta table."""
 _REPATRIATE_SHARE = 0.75
-
-
-def entry_points(live: int) -> int:
-    """The number of entry points of a graph with that many live rows: eight times its square root, at least 4.
-
-    A search compares all of them with the query, and begins at the nearest: if the rows form clusters, there may be no
-    links between them, so there must be an entry point in each.
-    """
-    return min(live, max(4, 8 * isqrt(live)))
 
 
 class Transaction:
@@ -96,25 +86,18 @@ class Transaction:
         yield
         self._failed = failed
 
-    def insert(self, row_ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        """Add rows; an existing one is replaced: its node becomes a tombstone, and the row gets a new one."""
-        self.delete(row_ids)
+    def allocate(self, row_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The nodes of new rows, which this transaction has not written yet.
+
+        Raises:
+            IdsExhaustedError: no node ids are left.
+        """
         nodes = np.arange(self.next_node, self.next_node + len(row_ids), dtype=np.int64)
         if self.next_node + len(row_ids) > MAX_NODES:
             raise IdsExhaustedError("The index has had 4,294,967,294 nodes: no node ids are left.")
         self.next_node += len(row_ids)
-        live = self.live
         self._added.update(zip(row_ids.tolist(), nodes.tolist(), strict=True))
-        # In particular for an empty graph: its entry points are deleted, perhaps healed, and so are their links.
-        if len(row_ids) >= live if self.codebook_id else live + len(row_ids) >= TRAIN_AT:
-            from memwal_ops.formats.lm_diskann.build import build  # noqa: PLC0415 - it imports this module's names
-
-            build(self, nodes, row_ids, vectors)
-        elif not self.codebook_id:
-            self.reserve(len(row_ids))
-            write_nodes(self.view.source, self.parameters.layout, nodes, row_ids, vectors, self.epoch, self.origin, 0)
-        else:
-            self._link(nodes, row_ids, vectors)
+        return nodes
 
     def delete(self, row_ids: NDArray[np.int64]) -> int:
         """Delete rows, including those of this transaction, and return how many of them existed."""
@@ -137,7 +120,8 @@ class Transaction:
         gone = sum(node < committed for node in self._removed)
         return self.store.state.live - gone + len(self._added)
 
-    def _link(self, nodes: NDArray[np.int64], row_ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+    def link(self, nodes: NDArray[np.int64], row_ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        """Write the nodes and link them with their neighbours."""
         p = self.parameters
         layout = p.layout
         worst = p.links * (p.links + 4) + 2

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.protocols import Capability
 from memwal_ops.formats.zeppelin.specs import DEMO
+from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
 
-MANIFEST = "manifest.json"
-META = "meta.json"
 _OTHERS = "_versions"
 _SIGNS = {"wal", "segments", "manifests", "input-wal", "late"}
 _OURS = "_mem_wal_ops"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, VersionGoneError
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
@@ -23,13 +23,29 @@ from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import Store
+    from memwal_ops.storage.locations import Location
 
 WIKI_FOLDER, NATIVE_FOLDER = "_mem_wal_ops/history", "manifests"
 _NAME = re.compile(r"(?:_mem_wal_ops/history/([0-9]{20})\.json|manifests/([0-9]{20})\.msgpack)")
 _ATTEMPTS = 100
+
+
+class Published(Protocol):
+    """A namespace at one manifest."""
+
+    @property
+    def location(self) -> Location:
+        """Its URI."""
+
+    @property
+    def store(self) -> Store:
+        """Its object store."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +89,12 @@ def position(store: Store, manifest: Manifest, data: bytes) -> tuple[int, bool]:
     return newest.revision + (not recorded), recorded
 
 
-def has(table: Namespace, revision: int) -> bool:
+def has(table: Published, revision: int) -> bool:
     """Whether a revision is recorded. One request."""
     return table.store.head(path_of(revision, table.manifest.dialect)) is not None
 
 
-def read(table: Namespace, revision: int) -> Manifest:
+def read(table: Published, revision: int) -> Manifest:
     """The manifest of a recorded revision.
 
     Raises:

@@ -16,9 +16,9 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.zeppelin import history
-from memwal_ops.formats.zeppelin.format import MANIFEST, META
 from memwal_ops.formats.zeppelin.training import METRICS
 from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest
+from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
 from memwal_ops.storage.local import LocalObjectStore
 from memwal_ops.storage.locked_folder import LockedFolder

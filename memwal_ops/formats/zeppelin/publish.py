@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import CommitConflictError, ConditionalWriteUnsupportedError, LeaseLostError
 from memwal_ops.formats.zeppelin import history
-from memwal_ops.formats.zeppelin.format import MANIFEST
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
 from memwal_ops.formats.zeppelin.wire.manifest import encode_manifest
+from memwal_ops.formats.zeppelin.wire.names import MANIFEST
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
 

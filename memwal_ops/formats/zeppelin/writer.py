@@ -13,7 +13,6 @@ import numpy as np
 
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
-from memwal_ops.formats.zeppelin.format import MANIFEST, META
 from memwal_ops.formats.zeppelin.namespace import load, swappable
 from memwal_ops.formats.zeppelin.publish import probe, retried
 from memwal_ops.formats.zeppelin.segments import create
@@ -29,6 +28,7 @@ from memwal_ops.formats.zeppelin.wire.fragment import (
     matrix,
 )
 from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, encode_manifest, new_manifest, timestamp
+from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
 from memwal_ops.storage.objects import is_empty, open_store
 from memwal_ops.storage.probe import probe_conditional_writes

@@ -21,7 +21,8 @@ from memwal_ops.core.registry import all_job_specs, formats, open_table
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.observe.status import JobStatus, TableStatus, job_status
+from memwal_ops.supervisor.observe.status import job_status
+from memwal_ops.supervisor.observe.status_document import JobStatus, TableStatus
 from memwal_ops.supervisor.state.directory import history_path, state_dir
 from memwal_ops.supervisor.state.history import COMPLETED, History
 from memwal_ops.supervisor.state.tables import Entry

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.job import MetricSpec
-    from memwal_ops.supervisor.observe.status import StatusDocument
+    from memwal_ops.supervisor.observe.status_document import StatusDocument
 
 PREFIX = "memwal_ops"
 _BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)

@@ -32,7 +32,7 @@ from memwal_ops.supervisor.observe.table_view import figures_of, history_view, v
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from memwal_ops.supervisor.observe.status import StatusDocument
+    from memwal_ops.supervisor.observe.status_document import StatusDocument
     from memwal_ops.supervisor.scheduling.discovery import Fault
 
 _RELOAD_SECONDS = 15

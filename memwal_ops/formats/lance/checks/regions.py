@@ -14,8 +14,9 @@ from memwal_ops.errors import (
     WalCorruptError,
     runbook,
 )
-from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
+from memwal_ops.formats.lance.generations.generation import open_generation
 from memwal_ops.formats.lance.generations.generation_files import look_at_generations
+from memwal_ops.formats.lance.generations.generation_ref import generation_ref
 from memwal_ops.formats.lance.generations.region_contents import read_region_contents
 from memwal_ops.formats.lance.generations.wal import read_writer_epoch, wal_entry_path
 from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError

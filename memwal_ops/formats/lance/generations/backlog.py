@@ -16,7 +16,7 @@ from memwal_ops.errors import (
     MemwalOpsError,
     RegionReplacedError,
 )
-from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref
+from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
 from memwal_ops.formats.lance.generations.region_identity import UNDECIDED_RECORD, check_identity
 from memwal_ops.formats.lance.regions.listed_log import listed_log
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError

@@ -25,7 +25,7 @@ from memwal_ops.storage.resolve import resolve
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwal_ops.formats.lance.generations.generation import GenerationRef
+    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 

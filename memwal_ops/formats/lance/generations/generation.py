@@ -37,22 +37,21 @@ from memwal_ops.formats.lance.generations.projection import (
     renumbered,
 )
 from memwal_ops.formats.lance.generations.writer_release import WrittenBy, read_written_by
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name, region_folder
+from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from uuid import UUID
 
     import lance
     import numpy as np
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.generations.copies import GenerationCopies
+    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
     from memwal_ops.storage.locations import Location
 
 _MAX_BATCH_ROWS = 8192
@@ -60,33 +59,6 @@ _MAX_BATCH_ROWS = 8192
 _BATCHES_IN_BUDGET = 128
 _MIN_READ_AHEAD = 8 << 20
 _STORE_ERRORS = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRef:
-    """A generation as its region manifest lists it (S0-049), not opened.
-
-    ``bytes`` and ``rows`` are those in the manifest; None if the writer's release did not record them.
-    """
-
-    region_id: UUID
-    generation: int
-    path: str
-    rows: int | None
-    bytes: int | None
-
-    @property
-    def folder(self) -> str:
-        """The path of its directory, relative to the table's root."""
-        return f"{region_folder(self.region_id)}/{self.path}"
-
-    def __str__(self) -> str:
-        return f"generation {self.generation} of region {self.region_id} ({self.path})"
-
-
-def generation_ref(region_id: UUID, flushed: FlushedGeneration) -> GenerationRef:
-    """The reference to one entry of a region manifest."""
-    return GenerationRef(region_id, flushed.generation, flushed.path, flushed.physical_rows, flushed.accounted_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from memwal_ops.formats.lance.files.named_files import NamedFile, Places
 from memwal_ops.formats.lance.files.referenced_files import version_of_main
 from memwal_ops.formats.lance.files.versions import PAGE, decode_named, is_ascending
 from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog, still_blocked
-from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref, missing_generation
+from memwal_ops.formats.lance.generations.generation import missing_generation
+from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
 from memwal_ops.formats.lance.regions.listed_log import unlisted
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.storage.api import LinkError

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref, read_flush
+from memwal_ops.formats.lance.generations.generation import read_flush
+from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
 from memwal_ops.formats.lance.retention.schema_history import nanoseconds
 
 if TYPE_CHECKING:

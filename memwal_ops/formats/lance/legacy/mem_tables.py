@@ -34,7 +34,8 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef
+from memwal_ops.formats.lance.generations.generation import Generation
+from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, Node, nodes, plan_projection
 from memwal_ops.formats.lance.legacy.replay import wal_reader
 from memwal_ops.storage.objects import open_store

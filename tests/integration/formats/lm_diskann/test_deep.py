@@ -10,6 +10,7 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
+from memwal_ops.formats.lm_diskann.inserting import insert
 from tests.support.lm_diskann.folders import check_sound
 
 
@@ -30,8 +31,8 @@ def made(built: str, folder: str) -> str:
 def cut_off(folder: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: an insert to which nothing links back."""
     with monkeypatch.context() as patch, lm_diskann.open(folder) as index, index.staged() as staged:
-        patch.setattr(staged, "_link", lambda nodes, rows, given: _alone(staged, nodes, rows, given))
-        staged.insert(np.arange(5000, 5010), vectors[2000:2010])
+        patch.setattr(staged, "link", lambda nodes, rows, given: _alone(staged, nodes, rows, given))
+        insert(staged, np.arange(5000, 5010), vectors[2000:2010])
 
 
 def _alone(staged, nodes, rows, given) -> None:  # type: ignore[no-untyped-def]

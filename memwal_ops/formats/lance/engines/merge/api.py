@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.commit.commit import CommitNote
-    from memwal_ops.formats.lance.generations.generation import GenerationRef
+    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
 
 

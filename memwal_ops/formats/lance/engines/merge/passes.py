@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite
     from memwal_ops.formats.lance.generations.copies import GenerationCopies
-    from memwal_ops.formats.lance.generations.generation import GenerationRef
+    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_records import RegionRecord
 

@@ -19,7 +19,8 @@ from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef
+    from memwal_ops.formats.lance.generations.generation import Generation
+    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
 
 _CONCURRENT_READS = 8

@@ -20,7 +20,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.generations.backlog import subtract
-from memwal_ops.formats.lance.generations.generation import generation_ref
+from memwal_ops.formats.lance.generations.generation_ref import generation_ref
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.generations.region_identity import check_record
 from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of, table_spec
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.engines.read.pruning import Wanted
-    from memwal_ops.formats.lance.generations.generation import GenerationRef
+    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.log.memtable import InMemory
     from memwal_ops.formats.lance.log.region_writer import RegionWriter
     from memwal_ops.formats.lance.table import Table

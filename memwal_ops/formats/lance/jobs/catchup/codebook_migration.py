@@ -31,8 +31,9 @@ from memwal_ops.formats.lance.generations.wal import has_unflushed_rows
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.formats.lance.indexes.catchup_entries import catchup_entry
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
-from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change
+from memwal_ops.formats.lance.jobs.catchup.update import catch_up
+from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_maintained_indexes
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import paragraph
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     import lance
 
-    from memwal_ops.formats.lance.generations.generation import GenerationRef
+    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
 
 _CONCURRENT_OPENS = 8
@@ -200,7 +201,7 @@ def _perform(table: Table, step: str, old: str, new: str, note: CommitNote) -> s
         publish_change(table, partial(_maintain, new), note, retry)
         return "maintained"
     if step == "catch_up":
-        report = catchup.catch_up(table, catchup.CatchupOptions(indexes=(new,)), RunContext(), keep_codebook=True)
+        report = catch_up(table, CatchupOptions(indexes=(new,)), RunContext(), keep_codebook=True)
         if report.failures:
             raise report.failures[0]
         return "caught_up"

@@ -8,16 +8,13 @@ refused as done.
 from __future__ import annotations
 
 import time
-import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.anchors import delete_proven
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.holds import announced_expiry
-from memwal_ops.errors import DeletesFailedError
 from memwal_ops.formats.lance.files.referenced_files import (
     BASE_FOLDERS,
     file_key,
@@ -27,7 +24,7 @@ from memwal_ops.formats.lance.files.referenced_files import (
 )
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_path
 from memwal_ops.formats.lance.generations.unmerged_flushes import UnmergedFlushes
-from memwal_ops.formats.lance.jobs.expire.text import describe
+from memwal_ops.formats.lance.jobs.expire.report import ExpireReport, KeptVersion
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.formats.lance.jobs.gc.collectors import views
 from memwal_ops.formats.lance.jobs.gc.rules import read_rules
@@ -61,99 +58,6 @@ _MISSING = (
 )
 
 __all__ = ["ExpireOptions", "ExpireReport", "apply", "backlog", "plan"]
-
-
-@dataclass(frozen=True, slots=True)
-class KeptVersion:
-    """A version that is kept, and why. ``old_enough``: when it becomes old enough, if only its age keeps it."""
-
-    version: int
-    because: str
-    old_enough: datetime | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """The entry of ``kept``; ``old_enough`` is a time as of ISO 8601, or null."""
-        until = None if self.old_enough is None else self.old_enough.isoformat(timespec="seconds")
-        return {"version": self.version, "because": self.because, "old_enough": until}
-
-
-@dataclass
-class ExpireReport:
-    """Report of an expire run.
-
-    Attributes:
-        decision: planned, nothing_to_expire, expired, or incomplete (the store refused some deletions).
-        versions: planned: those that would be deleted. Applied: those that were planned and are not listed
-            afterwards. Ascending.
-        kept: those that are kept, ascending.
-        objects: files that would be, or were, deleted, manifests included.
-        bytes: size of these files.
-        frees: generations that gc may delete once these versions are deleted, and their bytes.
-        failed: per path the error of the store.
-        unreadable: listed versions of which files are missing, each with one of those files.
-        put_back: versions that a tag, branch or hold named during their deletion, and that are listed again.
-        branches: branches of the table. Files that they refer to are kept.
-        later: bytes that only their age keeps, and when the last of them are old enough; None: there are none.
-        for_branches: files of deleted versions, kept since a branch or a detached version refers to them.
-    """
-
-    decision: str
-    applied: bool
-    versions: tuple[int, ...]
-    kept: tuple[KeptVersion, ...]
-    newest: int
-    branches: int
-    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    objects: int = 0
-    bytes: int = 0
-    frees: tuple[int, int] = (0, 0)
-    failed: dict[str, str] = field(default_factory=dict)
-    unreadable: dict[int, str] = field(default_factory=dict)
-    put_back: tuple[int, ...] = ()
-    for_branches: int = 0
-    later: Later | None = None
-    warnings: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def exit_code(self) -> int:
-        """27 if the store refused deletions."""
-        return DeletesFailedError.exit_code if self.failed else 0
-
-    def describe(self) -> str:
-        """The report as text for people."""
-        return describe(self)
-
-    def to_json(self, *, limit: int = 100) -> dict[str, object]:
-        """The document of ``expire --json``; ``limit`` bounds all lists."""
-        lists = (self.versions, self.kept, self.failed, self.unreadable, self.put_back)
-        return {
-            "decision": self.decision,
-            "apply": self.applied,
-            "counts": {
-                "expire": len(self.versions),
-                "kept": len(self.kept),
-                "failed": len(self.failed),
-                "unreadable": len(self.unreadable),
-            },
-            "expire": list(self.versions[:limit]),
-            "kept": [version.to_json() for version in self.kept[-limit:]],
-            "failed": [{"path": path, "error": why} for path, why in islice(sorted(self.failed.items()), limit)],
-            "unreadable": [
-                {"version": version, "missing": path} for version, path in islice(self.unreadable.items(), limit)
-            ],
-            "put_back": list(self.put_back[:limit]),
-            "truncated": any(len(entries) > limit for entries in lists),
-            "objects": self.objects,
-            "bytes": self.bytes,
-            "later": None if self.later is None else self.later.to_json(),
-            "frees_for_gc": {"generations": self.frees[0], "bytes": self.frees[1]},
-            "branches": {"count": self.branches, "files_kept": self.for_branches},
-            "version": self.newest,
-            "warnings": list(self.warnings),
-            "seconds": round(self.seconds, 6),
-            "run_id": self.run_id,
-        }
 
 
 @names_damage

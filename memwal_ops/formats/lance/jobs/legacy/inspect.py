@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
-from memwal_ops.formats.lance.jobs.inspect.job import IndexState
+from memwal_ops.formats.lance.jobs.inspect.report import IndexState
 from memwal_ops.formats.lance.jobs.legacy.merge_report import backlog_json
 from memwal_ops.formats.lance.legacy.emptied import Emptied, find_emptied
 from memwal_ops.formats.lance.legacy.index import FlushedMeaning, Meanings, RegionWork, mem_wals_of, read_work

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from uuid import UUID
 
-    from memwal_ops.formats.lance.generations.generation import GenerationRef
+    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
 
 __all__ = ["MergeDecision", "MergeOptions", "MergeReport", "apply", "backlog", "plan"]

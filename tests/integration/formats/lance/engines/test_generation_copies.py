@@ -17,7 +17,8 @@ from memwal_ops.errors import StoreUnavailableError
 from memwal_ops.formats.lance.engines.merge import local
 from memwal_ops.formats.lance.generations import copies as generation_copies
 from memwal_ops.formats.lance.generations.copies import GenerationCopies, copies_of
-from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref, open_generation
+from memwal_ops.formats.lance.generations.generation import open_generation
+from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
 from memwal_ops.formats.lance.generations.writer_release import read_written_by
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from tests.support.tables.region_layout import RegionLayout

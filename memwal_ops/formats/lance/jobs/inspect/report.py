@@ -1,0 +1,291 @@
+"""The report of an inspection, as a document and as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from memwal_ops.formats.lance.indexes.snapshots import is_external
+from memwal_ops.formats.lance.jobs.faults_text import problem
+from memwal_ops.text import counted, grid, paragraph, printable, size_text, span_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog
+    from memwal_ops.formats.lance.indexes.index_faults import IndexFault
+    from memwal_ops.formats.lance.retention.unreadable_versions import VersionsCheck
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
+
+# If not all generations fit the limit, the first ones in this order are reported.
+STATES = ("missing", "damaged", "pending", "merged")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationState:
+    """One listed generation.
+
+    ``state``: pending; merged; missing (not merged, and without a directory); damaged (not merged, with a manifest that
+    does not decode, or a file that is missing or has another size).
+    """
+
+    flushed: FlushedGeneration
+    state: str
+
+    def to_json(self) -> dict[str, object]:
+        """The ``generations`` entry; ``rows`` and ``bytes`` are null if the writer did not record them."""
+        ref = self.flushed
+        return {
+            "generation": ref.generation,
+            "path": ref.path,
+            "rows": ref.physical_rows,
+            "bytes": ref.accounted_bytes,
+            "state": self.state,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RegionState:
+    """One region, and the first fault in its listing that prevents reading or merging it.
+
+    ``unflushed_wal_entries``: entries of its log after the last flushed one, including those with which a writer
+    claims the region; None if its manifest cannot be read. ``counts``: per state how many generations
+    the region lists, of which ``generations`` are the first.
+    """
+
+    region_id: UUID
+    backlog: RegionBacklog | None
+    counts: Mapping[str, int]
+    generations: tuple[GenerationState, ...]
+    unflushed_wal_entries: int | None
+    fault: Blocked | None
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the region lists more than ``generations``."""
+        return sum(self.counts.values()) > len(self.generations)
+
+    def to_json(self) -> dict[str, object]:
+        """The ``regions`` entry."""
+        manifest = None if self.backlog is None else self.backlog.manifest
+        return {
+            "region_id": str(self.region_id),
+            "spec_id": None if manifest is None else manifest.region_spec_id,
+            "status": "unreadable" if manifest is None else manifest.status.name.lower(),
+            "writer_epoch": None if manifest is None else manifest.writer_epoch,
+            "manifest_version": None if manifest is None else manifest.version,
+            "current_generation": None if manifest is None else manifest.current_generation,
+            "replay_after_wal_id": None if manifest is None else manifest.replay_after_wal_id,
+            "wal_id_last_seen": None if manifest is None else manifest.wal_id_last_seen,
+            "unflushed_wal_entries": self.unflushed_wal_entries,
+            "merged_generation": None if self.backlog is None else self.backlog.merged,
+            "generation_counts": {state: self.counts.get(state, 0) for state in STATES},
+            "generations": [generation.to_json() for generation in self.generations],
+            "truncated": self.truncated,
+            "error": None if self.fault is None else self.fault.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """One base index, by the fragments that its segments cover; ``fault``: why it may lack rows of them."""
+
+    name: str
+    type: str
+    covered_fragments: int
+    uncovered_fragments: int
+    uncovered_rows: int
+    index_catchup: Mapping[UUID, int]
+    fault: IndexFault | None
+
+    def to_json(self) -> dict[str, object]:
+        """The ``indexes`` entry."""
+        return {
+            "name": self.name,
+            "type": self.type,
+            "covered_fragments": self.covered_fragments,
+            "uncovered_fragments": self.uncovered_fragments,
+            "uncovered_rows": self.uncovered_rows,
+            "caught_up": self.uncovered_fragments == 0,
+            "index_catchup": {
+                str(region_id): generation for region_id, generation in sorted(self.index_catchup.items())
+            },
+            "problem": None if self.fault is None else f"It {self.fault.why}.",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The report of ``inspect`` for one version."""
+
+    table: Table
+    rows: int
+    fragments: int
+    regions: tuple[RegionState, ...]
+    indexes: tuple[IndexState, ...]
+    backlog: Backlog
+    versions: VersionsCheck
+    limit: int
+
+    decision = "inspected"
+    exit_code = 0
+
+    @property
+    def faults(self) -> tuple[Blocked, ...]:
+        """The faults of the regions that have one."""
+        return tuple(region.fault for region in self.regions if region.fault is not None)
+
+    def describe(self) -> str:
+        """The inspection as text for people."""
+        return _describe(self)
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``inspect --json``."""
+        index = self.table.index
+        stored = "external" if is_external(self.table) else "none"
+        if index.inline_snapshots is not None:
+            stored = "inline"
+        return {
+            "uri": self.table.location.uri,
+            "layout": self.table.layout.name,
+            "version": self.table.version,
+            "rows": self.rows,
+            "fragments": self.fragments,
+            "primary_key": list(self.table.primary_key),
+            "regions": [region.to_json() for region in self.regions],
+            "indexes": [index.to_json() for index in self.indexes],
+            "snapshot": {
+                "timestamp_millis": index.snapshot_ts_millis,
+                "num_regions": index.num_regions,
+                "stored": stored,
+            },
+            "backlog": self.backlog.to_json(),
+            "versions": self.versions.to_json(),
+            "strays": list(self.table.regions.strays[: self.limit]),
+            "truncated": len(self.table.regions.strays) > self.limit
+            or any(region.truncated for region in self.regions),
+        }
+
+
+def _describe(inspection: Inspection) -> str:
+    """The report as text for people."""
+    table = inspection.table
+    kind = "plain table" if table.memwal is None else f"{table.layout.name} layout"
+    about = (
+        f"{kind}, version {table.version}, {counted(inspection.rows, 'row')} in "
+        f"{counted(inspection.fragments, 'fragment')}, primary key {', '.join(table.primary_key) or 'none'}"
+    )
+    lines = [table.location.uri, paragraph(about, indent="  ")]
+    if table.memwal is None:
+        lines.append(paragraph(_without_index(table), indent="  "))
+    else:
+        lines += [paragraph(_how_far_behind(inspection), indent="  "), paragraph(_snapshot(inspection), indent="  ")]
+    if unflushed := sum(region.unflushed_wal_entries or 0 for region in inspection.regions):
+        lines.append(f"  {counted(unflushed, 'log entry', 'log entries')} not flushed yet: only writers flush them.")
+    if inspection.regions:
+        lines += ["", _regions(inspection)]
+    if inspection.indexes:
+        lines += ["", _indexes(inspection)]
+    for index in inspection.indexes:
+        if index.fault is not None:
+            lines += ["", paragraph(f"PROBLEM: index {index.name} {index.fault.why} (memwal-ops verify).")]
+    for region in inspection.regions:
+        if region.fault is not None:
+            lines += ["", problem(region.fault, "PROBLEM in")]
+    if unreadable := inspection.versions.unreadable:
+        lines += ["", paragraph(_unreadable(unreadable))]
+    for stray in table.regions.strays[: inspection.limit]:
+        lines += ["", f"Stray, not a region: {printable(stray)}"]
+    if (more := len(table.regions.strays) - inspection.limit) > 0:
+        lines += ["", f"and {more:,} more strays (--limit)."]
+    return "\n".join(lines)
+
+
+def _without_index(table: Table) -> str:
+    if not table.regions.region_ids:
+        return "It has no log: the base table has all rows."
+    return (
+        f"Its MemWAL index was removed after version {table.index_removed_after}. The log of "
+        f"{counted(len(table.regions.region_ids), 'region')} is kept, and not shown: merge continues with it once the "
+        "index is made again (lancedb: set_lsm_write_spec; pylance: initialize_mem_wal)."
+    )
+
+
+def _unreadable(versions: Mapping[int, str]) -> str:
+    version, path = min(versions.items())
+    return (
+        f"PROBLEM: {counted(len(versions), 'version')} of the base table cannot be read, the first is {version}: "
+        f"{path} is missing. A clean-up was killed, or files were deleted by hand (runbooks/errors/26-version_gone.md)."
+    )
+
+
+def _how_far_behind(inspection: Inspection) -> str:
+    if not inspection.regions:
+        return "No writer has opened a region yet: the base table has all rows."
+    backlog = inspection.backlog.to_json()
+    broken = sum(region.fault is not None for region in inspection.regions)
+    problems = f" {counted(broken, 'region has a problem', 'regions have a problem')}, see below." if broken else ""
+    if not backlog["generations"]:
+        unreadable = any(region.backlog is None for region in inspection.regions)
+        which = "every flushed generation that can be read" if unreadable else "every flushed generation"
+        return f"Up to date: the base table has {which}.{problems}"
+    return (
+        f"Behind by {counted(backlog['generations'], 'generation')} in {counted(backlog['regions'], 'region')}: "
+        f"{counted(backlog['rows'], 'row')}, {size_text(backlog['bytes'])} not merged.{problems}"
+    )
+
+
+def _snapshot(inspection: Inspection) -> str:
+    index = inspection.table.index
+    if index.inline_snapshots is None and not is_external(inspection.table):
+        return "No snapshot of the regions is stored (memwal-ops snapshot takes one)."
+    taken = datetime.fromtimestamp((index.snapshot_ts_millis or 0) / 1000, UTC)
+    return f"Snapshot of {counted(index.num_regions, 'region')}, taken {taken:%Y-%m-%d %H:%M:%S} UTC."
+
+
+def _regions(inspection: Inspection) -> str:
+    return grid(
+        ("region", "status", "epoch", "merged", "generations waiting", "rows", "bytes"),
+        [_region_cells(region) for region in inspection.regions],
+        words=("region", "status"),
+    )
+
+
+def _region_cells(region: RegionState) -> list[str]:
+    if region.backlog is None:
+        return [str(region.region_id), "unreadable", "", "", "", "", ""]
+    merged = region.backlog.merged
+    waiting = [flushed for flushed in region.backlog.manifest.flushed_generations if flushed.generation > merged]
+    span = "none"
+    if waiting:
+        span = f"{len(waiting)} ({span_text(waiting[0].generation, waiting[-1].generation)})"
+    return [
+        str(region.region_id),
+        region.backlog.manifest.status.name.lower(),
+        str(region.backlog.manifest.writer_epoch),
+        "none" if merged == 0 else f"to {merged}",
+        span,
+        f"{sum(flushed.physical_rows or 0 for flushed in waiting):,}",
+        size_text(sum(flushed.accounted_bytes or 0 for flushed in waiting)),
+    ]
+
+
+def _indexes(inspection: Inspection) -> str:
+    return grid(
+        ("index", "type", "state", "fragments covered", "uncovered", "rows uncovered"),
+        [
+            (
+                index.name,
+                index.type,
+                "caught up" if index.uncovered_fragments == 0 else "behind",
+                f"{index.covered_fragments:,}",
+                f"{index.uncovered_fragments:,}",
+                f"{index.uncovered_rows:,}",
+            )
+            for index in inspection.indexes
+        ],
+        words=("index", "type", "state"),
+    )

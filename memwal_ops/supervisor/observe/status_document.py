@@ -1,0 +1,109 @@
+"""The types of the status document: what ``/status`` and ``memwal-ops status`` print of a service."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class LeaseHolder(TypedDict):
+    """The holder of a lease."""
+
+    instance: str
+    name: str
+
+
+class LeaseStatus(TypedDict):
+    """The lease of a job: ``state`` is free, held (by this service) or elsewhere."""
+
+    state: str
+    holder: LeaseHolder | None
+    token: int | None
+    expires: str | None
+    elsewhere_seconds: float
+
+
+class JobStatus(TypedDict):
+    """A job on a table. Times are ISO 8601, UTC; None: never, or unknown."""
+
+    state: str
+    waiting_for: str | None
+    why: str | None
+    apply: bool
+    schedule: str | None
+    schedule_seconds: float
+    next_due: str | None
+    when: str | None
+    last_started: str | None
+    last_finished: str | None
+    last_success: str | None
+    last_outcome: str | None
+    seconds_since_success: float | None
+    consecutive_failures: int
+    waiting_seconds: float
+    running_seconds: float
+    backoff_seconds: float
+    pid: int | None
+    lease: LeaseStatus
+
+
+class TableStatus(TypedDict):
+    """A table: ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them."""
+
+    name: str
+    uri: str
+    version: int | None
+    backlog: dict[str, float]
+    looked_at: str | None
+    seconds_since_look: float | None
+    look_error: str | None
+    clock_skew_seconds: float | None
+    jobs: dict[str, JobStatus]
+
+
+class PoolStatus(TypedDict):
+    """A pool of workers."""
+
+    limit: int
+    workers: int
+    busy: int
+    queued: int
+
+
+class ConfigStatus(TypedDict):
+    """The effective configuration; ``error``: why the current file is not, or not fully, in effect."""
+
+    file: str
+    loaded: str
+    error: str | None
+
+
+class PatternFault(TypedDict):
+    """A pattern that could not be expanded, or only in part."""
+
+    pattern: str
+    error: str
+
+
+class ServiceStatus(TypedDict):
+    """The service itself."""
+
+    version: str
+    pid: int
+    instance: str
+    holder: str
+    started: str
+    ready: bool
+    stopping: bool
+    leases: bool
+    state_dir: str
+    state_error: str | None
+    config: ConfigStatus
+    discovery_faults: list[PatternFault]
+
+
+class StatusDocument(TypedDict):
+    """The document of ``/api/v1/status``."""
+
+    service: ServiceStatus
+    pools: dict[str, PoolStatus]
+    tables: list[TableStatus]
