@@ -92,7 +92,7 @@ class JobSpec:
         deletes: it deletes objects: it only plans unless ``--apply`` is given.
         reads_only: it never changes anything: it has no lease, no ``--apply`` and no ``--dry-run``.
         after: jobs that ``maintain`` and the supervisor run before it on the same table, if both are due.
-        in_maintain: whether ``maintain`` runs it.
+        in_maintain: ``maintain`` runs it, at its place by ``after``; a job that says nothing is not run by it.
         by_hand: an operator runs it: it has no key in configuration files.
         skip_if_blocked: ``maintain`` skips it while a part of the table is blocked: it deletes revisions that a restore
             may need.
@@ -121,7 +121,7 @@ class JobSpec:
     deletes: bool = False
     reads_only: bool = False
     after: frozenset[str] = frozenset()
-    in_maintain: bool = True
+    in_maintain: bool = False
     by_hand: bool = False
     skip_if_blocked: bool = False
     skip_if_unchanged: bool = False
@@ -161,11 +161,9 @@ class JobSpec:
         return {name: metric for name, metric in self.metrics.items() if metric.kind == "backlog"}
 
 
-read_only_job = partial(JobSpec, reads_only=True, by_hand=True, in_maintain=False)
+read_only_job = partial(JobSpec, reads_only=True, by_hand=True)
 """The spec of a job that an operator runs to read a table; neither ``maintain`` nor the supervisor runs it."""
-maintain_job = partial(
-    JobSpec, name="maintain", load="memwal_ops.core.maintain:JOB", in_maintain=False, every=timedelta(hours=1)
-)
+maintain_job = partial(JobSpec, name="maintain", load="memwal_ops.core.maintain:JOB", every=timedelta(hours=1))
 """The spec of the job that runs the others of a format in their order."""
 
 

@@ -152,7 +152,10 @@ def package_of(spec: JobSpec) -> str | None:
     Another package may have a job of the same name for a format of its own: that is a different spec.
     """
     for entry in entry_points(group=JOBS):
-        if entry.name.rpartition(".")[2] == spec.name and not is_built_in(entry) and _loaded(entry) == spec:
+        if entry.name.rpartition(".")[2] != spec.name or is_built_in(entry):
+            continue
+        loaded = _loaded(entry)
+        if isinstance(loaded, JobSpec) and loaded == replace(spec, load=loaded.load):  # of any layout
             return entry.value if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
     return None
 

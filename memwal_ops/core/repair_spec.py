@@ -25,7 +25,6 @@ repair_job = partial(
     summary="Print what has a provably safe fix; with --apply, fix it.",
     options=RepairOptions,
     deletes=True,
-    in_maintain=False,
     every=timedelta(days=1),
     metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
 )

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lance
+import pyarrow as pa
 import pytest
 
 from tests.conformance.formats import SHARD
@@ -72,6 +74,11 @@ def test_a_job_as_a_reader_types_it(tmp_path: Path) -> None:
     typed = re.search(r"^memwal-ops (audit) \S+ (--min-rows) (5)$", JOB_PAGE.read_text(), re.MULTILINE)
     assert typed is not None
     assert run_process(typed[1], made.uri, *typed.groups()[1:], **environ).out == "audited: 20 rows.\n"
+    plain = str(tmp_path / "plain.lance")
+    lance.write_dataset(pa.table({"k": range(7)}), plain)
+    assert run_process("audit", plain, **environ).out == "audited: 7 rows.\n"
+    steps = run_process("maintain", plain, "--dry-run", "--json", **environ).document["steps"]
+    assert "audit" not in {one["step"] for one in steps}
     file = tmp_path / "c.yaml"
     file.write_text(
         f"state_dir: {tmp_path}/s\ntables: [{{uri: {made.uri}, jobs: {{audit: {{when: base_rows > 5}}}}}}]\n"

@@ -72,6 +72,7 @@ runbooks/README.md.""",
         "rows_merged": MetricSpec("count", "Rows of the generations merged.", "run", "merged_rows"),
         "conflicts": _CONFLICTS,
     },
+    in_maintain=True,
 )
 CATCHUP = JobSpec(
     name="catchup",
@@ -105,6 +106,7 @@ runbooks/README.md.""",
         "uncovered_fragments": MetricSpec("count", "Fragments that the least complete base index does not cover."),
         "conflicts": _CONFLICTS,
     },
+    in_maintain=True,
 )
 COMPACT = JobSpec(
     name="compact",
@@ -134,6 +136,7 @@ Exit codes: 0 compacted, unchanged or dry_run; others: runbooks/README.md.""",
         "deleted_rows": MetricSpec("count", "Deleted rows that fragments still have.", exported="deleted_rows"),
         "conflicts": _CONFLICTS,
     },
+    in_maintain=True,
 )
 SNAPSHOT = JobSpec(
     name="snapshot",
@@ -163,6 +166,7 @@ runbooks/README.md.""",
         "snapshot_age": MetricSpec("seconds", "Age of the region snapshot.", exported="snapshot_age_seconds"),
         "conflicts": _CONFLICTS,
     },
+    in_maintain=True,
 )
 EXPIRE = JobSpec(
     name="expire",
@@ -197,6 +201,7 @@ Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; o
         ),
         "bytes_collected": MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
     },
+    in_maintain=True,
 )
 GC = JobSpec(
     name="gc",
@@ -230,6 +235,7 @@ some deletions failed; 28 the table may have been replaced since the plan; other
         "bytes_collected": MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
         "objects_collected": MetricSpec("count", "Objects that gc deleted.", "run", "collected_objects"),
     },
+    in_maintain=True,
 )
 MAINTAIN = maintain_job(
     summary="Run all jobs that apply to the table, in their order.",
@@ -272,7 +278,6 @@ Exit codes: 0 planned, adopted or nothing_to_adopt; others: runbooks/README.md."
     layouts=_WITH_REGIONS,
     deletes=True,
     by_hand=True,
-    in_maintain=False,
 )
 INSPECT = read_only_job(
     name="inspect",
@@ -369,7 +374,6 @@ runbooks/README.md.""",
     layouts=_WITH_LOG,
     deletes=True,
     by_hand=True,
-    in_maintain=False,
 )
 INIT = InitSpec(
     summary="adds a MemWAL index to a Lance table, so that region-layout writers can use it; docs/jobs.md "

@@ -45,6 +45,7 @@ busy; others: runbooks/README.md.""",
         "blocks_merged": MetricSpec("count", "Delta blocks merged.", "run"),
         "bytes_merged": MetricSpec("bytes", "Bytes of the delta blocks merged.", "run", "merged_bytes"),
     },
+    in_maintain=True,
 )
 CATCHUP = JobSpec(
     name="catchup",
@@ -79,6 +80,7 @@ runbooks/README.md.""",
         "rows_followed": MetricSpec("count", "Rows of the followed table that were inserted or deleted.", "run"),
         "nodes_healed": MetricSpec("count", "Deleted nodes that were removed from the graph.", "run"),
     },
+    in_maintain=True,
 )
 COMPACT = JobSpec(
     name="compact",
@@ -106,6 +108,7 @@ Exit codes: 0 compacted, unchanged or dry_run; 9 a block is damaged; 57 busy; ot
         "free_percent": MetricSpec("count", "Percentage of the graph's slots that compact and gc can free."),
         "bytes_compacted": MetricSpec("bytes", "Bytes of blocks that compact moved.", "run"),
     },
+    in_maintain=True,
 )
 GC = JobSpec(
     name="gc",
@@ -134,6 +137,7 @@ others: runbooks/README.md.""",
         "healed_nodes": MetricSpec("count", "Deleted nodes that are healed, and whose slots are not free yet."),
         "objects_collected": MetricSpec("count", "Nodes and files that gc deleted.", "run", "collected_objects"),
     },
+    in_maintain=True,
 )
 REPAIR = repair_job(
     help="""Verify the index folder at URI, and fix each finding that has a provably safe fix.
@@ -172,7 +176,6 @@ Exit codes: 0 copied, unchanged or dry_run; 9 the index or the copy is damaged; 
     options=SnapshotOptions,
     load=f"{_JOBS}.snapshot",
     by_hand=True,
-    in_maintain=False,
 )
 MAINTAIN = maintain_job(
     summary="Run merge, catchup, compact and gc, in that order.",

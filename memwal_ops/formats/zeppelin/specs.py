@@ -61,6 +61,7 @@ another compactor holds the lease; others: runbooks/README.md.""",
         "rows_merged": MetricSpec("count", "Rows of the fragments compacted.", "run", "merged_rows"),
         "conflicts": _CONFLICTS,
     },
+    in_maintain=True,
 )
 GC = JobSpec(
     name="gc",
@@ -76,6 +77,7 @@ GC = JobSpec(
         "bytes_collected": MetricSpec("bytes", "Bytes that gc deleted.", "run", "collected_bytes"),
         "objects_collected": MetricSpec("count", "Objects that gc deleted.", "run", "collected_objects"),
     },
+    in_maintain=True,
 )
 # The term of the Zeppelin document.
 COMPACT = replace(
@@ -121,7 +123,6 @@ Exit codes: 0 planned, migrated or nothing_to_migrate; others: runbooks/README.m
     load=f"{_JOBS}.migrate",
     deletes=True,
     by_hand=True,
-    in_maintain=False,
 )
 INSPECT = read_only_job(
     name="inspect",

@@ -24,6 +24,7 @@ MERGE = JobSpec(
     options=MergeOptions,
     load="memwal_jsonlog.merge",
     pool="merge",
+    in_maintain=True,
     enabled=True,
     every=timedelta(minutes=10),
     when="entries >= 8",
@@ -39,6 +40,7 @@ GC = JobSpec(
     options=CollectOptions,
     load="memwal_jsonlog.gc",
     pool="collect",
+    in_maintain=True,
     deletes=True,
     after=frozenset({"merge"}),
     every=timedelta(hours=1),
@@ -48,5 +50,4 @@ MAINTAIN = JobSpec(
     summary="Run merge and gc, in that order.",
     options=MaintainOptions,
     load="memwal_ops.core.maintain:JOB",
-    in_maintain=False,
 )

@@ -1,0 +1,92 @@
+"""Jobs of other packages: on every layout, in ``maintain`` where they ask for it, and named where they fail."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+import memwal_ops
+from memwal_ops.core import registry
+from memwal_ops.errors import InvalidUsageError, JobPluginError
+from tests.support.tables.workload import Workload
+
+PACKAGE = """
+from memwal_ops.core.job import JobSpec
+from memwal_ops.core.options import Options
+
+WRECK = JobSpec(name="wreck", summary="Fail.", options=Options, load=__name__, in_maintain=True)
+GUEST = JobSpec(name="guest", summary="Work.", options=Options, load=__name__)
+PLAIN = JobSpec(name="plain", summary="Work.", options=Options, load=__name__, layouts=frozenset({"none"}),
+                load_by_layout={"none": "foreign_jobs:OF_PLAIN"})
+
+def plan(table, options, context):
+    raise ZeroDivisionError("no rows")
+
+apply = plan
+
+class OF_PLAIN:
+    apply = plan = staticmethod(plan)
+"""
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "foreign_jobs.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    foreign = [
+        EntryPoint(f"any.{name}", f"foreign_jobs:{name.upper()}", registry.JOBS) for name in ("wreck", "guest", "plain")
+    ]
+    real = registry.entry_points
+
+    def installed(*, group: str) -> EntryPoints:
+        return EntryPoints([*real(group=group), *(foreign if group == registry.JOBS else ())])
+
+    monkeypatch.setattr(registry, "entry_points", installed)
+    monkeypatch.setattr(registry, "_probe_import", False)
+    registry.clear_caches()
+    yield
+    monkeypatch.undo()
+    registry.clear_caches()
+    sys.modules.pop("foreign_jobs", None)
+
+
+@pytest.fixture(params=["plain", "shard"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    at = str(tmp_path / "t.lance")
+    if request.param == "plain":
+        lance.write_dataset(pa.table({"k": range(5)}), at)
+    else:
+        Workload(3, regions=1, base_rows=5).create(at).step(3).close()
+    return at
+
+
+def test_a_job_applies_to_every_layout_that_it_does_not_exclude(uri: str) -> None:
+    table = memwal_ops.open_table(uri)
+    assert {"wreck", "guest"} <= table.jobs.keys()
+    assert ("plain" in table.jobs) is (table.layout.name == "none")
+    if "plain" not in table.jobs:
+        with pytest.raises(InvalidUsageError, match="plain does not apply"):
+            memwal_ops.run_job(table, "plain")
+
+
+def test_its_fault_is_that_of_its_package(uri: str) -> None:
+    table = memwal_ops.open_table(uri)
+    for job in table.jobs.keys() & {"wreck", "plain"}:
+        with pytest.raises(JobPluginError, match=f"'{job}' of foreign_jobs.*no rows"):
+            memwal_ops.run_job(table, job)
+
+
+def test_a_step_that_raises_ends_alone(uri: str) -> None:
+    report = memwal_ops.run_job(uri, "maintain").to_json()
+    steps = {step["step"]: step for step in report["steps"]}
+    assert "guest" not in steps
+    assert steps["wreck"]["decision"] == "failed"
+    assert steps["wreck"]["error"]["reason"] == JobPluginError.reason
+    assert {name for name, step in steps.items() if step["decision"] == "failed"} == {"wreck"}
+    assert report["decision"] == "incomplete"
