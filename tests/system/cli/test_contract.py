@@ -42,7 +42,16 @@ REGION = {
     "truncated", "error",
 }  # fmt: skip
 GENERATION = {"generation", "path", "rows", "bytes", "state"}
-INDEX = {"name", "type", "covered_fragments", "uncovered_fragments", "uncovered_rows", "caught_up", "index_catchup"}
+INDEX = {
+    "name",
+    "type",
+    "covered_fragments",
+    "uncovered_fragments",
+    "uncovered_rows",
+    "caught_up",
+    "index_catchup",
+    "problem",
+}
 BACKLOG = {"regions", "generations", "rows", "bytes"}
 MERGE = {
     "decision",

@@ -132,6 +132,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(module, name, taken)
 
+    monkeypatch.setattr(module, "added_files", lambda table, built: frozenset())  # tests/integration/.../test_commit.py
+    monkeypatch.setattr(module, "refuse_missing_files", lambda table, added: None)
     step("check_committable")
     step("_build_detached", DETACHED)
     step("_refuse_rebased")
@@ -234,6 +236,8 @@ def index_steps(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(module, name, taken)
 
+    monkeypatch.setattr(module, "added_files", lambda table, built: frozenset())  # tests/integration/.../test_commit.py
+    monkeypatch.setattr(module, "refuse_missing_files", lambda table, added: None)
     for name in ("refuse_if_not_newest", "publish", "verify_in_history", "advance_hint"):
         step(name)
     return SimpleNamespace(log=log, firsts=firsts, faults=faults)
