@@ -23,14 +23,8 @@ PROOFS = {
     ): "only leases are left of the table; they save work, and prove nothing",
     ("core/holds.py", "announced_expiry"): "the announcement that the same run made",
     ("core/holds.py", "_sweep"): "entries that ended a day ago by the slower of our clock and the store's",
-    (
-        "formats/lance/retention/merged_since.py",
-        "record_progress",
-    ): "records of our own that a later one makes needless",
-    (
-        "formats/lance/retention/merged_since.py",
-        "drop_overtaken",
-    ): "records of our own that a restore contradicts: a wait begins again",
+    ("formats/lance/retention/merged_since.py", "record_progress"): "our own records, made needless by later ones",
+    ("formats/lance/retention/merged_since.py", "drop_overtaken"): "our own records that a restore contradicts",
 }
 # They are the stores; the probe and the clock delete what they wrote a moment ago under a random name.
 STORES = "storage/"
