@@ -40,7 +40,7 @@ def test_check_in_every_state(
     since = 240.0 if "late" in change else 1.0
     state = {
         "consecutive_failures": 0, "schedule_seconds": 60.0, "seconds_since_success": since,
-        "waiting_for": None, "state": "queued", **change.get("job", {}),
+        "waiting_for": None, "state": "queued", "last_outcome": "succeeded", **change.get("job", {}),
     }  # fmt: skip
     one = {"name": "a", "backlog": {}, "look_error": None, "jobs": {"merge": state}, **change.get("table", {})}
     service = {"ready": True, "config": {"error": None}, "discovery_faults": [], **change.get("service", {})}
