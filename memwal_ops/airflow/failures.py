@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops import errors
 from memwal_ops.errors import MemwalOpsError, RegionsBlockedError
-from memwal_ops.storage.errors import DiskFullError
 from memwal_ops.storage.redaction import redact
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ _RETRYABLE = frozenset(
         MemwalOpsError,
         errors.IndexesBehindError,
         errors.StorageError,
-        DiskFullError,
+        errors.DiskFullError,
         errors.StorageCredentialsError,
         errors.StoreUnavailableError,
         errors.ObjectNotFoundError,

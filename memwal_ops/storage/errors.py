@@ -16,6 +16,7 @@ import obstore.exceptions
 
 from memwal_ops.errors import (
     ConditionalWriteUnsupportedError,
+    DiskFullError,
     InvalidUsageError,
     MemwalOpsError,
     ObjectNotFoundError,
@@ -201,13 +202,6 @@ def is_whole_request(exc: BaseException) -> bool:
     """Whether a failed batch delete failed as a whole, so that trying its parts is pointless."""
     text = str(exc)
     return _STATUS_IN_BATCH.search(text) is None and _status(exc, text) is not None
-
-
-class DiskFullError(StorageError):
-    """There is no space left: on the disk, in a quota, or in the store."""
-
-    reason = "disk_full"
-    remedy = "Free space as runbooks/disk-full.md explains, then run the command again; nothing was half-written."
 
 
 def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import StorageError
-from memwal_ops.storage.errors import DiskFullError
+from memwal_ops.errors import DiskFullError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -14,6 +14,13 @@ from memwal_ops.storage import redaction
 from memwal_ops.storage.redaction import MASK, redact, remember
 from memwal_ops.supervisor import config
 
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests of this process had registered as secrets would be masked here."""
+    monkeypatch.setattr(redaction, "_known", type(redaction._known)())
+
+
 KEYS = (
     "aws_access_key_id",
     "aws_secret_access_key",
