@@ -143,7 +143,7 @@ def test_commits_are_bounded(made: PlainTable, monkeypatch: pytest.MonkeyPatch) 
 _KILLED = """
 import os, sys
 from memwal_ops import run_job
-from memwal_ops.formats.lance.jobs import compact
+from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.options import CompactOptions
 compact.refuse_gaps = lambda table: os._exit(9)
 run_job(sys.argv[1], "compact", CompactOptions(100, engine="spark", master="local[2]"))

@@ -223,7 +223,7 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
     started = time.monotonic()
     check_rewritable(table)
     refuse_auto_cleanup(table)
-    refuse_settings(table, _lance_options(options, ()))
+    table = _checked_settings(table, options)
     note = CommitNote.new("compact")
     limit, busy = _ids(table), set[int]()
     before = len(limit)
@@ -365,6 +365,20 @@ def _refuse_broken_indexes(table: Table) -> None:
                 f"Index {name} cannot be opened, and a compaction would make pylance drop its coverage: {error}",
                 remedy="See runbooks/index-behind.md, then run it again.",
             ) from error
+
+
+def _checked_settings(table: Table, options: CompactOptions) -> Table:
+    """The table, or a newer version if it was expired meanwhile, with settings by which it can be compacted."""
+    while True:
+        try:
+            refuse_settings(table, _lance_options(options, ()))
+        except (ObjectNotFoundError, TableNotFoundError):
+            newest = table.newest()
+            if newest.version <= table.version:
+                raise
+            table = newest
+        else:
+            return table
 
 
 def _conflict(retry: CommitRetry, table: Table, newest: Table, error: MemwalOpsError) -> Table:

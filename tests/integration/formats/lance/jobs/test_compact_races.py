@@ -319,7 +319,7 @@ _KILLED = """
 import os, sys
 from lance.optimize import Compaction
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import compact as job
+from memwal_ops.formats.lance.jobs.compact import job
 from tests.support.listeners import at_checkpoint
 uri, at = sys.argv[1], sys.argv[2]
 
