@@ -62,7 +62,7 @@ def discard_what_may_be_named(patch: Patch) -> None:
             raise
         return retry.landed(built_on)
 
-    from memwal_ops.formats.lance.jobs.catchup import job as catchup
+    from memwal_ops.formats.lance.jobs.catchup import update as catchup
 
     patch.setattr(catchup, "publish_build", publish)
 
