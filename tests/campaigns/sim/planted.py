@@ -35,7 +35,7 @@ from memwal_ops.formats.lance.commit.commit import commit_strict
 from memwal_ops.formats.lance.engines.merge import local, passes
 from memwal_ops.formats.lance.generations import backlog
 from memwal_ops.formats.lance.generations import generation as generations
-from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.catchup import update as catchup
 from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc import region as gc_region
