@@ -490,7 +490,7 @@ def _write(found: dict[str, list[tuple[int, str]]]) -> None:
     readme = _PLACE / "README.md"
     table = "| planted bug | found in history | what told it |\n|---|---|---|\n"
     table += "".join(_row(name, histories) for name, histories in found.items())
-    text = re.sub(r"\| planted bug \|.*?\n(?=[^|]|\Z)", lambda _: table, readme.read_text(), flags=re.DOTALL)
+    text = re.sub(r"\| planted bug \|.*?\n(?=[^|]|\Z)", lambda _: table, readme.read_text(), count=1, flags=re.DOTALL)
     readme.write_text(text)
 
 
