@@ -173,13 +173,22 @@ class Retention:
         return self._trees[self._own].written(version)
 
     def progress_at(self, moment: datetime | None) -> Mapping[UUID, int]:
-        """The merge progress of the newest existing own version that was published by then; None: by now.
+        """The merge progress of the newest own version that was published by then; None: by now.
 
-        As everywhere here, it is lowered to what indexes that search cover.
+        As everywhere here, it is lowered to what indexes that search cover. Only versions without a gap up to the
+        newest count. Timeline of the loss otherwise: version 5 merges, and is tagged; 40 days later version 3 is
+        restored as 6, which a reader keeps open; 7 merges again, and 6 is expired: by version 5, what 6 lacks was
+        merged 40 days ago.
         """
         own = self._trees[self._own]
-        published = [one for one in own.all_versions if moment is None or own.written(one) <= moment]
-        return own.progress(published[-1]) if published else {}
+        unbroken: list[int] = []
+        for version in reversed(own.all_versions):
+            if unbroken and version != unbroken[-1] - 1:
+                break
+            unbroken.append(version)
+        published = (one for one in unbroken if moment is None or own.written(one) <= moment)
+        newest = next(published, None)
+        return {} if newest is None else own.progress(newest)
 
     def is_below(self, progress: Mapping[UUID, int], *, after: int) -> bool:
         """Whether the base of an own version after that one, if it has a MemWAL index, has less of a region."""

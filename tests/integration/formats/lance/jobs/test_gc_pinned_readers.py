@@ -21,10 +21,12 @@ from tests.support.tables.files import Files
 from tests.support.tables.gc_tables import (
     DAY,
     age,
+    caught_up,
     collect,
     free,
     generation_folders,
     grow,
+    keep_by_tag,
     make,
     merged,
     planned,
@@ -211,3 +213,22 @@ def _older(made: Any, days: float) -> None:
         age(made, "_versions/*.manifest", days * DAY)
         for path in Files(made.uri).listing(f"{PROGRESS_FOLDER}/"):
             age(made, path, days * DAY)
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_a_version_before_a_restore_is_no_evidence(tmp_path: Path, tagged: bool) -> None:
+    """Between it and the newest one stood a version with less progress, which a reader keeps open, and is expired."""
+    made = make(tmp_path, generations=1)
+    unmerged = open_dataset(made.uri).version
+    merged(made)
+    caught_up(made)
+    if tagged:
+        keep_by_tag(made, open_dataset(made.uri).version)
+    age(made, "_versions/*.manifest", 40 * DAY)
+    open_dataset(made.uri, version=unmerged).restore()
+    reader = PinnedReader(made.uri)
+    before = reader.rows()
+    free(made)
+    report = collect(made, PINNED)
+    assert report.drained == 0
+    assert_same(reader.rows(), before, seed=made.seed)
