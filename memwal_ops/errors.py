@@ -218,13 +218,6 @@ class StorageError(MemwalOpsError):
     remedy = "See the store's own message above, then run the command again; nothing was half-written."
 
 
-class DiskFullError(StorageError):
-    """There is no space left: on the disk, in a quota, or in the store."""
-
-    reason = "disk_full"
-    remedy = "Free space as runbooks/disk-full.md explains, then run the command again; nothing was half-written."
-
-
 class StorageCredentialsError(StorageError):
     """The store rejected the credentials, or none were found."""
 

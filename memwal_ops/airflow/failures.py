@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops import errors
 from memwal_ops.errors import MemwalOpsError, RegionsBlockedError
+from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.storage.redaction import redact
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _RETRYABLE = frozenset(
         MemwalOpsError,
         errors.IndexesBehindError,
         errors.StorageError,
-        errors.DiskFullError,
+        DiskFullError,
         errors.StorageCredentialsError,
         errors.StoreUnavailableError,
         errors.ObjectNotFoundError,

@@ -16,7 +16,6 @@ import obstore.exceptions
 
 from memwal_ops.errors import (
     ConditionalWriteUnsupportedError,
-    DiskFullError,
     InvalidUsageError,
     MemwalOpsError,
     ObjectNotFoundError,
@@ -26,6 +25,7 @@ from memwal_ops.errors import (
     StoreUnavailableError,
     TableNotFoundError,
 )
+from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.storage.redaction import redact
 
 _CHANGES = frozenset({"write", "delete", "create", "build", "commit", "publish", "put", "remove"})

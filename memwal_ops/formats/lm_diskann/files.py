@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import DiskFullError, StorageError
+from memwal_ops.errors import StorageError
+from memwal_ops.storage.disk_full import DiskFullError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

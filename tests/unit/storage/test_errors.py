@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from memwal_ops.cli.printing import error_document
-from memwal_ops.errors import DiskFullError, StorageError
+from memwal_ops.errors import StorageError
+from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.storage.errors import translate
 from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, findings_of
 from memwal_ops.supervisor.state.outcomes import error_fields, log_fields

@@ -22,7 +22,7 @@ from memwal_ops.errors import (
     TableReplacedError,
 )
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import transaction
+from memwal_ops.formats.lm_diskann import inserting
 from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.wire import frames
@@ -180,7 +180,7 @@ def test_a_change_that_failed_takes_its_transaction_along(
     with index, pytest.raises(InvalidUsageError, match="failed"), index.transaction():
         index.insert([100], vectors[100:101])
         with monkeypatch.context() as patch, pytest.raises(StorageError):
-            patch.setattr(transaction, "write_nodes", full)
+            patch.setattr(inserting, "write_nodes", full)
             index.insert([0, 101], vectors[:2])
     assert set(View(folder).live_rows()) == {*range(100)}
 

@@ -221,8 +221,6 @@ def _executor(options: CompactOptions, context: RunContext) -> Iterator[TaskExec
 
 def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, context: RunContext) -> CompactReport:
     started = time.monotonic()
-    check_rewritable(table)
-    refuse_auto_cleanup(table)
     table = _checked_settings(table, options)
     note = CommitNote.new("compact")
     limit, busy = _ids(table), set[int]()
@@ -370,6 +368,8 @@ def _refuse_broken_indexes(table: Table) -> None:
 def _checked_settings(table: Table, options: CompactOptions) -> Table:
     """The table, or a newer version if it was expired meanwhile, with settings by which it can be compacted."""
     while True:
+        check_rewritable(table)
+        refuse_auto_cleanup(table)
         try:
             refuse_settings(table, _lance_options(options, ()))
         except (ObjectNotFoundError, TableNotFoundError):
