@@ -13,7 +13,7 @@ EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test campaigns test-all test-airflow mutate lint format bench bench-spark bench-supervisor soak fuzz replay protos protos-check docs \
-  docs-check   requirements clean
+  docs-check models requirements clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -93,6 +93,9 @@ docs: $(VENV)/.dev  ## Write docs/cli.md from the commands' options, docs/spec.m
 docs-check: $(VENV)/.dev
 	@$(BIN)/python -m tools.build_docs --check
 	@$(BIN)/python -m tools.requirements --page --check
+
+models: $(VENV)/.dev  ## Check the models of the protocols in docs/models with spin, and each planted bug (a minute; needs spin and gcc)
+	@nice $(BIN)/python -m tools.models
 
 requirements: $(VENV)/.dev  ## Show which statements of the specification no test proves
 	@$(BIN)/python tools/requirements.py
