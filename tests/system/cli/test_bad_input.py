@@ -107,7 +107,7 @@ WHOLE: list[tuple[Callable[[Path], str], int, list[str]]] = [
     (empty_folder, 3, ["empty"]),
     (a_file, 4, ["file.lance"]),
     (junk, 4, ["junk", "_versions"]),
-    (overwritten, 5, ["t.lance", "_mem_wal folder has", "Do not run memwal-ops init yet"]),
+    (overwritten, 5, ["t.lance", "has 2 regions: ", "Do not run memwal-ops init yet"]),
     (no_primary_key, 6, ["primary key", "lance-schema:unenforced-primary-key"]),
     (unknown_reader_flag, 8, [str(1 << 40), "Upgrade"]),
     (mixed_names, 9, ["both schemes"]),
