@@ -15,9 +15,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.options import OptionError, Options, duration, flag
-from memwal_ops.core.published import recording
 from memwal_ops.core.registry import job_specs
-from memwal_ops.core.run import plugin_errors
+from memwal_ops.core.run import perform
 from memwal_ops.errors import LeaseLostError, MemwalOpsError
 from memwal_ops.text import paragraph
 from memwal_ops.units import duration_text
@@ -212,10 +211,7 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
                 table = table.newest()
             act = options.apply if spec.deletes else not options.dry_run
             step_options = getattr(options, spec.name, None) or spec.options()
-            with plugin_errors(spec), recording(step_context.revisions):
-                report = (spec.job.apply if act else spec.job.plan)(table, step_options, step_context)
-            if act:
-                context.record(table.store, spec.name, report)
+            report = perform(spec, table, step_options, step_context, act=act)
         except LeaseLostError:
             raise  # the new holder runs all steps
         except MemwalOpsError as error:

@@ -71,12 +71,22 @@ def run_job(
         if apply and not spec.deletes and any(field.name == "apply" for field in fields(chosen)):
             chosen = replace(chosen, apply=True)  # type: ignore[call-arg]  # checked: it is a field
         acts = not spec.deletes if apply is None else apply
-        context = context or RunContext()
-        if not acts or spec.reads_only:
-            return spec.job.plan(opened, chosen, context)
+        return perform(spec, opened, chosen, context or RunContext(), act=acts and not spec.reads_only)
+
+
+def perform(spec: JobSpec, table: Table, options: Options, context: RunContext, *, act: bool) -> Report:
+    """Run a job's code on an open table: ``plan``, or ``apply``, which records what it publishes and that it ran.
+
+    Raises:
+        JobPluginError: the job is of another package and raised an error of another kind.
+        MemwalOpsError: the job was refused or failed, by kind; what it had published stays.
+    """
+    with plugin_errors(spec):
+        if not act:
+            return spec.job.plan(table, options, context)
         with recording(context.revisions):
-            report = spec.job.apply(opened, chosen, context)
-        context.record(opened.store, spec.name, report)
+            report = spec.job.apply(table, options, context)
+        context.record(table.store, spec.name, report)
         return report
 
 

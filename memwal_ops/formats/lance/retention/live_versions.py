@@ -181,14 +181,14 @@ class Retention:
         merged 40 days ago.
         """
         own = self._trees[self._own]
-        unbroken: list[int] = []
+        later: int | None = None
         for version in reversed(own.all_versions):
-            if unbroken and version != unbroken[-1] - 1:
+            if later is not None and version != later - 1:
                 break
-            unbroken.append(version)
-        published = (one for one in unbroken if moment is None or own.written(one) <= moment)
-        newest = next(published, None)
-        return {} if newest is None else own.progress(newest)
+            if moment is None or own.written(version) <= moment:
+                return own.progress(version)
+            later = version
+        return {}
 
     def is_below(self, progress: Mapping[UUID, int], *, after: int) -> bool:
         """Whether the base of an own version after that one, if it has a MemWAL index, has less of a region."""
