@@ -45,7 +45,7 @@ _MODULES = {
     "InvalidUsageError": "memwal_ops.errors",
     "JobPluginError": "memwal_ops.errors",
     "MemwalOpsError": "memwal_ops.errors",
-    "Report": "memwal_ops.core.job",
+    "Report": "memwal_ops.core.report",
     "RunContext": "memwal_ops.core.context",
     "Table": "memwal_ops.core.protocols",
     "TableNotFoundError": "memwal_ops.errors",

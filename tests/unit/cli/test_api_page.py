@@ -66,3 +66,9 @@ def test_no_foreign_type_is_in_a_public_signature() -> None:
         if not name.startswith("_"):
             shown = str(getattr(member, "fget", member).__annotations__)
             assert not re.search(r"pb2|LanceDataset", shown), name
+
+
+@pytest.mark.parametrize("name", sorted(memwal_ops.__all__))
+def test_every_public_name_is_there(name: str) -> None:
+    """They are imported at the first use, from modules that are named as strings."""
+    assert getattr(memwal_ops, name) is not None
