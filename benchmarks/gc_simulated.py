@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import Store
 
 _LONG_AGO = datetime(2024, 1, 1, tzinfo=UTC)
@@ -221,12 +220,12 @@ class SimulatedHistory(CountingStore):
         self._version = replace(version, transaction=None)
         for field in ("transaction_section", "transaction_section_old"):
             version.manifest.ClearField(field)
-        self._small = _manifest_part(self._version)
+        self._small = self._version.manifest.SerializeToString(deterministic=True)
         fragment = version.manifest.fragments[0]
         for number in range(1, history.fragments):
             version.manifest.fragments.add().CopyFrom(fragment)
             version.manifest.fragments[number].id = number
-        self._large = _manifest_part(self._version)
+        self._large = self._version.manifest.SerializeToString(deterministic=True)
 
     @property
     def all_bytes(self) -> int:
@@ -289,12 +288,10 @@ class SimulatedHistory(CountingStore):
 
     def _tail(self, number: int) -> bytes:
         body = self._small if number % self._history.large_every else self._large
-        return body + struct.pack("<QHH4s", len(self._head(number)), 0, 2, b"LANC")
-
-
-def _manifest_part(version: VersionManifest) -> bytes:
-    data = version.manifest.SerializeToString(deterministic=True)
-    return struct.pack("<I", len(data)) + data
+        # Its own number after all else: of a protobuf field that stands twice, the last one counts.
+        body += table_pb2.Manifest(version=number).SerializeToString()
+        part = struct.pack("<I", len(body)) + body
+        return part + struct.pack("<QHH4s", len(self._head(number)), 0, 2, b"LANC")
 
 
 def _meta(path: str, age: int = 0) -> ObjectMeta:

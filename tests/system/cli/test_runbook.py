@@ -175,11 +175,16 @@ def test_schema_projection(table: Workload, capfd: pytest.CaptureFixture[str]) -
     lance.dataset(str(folder)).alter_columns({"path": "val", "data_type": pa.float64()})
     detail = blocked(table, capfd)
     assert "'val'" in detail
-    base, generation, versions = (shell(line, **variables) for line in commands(SECTIONS["schema_projection"]))
+    base, generation, versions, *adopt = commands(SECTIONS["schema_projection"])
+    base, generation, versions = (shell(line, **variables) for line in (base, generation, versions))
     assert (base[0], generation[0], versions[0]) == (0, 0, 0)
     assert "val: float\n" in base[1]
     assert "val: double\n" in generation[1]
     assert len(versions[1].splitlines()) == lance.dataset(table.uri).version
+    plan, apply, merge = adopt
+    code, said = shell(plan, **variables)
+    assert (code, said.split()[0]) == (0, "nothing_to_adopt:"), "a changed type is nothing that one could assert"
+    assert (apply, merge) == (f"{plan.split('   ')[0]} --apply", 'memwal-ops merge "$URI"')
     shutil.rmtree(folder)
     shutil.copytree(f"{table.uri}.backup", folder)
     assert_goes_on(table, capfd)
@@ -215,7 +220,12 @@ def test_region_replaced(table: Workload, capfd: pytest.CaptureFixture[str]) -> 
     assert f"memwal-ops adopt URI --region {table.regions[0]} --as unmerged" in detail
     variables = environment(table, 1)
     said = []
-    for line in commands(SECTIONS["region_replaced"]):
+    *first, recreated = commands(SECTIONS["region_replaced"])
+    assert "--up-to 3" in recreated
+    code, text = shell(recreated, **variables)
+    assert code == 2, "its table's index was never removed"
+    assert "--up-to must be in between" in text
+    for line in first:
         code, text = shell(line, **variables)
         assert code == 0, text
         said.append(text)
