@@ -35,9 +35,7 @@ from typing import TYPE_CHECKING
 import lance
 
 from memwal_ops.errors import (
-    CommitStateUnknownError,
     InvariantViolatedError,
-    MemwalOpsError,
     StorageError,
     UnsupportedFeatureError,
 )
@@ -47,6 +45,7 @@ from memwal_ops.formats.lance.commit.publication import (
     CommitNote,
     added_files,
     advance_hint,
+    deleted_unless_named,
     is_taken,
     lost,
     publish,
@@ -312,18 +311,10 @@ def _publish_built(table: Table, built: VersionManifest, data: bytes, transactio
     if file is not None:
         # Releases that find no transaction inside the manifest look for this file when they rebase.
         table.store.put(file, transaction.SerializeToString(deterministic=True))
-    # The file is deleted only if no version can refer to it: not if the outcome is unknown, nor at Ctrl-C or
-    # SIGTERM, which may arrive right after the version was published.
-    try:
+    with deleted_unless_named(lambda: table.discard([file] if file else [])):
         refuse_missing_files(table, added_files(table, built))
         refuse_if_not_newest(table, version)
         publish(table, data, version)
-    except CommitStateUnknownError:
-        raise
-    except MemwalOpsError as error:
-        if file is not None and not (isinstance(error, CommitLostError) and not error.files_unreferenced):
-            table.discard([file])
-        raise
     verify_in_history(table, built, {})
     advance_hint(table, version)
     return version

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ from memwal_ops.log import get_logger
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from uuid import UUID
 
     from memwal_ops.formats.lance.table import Table
@@ -69,6 +70,30 @@ class CommitLostError(MemwalOpsError):
 
 class FilesDeletedError(CommitLostError):
     """Files that the run wrote were deleted before a version could refer to them: it has to write them again."""
+
+
+def may_be_named(error: BaseException) -> bool:
+    """Whether a version may name the files of a commit that failed with this error: then they must be kept.
+
+    So it is if the outcome is unknown, and at Ctrl-C or SIGTERM, which may arrive right after the publication.
+    """
+    if isinstance(error, CommitLostError):
+        return not error.files_unreferenced
+    return isinstance(error, CommitStateUnknownError) or not isinstance(error, MemwalOpsError)
+
+
+@contextmanager
+def deleted_unless_named(delete: Callable[[], object]) -> Iterator[None]:
+    """Around a commit: if it fails, and no version can name the files that were written for it, delete them.
+
+    If they stayed, each attempt would fill a full disk further.
+    """
+    try:
+        yield
+    except MemwalOpsError as error:
+        if not may_be_named(error):
+            delete()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

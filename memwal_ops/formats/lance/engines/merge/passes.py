@@ -7,13 +7,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import (
-    CommitStateUnknownError,
     GenerationCorruptError,
     GenerationMissingError,
     MemwalOpsError,
     SchemaProjectionError,
 )
-from memwal_ops.formats.lance.commit.commit import CommitLostError, commit_strict
+from memwal_ops.formats.lance.commit.commit import commit_strict
+from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass
 from memwal_ops.formats.lance.engines.merge.rewrite import remove_files
 from memwal_ops.formats.lance.generations.generation import Generation, open_generation
@@ -84,13 +84,7 @@ def commit_files(
 ) -> int:
     """Run :func:`memwal_ops.formats.lance.commit.commit.commit_strict`; if nothing was published, delete ``files``.
 
-    ``files`` are those written for the commit. If they stayed, each attempt would fill a full disk further.
+    ``files`` are those written for the commit.
     """
-    try:
+    with deleted_unless_named(lambda: remove_files(table, files)):
         return commit_strict(table, operation, progress, note, records=records)
-    except CommitStateUnknownError:
-        raise  # a version may name them
-    except MemwalOpsError as error:
-        if not isinstance(error, CommitLostError) or error.files_unreferenced:
-            remove_files(table, files)
-        raise

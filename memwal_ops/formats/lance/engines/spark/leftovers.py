@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import CommitStateUnknownError, MemwalOpsError
-from memwal_ops.formats.lance.commit.commit import CommitLostError
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.commit.publication import may_be_named
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, deletion_path
 from memwal_ops.log import get_logger
 
@@ -38,12 +38,9 @@ def log_files_if_kept(table: Table, paths: Sequence[str]) -> Iterator[None]:
     """Around a commit of these files: log them if it fails although a version may name them."""
     try:
         yield
-    except CommitLostError as error:
-        if not error.files_unreferenced:
+    except MemwalOpsError as error:
+        if may_be_named(error):
             log_files(table, paths, "a version may name them")
-        raise
-    except CommitStateUnknownError:
-        log_files(table, paths, "the outcome of the commit is unknown")
         raise
 
 

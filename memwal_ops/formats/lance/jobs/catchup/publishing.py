@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import CommitStateUnknownError, MemwalOpsError
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, commit_indexes
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard, still_fits
-from memwal_ops.formats.lance.commit.publication import FilesDeletedError
+from memwal_ops.formats.lance.commit.publication import FilesDeletedError, may_be_named
 from memwal_ops.formats.lance.commit.rebased_commit import commit_segments
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def publish_rebased(built_on: Table, name: str, build: IndexBuild, note: CommitN
         try:
             commit_segments(built_on, build, note)
         except CommitLostError as error:
-            named = not error.files_unreferenced
+            named = may_be_named(error)
             raise
         return retry.landed(built_on)
     finally:
@@ -108,20 +108,14 @@ def publish_build(
     try:
         while still_fits(build, built_on, table, name):
             wanted = change(table)
-            earlier, named = named, True
+            before, named = named, True
             try:
                 commit_indexes(table, wanted, note)
-            except FilesDeletedError:
-                named = earlier
-                raise
-            except CommitLostError as error:
-                named = earlier or not error.files_unreferenced
+            except MemwalOpsError as error:
+                named = before or may_be_named(error)
+                if not isinstance(error, CommitLostError) or isinstance(error, FilesDeletedError):
+                    raise
                 table = retry.conflict(table, error)
-            except CommitStateUnknownError:
-                raise
-            except MemwalOpsError:
-                named = earlier  # refused before anything was published
-                raise
             else:
                 return retry.landed(table)
         raise CommitLostError(f"Index {name} was changed while it was being built.")

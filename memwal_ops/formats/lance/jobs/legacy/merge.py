@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
 from memwal_ops.errors import (
-    CommitStateUnknownError,
     DuplicateKeysError,
     GenerationCorruptError,
     GenerationMissingError,
@@ -24,6 +23,7 @@ from memwal_ops.errors import (
     SchemaProjectionError,
 )
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
+from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass
 from memwal_ops.formats.lance.engines.merge.collapse import collapse, read_all_keys
 from memwal_ops.formats.lance.engines.merge.locate import locate, repeated_keys
@@ -265,14 +265,8 @@ def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
             run.context.advance("merging", "rows", count)
 
         written = rewrite(table, generations, winners, superseded, budget, on_rows)
-        try:
+        with deleted_unless_named(lambda: remove_files(table, written.written_files())):
             version = publish(table, change, run.note, merge_draft(table, written))
-        except CommitStateUnknownError:
-            raise  # a version may name the files
-        except MemwalOpsError as error:
-            if not isinstance(error, CommitLostError) or error.files_unreferenced:
-                remove_files(table, written.written_files())
-            raise
         run.passes.append(
             LegacyPass(
                 tuple(one.id for one in chosen),

@@ -29,6 +29,7 @@ from memwal_ops.formats.lance.commit.commit import (
     check_rewritable,
     commit_indexes,
 )
+from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.generations.backlog import with_listed_log
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.generations.wal import last_wal_entry
@@ -246,14 +247,11 @@ def _publish(
     )
     change = IndexChange(details, uuid=new_id)
     before_commit(table, change, data)
-    if stored == "external":
-        table.store.put(snapshot_path(new_id), data)
-    try:
+    written = [snapshot_path(new_id)] if stored == "external" else []
+    for path in written:
+        table.store.put(path, data)
+    with deleted_unless_named(lambda: table.discard(written)):
         commit_indexes(table, change, note)
-    except CommitLostError as error:
-        if stored == "external" and error.files_unreferenced:
-            table.discard([snapshot_path(new_id)])
-        raise
 
 
 def _observe(table: Table, *, update_hints: bool, on_region: Callable[[int], None] = lambda _: None) -> _Observation:
