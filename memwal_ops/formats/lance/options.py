@@ -228,6 +228,42 @@ class ExpireOptions(SafeMinimums):
         timedelta(days=7), help="Expire only versions that were published at least this long ago."
     )
     keep: int = count(1, minimum=1, help="Keep the newest N versions, at any age.", metavar="N")
+    keep_at_most: int | None = count(
+        None,
+        minimum=1,
+        metavar="N",
+        help="Keep the newest N versions, at any age, and expire the others when they are an hour old, or as old as a "
+        "lower --older-than; without it, versions expire by age alone.",
+    )
+    version: int | None = count(
+        None,
+        minimum=1,
+        metavar="N",
+        help="Expire this version alone, if it is an hour old; refused if it is the newest, or something needs it.",
+    )
+
+    @property
+    def newest(self) -> int:
+        """How many of the newest versions are kept at any age."""
+        return self.keep if self.keep_at_most is None else self.keep_at_most
+
+    @property
+    def age(self) -> timedelta:
+        """The age below which a version is kept."""
+        by_age = self.keep_at_most is None and self.version is None
+        return self.older_than if by_age else min(self.older_than, SAFE_VERSION_AGE)
+
+    def validate(self) -> None:
+        """Refuse bounds that contradict each other."""
+        super().validate()
+        if self.keep_at_most is not None and self.keep_at_most < self.keep:
+            raise OptionError(
+                f"{{keep_at_most}} must be at least {{keep}}, {self.keep}, not {self.keep_at_most}.",
+                "keep_at_most",
+                "keep",
+            )
+        if self.keep_at_most is not None and self.version is not None:
+            raise OptionError("{version} names the only version to expire: give no {keep_at_most}.", "keep_at_most")
 
     def _dangers(self) -> list[tuple[str, str]]:
         if self.older_than >= SAFE_VERSION_AGE:
@@ -363,7 +399,9 @@ class MaintainOptions(BaseMaintainOptions):
     catchup: CatchupOptions = group(CatchupOptions, help="Options of catchup.")
     compact: CompactOptions = group(CompactOptions, help="Options of compact.")
     snapshot: SnapshotOptions = group(SnapshotOptions, "inline_threshold", help="Options of snapshot.")
-    expire: ExpireOptions = group(ExpireOptions, "older_than", "keep", "allow_unsafe", help="Options of expire.")
+    expire: ExpireOptions = group(
+        ExpireOptions, "older_than", "keep", "keep_at_most", "allow_unsafe", help="Options of expire."
+    )
     gc: GcOptions = group(
         GcOptions,
         "reader_grace",

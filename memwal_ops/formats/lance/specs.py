@@ -183,6 +183,8 @@ A shallow clone elsewhere reads this table's files: tag the version that it was 
 Examples:
   memwal-ops expire s3://bucket/orders.lance
   memwal-ops expire orders.lance --older-than 30d --apply
+  memwal-ops expire orders.lance --keep-at-most 100 --apply
+  memwal-ops expire orders.lance --version 41 --apply
 
 Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; others: runbooks/README.md.""",
     options=ExpireOptions,

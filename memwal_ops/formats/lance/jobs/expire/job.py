@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.anchors import delete_proven
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.holds import announced_expiry
+from memwal_ops.errors import InvalidUsageError, VersionGoneError
 from memwal_ops.formats.lance.files.referenced_files import (
     BASE_FOLDERS,
     file_key,
@@ -76,6 +77,7 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     now = datetime.now(UTC)
     retention.refresh(table, now)
     expired, kept = _choose(table, retention, options, now, UnmergedFlushes())
+    _require_expirable(table, options, kept)
     needed = Needed()
     needed.read(table, {version_path(version, table.naming) for version in expired}, _young(table, kept))
     newest = NewestFiles(table)
@@ -115,6 +117,7 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
     table, anchor = anchored(table)
     run = _Run(table, options, anchor, context, store_time(table.store))
     planned, kept = run.choose()
+    _require_expirable(table, options, kept)
     _refuse_unreadable(table, run.retention)
     frees = _frees(table, planned)
     if planned and table.memwal is not None:
@@ -127,6 +130,7 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
     if planned or run.objects or run.copies:
         _, kept = run.choose()
         run.delete_copies()
+        _require_expirable(table, options, kept)
     deleted = tuple(sorted(set(planned) - set(run.retention.versions)))
     decision = "incomplete" if run.failed else "expired" if run.objects else "nothing_to_expire"
     report = _report(decision, table, run.retention, options, deleted, kept, applied=True)
@@ -313,6 +317,8 @@ def _report(
     applied: bool = False,
 ) -> ExpireReport:
     warnings = options.dangers() if expired else ()
+    if options.version is not None and options.version not in {*expired, *retention.versions}:
+        warnings += (f"Version {options.version} is not listed: it expired before.",)
     return ExpireReport(decision, applied, expired, kept, table.version, retention.branches, warnings=warnings)
 
 
@@ -322,33 +328,56 @@ def _choose(
     expired: list[int] = []
     kept: list[KeptVersion] = []
     versions = retention.versions
-    newest = set(versions[-options.keep :])
+    newest = set(versions[-options.newest :])
     protected = retention.protected()
     unmerged = flushes.needed(table, retention, protected)
     shows_progress = retention.last_with(table.regions.region_ids)
     for version, following in zip(versions, [*versions[1:], *versions[-1:]], strict=True):
-        if version >= table.version:
+        if options.version not in {None, version}:
+            kept.append(KeptVersion(version, f"not version {options.version}"))
+        elif version >= table.version:
             kept.append(KeptVersion(version, "the newest version"))
         elif version in newest:
-            kept.append(KeptVersion(version, f"one of the newest {options.keep}"))
+            kept.append(KeptVersion(version, f"one of the newest {options.newest}"))
         elif version in protected:
             kept.append(KeptVersion(version, protected[version]))
         elif shows_progress is not None and version >= shows_progress:
             kept.append(KeptVersion(version, f"version {shows_progress} and the later ones show what is merged"))
         elif version in unmerged:
             kept.append(KeptVersion(version, unmerged[version]))
-        elif options.older_than and now < (until := retention.written(version) + options.older_than):
+        elif options.age and now < (until := retention.written(version) + options.age):
             because = f"published {retention.written(version):%Y-%m-%d %H:%M} UTC, too young"
             kept.append(KeptVersion(version, because, until))
-        elif options.older_than and now < (
-            until := retention.written(following) + min(options.older_than, SAFE_VERSION_AGE)
-        ):
+        elif options.age and now < (until := retention.written(following) + min(options.age, SAFE_VERSION_AGE)):
             # It may be old, but it was the newest until then: readers may have just opened it.
             because = f"the newest until {retention.written(following):%Y-%m-%d %H:%M} UTC"
             kept.append(KeptVersion(version, because, until))
         else:
             expired.append(version)
     return tuple(expired), tuple(kept)
+
+
+def _require_expirable(table: Table, options: ExpireOptions, kept: Iterable[KeptVersion]) -> None:
+    """Refuse to keep the version that is to expire, with the reason.
+
+    Raises:
+        VersionGoneError: there was never such a version.
+        InvalidUsageError: it is kept.
+    """
+    if options.version is None:
+        return
+    if options.version > table.version:
+        raise VersionGoneError(
+            f"{table.location.uri} has no version {options.version}: the newest is {table.version}.",
+            remedy="Give one that expire lists: memwal-ops expire URI --json.",
+        )
+    for one in kept:
+        if one.version == options.version:
+            until = "" if one.old_enough is None else f"; it is old enough at {one.old_enough:%Y-%m-%d %H:%M} UTC"
+            raise InvalidUsageError(
+                f"Version {one.version} of {table.location.uri} does not expire: {one.because}{until}.",
+                remedy="Delete the tag or branch, release the hold, merge, or wait until it is old enough.",
+            )
 
 
 def _frees(table: Table, versions: Collection[int]) -> tuple[int, int]:

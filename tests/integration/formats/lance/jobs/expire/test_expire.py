@@ -22,6 +22,7 @@ from tests.support.stores import beside
 from tests.support.tables.files import Files
 from tests.support.tables.gc_tables import (
     DAY,
+    HOUR,
     ZERO,
     age,
     caught_up,
@@ -130,6 +131,100 @@ def test_the_newest_stay_at_any_age(made: LsmTable) -> None:
     assert versions(made) == standing[-3:]
     assert job.apply(table_of(made), ExpireOptions(keep=99)).decision == "nothing_to_expire"
     sound(made)
+
+
+def test_at_most_so_many_stay_once_they_are_an_hour_old(made: LsmTable) -> None:
+    naming = table_of(made).naming
+    standing = versions(made)
+    assert job.apply(table_of(made), ExpireOptions(keep_at_most=2)).versions == ()
+    age(made, "_versions/*", 2 * HOUR)
+    assert job.apply(table_of(made), ExpireOptions()).versions == (), "none is a week old"
+    open_dataset(made.uri).tags.create("audit", standing[0])
+    report = job.apply(table_of(made), ExpireOptions(keep_at_most=2))
+    assert report.versions == tuple(standing[1:-2])
+    assert because(report) == {
+        standing[0]: f"tag audit at version {standing[0]}",
+        standing[-2]: "one of the newest 2",
+        standing[-1]: "the newest version",
+    }
+    assert versions(made) == [standing[0], *standing[-2:]]
+    age(made, version_path(standing[-2], naming), 4000 * DAY)
+    again = job.apply(table_of(made), ExpireOptions(ZERO, keep_at_most=2, allow_unsafe=True))
+    assert again.versions == (), "the newest two stay at any age"
+    sound(made)
+
+
+def test_one_version_expires_alone(made: LsmTable) -> None:
+    standing = versions(made)
+    chosen = standing[-2]
+    with pytest.raises(InvalidUsageError, match=r"too young; it is old enough at"):
+        job.apply(table_of(made), ExpireOptions(version=chosen))
+    age(made, "_versions/*", 2 * HOUR)
+    plan = job.plan(table_of(made), ExpireOptions(version=chosen))
+    assert (plan.decision, plan.versions) == ("planned", (chosen,))
+    report = run_job(made.uri, "expire", apply=True, version=chosen)
+    assert (report.decision, report.to_json()["expire"]) == ("expired", [chosen])
+    assert versions(made) == [version for version in standing if version != chosen]
+    again = run_job(made.uri, "expire", apply=True, version=chosen)
+    assert (again.decision, again.to_json()["warnings"]) == (
+        "nothing_to_expire",
+        [f"Version {chosen} is not listed: it expired before."],
+    )
+    sound(made)
+
+
+def test_one_version_that_is_needed_is_refused_with_the_reason(
+    made: LsmTable, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third, *_, newest = versions(made)
+    age(made, "_versions/*", 4000 * DAY)
+    dataset = open_dataset(made.uri)
+    dataset.tags.create("audit", first)
+    dataset.create_branch("dev", second)
+    hold = take_hold(table_of(made), third, timedelta(hours=1))
+    before = contents(made.uri)
+    reasons = {
+        first: f"tag audit at version {first}",
+        second: f"branch dev left from version {second}",
+        third: f"hold {hold.number} of",
+        newest: "the newest version",
+    }
+    for version, reason in reasons.items():
+        for apply in (False, True):
+            with pytest.raises(InvalidUsageError, match=reason):
+                run_job(made.uri, "expire", apply=apply, version=version)
+    ran = run_here(capfd, "expire", made.uri, "--version", str(newest + 1), "--apply")
+    assert (ran.code, f"no version {newest + 1}" in ran.err) == (26, True)
+    assert contents(made.uri) == before
+
+
+def test_a_tag_that_comes_while_its_version_expires(made: LsmTable) -> None:
+    chosen = versions(made)[0]
+    age(made, "_versions/*", 2 * HOUR)
+
+    class Tagged(StoreWrapper):
+        def delete_many(self, paths: list[str], **more: Any) -> Any:
+            if version_path(chosen, table_of(made).naming) in paths:
+                open_dataset(made.uri).tags.create("audit", chosen)
+            return super().delete_many(paths, **more)
+
+    with pytest.raises(InvalidUsageError, match="tag audit"):
+        run(made, Tagged, ExpireOptions(version=chosen))
+    assert open_dataset(made.uri, version="audit").version == chosen
+    sound(made)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"keep": 3, "keep_at_most": 2}, "keep_at_most must be at least keep, 3, not 2"),
+        ({"keep_at_most": 2, "version": 1}, "version names the only version to expire"),
+        ({"version": 0}, "version must be at least 1"),
+    ],
+)
+def test_bounds_that_contradict_each_other(options: dict[str, int], text: str) -> None:
+    with pytest.raises(InvalidUsageError, match=text):
+        ExpireOptions(**options)
 
 
 def test_tags_branches_and_holds_keep_theirs(made: LsmTable) -> None:
