@@ -1,15 +1,18 @@
-"""``memwal-ops config check``: check a configuration file, and explain its errors."""
+"""``memwal-ops config``: check a configuration file and explain its errors; copy the files that the package brings."""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+import memwal_ops
 from memwal_ops.cli.options import json_output
 from memwal_ops.cli.printing import echo_result, error_document
-from memwal_ops.errors import InvalidConfigError
+from memwal_ops.errors import InvalidConfigError, InvalidUsageError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.document import Problem, place_text
 from memwal_ops.supervisor.config.effective import DEFAULT
@@ -17,12 +20,16 @@ from memwal_ops.supervisor.config.loader import ConfigProblemsError, default_con
 from memwal_ops.text import counted, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memwal_ops.supervisor.config.effective import Settings
 
+_BROUGHT = ("configs", "systemd")
 
-@click.group(short_help="Check a configuration file of the supervisor.")
+
+@click.group(short_help="Check a configuration; copy examples, units, alert rules.")
 def config() -> None:
-    """Check configuration files of memwal-ops run."""
+    """Check configuration files of memwal-ops run, and copy the files that the package brings."""
 
 
 @config.command(short_help="Explain every error, or show the effective configuration.")
@@ -50,6 +57,67 @@ def check(file: str, as_json: bool) -> int:
         return InvalidConfigError.exit_code
     echo_result(_valid(settings), describe(settings), as_json=as_json)
     return 0
+
+
+@config.command(short_help="List example files, units and alert rules, or copy them.")
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Copy them into this folder. An existing file with other content is never replaced.",
+)
+@json_output
+def files(folder: Path | None, as_json: bool) -> int:
+    """List the files that the package brings for an installation, or copy them with --to.
+
+    Examples of configurations, systemd units, lines for cron, manifests for Kubernetes, an Airflow DAG, alert rules for
+    Prometheus, and a Grafana dashboard. docs/install.md and docs/monitoring.md use them by these names.
+
+    \b
+    Examples:
+      memwal-ops config files
+      memwal-ops config files --to .
+
+    Exit codes: 0 done; 2 the folder has other files of these names, nothing was copied.
+    """  # noqa: D301 - click keeps the lines of a block that begins so
+    brought = _brought()
+    if folder is not None:
+        _copy(brought, folder)
+    document = {
+        "decision": "listed" if folder is None else "copied",
+        "folder": None if folder is None else str(folder),
+        "files": [*brought],
+    }
+    names = [name if folder is None else str(folder / name) for name in brought]
+    echo_result(document, "\n".join(names), as_json=as_json)
+    return 0
+
+
+def _brought() -> Mapping[str, bytes]:
+    """Return the content of each file by its name below the package, sorted."""
+    root = Path(memwal_ops.__file__).parent
+    found = (Path(folder, name) for top in _BROUGHT for folder, _, names in os.walk(root / top) for name in names)
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(found) if path.suffix != ".pyc"}
+
+
+def _copy(brought: Mapping[str, bytes], folder: Path) -> None:
+    """Write all files, or none if one of them would replace another.
+
+    Raises:
+        InvalidUsageError: it would, or a file cannot be written.
+    """
+    try:
+        present = {name: (folder / name).read_bytes() for name in brought if (folder / name).exists()}
+        if other := [name for name, content in present.items() if content != brought[name]]:
+            raise InvalidUsageError(
+                f"{folder} has other files of these names; nothing was copied: {', '.join(other)}.",
+                remedy="Give another --to, and compare the files.",
+            )
+        for name in brought.keys() - present.keys():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(brought[name])
+    except OSError as error:
+        raise InvalidUsageError(f"{folder} cannot be written: {error}.", remedy="Give another --to.") from error
 
 
 def _invalid(file: str, error: ConfigProblemsError) -> dict[str, object]:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,10 +45,10 @@ def test_what_it_copies_is_there_and_not_ignored() -> None:
 
 def test_all_that_the_build_reads_is_copied() -> None:
     """Files that pyproject.toml names: without them pip cannot build the package."""
-    project = (ROOT / "pyproject.toml").read_text()
-    named = re.findall(r'^(?:readme = "|license-files = \[")([^"]+)"', project, re.MULTILINE)
-    assert named == ["README.md", "LICENSE"]
-    # What memwal_ops/runbooks, a link, leads to: pip would leave the pages out without a word.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [project["readme"], *project["license-files"]]
+    assert named == ["README.md", "LICENSE", "NOTICE"]
+    # What the links in memwal_ops lead to: pip would leave these files out without a word.
     named += [path.resolve().name for path in (ROOT / "memwal_ops").iterdir() if path.is_symlink()]
     copied = [source for rest in of("COPY") if "--from" not in rest for source in rest.split()[:-1]]
     assert [one for one in named if one not in copied] == []
