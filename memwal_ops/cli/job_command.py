@@ -46,7 +46,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
 
     Args:
         name: the command.
-        specs: the job's spec in each format that has it; the help comes from the first one.
+        specs: the job's spec in each format that has it; ``--help`` is that of the first one, ``--help-for`` of each.
     """
     first = next(iter(specs.values()))
 
@@ -80,7 +80,28 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
     about = "The catalog in which URI is the name of a table."
     command.params.append(click.Option(["--namespace"], metavar="CATALOG", help=about))
     command.params += [*storage_parameters(), json_parameter()]
+    if len({spec.help for spec in specs.values()}) > 1:
+        command.params.append(_help_for(name, specs))
     return command
+
+
+def _help_for(name: str, specs: Mapping[str, JobSpec]) -> click.Option:
+    """The option that shows the help for tables of one format, with its options alone."""
+
+    def show(context: click.Context, _: click.Parameter, wanted: str | None) -> None:
+        if wanted is not None:
+            click.echo(job_command(name, {wanted: specs[wanted]}).get_help(context))
+            context.exit()
+
+    return click.Option(
+        ["--help-for"],
+        type=click.Choice(list(specs)),
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        metavar="FORMAT",
+        help=f"Show the help for tables of one format: {', '.join(specs)}.",
+    )
 
 
 def option_parameters(specs: Mapping[str, HasOptions]) -> list[click.Parameter]:

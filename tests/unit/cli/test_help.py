@@ -14,7 +14,7 @@ from memwal_ops.cli.main import cli
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LINES, COLUMNS = 50, 100
+LINES, COLUMNS = 52, 100
 
 
 def paths(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -36,6 +36,17 @@ def test_the_help_of_a_command(path: tuple[str, ...]) -> None:
     assert len(lines) <= LINES
     examples = [line for line in lines if line.startswith(" ".join(["    memwal-ops", *path]))]
     assert len(examples) >= 2, lines
+
+
+def test_the_help_for_tables_of_another_format() -> None:
+    """Its own words and its own options; what another format has is not there."""
+    shown = CliRunner().invoke(cli, ["merge", "--help-for", "zeppelin"], terminal_width=COLUMNS).output
+    assert "fencing token" in shown
+    assert "--clusters" in shown
+    assert "(zeppelin)" not in shown
+    assert "--spark-above" not in shown
+    refused = CliRunner().invoke(cli, ["merge", "--help-for", "iceberg"])
+    assert refused.exit_code == 2
 
 
 def test_the_commands_are_grouped_on_one_screen() -> None:
