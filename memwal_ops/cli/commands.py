@@ -25,7 +25,7 @@ _LAZY = {
         "One line and an exit code from 0 to 3, for Nagios.",
     ),
     "config": ("memwal_ops.cli.config:config", "Check a configuration; copy examples, units, alert rules."),
-    "demo": ("memwal_ops.cli.demo:demo", "Make a table, merge it, and prove that nothing was lost."),
+    "demo": ("memwal_ops.cli.demo:demo", "Make a table, maintain it, and prove that nothing was lost."),
     "doctor": (
         "memwal_ops.cli.doctor:doctor",
         "Check this machine, and a store, before a job fails.",

@@ -20,7 +20,7 @@ class DemoRun:
     Attributes:
         folder: the folder of the table.
         temporary: whether the folder was created for this run.
-        merge: False: stop before the merge, with a backlog.
+        merge: False: stop before the merge, or the maintenance.
         command: the command line of memwal-ops, for hints.
     """
 

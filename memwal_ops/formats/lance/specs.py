@@ -387,6 +387,7 @@ DEMO = DemoSpec(
     "Orders, written by pylance's MemWAL writer.",
     "memwal_ops.formats.lance.jobs.demo.shard:demo",
     {
+        "none": "memwal_ops.formats.lance.jobs.demo.plain:demo",
         "shard": "memwal_ops.formats.lance.jobs.demo.shard:demo",
         "region": "memwal_ops.formats.lance.jobs.demo.region:demo",
     },

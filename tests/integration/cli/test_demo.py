@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import lance
 import pytest
 
 from memwal_ops import open_table
 from memwal_ops.core.run import run_job
+from memwal_ops.errors import InvariantViolatedError
+from memwal_ops.formats.lance.jobs.demo import plain
 from tests.support.run_cli import run_here
 
 NEEDS_EXTRA = pytest.mark.skipif(find_spec("numba") is None, reason="the extra memwal-ops[lm-diskann] is not installed")
@@ -46,3 +51,66 @@ def test_a_layout_that_the_format_has_not(tmp_path: Path, capfd: pytest.CaptureF
     assert outcome.code == 2
     assert "no layout region" in outcome.err
     assert not (tmp_path / "new").exists()
+
+
+def figures(comparison: str) -> dict[str, list[float]]:
+    """The rows of the demo's table that count something, with the numbers of its three states."""
+    rows = re.findall(r"^ {3}(\S.*?) {2,}([\d,]+) +([\d,]+) +([\d,]+)$", comparison, re.MULTILINE)
+    return {name: [int(one.replace(",", "")) for one in counts] for name, *counts in rows}
+
+
+@pytest.mark.long
+def test_a_table_as_lancedb_leaves_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What it prints is what the table is: afterwards queries need fewer reads, and a week later it is small."""
+    outcome = run_here(capfd, "demo", "--layout", "none", "--dir", str(tmp_path / "db"))
+    assert outcome.code == 0, outcome.err
+    uri = str(tmp_path / "db/documents.lance")
+    dataset = lance.dataset(uri)
+    shown = figures(outcome.out.partition("5. BEFORE AND AFTER")[2])
+    assert shown["fragments"][2] == len(dataset.get_fragments())
+    assert shown["versions"][2] == len(dataset.versions())
+    assert shown["files"][2] == sum(path.is_file() for path in Path(uri).rglob("*"))
+    for name in ("fragments", "versions", "files"):
+        assert shown[name][0] > 4 * shown[name][2], name
+    queries = [name for name in shown if name.endswith("reads")]
+    assert len(queries) == 3
+    for name in queries:
+        assert shown[name][0] > 2 * shown[name][1], name
+    assert f"{dataset.count_rows():,} documents, each with its last text" in outcome.out
+    (commits,) = re.findall(r"ok  (\d+) commits? of a writer", outcome.out)
+    assert dataset.count_rows(filter="text LIKE '% during the maintenance'") == 20 * int(commits)
+    assert max(map(len, outcome.out.splitlines())) <= 110 + len(uri)
+    again = run_here(capfd, "demo", "--layout", "none", "--dir", str(tmp_path / "db"))
+    assert (again.code, "exists already" in again.err) == (2, True)
+
+
+def test_a_lost_row_is_no_proof(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """The demo compares rows, and believes no command."""
+    monkeypatch.setattr(plain, "_DOCUMENTS", 1_000)
+    monkeypatch.setattr(plain, "_DAYS", 3)
+    monkeypatch.setattr(plain, "_command", lambda *_: str(lance.dataset(uri).delete("id = 7")))
+    uri = str(tmp_path / "documents.lance")
+    outcome = run_here(capfd, "demo", "--layout", "none", "--no-merge", "--dir", str(tmp_path))
+    assert outcome.code == InvariantViolatedError.exit_code
+    assert "does not have the rows that were written" in outcome.err
+
+
+def test_what_it_leaves_without_maintenance(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table with work for the jobs, and commands that do it."""
+    monkeypatch.setattr(plain, "_DOCUMENTS", 1_000)
+    monkeypatch.setattr(plain, "_DAYS", 6)
+    outcome = run_here(capfd, "demo", "--layout", "none", "--no-merge", "--dir", str(tmp_path))
+    assert outcome.code == 0, outcome.err
+    uri = str(tmp_path / "documents.lance")
+    before = read_rows(uri)
+    (line,) = [one for one in outcome.out.splitlines() if f"maintain {uri}" in one]
+    assert run_here(capfd, *line.split("   ")[1].split()[1:]).code == 0
+    assert run_here(capfd, "maintain", uri, "--apply").code == 0
+    assert len(lance.dataset(uri).get_fragments()) <= 2
+    assert read_rows(uri) == before
+
+
+def read_rows(uri: str) -> Any:
+    return lance.dataset(uri).to_table().sort_by("id")
