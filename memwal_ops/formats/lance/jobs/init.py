@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.formats.lance.checks.primary_key import check_primary_key, mark_primary_key
 from memwal_ops.formats.lance.commit.commit import CommitLostError
-from memwal_ops.formats.lance.log.create import create_mem_wal, plan_additions, plan_mem_wal, refuse_existing
+from memwal_ops.formats.lance.log.create import (
+    create_mem_wal,
+    plan_additions,
+    plan_creation,
+    plan_mem_wal,
+    refuse_existing,
+)
 from memwal_ops.formats.lance.regions.specs import RegionField, RegionSpec
 from memwal_ops.formats.lance.table import Table, read_table
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
@@ -129,7 +135,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
             table = retry.conflict(table, error)
         else:
             table = read_table(location, store)
-    details = plan_mem_wal(table, **wanted)
+    details = plan_creation(table, **wanted).details
     if not dry_run:
         table = create_mem_wal(location, store, **wanted)
         details = table.index.details

@@ -54,8 +54,8 @@ class NoLayout(Layout):
             return NoMemWalIndexError(f"{applies}, so there is no log to merge.")
         return NoMemWalIndexError(
             f"{applies}: that was removed after version {table.index_removed_after}. The log in _mem_wal is kept.",
-            remedy="Make it again, by lancedb's set_lsm_write_spec() or pylance's initialize_mem_wal(): then "
-            "memwal-ops merge continues where it was.",
+            remedy="Make it again, by memwal-ops init URI, lancedb's set_lsm_write_spec() or pylance's "
+            "initialize_mem_wal(): then memwal-ops merge continues where it was.",
         )
 
     def without_index(self, table: TableWithoutIndex) -> MemWalIndex:

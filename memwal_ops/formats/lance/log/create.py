@@ -17,12 +17,20 @@ from memwal_ops.formats.lance.commit.commit import (
     commit_indexes,
     next_entry,
 )
+from memwal_ops.formats.lance.generations.lost_index import RestoredIndex, restored_index
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.log.region_claim import refuse_other_layout
+from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import decode_spec, encode_specs
 from memwal_ops.formats.lance.table import load, read_table
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
-from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, MEMWAL_TYPE_URL, find_memwal_entry
+from memwal_ops.formats.lance.wire.memwal_index import (
+    MEMWAL_INDEX_NAME,
+    MEMWAL_TYPE_URL,
+    decode_memwal_index,
+    find_memwal_entry,
+)
+from memwal_ops.formats.lance.wire.region_records import with_region_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.regions.specs import RegionSpec
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
@@ -46,7 +55,8 @@ def create_mem_wal(
     """Create the MemWAL index of a table (S0-011, S0-065, S0-066), or add specs and maintained indexes to its index.
 
     An added spec gets the next id, which no spec and no region ever had (S0-082). Existing specs and maintained
-    indexes stay as they are.
+    indexes stay as they are. If the index was removed, and the regions are still there, it gets the settings and the
+    progress that it had (:mod:`memwal_ops.formats.lance.generations.lost_index`).
 
     Args:
         location: location of the table.
@@ -58,42 +68,51 @@ def create_mem_wal(
         The table at the resulting version.
 
     Raises:
-        InvalidUsageError: the table has a MemWAL index and nothing was to be added, region folders exist without an
-            index, a base index does not exist, or a spec is invalid.
+        InvalidUsageError: the table has a MemWAL index and nothing was to be added, region folders exist that may be of
+            another table, a base index does not exist, or a spec is invalid.
         CommitConflictError: every attempt conflicted with another commit.
         NoPrimaryKeyError: no column is marked as its primary key (S0-002).
         UnsupportedFeatureError: a spec has an expression, and DataFusion is not installed.
         StorageError: the store failed.
     """
     table = read_table(location, store)
-    if table.memwal is not None and (region_specs or maintained_indexes):
+    if table.memwal is not None:
         return _add(table, region_specs, maintained_indexes)
     retry = CommitRetry()
     while True:
         refuse_existing(table)
-        details = plan_mem_wal(table, region_specs=region_specs, maintained_indexes=maintained_indexes)
+        planned = plan_creation(table, region_specs=region_specs, maintained_indexes=maintained_indexes)
         try:
-            _create(table, details)
+            _create(table, planned)
         except CommitLostError as error:
             table = retry.conflict(table, error)
         else:
             return load(location, store)
 
 
-def _create(table: Table, details: memwal_pb2.MemWalIndexDetails) -> None:
+def _create(table: Table, planned: RestoredIndex) -> None:
     """Publish the index as exactly the next version; raises as :func:`commit_built`."""
     note = CommitNote.new("init")
-    entry = table_pb2.IndexMetadata(name=MEMWAL_INDEX_NAME, index_version=0)
-    entry.index_details.type_url = MEMWAL_TYPE_URL
-    entry = next_entry(entry, details.SerializeToString(deterministic=True), table.version)
+    entry = _entry(table, planned.details)
     transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
     transaction.transaction_properties.update(note.properties())
     transaction.create_index.new_indices.append(entry)
+    manifest = with_region_records(table.manifest.manifest, planned.records)
+    commit_built(table, replace(table.manifest, manifest=manifest, indexes=_with(table, entry)), transaction)
+
+
+def _entry(table: Table, details: memwal_pb2.MemWalIndexDetails) -> table_pb2.IndexMetadata:
+    entry = table_pb2.IndexMetadata(name=MEMWAL_INDEX_NAME, index_version=0)
+    entry.index_details.type_url = MEMWAL_TYPE_URL
+    return next_entry(entry, details.SerializeToString(deterministic=True), table.version)
+
+
+def _with(table: Table, entry: table_pb2.IndexMetadata) -> table_pb2.IndexSection:
     section = table_pb2.IndexSection()
     if table.manifest.indexes is not None:
         section.CopyFrom(table.manifest.indexes)
     section.indices.append(entry)
-    commit_built(table, replace(table.manifest, indexes=section), transaction)
+    return section
 
 
 def refuse_existing(table: Table) -> None:
@@ -104,10 +123,10 @@ def refuse_existing(table: Table) -> None:
             f"{location.uri} has a MemWAL index already.",
             remedy="Open its regions and write; or give create_mem_wal region specs or indexes to add.",
         )
-    if table.regions.region_ids:
+    if table.regions.region_ids and table.index_removed_after is None:
         raise InvalidUsageError(
             f"{location.uri} has no MemWAL index, but it has region folders: they belong to another table, or to this "
-            "one before it was overwritten.",
+            "one before it was overwritten; or the versions that would show that they do not are gone.",
             remedy="Run memwal-ops inspect URI: it lists them with remedies.",
         )
 
@@ -118,6 +137,8 @@ def _add(table: Table, specs: Sequence[RegionSpec], maintained_indexes: Sequence
     while True:
         details = plan_additions(table, specs, maintained_indexes)
         if details == table.index.details:
+            if not (specs or maintained_indexes or retry.conflicts):
+                refuse_existing(table)
             return table
         try:
             commit_indexes(table, IndexChange(details), CommitNote.new("init"))
@@ -127,23 +148,45 @@ def _add(table: Table, specs: Sequence[RegionSpec], maintained_indexes: Sequence
             return retry.landed(table)
 
 
+def plan_creation(
+    table: Table, *, region_specs: Sequence[RegionSpec] = (), maintained_indexes: Sequence[str] = ()
+) -> RestoredIndex:
+    """The index that :func:`create_mem_wal` gives a table without one: a new one, or that which was removed.
+
+    Arguments and errors as there and for :func:`plan_additions`. Changes nothing.
+    """
+    given = plan_mem_wal(table, region_specs=region_specs, maintained_indexes=maintained_indexes)
+    regions = _regions(table)
+    restored = restored_index(table, regions, regions) if regions else None
+    if restored is None:
+        return RestoredIndex(given, {}, {}, ())
+    entry = _entry(table, restored.details)
+    again = replace(
+        table, manifest=replace(table.manifest, indexes=_with(table, entry)), memwal=decode_memwal_index(entry)
+    )
+    return replace(restored, details=plan_additions(again, region_specs, maintained_indexes))
+
+
 def plan_additions(
     table: Table, specs: Sequence[RegionSpec], maintained_indexes: Sequence[str]
 ) -> memwal_pb2.MemWalIndexDetails:
     """The details of the table's MemWAL index with missing specs and maintained indexes added. Changes nothing.
 
+    Also with specs of regions that the index lost, as it was removed and made again.
+
     Raises:
         InvalidUsageError: a base index does not exist, a spec is invalid, or pylance wrote the table's regions.
         RegionManifestCorruptError: the spec id of a region cannot be read, so it could be assigned again.
     """
+    regions = _regions(table)
+    restored = restored_index(table, regions, ())
     details = memwal_pb2.MemWalIndexDetails()
-    details.CopyFrom(table.index.details)
+    details.CopyFrom(table.index.details if restored is None else restored.details)
+    before = len(details.region_specs), len(details.maintained_indexes)
     ids = _field_ids(table)
     known = [decode_spec(one, {number: name for name, number in ids.items()}) for one in details.region_specs]
     # Also ids of specs that the index no longer has: their regions would be mistaken for those of the new spec.
-    used = {one.spec_id or 0 for one in known} | {
-        table.region(region_id).latest(checked=True).region_spec_id for region_id in table.regions.region_ids
-    }
+    used = {one.spec_id or 0 for one in known} | {one.region_spec_id for one in regions}
     schema, key = table.dataset.schema, table.primary_key
     added = [spec for spec in specs if not _is_there(spec, encode_specs([spec], schema, ids, key)[0], details)]
     details.region_specs.extend(encode_specs(added, schema, ids, key, earlier=known, used=used))
@@ -151,9 +194,22 @@ def plan_additions(
     details.maintained_indexes.extend(
         name for name in planned.maintained_indexes if name not in details.maintained_indexes
     )
-    if details != table.index.details:
+    if (len(details.region_specs), len(details.maintained_indexes)) != before:
         refuse_other_layout(table, None)
     return details
+
+
+def _regions(table: Table) -> list[RegionManifest]:
+    """The newest manifest of each region, without those that no writer has claimed."""
+    manifests = []
+    for region_id in table.regions.region_ids:
+        region = table.region(region_id)
+        try:
+            manifests.append(region.latest(checked=True))
+        except NoRegionManifestError:
+            if region.is_claimed():
+                raise
+    return manifests
 
 
 def _is_there(spec: RegionSpec, encoded: memwal_pb2.RegionSpec, details: memwal_pb2.MemWalIndexDetails) -> bool:

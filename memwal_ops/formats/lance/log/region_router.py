@@ -66,7 +66,8 @@ class RegionRouter:
         if not specs and spec_id is None:
             raise InvalidUsageError(
                 f"{table.location.uri} has no region specs, so rows cannot be routed to regions.",
-                remedy="Write to one region with RegionWriter(URI); or add specs to a new table with memwal-ops init.",
+                remedy="Write to one region with RegionWriter(URI); or add specs to a new table with memwal-ops init. "
+                "If the MemWAL index was removed and made again, memwal-ops init URI restores the specs that it had.",
             )
         self._table = table
         self._spec = table_spec(table, max(specs) if spec_id is None else spec_id)

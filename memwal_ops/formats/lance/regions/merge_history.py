@@ -20,11 +20,12 @@ from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from uuid import UUID
 
     from memwal_ops.formats.lance.files.versions import VersionPage
     from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta, Store
 
@@ -33,6 +34,7 @@ _CONCURRENT_READS = 16
 _SMALL, _MAX_KEPT = 64 << 10, 64
 # Coarser than any store's times: S3 has whole seconds.
 _TICK = timedelta(seconds=1)
+_UNREADABLE = (ObjectNotFoundError, InvalidFormatError, TableCorruptError, LegacyLayoutError)
 # A file whose stored time is this much later than the timestamp inside was copied.
 _COPIED = timedelta(minutes=1)
 
@@ -70,14 +72,16 @@ def is_earlier(one: Moment, other: Moment) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The time of a version, its merge progress, and the version that it changed (:func:`parent_version`).
+    """The time of a version, its MemWAL index, and the version that it changed (:func:`parent_version`).
 
-    ``merged`` is None if it has no MemWAL index.
+    ``merged`` is None if it has no such index. ``specs``: ids of region specs. ``maintained``: names of indexes.
     """
 
     moment: Moment
     merged: Mapping[UUID, int] | None
     parent: int | None
+    specs: frozenset[int] = frozenset()
+    maintained: tuple[str, ...] = ()
 
 
 # When each version was written and whether it has a MemWAL index, by its manifest as listed. Versions never change, and
@@ -164,14 +168,41 @@ class MergeHistory:
             region_id: the region.
             since: no version before that time has any; None: that is not known.
         """
+        found = self._last(lambda version: bool((version.merged or {}).get(region_id, 0)), since)
+        return None if found is None else (found[0], (found[1].merged or {})[region_id])
+
+    def index_with(self, spec_id: int) -> MemWalIndex | None:
+        """The MemWAL index of the last version that has a region spec and from which the newest descends.
+
+        None: there is no such version, or that is not known.
+        """
+        with self._lock:
+            found = self._last(lambda version: spec_id in version.specs)
+            return None if found is None else self.index_of(found[0])
+
+    def last_maintained(self) -> tuple[str, ...]:
+        """The last names of indexes that writers were to maintain, in a version from which the newest descends."""
+        found = self._last(lambda version: bool(version.maintained))
+        return () if found is None else found[1].maintained
+
+    def index_of(self, version: int) -> MemWalIndex | None:
+        """The MemWAL index of a version; None: it has none, or cannot be read."""
+        with self._lock:
+            try:
+                return _index(self.manifest(self._numbered()[version]))
+            except (KeyError, *_UNREADABLE):
+                return None
+
+    def _last(self, has: Callable[[_Version], bool], since: Moment | None = None) -> tuple[int, _Version] | None:
+        """The last version with a MemWAL index that ``has`` it and from which the newest descends; see above."""
         with self._lock:
             numbered = self._numbered()
             number = max(numbered, default=0)
             while (found := self.indexed_before(number)) is not None:
-                number, merged = found
-                if merged.get(region_id, 0):
-                    return number, merged[region_id]
+                number = found[0]
                 version = self._version(numbered[number])
+                if version is not None and has(version):
+                    return number, version
                 if version is None or (since is not None and is_earlier(version.moment, since)):
                     return None
                 number = version.parent or 0
@@ -208,11 +239,14 @@ class MergeHistory:
     def _read_version(self, meta: ObjectMeta) -> _Version | None:
         try:
             version = self.manifest(meta)
-            entry = None if version.indexes is None else find_memwal_entry(version.indexes)
-            merged = None if entry is None else decode_memwal_index(entry).merged_generations
-        except (ObjectNotFoundError, InvalidFormatError, TableCorruptError, LegacyLayoutError):
+            index = _index(version)
+        except _UNREADABLE:
             return None
-        return _Version(Moment.of(meta, version.manifest), merged, parent_version(version))
+        moment, parent = Moment.of(meta, version.manifest), parent_version(version)
+        if index is None:
+            return _Version(moment, None, parent)
+        specs = frozenset(one.spec_id for one in index.region_specs)
+        return _Version(moment, index.merged_generations, parent, specs, index.maintained_indexes)
 
     def manifest(self, meta: ObjectMeta) -> VersionManifest:
         """The manifest of a listed version; small ones are read once.
@@ -227,6 +261,11 @@ class MergeHistory:
         if meta.size <= _SMALL and len(self._manifests) < _MAX_KEPT:
             self._manifests[meta.path] = version
         return version
+
+
+def _index(version: VersionManifest) -> MemWalIndex | None:
+    entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+    return None if entry is None else decode_memwal_index(entry)
 
 
 def _may_be_younger(moment: Moment, than: datetime) -> bool:

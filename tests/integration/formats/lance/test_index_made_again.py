@@ -16,9 +16,10 @@ from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, RegionWriter, create_mem_wal, read
 from tests.integration.contracts import small
 from tests.support.gc_options import IMMEDIATE
-from tests.support.run_cli import run_here
+from tests.support.run_cli import contents, run_here
 from tests.support.tables.reading import read_base
 
 if TYPE_CHECKING:
@@ -204,6 +205,120 @@ def test_a_merge_is_refused_while_it_is_unset(uri: str, capfd: pytest.CaptureFix
     text = " ".join(ran.err.split())
     assert "move _mem_wal" not in text
     assert "set_lsm_write_spec" in text
+
+
+def test_init_makes_the_index_again(uri: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """With the progress that it had: no read in between has values of merged generations over newer ones."""
+    small.flush(uri, small.rows(50, 51, 4.0))
+    unset(uri)
+    small.upsert(lance.dataset(uri), small.rows(1, 2, 8.0))
+    before = contents(uri)
+    assert run_here(capfd, "init", uri, "--dry-run").code == 0
+    assert contents(uri) == before
+    assert run_here(capfd, "init", uri, "--json").document["decision"] == "created"
+    assert progress(uri) == {REGION: 3}
+    found = {row["id"]: row["val"] for row in read(uri).scan().to_table().to_pylist()}
+    assert (found[0], found[1], found[2], found[50]) == (9.0, 8.0, 1.0, 4.0)
+    assert merge.apply(open_table(uri), merge.MergeOptions()).decision == "merged"
+    assert values(uri) == found
+    assert progress(uri) == {REGION: 4}
+
+
+def test_init_is_refused_for_regions_of_another_table(uri: str, capfd: pytest.CaptureFixture[str]) -> None:
+    unset(uri)
+    lance.write_dataset(small.rows(900, 903), uri, mode="overwrite")
+    before = contents(uri)
+    assert run_here(capfd, "init", uri).code == 2
+    assert contents(uri) == before
+
+
+def routed(path: Path) -> str:
+    """A table of this project's own layout: two specs, generations of either that are merged, and one that is not."""
+    uri = f"{path}/t.lance"
+    made = lance.write_dataset(small.rows(0, 100), uri)
+    made.create_scalar_index("id", "BTREE")
+    made.create_scalar_index("val", "BTREE")
+    create_mem_wal(
+        uri, region_specs=[RegionSpec((RegionField.parse("bucket(id, 2)"),))], maintained_indexes=["val_idx"]
+    )
+    with RegionRouter(uri) as router:
+        router.put(small.rows(0, 4, 1.0))
+    for writer in router.writers.values():
+        RegionWriter(uri, writer.region_id).seal()
+    assert run_job(uri, "merge").decision == "merged"
+    create_mem_wal(uri, region_specs=[RegionSpec((RegionField.parse("bucket(id, 4)"),))])
+    with RegionRouter(uri) as router:
+        router.put(small.rows(0, 8, 2.0))
+    assert run_job(uri, "merge").decision == "merged"
+    with RegionRouter(uri) as router:
+        router.put(small.rows(4, 12, 3.0))
+    return uri
+
+
+@pytest.mark.parametrize("again", ["init", "init with a spec", "pylance, merge", "pylance, init"])
+def test_region_specs_are_restored(tmp_path: Path, capfd: pytest.CaptureFixture[str], again: str) -> None:
+    """Without its spec, a region has no values, by which a router finds it."""
+    uri = routed(tmp_path)
+    before = open_table(uri).index
+    unset(uri)
+    small.upsert(lance.dataset(uri), small.rows(20, 21, 7.0))
+    specs = 2
+    if again.startswith("pylance"):
+        lance.dataset(uri).initialize_mem_wal()
+        with pytest.raises(MemwalOpsError, match="no region specs") as refused:
+            RegionRouter(uri)
+        assert "memwal-ops init" in refused.value.remedy
+    if again == "pylance, merge":
+        assert run_job(uri, "merge").decision == "merged"
+    elif again == "init with a spec":
+        ran = run_here(capfd, "init", uri, "--region-field", "bucket(id, 8)", "--json")
+        assert ran.document["decision"] == "created"
+        specs = 3
+    else:
+        assert run_here(capfd, "init", uri).code == 0
+    index = open_table(uri).index
+    assert [one.spec_id for one in index.region_specs] == [*range(1, specs + 1)]
+    assert index.region_specs[:2] == before.region_specs
+    assert index.maintained_indexes == ("val_idx",)
+    assert run_job(uri, "merge").exit_code == 0
+    if specs == 2:
+        with RegionRouter(uri) as router:
+            router.put(small.rows(0, 1, 5.0))
+        assert run_job(uri, "merge").decision == "merged"
+    found = values(uri)
+    assert (found[0], found[3], found[4], found[20]) == (5.0 if specs == 2 else 2.0, 2.0, 3.0, 7.0)
+    version = lance.dataset(uri).version
+    assert run_here(capfd, "init", uri, "--json").document["decision"] == "unchanged"
+    assert lance.dataset(uri).version == version
+
+
+def test_an_index_that_lacks_merged_rows_is_not_caught_up(tmp_path: Path) -> None:
+    """By the specification, an index without an entry is: a query by it would find the rows nowhere."""
+    uri = routed(tmp_path)
+    assert run_job(uri, "merge").decision == "merged"
+    unset(uri)
+    create_mem_wal(uri)
+    index = open_table(uri).index
+    assert index.merged_generations
+    assert all(generation < index.merged_generations[one] for one, generation in index.index_catchup["val_idx"].items())
+    assert run_job(uri, "catchup").exit_code == 0
+    assert open_table(uri).index.index_catchup["val_idx"] == index.merged_generations
+
+
+def test_what_shows_that_unmerged_regions_are_the_tables_own_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is merged, so that no version shows progress; without the index, they would be of another table."""
+    made = small.make(tmp_path)
+    small.flush(made, small.rows(0, 1, 1.0))
+    unset(made)
+    for at in range(3):
+        lance.write_dataset(small.rows(200 + at, 201 + at), made, mode="append")
+    ran = run_here(capfd, "expire", made, "--older-than", "0s", "--keep", "1", "--apply", "--allow-unsafe")
+    assert ran.code == 0
+    set_again(made)
+    assert run_job(made, "merge").decision == "merged"
+    assert values(made)[0] == 1.0
 
 
 def test_by_lancedb(tmp_path: Path) -> None:

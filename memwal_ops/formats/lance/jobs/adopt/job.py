@@ -33,7 +33,7 @@ from memwal_ops.formats.lance.commit.commit import (
 from memwal_ops.formats.lance.generations.backlog import read_backlog, subtract
 from memwal_ops.formats.lance.generations.wal import unflushed_entries
 from memwal_ops.formats.lance.jobs.adopt.columns import SameColumnsReport, apply_same_columns, plan_same_columns
-from memwal_ops.formats.lance.jobs.merge.progress_restoring import publish_progress
+from memwal_ops.formats.lance.jobs.merge.index_restoring import publish_progress
 from memwal_ops.formats.lance.log.region_move import check_complete, move_region, new_region_id
 from memwal_ops.formats.lance.wire.region_records import UNMERGED, RegionRecord, mark_of
 from memwal_ops.storage.probe import probe_conditional_writes

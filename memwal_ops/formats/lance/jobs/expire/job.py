@@ -331,7 +331,7 @@ def _choose(
     newest = set(versions[-options.newest :])
     protected = retention.protected()
     unmerged = flushes.needed(table, retention, protected)
-    shows_progress = retention.last_with(table.regions.region_ids)
+    shows_progress = _shows_progress(table, retention)
     for version, following in zip(versions, [*versions[1:], *versions[-1:]], strict=True):
         if options.version not in {None, version}:
             kept.append(KeptVersion(version, f"not version {options.version}"))
@@ -378,6 +378,13 @@ def _require_expirable(table: Table, options: ExpireOptions, kept: Iterable[Kept
                 f"Version {one.version} of {table.location.uri} does not expire: {one.because}{until}.",
                 remedy="Delete the tag or branch, release the hold, merge, or wait until it is old enough.",
             )
+
+
+def _shows_progress(table: Table, retention: Retention) -> int | None:
+    """The first version without which it is not known what of the regions is merged, or that they are the table's."""
+    regions = table.regions.region_ids
+    shown = (retention.last_with(regions), table.index_removed_after if regions else None)
+    return min((version for version in shown if version is not None), default=None)
 
 
 def _frees(table: Table, versions: Collection[int]) -> tuple[int, int]:

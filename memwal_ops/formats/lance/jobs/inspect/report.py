@@ -210,7 +210,7 @@ def _without_index(table: Table) -> str:
     return (
         f"Its MemWAL index was removed after version {table.index_removed_after}. The log of "
         f"{counted(len(table.regions.region_ids), 'region')} is kept, and not shown: merge continues with it once the "
-        "index is made again (lancedb: set_lsm_write_spec; pylance: initialize_mem_wal)."
+        "index is made again (memwal-ops init; lancedb: set_lsm_write_spec; pylance: initialize_mem_wal)."
     )
 
 

@@ -35,7 +35,7 @@ from memwal_ops.formats.lance.generations.backlog import (
     with_listed_log,
 )
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
-from memwal_ops.formats.lance.jobs.merge.progress_restoring import restore_progress
+from memwal_ops.formats.lance.jobs.merge.index_restoring import restore_index
 from memwal_ops.formats.lance.jobs.merge.report import MergeDecision, MergeReport, PassReport
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
 from memwal_ops.formats.lance.retention.damage import names_damage, refuse_missing_base_files
@@ -167,7 +167,7 @@ def apply(
     table = with_listed_log(table)
     wanted = _wanted(table, options)
     backlog = backlog_of(table, wanted)
-    if (restored := restore_progress(table, backlog)) is not table:
+    if (restored := restore_index(table, backlog)) is not table:
         table = with_listed_log(restored)
         backlog = backlog_of(table, wanted)
     choice = EngineChoice(engine.name, "given by the caller") if engine else choose_engine(options, backlog)
