@@ -61,7 +61,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
         export_file: str | None = None,
         **given: Any,
     ) -> int:
-        with _opened(uri, namespace, storage_options, export_file) as table:
+        with _opened(first.name, uri, namespace, storage_options, export_file) as table:
             return run_command(first.name, table, chosen_options(context, given), as_json=as_json)
 
     from_export = any(spec.from_export for spec in specs.values())
@@ -119,7 +119,7 @@ def chosen_options(context: click.Context, given: Mapping[str, Any]) -> dict[str
 
 
 def _opened(
-    uri: str | None, namespace: str | None, storage: Mapping[str, str], export_file: str | None
+    job: str, uri: str | None, namespace: str | None, storage: Mapping[str, str], export_file: str | None
 ) -> AbstractContextManager[Table]:
     """The table at the URI, of that name in the catalog, or in the file.
 
@@ -134,12 +134,12 @@ def _opened(
             from memwal_ops.storage.catalogs import Catalog  # noqa: PLC0415 - few commands need it
 
             uri = Catalog.from_uri(namespace, storage).uri(*uri.split("/"))
-        return nullcontext(open_table(uri, storage))
+        return nullcontext(open_table(uri, storage, job))
     if uri is not None or namespace is not None or storage:
         raise InvalidUsageError("--from FILE takes the place of URI, --namespace and --storage-option: give it alone.")
     from memwal_ops.core.export import open_export  # noqa: PLC0415 - the clients of stores: not for --help
 
-    return open_export(export_file)
+    return open_export(export_file, job)
 
 
 def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool) -> int:

@@ -30,7 +30,7 @@ def prepare() -> None:
     signal.signal(signal.SIGTERM, _terminate)
 
 
-def open_table(uri: str, storage_options: Mapping[str, str]) -> Table:
+def open_table(uri: str, storage_options: Mapping[str, str], job: str | None = None) -> Table:
     """Bound the allocators of the process, and open a table (:func:`memwal_ops.core.registry.open_table`).
 
     Raises:
@@ -39,7 +39,7 @@ def open_table(uri: str, storage_options: Mapping[str, str]) -> Table:
     from memwal_ops.allocators import bound_allocators  # noqa: PLC0415 - imports pyarrow: not before a table is opened
 
     bound_allocators()
-    return registry.open_table(uri, storage_options)
+    return registry.open_table(uri, storage_options, job=job)
 
 
 def _terminate(_: int, __: FrameType | None) -> NoReturn:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from memwal_ops.core.registry import formats
+from memwal_ops.core.registry import formats, open_for
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import ExportedObject, ExportedStore, write_export
@@ -107,8 +107,10 @@ def _content(store: Store, one: Exported) -> ExportedObject | None:
 
 
 @contextmanager
-def open_export(path: str) -> Iterator[Table]:
+def open_export(path: str, job: str | None = None) -> Iterator[Table]:
     """Open the table of an export while the block runs. A read of left-out contents raises ``NotExportedError``.
+
+    ``job``: as in :func:`memwal_ops.core.registry.open_table`.
 
     Raises:
         InvalidUsageError, InvalidFormatError, UnsupportedFeatureError: see :class:`ExportedStore`.
@@ -122,7 +124,7 @@ def open_export(path: str) -> Iterator[Table]:
                 f"{path} is an export of a table of the format {name!r:.60}, which is not installed here.",
                 remedy="Install the package of that format.",
             )
-        yield table_format.open(Location(store.root, "file", files=store.folder), store)
+        yield open_for(job, table_format, Location(store.root, "file", files=store.folder), store)
 
 
 def exported_store(table: Table) -> ExportedStore | None:

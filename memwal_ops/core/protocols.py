@@ -144,6 +144,14 @@ class Table(Protocol):
 
 
 @runtime_checkable
+class InspectsRefused(Protocol):
+    """A format that can show a table which it refuses to open for any other job; optional."""
+
+    def open_to_inspect(self, location: Location, store: Store) -> Table:
+        """As ``open``, for the job ``inspect`` alone, which reports the reason."""
+
+
+@runtime_checkable
 class ExplainsJobs(Protocol):
     """A table that gives a reason for each job that does not apply to it; optional."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.job import POOLS, UNITS, JobSpec
 from memwal_ops.core.options import Options, describe
+from memwal_ops.core.protocols import InspectsRefused
 from memwal_ops.errors import (
     InvalidUsageError,
     JobPluginError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 FORMATS = "memwal_ops.formats"
 JOBS = "memwal_ops.jobs"
+_INSPECT = "inspect"
 ANY = "any"
 _LOADERS = {FORMATS: f"{__name__}:load_format", JOBS: f"{__name__}:load_spec"}
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -165,20 +167,29 @@ def _loaded(entry: EntryPoint) -> object:
     return getattr(sys.modules.get(entry.module), entry.attr, None)
 
 
-def open_table(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Table:
+def open_table(
+    uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None, *, job: str | None = None
+) -> Table:
     """Open the newest revision of a table of any installed format.
 
     Args:
         uri: a path, ``file://``, ``s3://``, ``gs://``, ``az://`` or ``memory://``.
         storage_options: as pylance takes them; for S3, options that are not given are resolved by boto3
             (session, profile, role, endpoint, region).
+        job: the only job that it is opened for, if that is known: ``inspect`` shows tables that others refuse.
 
     Raises:
         TableNotFoundError: the prefix is empty.
         NotALanceTableError: no installed format recognizes the objects.
         MemwalOpsError: the format's own errors; the store refused or failed, by kind.
     """
-    table_format, location, store = locate(uri, storage_options)
+    return open_for(job, *locate(uri, storage_options))
+
+
+def open_for(job: str | None, table_format: TableFormat, location: Location, store: Store) -> Table:
+    """Open a table of a known format; see :func:`open_table`."""
+    if job == _INSPECT and isinstance(table_format, InspectsRefused):
+        return table_format.open_to_inspect(location, store)
     return table_format.open(location, store)
 
 

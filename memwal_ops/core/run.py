@@ -58,7 +58,7 @@ def run_job(
     """
     opened: Table
     if isinstance(table, str | os.PathLike):
-        opened = open_table(table, storage_options)
+        opened = open_table(table, storage_options, job=job)
     elif storage_options is not None:
         raise InvalidUsageError("storage_options are valid with a URI only; this table is already open.")
     else:

@@ -47,6 +47,12 @@ class LanceFormat:
 
         return load(location, store)
 
+    def open_to_inspect(self, location: Location, store: Store) -> Table:
+        """As ``open``, also a table with regions that are not its own."""
+        from memwal_ops.formats.lance.table import load  # noqa: PLC0415 - as above
+
+        return load(location, store, refuse_regions=False)
+
     def summarize(self, table: Table) -> TableSummary:
         """Backlog metrics of all jobs, and the blocked regions."""
         from memwal_ops.formats.lance.summary import summarize  # noqa: PLC0415 - pylance, as above

@@ -200,6 +200,11 @@ class Table(GuardedTable):
         found = None if self.memwal is not None else self.history.indexed_before(self.version)
         return None if found is None else found[0]
 
+    @cached_property
+    def refusal(self) -> MemwalOpsError | None:
+        """Why no job runs on the table: it has regions, and they are not its own; else None."""
+        return self.layout.refusal(self) if self.memwal is None else None
+
     def require_memwal(self, what: str = "This") -> None:
         """Refuse a table without the current MemWAL index, for operations that need regions.
 
@@ -312,13 +317,14 @@ def open_lance_table(uri: str | os.PathLike[str], storage_options: Mapping[str, 
     return table
 
 
-def load(location: Location, store: Store, known: Table | None = None) -> Table:
+def load(location: Location, store: Store, known: Table | None = None, *, refuse_regions: bool = True) -> Table:
     """Open the newest version of a Lance table: with MemWAL, in a current or the legacy layout, or without.
 
     Args:
         location: of the table.
         store: its folder.
         known: a version that was read before: it is not read again if it is still the newest, and the same file.
+        refuse_regions: False: also with regions that are not its own (:attr:`Table.refusal`), to show them.
 
     Raises:
         TableNotFoundError: the prefix is empty.
@@ -330,9 +336,8 @@ def load(location: Location, store: Store, known: Table | None = None) -> Table:
         StorageError: the store refused or failed, by kind.
     """
     table = read_table(location, store, known)
-    refused = table.layout.refusal(table) if table.memwal is None else None
-    if refused is not None:
-        raise refused
+    if refuse_regions and table.refusal is not None:
+        raise table.refusal
     if table.memwal is not None and not table.primary_key:
         raise NoPrimaryKeyError(f"{location.uri} has a MemWAL index, but no column is marked as its primary key.")
     return table

@@ -107,7 +107,7 @@ WHOLE: list[tuple[Callable[[Path], str], int, list[str]]] = [
     (empty_folder, 3, ["empty"]),
     (a_file, 4, ["file.lance"]),
     (junk, 4, ["junk", "_versions"]),
-    (overwritten, 5, ["t.lance", "has 2 regions: ", "Do not run memwal-ops init yet"]),
+    (overwritten, 5, ["t.lance", "has 2 regions: ", "Run memwal-ops inspect URI"]),
     (no_primary_key, 6, ["primary key", "lance-schema:unenforced-primary-key"]),
     (unknown_reader_flag, 8, [str(1 << 40), "Upgrade"]),
     (mixed_names, 9, ["both schemes"]),
@@ -122,6 +122,8 @@ def test_a_table_that_cannot_be_opened(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str, build: object, code: int, parts: list[str]
 ) -> None:
     uri = build(tmp_path)  # type: ignore[operator]
+    if build is overwritten and command == "inspect":
+        command = "verify"  # inspect shows it
     before = contents(str(tmp_path))
     outcome = run_here(capfd, command, uri)
     assert (outcome.code, outcome.out) == (code, ""), outcome.err

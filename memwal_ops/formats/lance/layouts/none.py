@@ -40,9 +40,10 @@ class NoLayout(Layout):
             f"{table.location.uri} is a Lance table without a MemWAL index, but its _mem_wal folder has "
             f"{counted(len(regions), 'region')}: {named}{more}. They belong to the table as it was before it was "
             "overwritten, or before its index was dropped.",
-            remedy="Do not run memwal-ops init yet. If their rows do not belong to this table: stop their writers, "
-            "and move _mem_wal to a place outside the table. To return to the version that they belong to: tag the "
-            "newest version, then dataset.checkout_version(N) and restore(), which discards what was committed since.",
+            remedy="Run memwal-ops inspect URI: it lists them. If their rows do not belong to this table: stop their "
+            "writers, and move _mem_wal to a place outside the table. To return to the version that they belong to, as "
+            "long as it exists: tag the newest version, then dataset.checkout_version(N) and restore(), which discards "
+            "what was committed since.",
         )
 
     def why_not(self, table: TableWithoutIndex, what: str) -> NoMemWalIndexError:

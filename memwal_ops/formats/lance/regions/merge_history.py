@@ -185,6 +185,13 @@ class MergeHistory:
         found = self._last(lambda version: bool(version.maintained))
         return () if found is None else found[1].maintained
 
+    def last_with_index(self) -> int | None:
+        """The last version that has a MemWAL index, whether or not the newest one descends from it."""
+        with self._lock:
+            numbered = sorted(self._numbered().items(), reverse=True)
+            read = ((number, self._version(meta)) for number, meta in numbered)
+            return next((number for number, found in read if found is not None and found.merged is not None), None)
+
     def index_of(self, version: int) -> MemWalIndex | None:
         """The MemWAL index of a version; None: it has none, or cannot be read."""
         with self._lock:

@@ -15,6 +15,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
 from memwal_ops.formats.lance.jobs.inspect.report import STATES, GenerationState, IndexState, Inspection, RegionState
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, InspectOptions
+from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.retention.unreadable_versions import check_versions
 from memwal_ops.storage.api import LinkError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.generation_files import CheckedBacklog, GenerationFiles
     from memwal_ops.formats.lance.table import Table
 
@@ -61,9 +63,25 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
             for region_id, entries in zip(region_ids, unflushed, strict=True)
         )
     regions = _bounded(regions, limit)
+    if (refusal := table.refusal) is not None:
+        regions = _left_over(table, refusal)
     versions = check_versions(table)
     fragments = len(table.manifest.manifest.fragments)
     return Inspection(table, _rows(table), fragments, regions, _indexes(table), backlog, versions, limit)
+
+
+def _left_over(table: Table, refusal: MemwalOpsError) -> tuple[RegionState, ...]:
+    """The regions of a table that was at this place before; what of them is merged is not known."""
+
+    def read(region_id: UUID) -> RegionState:
+        try:
+            backlog = RegionBacklog(table.region(region_id).latest(), 0, ())
+        except REGION_FAULTS as error:
+            return RegionState(region_id, None, {}, (), None, Blocked(region_id, None, error))
+        return RegionState(region_id, backlog, {}, (), None, Blocked(region_id, None, refusal))
+
+    with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
+        return tuple(pool.map(read, sorted(table.regions.region_ids)))
 
 
 def _rows(table: Table) -> int:

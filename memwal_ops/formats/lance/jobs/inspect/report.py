@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from memwal_ops.errors import NoMemWalIndexError
 from memwal_ops.formats.lance.indexes.snapshots import is_external
 from memwal_ops.formats.lance.jobs.faults_text import problem
 from memwal_ops.text import counted, grid, paragraph, printable, size_text, span_text
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
+    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog
     from memwal_ops.formats.lance.indexes.index_faults import IndexFault
     from memwal_ops.formats.lance.retention.unreadable_versions import VersionsCheck
@@ -52,8 +54,8 @@ class RegionState:
     """One region, and the first fault in its listing that prevents reading or merging it.
 
     ``unflushed_wal_entries``: entries of its log after the last flushed one, including those with which a writer
-    claims the region; None if its manifest cannot be read. ``counts``: per state how many generations
-    the region lists, of which ``generations`` are the first.
+    claims the region; None if its manifest cannot be read, or it is left over. ``counts``: per state how many
+    generations the region lists, of which ``generations`` are the first.
     """
 
     region_id: UUID
@@ -62,6 +64,11 @@ class RegionState:
     generations: tuple[GenerationState, ...]
     unflushed_wal_entries: int | None
     fault: Blocked | None
+
+    @property
+    def is_left_over(self) -> bool:
+        """Whether it belongs to a table that was at this place before: what of it is merged is not known."""
+        return self.fault is not None and isinstance(self.fault.error, NoMemWalIndexError)
 
     @property
     def truncated(self) -> bool:
@@ -81,7 +88,7 @@ class RegionState:
             "replay_after_wal_id": None if manifest is None else manifest.replay_after_wal_id,
             "wal_id_last_seen": None if manifest is None else manifest.wal_id_last_seen,
             "unflushed_wal_entries": self.unflushed_wal_entries,
-            "merged_generation": None if self.backlog is None else self.backlog.merged,
+            "merged_generation": None if self.backlog is None or self.is_left_over else self.backlog.merged,
             "generation_counts": {state: self.counts.get(state, 0) for state in STATES},
             "generations": [generation.to_json() for generation in self.generations],
             "truncated": self.truncated,
@@ -192,9 +199,7 @@ def _describe(inspection: Inspection) -> str:
     for index in inspection.indexes:
         if index.fault is not None:
             lines += ["", paragraph(f"PROBLEM: index {index.name} {index.fault.why} (memwal-ops verify).")]
-    for region in inspection.regions:
-        if region.fault is not None:
-            lines += ["", problem(region.fault, "PROBLEM in")]
+    lines += _problems(inspection)
     if unreadable := inspection.versions.unreadable:
         lines += ["", paragraph(_unreadable(unreadable))]
     for stray in table.regions.strays[: inspection.limit]:
@@ -204,9 +209,27 @@ def _describe(inspection: Inspection) -> str:
     return "\n".join(lines)
 
 
+def _problems(inspection: Inspection) -> list[str]:
+    table, lines = inspection.table, []
+    if table.refusal is not None:
+        lines += ["", paragraph(f"PROBLEM: {table.refusal}"), paragraph(_way_out(table, table.refusal), indent="    ")]
+    for region in inspection.regions:
+        if region.fault is not None and not region.is_left_over:
+            lines += ["", problem(region.fault, "PROBLEM in")]
+    return lines
+
+
+def _way_out(table: Table, refusal: MemwalOpsError) -> str:
+    last = table.history.last_with_index()
+    found = "No version that exists has" if last is None else f"Version {last} is the last one that has"
+    return f"What to do: {refusal.remedy} {found} a MemWAL index. (runbooks/errors/05-no_memwal_index.md)"
+
+
 def _without_index(table: Table) -> str:
     if not table.regions.region_ids:
         return "It has no log: the base table has all rows."
+    if table.refusal is not None:
+        return f"{counted(len(table.regions.region_ids), 'region is', 'regions are')} left over in its log, see below."
     return (
         f"Its MemWAL index was removed after version {table.index_removed_after}. The log of "
         f"{counted(len(table.regions.region_ids), 'region')} is kept, and not shown: merge continues with it once the "
@@ -247,8 +270,9 @@ def _snapshot(inspection: Inspection) -> str:
 
 
 def _regions(inspection: Inspection) -> str:
+    listed = "generations waiting" if inspection.table.refusal is None else "generations"
     return grid(
-        ("region", "status", "epoch", "merged", "generations waiting", "rows", "bytes"),
+        ("region", "status", "epoch", "merged", listed, "rows", "bytes"),
         [_region_cells(region) for region in inspection.regions],
         words=("region", "status"),
     )
@@ -266,7 +290,7 @@ def _region_cells(region: RegionState) -> list[str]:
         str(region.region_id),
         region.backlog.manifest.status.name.lower(),
         str(region.backlog.manifest.writer_epoch),
-        "none" if merged == 0 else f"to {merged}",
+        "unknown" if region.is_left_over else "none" if merged == 0 else f"to {merged}",
         span,
         f"{sum(flushed.physical_rows or 0 for flushed in waiting):,}",
         size_text(sum(flushed.accounted_bytes or 0 for flushed in waiting)),

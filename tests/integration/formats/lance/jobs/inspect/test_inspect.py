@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import lance
+import pyarrow as pa
 import pytest
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.formats.lance.jobs.inspect.job import inspect
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
@@ -122,3 +126,33 @@ def test_memory_of_a_manifest_with_many_entries(table: Workload) -> None:
     before = peak()
     listing(table, table.regions[0], entries)
     assert (peak() - before) / entries < 1000
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_regions_of_a_table_that_was_overwritten(
+    table: Workload, capfd: pytest.CaptureFixture[str], tmp_path: Path, *, exported: bool
+) -> None:
+    """They are shown, with the version to return to, or that there is none; every other job is refused."""
+    version = lance.dataset(table.uri).version
+    lance.write_dataset(pa.table({"id": [1, 2]}), table.uri, mode="overwrite")
+    shutil.rmtree(Path(table.uri, "_mem_wal", table.regions[1], "manifest"))
+    given = (table.uri,)
+    if exported:
+        assert run_here(capfd, "export-support", table.uri, "-o", str(tmp_path / "export.zip")).code == 0
+        given = ("--from", str(tmp_path / "export.zip"))
+    found = run_here(capfd, "inspect", *given, "--json")
+    assert found.code == 0
+    by_id = {one["region_id"]: one for one in found.document["regions"]}
+    whole, without = by_id[table.regions[0]], by_id[table.regions[1]]
+    assert (whole["current_generation"], whole["merged_generation"]) == (6, None)
+    assert whole["error"]["reason"] == "no_memwal_index"
+    assert without["error"]["reason"] == "region_manifest_corrupt"
+    text = " ".join(run_here(capfd, "inspect", *given).out.split())
+    assert f"Version {version} is the last one that has a MemWAL index" in text
+    assert "unknown 5 (1 to 5)" in text
+    assert run_here(capfd, "verify", *given).code == 5
+    if not exported:
+        assert run_job(table.uri, "inspect").exit_code == 0
+        lance.dataset(table.uri).cleanup_old_versions(timedelta(0))
+        text = " ".join(run_here(capfd, "inspect", table.uri).out.split())
+        assert "No version that exists has a MemWAL index" in text
