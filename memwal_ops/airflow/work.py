@@ -46,7 +46,7 @@ def run_job(
         storage: storage options, secrets included.
     """
     try:
-        table = open_table(uri, storage)
+        table = open_table(uri, storage, job=name)
         spec = applicable(table, name)
         report = run(table, name, options, apply=apply)
         with plugin_errors(spec):

@@ -134,7 +134,7 @@ def _opened(
             from memwal_ops.storage.catalogs import Catalog  # noqa: PLC0415 - few commands need it
 
             uri = Catalog.from_uri(namespace, storage).uri(*uri.split("/"))
-        return nullcontext(open_table(uri, storage, job))
+        return nullcontext(open_table(uri, storage, job=job))
     if uri is not None or namespace is not None or storage:
         raise InvalidUsageError("--from FILE takes the place of URI, --namespace and --storage-option: give it alone.")
     from memwal_ops.core.export import open_export  # noqa: PLC0415 - the clients of stores: not for --help

@@ -30,7 +30,7 @@ def prepare() -> None:
     signal.signal(signal.SIGTERM, _terminate)
 
 
-def open_table(uri: str, storage_options: Mapping[str, str], job: str | None = None) -> Table:
+def open_table(uri: str, storage_options: Mapping[str, str], *, job: str | None = None) -> Table:
     """Bound the allocators of the process, and open a table (:func:`memwal_ops.core.registry.open_table`).
 
     Raises:

@@ -16,8 +16,8 @@ from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.registry import format_of_folder, short_name
-from memwal_ops.core.scan import Scanned, scan_table, tables_of_database
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError, TableNotFoundError
+from memwal_ops.core.scan import Scanned, Skipped, scan_table, skipped_stub, tables_of_database
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, NotALanceTableError, TableNotFoundError
 from memwal_ops.storage.catalogs import Catalog, is_catalog, is_secret_property
 from memwal_ops.supervisor.observe.findings import CRITICAL, DEFAULT_LIMITS, WORDS
 from memwal_ops.text import counted, grid, paragraph, printable, size_text
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MAX_BLOCKED = 3
+_MAX_SKIPPED = 10
 
 
 @click.command(short_help="Show what tables need, and the configuration that does it.")
 @click.argument("uris", metavar="[URI]...", nargs=-1)
-@click.option("--database", metavar="DIR", help="All tables of this LanceDB folder: DIR/*.lance.")
+@click.option("--database", metavar="DIR", help="All tables of this LanceDB folder, those of its namespaces, too.")
 @click.option(
     "--namespace", metavar="URI", help="All tables of this catalog: lance+namespace://IMPL/PATH?PROPERTY=VALUE."
 )
@@ -51,6 +52,7 @@ def scan(
 
     Exit codes: 0; 3 the folder has no table; else that of the first table that could not be scanned.
     """  # noqa: D301 - click keeps the lines of a block that begins so
+    skipped: list[Skipped] = []
     if sum((bool(uris), database is not None, namespace is not None)) != 1:
         raise InvalidUsageError("Give URIs of tables, or --database DIR, or --namespace URI.")
     if namespace is not None:
@@ -58,7 +60,7 @@ def scan(
         tables, entries = [catalog.uri(name) for name in catalog.tables()], [_namespace(catalog)]
         nothing = f"No table found in {catalog.uri()}: its list is empty."
     elif database is not None:
-        tables = tables_of_database(database, storage_options)
+        tables, skipped = tables_of_database(database, storage_options)
         entries = [f"database: {_quoted(_absolute(database))}"]
         nothing = f"No table found in {database}: it has no folder NAME.lance."
     else:
@@ -67,24 +69,35 @@ def scan(
         is_table = database is not None and format_of_folder(database) is not None
         remedy = f"It is a table itself: memwal-ops scan {shlex.quote(str(database))}" if is_table else None
         raise TableNotFoundError(nothing, remedy=remedy)
-    scanned = [_scan(uri, storage_options) for uri in tables]
+    found = [_scan(uri, storage_options, stubs=database is not None) for uri in tables]
+    scanned = [one for one in found if isinstance(one, Scanned)]
+    skipped += [one for one in found if isinstance(one, Skipped)]
     opened = [one for one in scanned if one.revision is not None]
     entries = entries or [f"uri: {_quoted(_absolute(one.uri))}" for one in opened]
     configuration = _configuration(entries) if entries else ""
-    document = {"tables": [one.to_json() for one in scanned], "configuration": configuration}
-    echo_result(document, _describe(scanned, configuration), as_json=as_json)
+    document = {
+        "tables": [one.to_json() for one in scanned],
+        "skipped": [one.to_json() for one in skipped],
+        "configuration": configuration,
+    }
+    echo_result(document, _describe(scanned, skipped, configuration), as_json=as_json)
     return next((error.exit_code for one in scanned for _, error in one.errors), 0)
 
 
-def _scan(uri: str, options: dict[str, str]) -> Scanned:
+def _scan(uri: str, options: dict[str, str], *, stubs: bool) -> Scanned | Skipped:
     try:
-        scanned = scan_table(open_table(uri, options))
+        try:
+            scanned = scan_table(open_table(uri, options))
+        except (NotALanceTableError, TableNotFoundError):
+            if not stubs or (stub := skipped_stub(uri, options)) is None:
+                raise
+            return stub
         return replace(scanned, uri=uri) if is_catalog(uri) else scanned
     except MemwalOpsError as error:
         return Scanned(uri, errors=((None, error),))
 
 
-def _describe(scanned: Sequence[Scanned], configuration: str) -> str:
+def _describe(scanned: Sequence[Scanned], skipped: Sequence[Skipped], configuration: str) -> str:
     rows = [
         (
             _name(one.uri),
@@ -112,6 +125,11 @@ def _describe(scanned: Sequence[Scanned], configuration: str) -> str:
         for job, error in one.errors:
             what = f"{_name(one.uri)}, {job}" if job else _name(one.uri)
             parts.append(paragraph(f"NOT SCANNED: {what}: {error.reason}: {error} {error.remedy}", hanging="  "))
+    parts += [
+        paragraph(f"SKIPPED: {_name(one.uri)}: {one.why} {one.remedy}", hanging="  ") for one in skipped[:_MAX_SKIPPED]
+    ]
+    if (more := len(skipped) - _MAX_SKIPPED) > 0:
+        parts.append(f"SKIPPED: {more:,} more (--json lists them).")
     if configuration:
         parts.append(f"This configuration does it (memwal-ops run --config FILE):\n\n{configuration}".rstrip())
     return "\n\n".join(parts)

@@ -160,6 +160,26 @@ class ExplainsJobs(Protocol):
 
 
 @runtime_checkable
+class FindsStubs(Protocol):
+    """A format whose tables leave folders that are none, when a drop or a creation is interrupted; optional."""
+
+    def find_stub(self, location: Location, store: Store) -> Stub | None:
+        """What is at a location without any revision; None: nothing, or a table."""
+
+
+class Stub(Protocol):
+    """A folder that is listed as a table and has no revision: a :class:`Table` to which ``repair`` alone applies."""
+
+    @property
+    def evidence(self) -> str:
+        """What it is, as a sentence."""
+
+    @property
+    def with_data(self) -> int:
+        """The number of objects that may have rows."""
+
+
+@runtime_checkable
 class DetectsChanges(Protocol):
     """A format that can detect by a few requests that nothing was written to a table; optional.
 

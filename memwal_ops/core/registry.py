@@ -14,11 +14,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from memwal_ops.core.job import POOLS, UNITS, JobSpec
 from memwal_ops.core.options import Options, describe
-from memwal_ops.core.protocols import InspectsRefused
+from memwal_ops.core.protocols import FindsStubs, InspectsRefused
 from memwal_ops.errors import (
     InvalidUsageError,
     JobPluginError,
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from memwal_ops.core.guard import CommitGuard
-    from memwal_ops.core.protocols import Table, TableFormat
+    from memwal_ops.core.protocols import Stub, Table, TableFormat
     from memwal_ops.core.row_sink import RowSink
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
 FORMATS = "memwal_ops.formats"
 JOBS = "memwal_ops.jobs"
+_REPAIR = "repair"
 _INSPECT = "inspect"
 ANY = "any"
 _LOADERS = {FORMATS: f"{__name__}:load_format", JOBS: f"{__name__}:load_spec"}
@@ -176,14 +177,21 @@ def open_table(
         uri: a path, ``file://``, ``s3://``, ``gs://``, ``az://`` or ``memory://``.
         storage_options: as pylance takes them; for S3, options that are not given are resolved by boto3
             (session, profile, role, endpoint, region).
-        job: the only job that it is opened for, if that is known: ``inspect`` shows tables that others refuse.
+        job: the only job that it is opened for, if that is known: ``inspect`` shows tables that others refuse, and
+            ``repair`` what an interrupted drop left, see :func:`find_stub`.
 
     Raises:
         TableNotFoundError: the prefix is empty.
         NotALanceTableError: no installed format recognizes the objects.
         MemwalOpsError: the format's own errors; the store refused or failed, by kind.
     """
-    return open_for(job, *locate(uri, storage_options))
+    try:
+        found = locate(uri, storage_options)
+    except (NotALanceTableError, TableNotFoundError):
+        if job != _REPAIR or (stub := find_stub(uri, storage_options)) is None:
+            raise
+        return cast("Table", stub)
+    return open_for(job, *found)
 
 
 def open_for(job: str | None, table_format: TableFormat, location: Location, store: Store) -> Table:
@@ -191,6 +199,23 @@ def open_for(job: str | None, table_format: TableFormat, location: Location, sto
     if job == _INSPECT and isinstance(table_format, InspectsRefused):
         return table_format.open_to_inspect(location, store)
     return table_format.open(location, store)
+
+
+def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Stub | None:
+    """What a drop or a creation that was interrupted left in a folder with the name of a LanceDB table; None: nothing.
+
+    Raises:
+        MemwalOpsError: the store refused or failed, by kind.
+    """
+    from memwal_ops.storage.locations import is_database_table  # noqa: PLC0415 - as in locate
+    from memwal_ops.storage.objects import open_store  # noqa: PLC0415
+    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
+
+    location = resolve(uri, storage_options)
+    if not is_database_table(location.uri.rsplit("/", 1)[-1]):
+        return None
+    finders = (one for one in formats().values() if isinstance(one, FindsStubs))
+    return next((stub for one in finders if (stub := one.find_stub(location, open_store(location))) is not None), None)
 
 
 def locate(
@@ -208,7 +233,7 @@ def locate(
         StorageError: the store refused or failed, by kind.
     """
     # Imports the clients of stores, which a command that only shows its help does not need.
-    from memwal_ops.storage.locations import DATABASE_TABLES  # noqa: PLC0415
+    from memwal_ops.storage.locations import DATABASE_TABLES, is_database_table  # noqa: PLC0415
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415
     from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
 
@@ -228,7 +253,7 @@ def locate(
         remedy = None if near is None else f"Did you mean {near}?"
         raise TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.", remedy=remedy)
     suffix = DATABASE_TABLES.removeprefix("*")
-    if tables := sum(name.endswith(suffix) for name in root.directories):
+    if tables := sum(map(is_database_table, root.directories)):
         raise NotALanceTableError(
             f"{location.uri} is not a table, but a folder with {counted(tables, 'table')} NAME{suffix}.",
             remedy=f"Give one of them; memwal-ops scan --database {shlex.quote(location.uri)} lists what they need.",

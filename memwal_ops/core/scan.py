@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.figures import amount, noun_of
 from memwal_ops.core.maintain import ordered
 from memwal_ops.core.polling import poll_cache
-from memwal_ops.core.registry import package_of
+from memwal_ops.core.registry import find_stub, package_of
 from memwal_ops.core.run import run_job
-from memwal_ops.errors import MemwalOpsError
-from memwal_ops.storage.locations import DATABASE_TABLES
+from memwal_ops.errors import MemwalOpsError, NotALanceTableError
+from memwal_ops.storage.locations import is_database_table
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
 from memwal_ops.text import counted, counted_as
@@ -83,16 +84,53 @@ class Scanned:
         }
 
 
-def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> list[str]:
-    """The URIs of the tables of a LanceDB folder, ascending. One listing.
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What a LanceDB folder has beside its tables: its URI, why it is none, and what to do."""
+
+    uri: str
+    why: str
+    remedy: str
+
+    def to_json(self) -> dict[str, str]:
+        """The ``skipped`` entry."""
+        return {"uri": self.uri, "why": self.why, "remedy": self.remedy}
+
+
+def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> tuple[list[str], list[Skipped]]:
+    """The URIs of the tables of a LanceDB folder, ascending, and of the other folders. One listing.
 
     Raises:
         MemwalOpsError: the store failed.
     """
     root = uri.rstrip("/")
-    suffix = DATABASE_TABLES.removeprefix("*")
     level = open_store(resolve(root, storage_options)).list_level("")
-    return [f"{root}/{name}" for name in sorted(level.directories) if name.endswith(suffix)]
+    folders = sorted({*level.directories, *level.empty})
+    tables = [f"{root}/{name}" for name in folders if is_database_table(name)]
+    skipped = [
+        Skipped(f"{root}/{name}", "LanceDB gives no table such a name.", "Scan it by its URI if it is a table.")
+        for name in folders
+        if not is_database_table(name)
+    ]
+    link = "It is a symbolic link."
+    skipped += [Skipped(f"{root}/{name}", link, "Scan the folder that it leads to.") for name in sorted(level.links)]
+    return tables, skipped
+
+
+def skipped_stub(uri: str, storage_options: Mapping[str, str]) -> Skipped | None:
+    """A table's folder without a version and without rows; None: it is something else.
+
+    Raises:
+        NotALanceTableError: it has no version, and files that may have rows.
+        MemwalOpsError: the store failed.
+    """
+    stub = find_stub(uri, storage_options)
+    if stub is None:
+        return None
+    remedy = f"memwal-ops repair {shlex.quote(uri)} shows what may be deleted."
+    if stub.with_data:
+        raise NotALanceTableError(stub.evidence, remedy=remedy)
+    return Skipped(uri, stub.evidence, remedy)
 
 
 def scan_table(table: Table) -> Scanned:

@@ -38,7 +38,9 @@ SCHEMES = frozenset(_SCHEMES)
 LOCAL = frozenset({"file", "memory"})
 """The schemes of tables that are not in an object store."""
 DATABASE_TABLES = "*.lance"
-"""The pattern of the tables' folders in a LanceDB folder."""
+"""The pattern of the tables' folders in a LanceDB folder; :func:`is_database_table` knows those of namespaces, too."""
+_CATALOG_TABLE = "__manifest"
+_IN_NAMESPACE = re.compile(r"[0-9a-f]{8}_.+")
 # abfss://CONTAINER@ACCOUNT.dfs.core.windows.net, the Azure URI of Hadoop, Spark and Databricks.
 _ABFSS_HOST = re.compile(
     r"(?P<container>[^@:/]+)@(?P<account>[a-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net", re.IGNORECASE
@@ -173,6 +175,16 @@ def resolve_folder(uri: str | os.PathLike[str], storage_options: Mapping[str, st
 
     aws = resolve_aws(options)
     return Location(normalised, scheme, RedactedOptions({**aws.place(), **aws.frozen()}), aws)
+
+
+def is_database_table(folder: str) -> bool:
+    """Whether LanceDB stores a table in a folder of that name.
+
+    That is ``NAME.lance``; of a table in a child namespace ``b7669c02_team$orders``, with a hash before its id; and
+    ``__manifest``, the list of both, which is a table itself.
+    """
+    suffix = DATABASE_TABLES.removeprefix("*")
+    return folder.endswith(suffix) or folder == _CATALOG_TABLE or _IN_NAMESPACE.fullmatch(folder) is not None
 
 
 def has_scheme(uri: str) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.protocols import TableSummary
     from memwal_ops.core.row_sink import RowSink
     from memwal_ops.core.table_history import TableHistory
+    from memwal_ops.formats.lance.stub import Stub
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
@@ -52,6 +53,12 @@ class LanceFormat:
         from memwal_ops.formats.lance.table import load  # noqa: PLC0415 - as above
 
         return load(location, store, refuse_regions=False)
+
+    def find_stub(self, location: Location, store: Store) -> Stub | None:
+        """See :class:`memwal_ops.core.protocols.FindsStubs`."""
+        from memwal_ops.formats.lance.stub import find_stub  # noqa: PLC0415 - as above
+
+        return find_stub(location, store)
 
     def summarize(self, table: Table) -> TableSummary:
         """Backlog metrics of all jobs, and the blocked regions."""

@@ -104,6 +104,7 @@ class TableSettings:
         format: the table's format; None if it must be detected from the table (:func:`discover`).
         poll: how often its backlog is read; idle_poll: the longest time between two polls while it is idle.
         by_format: the jobs of each format.
+        database: the pattern is that of a LanceDB folder, which also has tables of namespaces.
     """
 
     uri: str | None
@@ -118,6 +119,7 @@ class TableSettings:
     format: str | None
     by_format: Mapping[str, Mapping[str, JobSettings]]
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
+    database: bool = False
 
     @property
     def jobs(self) -> Mapping[str, JobSettings]:

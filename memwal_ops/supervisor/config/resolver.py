@@ -95,6 +95,7 @@ class Resolver:
         return TableSettings(
             uri=None if entry.uri is None else entry.uri.rstrip("/"),
             pattern=entry.glob,
+            database=entry.database is not None,
             name=name,
             include=tuple(included),
             exclude=tuple(excluded),

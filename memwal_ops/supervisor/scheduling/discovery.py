@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.registry import locate, short_name
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.catalogs import Catalog, is_catalog
+from memwal_ops.storage.locations import is_database_table
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.redaction import redact
@@ -151,7 +152,10 @@ def _matches(entry: TableSettings) -> Iterator[FoundTable]:
     root = f"{scheme}{separator}{'/'.join(parts[:fixed])}"
     store = open_store(resolve(root or "/", entry.storage_options), retry=RetryPolicy(deadline=30.0))
     prefix = "" if entry.name == entry.pattern else f"{entry.name}/"
-    for path in _walk(store, "", parts[fixed:]):
+    found = _walk(store, "", parts[fixed:])
+    if entry.database:
+        found = (name for name in _walk(store, "", ["*"]) if is_database_table(name))
+    for path in found:
         name = short_name(path)
         uri = f"{root}/{path}"
         if _wanted(entry, name, uri):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -91,6 +92,43 @@ def test_a_broken_table_does_not_hide_the_others(database: Path, capfd: pytest.C
     assert found.code == 4
     assert "NOT SCANNED: broken: not_a_lance_table" in found.out
     assert "delete 8 versions" in found.out
+
+
+def test_tables_of_namespaces_are_found_and_the_rest_is_named(
+    database: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As LanceDB 0.40 stores them: a hash and the id, without a suffix, and the list of them."""
+    named = ("23e68cbd_team$t1", "b7669c02_team$t2.lance", "__manifest")
+    for name in named:
+        PlainTable(str(database / name)).create()
+    stub = database / "dropped.lance"
+    (stub / "_transactions").mkdir(parents=True)
+    (stub / "_transactions/0-a.txn").touch()
+    (database / "empty.lance").mkdir()
+    (database / "linked.lance").symlink_to(database / "fine.lance")
+    shown = run_here(capfd, "scan", "--database", str(database), "--json")
+    assert shown.code == 0
+    tables = {Path(one["uri"]).name for one in shown.document["tables"]}
+    assert tables == {"fine.lance", "logged.lance", "needy $x.lance", *named}
+    skipped = {Path(one["uri"]).name: f"{one['why']} {one['remedy']}" for one in shown.document["skipped"]}
+    assert skipped.keys() == {"notes", "dropped.lance", "empty.lance", "linked.lance"}
+    assert "no table such a name" in skipped["notes"]
+    assert "is a stub" in skipped["dropped.lance"]
+    assert f"memwal-ops repair {stub}" in skipped["dropped.lance"]
+    assert "SKIPPED: dropped: " in run_here(capfd, "scan", "--database", str(database)).out
+    file = tmp_path / "c.yaml"
+    file.write_text(shown.document["configuration"])
+    found = discover(load_settings(str(file)).tables).tables
+    assert {Path(table.uri).name for table in found} >= tables
+
+
+def test_rows_without_a_version_are_an_error(database: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(database / "fine.lance/_versions")
+    found = run_here(capfd, "scan", "--database", str(database))
+    assert found.code == 4
+    text = " ".join(found.out.split())
+    assert "NOT SCANNED: fine: not_a_lance_table" in text
+    assert f"memwal-ops repair {database}/fine.lance" in text
 
 
 def test_what_is_asked_wrongly_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
