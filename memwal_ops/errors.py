@@ -4,10 +4,16 @@ One flat tree: each class is one reason and has its own ``exit_code`` and the
 ``remedy`` that is printed under the message. The module does no I/O and
 does not import the rest of the package.
 
-Exit codes are a contract (runbooks/README.md): a code is never reused for another reason.
+Exit codes are a contract (runbooks/README.md): a code is never reused for another reason. 70 to 99 are left to errors
+of other packages.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class MemwalOpsError(Exception):
@@ -493,6 +499,12 @@ _RUNBOOKS: dict[int | str, str] = {
 } | {"disk_full": "runbooks/disk-full.md"}
 
 
+def add_pages(pages: Mapping[str, str]) -> None:
+    """Add the URLs of pages for the reasons of another package's errors; those of this project stay."""
+    for reason, page in pages.items():
+        _RUNBOOKS.setdefault(reason, page)
+
+
 def runbook(exit_code: int, reason: str | None = None) -> str | None:
-    """The path of the page of a reason, else of an exit code, relative to the project's root; None if there is none."""
+    """The page of a reason, else of an exit code: a path relative to the project's root, or another package's URL."""
     return _RUNBOOKS.get(reason or "") or _RUNBOOKS.get(exit_code)

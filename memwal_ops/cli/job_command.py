@@ -90,7 +90,7 @@ def _help_for(name: str, specs: Mapping[str, JobSpec]) -> click.Option:
 
     def show(context: click.Context, _: click.Parameter, wanted: str | None) -> None:
         if wanted is not None:
-            click.echo(job_command(name, {wanted: specs[wanted]}).get_help(context))
+            echo(job_command(name, {wanted: specs[wanted]}).get_help(context))
             context.exit()
 
     return click.Option(

@@ -107,6 +107,8 @@ class JobSpec:
         from_export: it also reads a table from an export: its command has ``--from FILE``.
         help: the help of its command: what it does, what it is safe to run concurrently with, exit codes, two
             examples; paragraphs.
+        pages: the URL of a page for each reason of its package's own errors. These are subclasses of
+            :class:`memwal_ops.errors.MemwalOpsError` with an exit code of 70 to 99.
         layouts: the layouts of tables to which it applies, by the names that its format gives them; empty: all.
         load_by_layout: the location of its code for a layout, where that is not ``load``.
         command: None: a command ``name`` is generated from this spec. Otherwise none is: the name of the package's own
@@ -132,6 +134,7 @@ class JobSpec:
     metrics: Mapping[str, MetricSpec] = field(default_factory=dict)
     from_export: bool = False
     help: str = ""
+    pages: Mapping[str, str] = field(default_factory=dict)
     layouts: frozenset[str] = frozenset()
     load_by_layout: Mapping[str, str] = field(default_factory=dict)
     command: str | None = None

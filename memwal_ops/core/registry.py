@@ -25,6 +25,7 @@ from memwal_ops.errors import (
     MemwalOpsError,
     NotALanceTableError,
     TableNotFoundError,
+    add_pages,
 )
 from memwal_ops.import_probe import import_faults
 from memwal_ops.text import counted
@@ -141,6 +142,7 @@ def load_spec(entry: EntryPoint) -> JobSpec:
     if defect is not None:
         raise JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be used: {defect}.")
     assert isinstance(spec, JobSpec)  # noqa: S101 - for the type checker: _defect checked it
+    add_pages(spec.pages)
     return spec
 
 
@@ -382,4 +384,6 @@ def _defect(spec: object, entry: EntryPoint) -> str | None:  # noqa: PLR0911 - o
     )
     if invalid:
         return f"its metrics {', '.join(invalid)} have an invalid name, or a unit other than {', '.join(UNITS)}"
+    if not_pages := [page for page in spec.pages.values() if not page.startswith(("https://", "http://"))]:
+        return f"its pages {', '.join(not_pages)} are no URLs"
     return None

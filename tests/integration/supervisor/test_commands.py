@@ -267,6 +267,15 @@ def test_a_broken_package_is_named_and_affects_no_other(table: Workload, tmp_pat
     assert "no_such_module" in called.err
 
 
+def test_an_error_of_a_package_has_its_exit_code_and_page(table: Workload, tmp_path: Path) -> None:
+    called = run_process("moody", table.uri, "--mood", "refuses", **install(["moody"], tmp_path))
+    assert called.code == 70
+    assert "Be kind to it." in called.err
+    assert "See https://example.com/moods" in called.err
+    told = run_process("moody", table.uri, "--mood", "refuses", "--json", **install(["moody"], tmp_path))
+    assert told.document["error"]["runbook"] == "https://example.com/moods"
+
+
 def test_a_package_is_found_however_early_this_process_looked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,6 +315,7 @@ class _Entry:
         ({"name": "odd", "options": Needy}, "cannot be made without values"),
         ({"name": "odd", "metrics": {"Odd figure": MetricSpec("count", "")}}, "Odd figure"),
         ({"name": "odd", "metrics": {"figure": MetricSpec("furlongs", "")}}, "figure"),
+        ({"name": "odd", "pages": {"mood": "docs/moods.md"}}, "docs/moods.md are no URLs"),
     ],
 )
 def test_what_is_no_job_is_refused(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any] | None, says: str) -> None:

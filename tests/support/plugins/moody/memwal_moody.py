@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.job import JobSpec
 from memwal_ops.core.options import Options, number, text
-from memwal_ops.errors import StoreUnavailableError
+from memwal_ops.errors import MemwalOpsError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.protocols import Table
+
+
+class MoodyError(MemwalOpsError):
+    """A job that refuses to work."""
+
+    exit_code = 70
+    reason = "mood"
+    remedy = "Be kind to it."
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,8 @@ def apply(table: Table, options: MoodyOptions, run: RunContext) -> MoodyReport:
                 time.sleep(0.02)
             case "fails":
                 raise StoreUnavailableError("The store is in a bad mood.")
+            case "refuses":
+                raise MoodyError("The mood is too bad.")
             case "breaks":
                 raise RuntimeError("a bug")
     return MoodyReport("fine")
@@ -75,5 +85,5 @@ def apply(table: Table, options: MoodyOptions, run: RunContext) -> MoodyReport:
 
 MOODY = JobSpec(
     name="moody", summary="Do what jobs should not do.", options=MoodyOptions, load="memwal_moody",
-    every=timedelta(hours=1), in_maintain=False,
+    every=timedelta(hours=1), in_maintain=False, pages={MoodyError.reason: "https://example.com/moods"},
 )  # fmt: skip
