@@ -1,4 +1,4 @@
-"""Background jobs for tables with a write-ahead log and a base: merge, catch up, snapshot, collect garbage.
+"""Maintain LanceDB and Lance tables beside their writers: compact, update indexes, expire versions, merge logs.
 
 ``open_table`` opens a table of any installed format, ``run_job`` runs one of its jobs; docs/api.md has examples,
 and lists the stable API. :mod:`memwal_ops.spark` has the functions that need a Spark session.

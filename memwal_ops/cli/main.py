@@ -46,13 +46,15 @@ _ENDED = "{}; nothing is half-written: what the command published stays, and run
     help="Least severe log events to show on stderr.",
 )
 def cli(log_level: str) -> None:
-    """Maintain LanceDB and Lance tables (MemWAL or not), Zeppelin namespaces, LM-DiskANN indexes.
+    """Keep LanceDB and Lance tables fast and small, beside their writers.
+    Also tables with a log (MemWAL), Zeppelin namespaces, LM-DiskANN indexes.
 
     \b
     Examples:
       memwal-ops scan --database /data/lancedb
-      memwal-ops inspect s3://bucket/orders.lance
-    """  # noqa: D301 - click keeps the lines of a block that begins so
+      memwal-ops maintain /data/lancedb/docs.lance --dry-run
+      memwal-ops maintain /data/lancedb/docs.lance --apply
+    """  # noqa: D205, D301 - all commands fit a screen, line by line; click keeps the lines of a block that begins so
     process.prepare()
     logging_setup.configure(level=log_level.upper(), redact=redact)
 

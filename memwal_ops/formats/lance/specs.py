@@ -76,8 +76,8 @@ runbooks/README.md.""",
 )
 CATCHUP = JobSpec(
     name="catchup",
-    summary="Bring the base indexes up to the merged generations.",
-    help="""Bring the base indexes of the table at URI up to date, and correct index_catchup.
+    summary="Bring indexes up to the newest rows.",
+    help="""Bring the indexes of the table at URI up to the newest rows of its base, and correct index_catchup.
 
 Each index is committed as one new version. A vector index keeps its codebook, or is not changed. Safe to kill, to run
 twice, and to run beside mergers and writers.
@@ -248,7 +248,7 @@ run, and nothing is deleted. Safe to kill, to run twice, and to run several time
 
 \b
 Examples:
-  memwal-ops maintain s3://bucket/orders.lance
+  memwal-ops maintain s3://bucket/orders.lance --dry-run
   memwal-ops maintain orders.lance --apply --budget 45m
 
 Exit codes: 0 maintained, over_budget or dry_run; otherwise that of the first step that failed.""",

@@ -16,8 +16,9 @@ from memwal_ops.formats.lance.jobs.compact.report import CompactDecision
 from memwal_ops.formats.lance.jobs.gc import candidates as gc_candidates
 from memwal_ops.formats.lance.jobs.merge.report import MergeDecision
 from memwal_ops.formats.lance.jobs.snapshot.report import SnapshotDecision
-from tests.support.run_cli import run_here
+from tests.support.run_cli import contents, run_here
 from tests.support.runbook import commands
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.reading import read_base
 from tests.support.tables.workload import Workload, assert_same
 from tests.system.drills.error_pages import ROOT, Page
@@ -79,7 +80,7 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 
 def test_the_readmes_commands_run(table: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [line for line in commands(README.text) if "s3://bucket/table.lance" in line]
-    assert [line.split()[1] for line in lines] == ["inspect", "merge", "merge", "maintain", "gc"]
+    assert [line.split()[1] for line in lines] == ["inspect", "merge", "maintain"]
     for line in lines:
         outcome = run_line(capfd, line.replace("s3://bucket/table.lance", table.uri))
         assert outcome.code == 0, f"{line}\n{outcome}"
@@ -89,8 +90,26 @@ def test_the_readmes_commands_run(table: Workload, capfd: pytest.CaptureFixture[
 def test_the_readmes_python_runs(table: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README.text, re.DOTALL)
     exec(compile(block.replace("s3://bucket/table.lance", table.uri), "README.md", "exec"), {})
-    assert "merged" in capfd.readouterr().out
+    assert "maintained" in capfd.readouterr().out
     assert_same(read_base(table.uri), table.expected())
+
+
+def test_the_readmes_first_commands_maintain_a_lancedb_folder(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first block of the page: nothing changes before the last command, and that leaves no row out."""
+    docs = PlainTable(str(tmp_path / "lancedb/docs.lance")).create(fragments=6, rows=50, index=True)
+    docs.append(20)
+    docs.delete(*range(40))
+    before = contents(docs.uri)
+    lines = commands(README.text.partition("## Guarantees")[0])
+    assert [line.split()[1] for line in lines] == ["scan", "maintain", "maintain"]
+    for line in lines:
+        assert contents(docs.uri) == before
+        outcome = run_line(capfd, line.replace("/data/lancedb", str(tmp_path / "lancedb")))
+        assert outcome.code == 0, f"{line}\n{outcome}"
+    assert len(docs.dataset.get_fragments()) == 1
+    assert docs.read() == docs.model
 
 
 @pytest.mark.long
