@@ -311,7 +311,7 @@ def _publish_built(table: Table, built: VersionManifest, data: bytes, transactio
     if file is not None:
         # Releases that find no transaction inside the manifest look for this file when they rebase.
         table.store.put(file, transaction.SerializeToString(deterministic=True))
-    with deleted_unless_named(lambda: table.discard([file] if file else [])):
+    with deleted_unless_named(lambda: file and table.discard([file])):
         refuse_missing_files(table, added_files(table, built))
         refuse_if_not_newest(table, version)
         publish(table, data, version)

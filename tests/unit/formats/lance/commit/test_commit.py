@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import lance
@@ -493,5 +494,7 @@ def test_what_pylance_reads_back_is_what_was_stamped(
 
 
 def test_a_stamped_version_without_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "open_dataset", lambda *_, **__: Opened([1], []))
+    opened = Mock(return_value=Opened([1], []))
+    monkeypatch.setattr(module, "open_dataset", opened)
     module._verify_readable(table_on(), replace(version_4(), indexes=None), DETACHED, DETACHED_FILE)
+    opened.assert_called_once()

@@ -141,7 +141,9 @@ def test_published_by_somebody_and_absent_now() -> None:
 
 
 def test_an_answer_that_was_lost_after_the_put() -> None:
-    publish(table(MemoryStore(faults={"put_if_absent": UNANSWERED})), OURS, 5)
+    store = MemoryStore(faults={"put_if_absent": UNANSWERED})
+    publish(table(store), OURS, 5)
+    assert store.data == {path_of(5): OURS}
 
 
 def test_an_answer_that_was_lost_after_another_writers_put() -> None:
@@ -424,6 +426,7 @@ def test_detached_and_other_files_are_no_versions(unreadable: SimpleNamespace, m
         store.data[f"_versions/{name}"] = b""
         store.times[f"_versions/{name}"] = TIME - timedelta(days=1)
     After(store=store).verify(monkeypatch)
+    assert store.deleted == []
 
 
 def test_a_version_that_was_expired_was_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,6 +434,7 @@ def test_a_version_that_was_expired_was_not_late(monkeypatch: pytest.MonkeyPatch
     real = after.store.list
     monkeypatch.setattr(after.store, "list", lambda prefix: (one for one in real(prefix) if one.path != path_of(5)))
     after.verify(monkeypatch)
+    assert after.store.deleted == []
 
 
 def test_whether_it_is_in_the_history_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +481,9 @@ def test_the_hint_is_advanced_where_there_is_one() -> None:
 @pytest.mark.parametrize("fault", [UNANSWERED, LeaseLostError("lost")])
 @pytest.mark.parametrize("method", ["head", "put"])
 def test_a_hint_that_cannot_be_advanced_is_no_failure(method: str, fault: Exception) -> None:
-    advance_hint(table(MemoryStore({module.VERSION_HINT: b""}, faults={method: fault})), 5)
+    store = MemoryStore({module.VERSION_HINT: b""}, faults={method: fault})
+    advance_hint(table(store), 5)
+    assert [*store.data] == [module.VERSION_HINT]
 
 
 def test_the_note_of_a_commit() -> None:
