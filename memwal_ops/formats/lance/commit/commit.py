@@ -56,11 +56,13 @@ from memwal_ops.formats.lance.commit.publication import (
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
+from memwal_ops.formats.lance.retention.merged_since import drop_contradicted
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES, TABLE_CONFIG, check_writable
 from memwal_ops.formats.lance.wire.memwal_index import (
     decode_memwal_index,
     find_memwal_entry,
+    is_legacy,
     stamp_progress,
     with_details,
 )
@@ -200,6 +202,8 @@ def commit_strict(
             temporary[:0] = [detached_path] if local else []
             _verify_readable(table, stamped, detached, detached_path)
         refuse_missing_files(table, added_files(table, stamped))
+        if progress:
+            drop_contradicted(table, _progress(table.manifest))
         refuse_if_not_newest(table, version)
         temporary.pop()  # from here on a version may refer to its transaction file
         publish(table, data, version)
@@ -313,11 +317,18 @@ def _publish_built(table: Table, built: VersionManifest, data: bytes, transactio
         table.store.put(file, transaction.SerializeToString(deterministic=True))
     with deleted_unless_named(lambda: file and table.discard([file])):
         refuse_missing_files(table, added_files(table, built))
+        if _progress(built) != (merged := _progress(table.manifest)):
+            drop_contradicted(table, merged)
         refuse_if_not_newest(table, version)
         publish(table, data, version)
     verify_in_history(table, built, {})
     advance_hint(table, version)
     return version
+
+
+def _progress(version: VersionManifest) -> Mapping[UUID, int]:
+    entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+    return {} if entry is None or is_legacy(entry) else decode_memwal_index(entry).merged_generations
 
 
 def _changed_section(

@@ -8,7 +8,11 @@ is older than such a reader.
 
 Versions are expired earlier than that. So gc records the progress of the newest version now and then, as an object
 whose time, by the store's clock, is an upper bound of when all of that was merged. Progress only rises, unless a
-version is restored or the index is made again; then what was recorded before is dropped.
+version is restored or the index is made again; then what was recorded before is dropped: by gc, by an expiry before it
+deletes such a version, and by each commit that raises progress. Timeline without the last: version 5 is recorded; 40
+days later version 3 is restored as 6, which a reader keeps open; a merge publishes 7, and pylance's clean-up deletes 6:
+nothing shows any more that generation 3 is needed. A merge by another program drops no record: if the clean-up then
+comes before the next run of gc, that is not noticed.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from memwal_ops.formats.lance.retention.live_versions import Retention
+    from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta, Store
 
 PROGRESS_FOLDER = "_mem_wal_ops/progress"
@@ -113,6 +118,22 @@ def drop_overtaken(store: Store, retention: Retention) -> list[Record]:
         return records
     store.delete_many([one.meta.path for one in records])
     return []
+
+
+def drop_contradicted(table: Table, merged: Mapping[UUID, int]) -> None:
+    """Delete all records if the newest has more than a version that follows it; called before progress is raised on it.
+
+    One listing; where there are records, one more request.
+
+    Args:
+        table: that version.
+        merged: its progress.
+    """
+    records = _records(table.store)
+    if not records or records[-1].version > table.version:
+        return  # of a version that is newer than this one: the commit that follows is lost
+    if any(merged.get(region_id, 0) < generation for region_id, generation in _read(table.store, records[-1]).items()):
+        table.store.delete_many([one.meta.path for one in records])
 
 
 def _records(store: Store) -> list[Record]:

@@ -25,6 +25,7 @@ PROOFS = {
     ("core/holds.py", "_sweep"): "entries that ended a day ago by the slower of our clock and the store's",
     ("formats/lance/retention/merged_since.py", "record_progress"): "our own records, made needless by later ones",
     ("formats/lance/retention/merged_since.py", "drop_overtaken"): "our own records that a restore contradicts",
+    ("formats/lance/retention/merged_since.py", "drop_contradicted"): "the same",
 }
 # They are the stores; the probe and the clock delete what they wrote a moment ago under a random name.
 STORES = "storage/"

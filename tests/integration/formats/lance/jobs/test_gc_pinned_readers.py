@@ -151,6 +151,25 @@ def test_a_restored_version_begins_the_wait_anew(tmp_path: Path, by: str) -> Non
     assert generation_folders(made)
 
 
+def test_a_restored_version_that_pylance_cleans_up(tmp_path: Path) -> None:
+    """Before any run of expire or gc: only the merge sees that the table had less progress than is recorded."""
+    made = make(tmp_path, generations=1)
+    unmerged = open_dataset(made.uri).version
+    merged(made)
+    collect(made, PINNED)
+    age(made, RECORDS, 31 * DAY)
+    open_dataset(made.uri, version=unmerged).restore()
+    reader = PinnedReader(made.uri)
+    before = reader.rows()
+    merged(made)
+    caught_up(made)
+    open_dataset(made.uri).cleanup_old_versions(timedelta(0), delete_unverified=True)
+    for _ in range(2):
+        assert collect(made, PINNED).drained == 0
+        assert_same(reader.rows(), before, seed=made.seed)
+    assert generation_folders(made)
+
+
 @pytest.mark.parametrize(
     "data",
     [
