@@ -21,7 +21,8 @@ pass are one version: none of them is ever visible without the others.
 A change of indexes alone (region snapshots, catch-up, an index that was brought up to date) needs
 no detached version: :func:`commit_indexes` copies the newest manifest, including unknown fields,
 replaces index entries, and publishes in the same way. pylance's own commit
-of such a change reverts a concurrent merge's progress without a conflict (landmine 1).
+of such a change reverts a concurrent merge's progress without a conflict
+(docs/upstream/stale_index_commit_takes_progress_back.py).
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def check_committable(table: Table) -> None:
 
     Raises:
         UnsupportedFeatureError: as :func:`check_rewritable`; V1 naming, with which pylance makes no detached
-            version (landmine 11).
+            version.
     """
     check_rewritable(table)
     if table.naming is not NamingScheme.V2:

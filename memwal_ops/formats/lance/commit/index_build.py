@@ -92,7 +92,7 @@ def update_index(table: Table, name: str, *, merge: int | None, retrain: bool = 
         name: the index.
         merge: merge that many of its segments with the new rows; 0: the new rows get a segment
             of their own; None: pylance's default, which must not be used for vector indexes
-            (landmine 22).
+            (docs/upstream/optimize_changes_centroids.py).
         retrain: build it anew instead, with new centroids; pylance derives their number from the number of rows.
 
     Returns:

@@ -180,7 +180,8 @@ def refuse_replaced(table: Table, version: int, listed: VersionPage) -> None:
 def refuse_gaps(table: Table) -> None:
     """Refuse a commit that pylance rebases if a version since ``table``'s is missing, or the table was replaced.
 
-    A rebase ignores versions that are missing (landmine 24): it would not see their changes.
+    A rebase ignores versions that are missing: it would not see their changes
+    (docs/upstream/updates_double_rows_beside_a_cleanup.py).
     """
     listed = list_page(table.store)
     newest = newest_version(table, listed)
@@ -291,8 +292,8 @@ def _verify_in_history(table: Table, published: VersionManifest, progress: Mappi
             f"Version {version} of {table.location.uri} was published after a later version.", files_unreferenced=False
         )
     if any(newest.index.merged_generations.get(region_id, 0) < merged for region_id, merged in progress.items()):
-        # A later version reverted the progress (a plain commit of the MemWAL index does that,
-        # landmine 1), or it cannot be determined which was published first. Merging again is idempotent.
+        # A later version reverted the progress (a plain commit of the MemWAL index does that),
+        # or it cannot be determined which was published first. Merging again is idempotent.
         raise CommitLostError(
             f"Version {newest.version} of {table.location.uri} reverted the merge progress of version {version}.",
             files_unreferenced=False,

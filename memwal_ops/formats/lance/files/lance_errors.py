@@ -1,6 +1,6 @@
 """Translate pylance's untyped errors.
 
-pylance raises ``OSError``, ``ValueError`` and ``RuntimeError`` with text (landmine 6), and a Rust
+pylance raises ``OSError``, ``ValueError`` and ``RuntimeError`` with text, and a Rust
 panic as a ``BaseException``. The texts are classified by
 :mod:`memwal_ops.storage.errors`, since the object stores have the same ones.
 """

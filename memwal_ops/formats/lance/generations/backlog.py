@@ -2,7 +2,7 @@
 
 Only the region manifest defines which generations were flushed, and only the MemWAL index which were merged (S0-157,
 S0-158). Order and completeness are enforced here: pylance accepts a jump over
-unmerged generations and an unknown region (landmine 4).
+unmerged generations and an unknown region.
 """
 
 from __future__ import annotations

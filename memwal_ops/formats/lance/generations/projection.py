@@ -1,6 +1,6 @@
 """Project a generation's columns onto the base table's current schema, by field id.
 
-A generation keeps the field ids that the base had when it was flushed (landmine 14). So the id, and not the name,
+A generation keeps the field ids that the base had when it was flushed. So the id, and not the name,
 determines the base column of a value: an added column is NULL, a dropped one is ignored, a renamed one is matched.
 One trap: Lance reuses the id of a dropped column for the next added one if no data file has it any more, even if both
 have the same name. Whether both are the same column is determined from the base table's history
@@ -159,7 +159,7 @@ def plan_projection(
     """
     has_tombstones = any(node.name == TOMBSTONE for node in generation)
     # Recognized by name alone: the id of _tombstone is the next free one at the flush, which a
-    # column added to the base later may have (landmine 14).
+    # column added to the base later may have.
     values = [node for node in generation if node.name != TOMBSTONE]
     undecided: list[Node] = []
     verdicts: list[bool | None] = []

@@ -2,7 +2,7 @@
 
 All layers of the LSM tree must share it, or distances from one layer cannot be compared with those
 from another (S0-110, S0-112). ``optimize_indices`` with its defaults does change it: where segments
-are merged it splits large partitions and joins small ones (landmine 22).
+are merged it splits large partitions and joins small ones.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Planning, rewriting and committing are pylance's own. Its commit is rebased over concurrent commits:
 it succeeds over a merge that only added rows, and conflicts with one that changed a rewritten
 fragment, or with a change of indexes; then everything is planned again. Two checks
-are added. A rebase ignores versions that are missing (landmine 24), so nothing is
-committed if one is missing. And pylance changes the MemWAL index, which :mod:`compact_memwal` restores;
+are added. A rebase ignores versions that are missing (docs/upstream/updates_double_rows_beside_a_cleanup.py),
+so nothing is committed if one is missing. And pylance changes the MemWAL index, which :mod:`compact_memwal` restores;
 a plain table has none. The rewriting itself may run on Spark; all else is the same there.
 """
 
