@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.errors import (
     FragmentCorruptError,
     FragmentMissingError,
@@ -13,9 +14,12 @@ from memwal_ops.errors import (
     MemwalOpsError,
     ObjectNotFoundError,
 )
+from memwal_ops.formats.zeppelin import remedies
+from memwal_ops.formats.zeppelin.completeness import Listed, damaged_parts
 from memwal_ops.formats.zeppelin.ulid import ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import UnstorableError, decode_fragment
 from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,39 +29,57 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 
 _CONCURRENT_READS = 8
-_CORRECT = (
-    "The object is intact, so a backup has the same. Fix its writer, and list a corrected copy of all its rows and "
-    "deletes in its place: memwal_ops.formats.zeppelin.replace_fragment."
-)
-
-
-@dataclass(frozen=True)
-class BlockedFragment:
-    """The first fragment that cannot be compacted. Those before it can; later ones wait, since order matters."""
-
-    fragment: str
-    error: MemwalOpsError
-
-    def to_json(self) -> dict[str, Any]:
-        """The ``blocked`` entry of a report."""
-        error = self.error
-        return {"fragment": self.fragment, "reason": error.reason, "detail": str(error), "remedy": error.remedy}
+_NAMED = 3
 
 
 def figures(table: Namespace) -> Mapping[str, float]:
-    """Backlog metrics: one listing of the log."""
-    listed = {meta.path: meta for meta in table.store.list("wal")} if table.manifest.fragments else {}
-    refs = table.manifest.fragments
-    found = [listed[one.key] for one in refs if one.key in listed]
-    now = datetime.now(UTC)
-    written = [written_at(one) or (listed[one.key].last_modified if one.key in listed else now) for one in refs]
+    """Backlog metrics; for the requests, see :mod:`memwal_ops.formats.zeppelin.completeness`."""
+    listed = Listed(table.store)
+    blocked = cached_for_poll(table, "damaged", lambda: damaged_parts(table, listed))
+    refs, now = table.manifest.fragments, datetime.now(UTC)
+    found = {one.id: meta for one in refs if (meta := listed.folder(one.key).get(one.key)) is not None}
+    written = [written_at(one) or (found[one.id].last_modified if one.id in found else now) for one in refs]
     return {
         "fragments": len(refs),
         "rows": sum(one.vectors for one in refs),
-        "bytes": sum(meta.size for meta in found),
+        "bytes": sum(meta.size for meta in found.values()),
         "oldest_age": max((max(0.0, (now - one).total_seconds()) for one in written), default=0.0),
-        "blocked_fragments": len(refs) - len(found) and len(table.missing_fragments()),
+        "blocked_parts": len(blocked),
     }
+
+
+@dataclass(frozen=True)
+class Contested:
+    """Ids that are both in wiki ``pending_deletes`` and in the log: it is not defined which came later (S4-014).
+
+    Attributes:
+        ids: ascending.
+        alone: whether a compaction has nothing else to do.
+    """
+
+    ids: tuple[str, ...] = ()
+    alone: bool = False
+
+    def __str__(self) -> str:
+        """How many there are, and the first ones."""
+        some = ", ".join(map(repr, self.ids[:_NAMED])) + (", ..." if len(self.ids) > _NAMED else "")
+        return f"{counted(len(self.ids), 'id is', 'ids are')} both in pending_deletes and in the log: {some}"
+
+
+def contested(table: Namespace) -> Contested:
+    """The contested ids of a namespace. Reads the log only if ``pending_deletes`` has ids; memory: the log's ids."""
+    hidden = table.manifest.hidden.difference(table.manifest.pending_keys)
+    if not hidden:
+        return Contested()
+    newest: dict[str, bool] = {}
+    whole = True
+    for _, found in read_fragments(table, table.manifest.fragments, None):
+        if isinstance(found, MemwalOpsError):
+            whole = False  # it blocks the log, and those behind it are not compacted
+            break
+        newest |= dict.fromkeys(found.deletes, False) | dict.fromkeys(found.ids, True)
+    ids = {name for name in hidden if newest.get(name)}
+    return Contested(tuple(sorted(ids)), whole and ids == hidden and newest.keys() == ids)
 
 
 def written_at(ref: FragmentRef) -> datetime | None:
@@ -92,22 +114,35 @@ def _decoded(table: Namespace, ref: FragmentRef, dimensions: int | None, data: b
     try:
         found = decode_fragment(data, table.manifest.dialect)
     except UnstorableError as error:
-        raise FragmentCorruptError(f"The fragment {ref.key} cannot be used: {error}", remedy=_CORRECT) from error
+        raise FragmentCorruptError(
+            f"The fragment {ref.key} cannot be used: {error}", remedy=remedies.CORRECT
+        ) from error
     except InvalidFormatError as error:
         raise FragmentCorruptError(f"The fragment {ref.key} cannot be read: {error}") from error
+    if dimensions is not None and found.dimensions not in {None, dimensions}:
+        raise other_dimensions(ref, found, dimensions)
     wrong = None
     if found.id != ref.id:
         wrong = f"its id is {found.id}"
     elif found.namespace not in {None, table.manifest.namespace}:
         wrong = f"it belongs to the namespace {found.namespace}"
+    elif ref.bytes is not None and len(data) != ref.bytes:
+        wrong = f"it has {len(data)} bytes; the manifest has {ref.bytes}"
     elif (len(found.ids), len(found.deletes)) != (ref.vectors, ref.deletes):
         listed = f"{ref.vectors} and {ref.deletes}"
         wrong = f"it has {len(found.ids)} vectors and {len(found.deletes)} deletes; the manifest has {listed}"
-    elif dimensions is not None and found.dimensions not in {None, dimensions}:
-        wrong = f"its vectors have {found.dimensions} dimensions; the namespace's have {dimensions}"
     if wrong is not None:
         raise FragmentCorruptError(f"The fragment {ref.key} cannot be used: {wrong}.")
     return found
+
+
+def other_dimensions(ref: FragmentRef, found: Fragment, dimensions: int) -> FragmentCorruptError:
+    """The error of a fragment whose vectors are not of the dimensions of those before."""
+    return FragmentCorruptError(
+        f"The fragment {ref.key} cannot be used: its vectors have {found.dimensions} dimensions; those before have "
+        f"{dimensions}.",
+        remedy=remedies.CORRECT,
+    )
 
 
 def read_fragments(

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from memwal_ops.errors import FragmentCorruptError, UnsupportedFeatureError
-from memwal_ops.formats.zeppelin.backlog import BlockedFragment, read_fragments
+from memwal_ops.errors import UnsupportedFeatureError
+from memwal_ops.formats.zeppelin.backlog import other_dimensions, read_fragments
+from memwal_ops.formats.zeppelin.completeness import BlockedPart
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader, SegmentWriter, create, joined
 from memwal_ops.formats.zeppelin.training import (
     SAMPLES_PER_CLUSTER,
@@ -86,7 +87,7 @@ class Inputs:
     deleted: frozenset[str]
     hidden: frozenset[str]
     upserts: int
-    blocked: BlockedFragment | None
+    blocked: BlockedPart | None
 
     @property
     def kept_pending(self) -> frozenset[str]:
@@ -173,11 +174,10 @@ def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: Run
     blocked = None
     for ref, found in read_fragments(table, fragments, dimensions):
         if not isinstance(found, Fragment):
-            blocked = BlockedFragment(ref.id, found)
+            blocked = BlockedPart("fragment", ref.id, found)
             break
         if dimensions is not None and found.dimensions not in {None, dimensions}:
-            why = f"The fragment {ref.key} has {found.dimensions} dimensions; those before have {dimensions}."
-            blocked = BlockedFragment(ref.id, FragmentCorruptError(why))
+            blocked = BlockedPart("fragment", ref.id, other_dimensions(ref, found, dimensions))
             break
         dimensions = dimensions or found.dimensions
         ends = len(ids) + len(found.ids)
@@ -371,7 +371,7 @@ class Compaction:
         self.built.segment = replace(segment, vectors=self.built.rows)
         path = training_path(segment.id)
         self.built.paths.append(path)
-        create(self._store, path, training_bytes(replace(training, metric=self._metric)))
+        create(self._store, path, training_bytes(replace(training, metric=self._metric, objects=writer.objects)))
 
 
 def staging_path(token: int) -> str:

@@ -31,7 +31,9 @@ class ZeppelinFormat:
     demo = DEMO
 
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
-        """The names of the blocked part in messages: a namespace has one log, which a fragment blocks."""
+        """The names of the blocked part in messages: the one log, which a fragment blocks, or a segment."""
+        if "segment" in blocked:
+            return f"Segment {blocked['segment']}", ""
         return "The log", f"fragment {blocked['fragment']}" if "fragment" in blocked else ""
 
     def detect(self, root: Listing) -> bool:
@@ -63,6 +65,16 @@ class ZeppelinFormat:
         from memwal_ops.formats.zeppelin.summary import missing_of  # noqa: PLC0415 - see the module
 
         return missing_of(table, revision)
+
+    def fingerprint(self, table: Namespace) -> str | None:
+        """The entity tag of the manifest: each write of a namespace replaces it. No request."""
+        return table.tag
+
+    def is_unchanged(self, store: Store, fingerprint: str) -> bool:
+        """Whether the manifest has that entity tag. One request."""
+        from memwal_ops.formats.zeppelin.namespace import swappable  # noqa: PLC0415 - see the module
+
+        return swappable(store).get_with_tag(MANIFEST)[1] == fingerprint
 
 
 FORMAT = ZeppelinFormat()

@@ -16,7 +16,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, VersionGoneError
+from memwal_ops.errors import (
+    CommitConflictError,
+    InvalidFormatError,
+    ObjectNotFoundError,
+    TableCorruptError,
+    VersionGoneError,
+)
+from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
 from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest
 
@@ -106,11 +113,12 @@ def read(table: Published, revision: int) -> Manifest:
         data = _content(table.store, path)
         return decode_manifest(data, table.manifest.namespace, dialect=table.manifest.dialect)
     except ObjectNotFoundError as error:
-        raise VersionGoneError(f"{table.location.uri} has no revision {revision}.") from error
+        raise VersionGoneError(
+            f"{table.location.uri} has no revision {revision}.", remedy=remedies.REVISIONS
+        ) from error
     except InvalidFormatError as error:
         raise TableCorruptError(
-            f"{path} of {table.location.uri} cannot be read: {error}",
-            remedy="Restore it from a backup; or delete it, if no reader follows that revision.",
+            f"{path} of {table.location.uri} cannot be read: {error}", remedy=remedies.RECORD
         ) from error
 
 
@@ -119,6 +127,7 @@ def record(store: Store, manifest: Manifest, data: bytes) -> int:
 
     Raises:
         TableCorruptError: its native version is recorded with other content.
+        CommitConflictError: other runs recorded theirs first too often.
     """
     if manifest.dialect == NATIVE:
         version = manifest.version or 0
@@ -126,7 +135,7 @@ def record(store: Store, manifest: Manifest, data: bytes) -> int:
         if not store.put_if_absent(path, data) and store.get(path) != data:
             raise TableCorruptError(
                 f"{path} records a manifest of version {version} that differs from the live one.",
-                remedy="Compare the two: two servers wrote to copies of the namespace, or one was restored.",
+                remedy=remedies.TWO_MANIFESTS,
             )
         return version
     for _ in range(_ATTEMPTS):
@@ -138,7 +147,9 @@ def record(store: Store, manifest: Manifest, data: bytes) -> int:
         path, record_ = path_of(number, manifest.dialect), json.dumps(document, ensure_ascii=False).encode()
         if store.put_if_absent(path, record_) or store.get(path) == record_:
             return number
-    raise TableCorruptError(f"Other runs recorded {_ATTEMPTS} revisions before this one could.")
+    raise CommitConflictError(
+        f"Other runs recorded {_ATTEMPTS} revisions before this one could.", remedy=remedies.RECORDING
+    )
 
 
 def _content(store: Store, path: str) -> bytes:
@@ -148,7 +159,4 @@ def _content(store: Store, path: str) -> bytes:
     try:
         return str(json.loads(data)["manifest"]).encode()
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TableCorruptError(
-            f"{path} cannot be read: {error!r:.120}.",
-            remedy="Restore it from a backup; or delete it, if no reader follows that revision.",
-        ) from error
+        raise TableCorruptError(f"{path} cannot be read: {error!r:.120}.", remedy=remedies.RECORD) from error

@@ -26,6 +26,7 @@ from memwal_ops.errors import (
     TableCorruptError,
     UnsupportedFeatureError,
 )
+from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.publish import FencedError, retried
 from memwal_ops.formats.zeppelin.wire.lease import LEASE, MAX_TOKEN, LeaseRecord, decode_lease, encode_lease
 from memwal_ops.log import get_logger
@@ -119,8 +120,7 @@ def read_lease(table: Namespace) -> tuple[LeaseRecord, str] | None:
         return decode_lease(data), tag
     except InvalidFormatError as error:
         raise TableCorruptError(
-            f"{LEASE} of {table.location.uri} cannot be read: {error}",
-            remedy=f"Restore {LEASE} with a fencing_token at or above {table.manifest.token}; never delete it.",
+            f"{LEASE} of {table.location.uri} cannot be read: {error}", remedy=remedies.lease(table.manifest.token)
         ) from error
 
 

@@ -15,7 +15,7 @@ from memwal_ops.errors import (
     TableCorruptError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.zeppelin import history
+from memwal_ops.formats.zeppelin import history, remedies
 from memwal_ops.formats.zeppelin.training import METRICS
 from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest
 from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
@@ -103,15 +103,6 @@ class Namespace(GuardedTable):
         """See :meth:`memwal_ops.core.protocols.TableFormat.summarize`."""
         return self.format.summarize(self)
 
-    def missing_fragments(self) -> tuple[str, ...]:
-        """Keys of listed fragments that do not exist; one listing, and one request for each that is not in it."""
-        if not self.manifest.fragments:
-            return ()
-        found = {meta.path for meta in self.store.list("wal")}
-        absent = [one.key for one in self.manifest.fragments if one.key not in found]
-        # Checked again: a listing may have passed the position of one before it was written.
-        return tuple(key for key in absent if self.store.head(key) is None)
-
     def check_writable(self) -> None:
         """Refuse a namespace that only a Zeppelin server may change.
 
@@ -154,8 +145,7 @@ def load(location: Location, store: Store) -> Namespace:
         manifest = decode_manifest(data, name)
     except InvalidFormatError as error:
         raise TableCorruptError(
-            f"{MANIFEST} of {location.uri} cannot be read: {error}",
-            remedy="Restore manifest.json from a backup or from the newest entry of its history; do not run gc before.",
+            f"{MANIFEST} of {location.uri} cannot be read: {error}", remedy=remedies.MANIFEST
         ) from error
     meta = read_meta(store, location)
     revision, recorded = history.position(store, manifest, data)
@@ -180,6 +170,4 @@ def read_meta(store: Store, location: Location) -> Meta:
     except ObjectNotFoundError:
         return Meta()
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise TableCorruptError(
-            f"{META} of {location.uri} cannot be read: {error}.", remedy="Restore meta.json from a backup."
-        ) from error
+        raise TableCorruptError(f"{META} of {location.uri} cannot be read: {error}.", remedy=remedies.META) from error

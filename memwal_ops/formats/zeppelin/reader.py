@@ -222,7 +222,7 @@ def _candidates(
     def mentions(reader: SegmentReader, number: int) -> bool:
         if field not in reader.segment.fts_fields:
             return True
-        found = _text_index(table, reader, number).get(field)
+        found = _text_index(reader, number).get(field)
         if found is None:
             return False
         if any(term in found["postings"] for term in terms):
@@ -234,9 +234,9 @@ def _candidates(
     yield from _segment_rows(table, log, None, "", mentions)
 
 
-def _text_index(table: Namespace, reader: SegmentReader, number: int) -> Mapping[str, Any]:
+def _text_index(reader: SegmentReader, number: int) -> Mapping[str, Any]:
     path = reader.segment.prefix_of(number) + text_name(number)
     try:
-        return decode_text_index(table.store.get(path))
-    except (ObjectNotFoundError, InvalidFormatError) as error:
+        return decode_text_index(reader.read(path))
+    except InvalidFormatError as error:
         raise SegmentCorruptError(f"{path} cannot be read: {error}") from error

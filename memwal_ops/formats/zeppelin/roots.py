@@ -13,7 +13,7 @@ import msgpack
 
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, VersionGoneError
-from memwal_ops.formats.zeppelin import history
+from memwal_ops.formats.zeppelin import history, remedies
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
 
 if TYPE_CHECKING:
@@ -142,8 +142,7 @@ def _pins(store: Store) -> dict[int, str]:
             version = None
         if type(version) is not int:
             raise TableCorruptError(
-                f"{meta.path} cannot be read: it is not known which revision it pins, so nothing may be deleted.",
-                remedy="Restore it from a backup, or remove it if that snapshot is not needed.",
+                f"{meta.path} cannot be read: it is not known which revision it pins.", remedy=remedies.SNAPSHOT
             )
         found[version] = f"the snapshot {meta.path.removeprefix(f'{SNAPSHOTS}/').removesuffix('.msgpack')}"
     return found

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
 
 from memwal_ops.errors import (
     InvalidFormatError,
@@ -16,6 +17,7 @@ from memwal_ops.errors import (
     SegmentCorruptError,
     UnsupportedFeatureError,
 )
+from memwal_ops.formats.zeppelin.training import read_training
 from memwal_ops.formats.zeppelin.wire.indexes import bitmap_name, encode_bitmaps, encode_text_index, text_name
 from memwal_ops.formats.zeppelin.wire.segment import (
     CENTROIDS,
@@ -48,6 +50,8 @@ _UPLOADS = 8
 # Objects waiting for upload: at most that many bytes, or that many objects.
 _WAITING_BYTES = 16 << 20
 _WAITING_OBJECTS = 32
+# Of centroids and of a cluster: the numbers of entries and of dimensions.
+_HEADER = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +87,27 @@ def joined(parts: Sequence[Rows], dimensions: int) -> Rows:
     )
 
 
+@dataclass(frozen=True)
+class Needed:
+    """An object that a segment needs.
+
+    Attributes:
+        path: its path.
+        least: bytes that it has at least.
+        size: bytes that it has; None: not recorded.
+        has_rows: whether it has rows or centroids; if not, the next merge writes it again.
+    """
+
+    path: str
+    least: int
+    size: int | None = None
+    has_rows: bool = True
+
+
 class SegmentReader:
     """The clusters of one segment.
+
+    Objects that memwal-ops wrote are compared with the sizes and checksums that it recorded.
 
     Raises:
         UnsupportedFeatureError: it is a tree of nodes, which this release does not read.
@@ -100,12 +123,13 @@ class SegmentReader:
         self.segment = segment
         self._store = store
         self._groups = {cluster: one for one in segment.objects for cluster in one["clusters"]}
-        self._group: Callable[[str], bytes] = lru_cache(maxsize=1)(self._object)
+        self._group: Callable[[str], bytes] = lru_cache(maxsize=1)(self.read)
+        self._records: dict[str, Mapping[str, tuple[int, str]]] = {}
 
     def centroids(self) -> Matrix:
         """Shape (clusters, dimensions)."""
         path = self.segment.prefix + CENTROIDS
-        found = _decoded(path, lambda: decode_centroids(self._object(path)))
+        found = _decoded(path, lambda: decode_centroids(self.read(path)))
         if len(found) != self.segment.clusters:
             raise SegmentCorruptError(f"{path} has {len(found)} centroids; the manifest has {self.segment.clusters}.")
         return found
@@ -114,7 +138,7 @@ class SegmentReader:
         """The rows of a cluster."""
         ids, vectors = self.vectors(number)
         path = self.segment.prefix_of(number) + attributes_name(number)
-        attributes = _decoded(path, lambda: decode_attributes(self._object(path), len(ids)))
+        attributes = _decoded(path, lambda: decode_attributes(self.read(path), len(ids)))
         return Rows(ids, vectors, attributes)
 
     def vectors(self, number: int) -> tuple[list[str], Matrix]:
@@ -122,16 +146,44 @@ class SegmentReader:
         group, path = self._groups.get(number), self._path(number)
         if group is not None:
             return _decoded(path, lambda: decode_grouped(self._group(path), number, group))
-        return _decoded(path, lambda: decode_cluster(self._object(path)))
+        return _decoded(path, lambda: decode_cluster(self.read(path)))
 
-    def missing(self) -> str | None:
-        """An object with rows or centroids that is missing. A listing of each prefix."""
-        numbers = range(self.segment.clusters)
-        paths = [self.segment.prefix + CENTROIDS, *map(self._path, numbers)]
-        paths += [self.segment.prefix_of(number) + attributes_name(number) for number in numbers]
-        found = {meta.path for prefix in self.segment.prefixes for meta in self._store.list(prefix.rstrip("/"))}
-        # A listing is not a snapshot.
-        return next((path for path in paths if path not in found and self._store.head(path) is None), None)
+    def needed(self, dimensions: int | None) -> list[Needed]:
+        """All objects that it needs, those with rows first; ``dimensions`` of its vectors, if they are known.
+
+        Requests: one for the record of each prefix. No object of the segment is read.
+        """
+        segment, numbers = self.segment, range(self.segment.clusters)
+        least = {segment.prefix + CENTROIDS: _HEADER + 4 * segment.clusters * (dimensions or 1)}
+        least |= {self._path(number): _HEADER for number in numbers}
+        least |= {segment.prefix_of(number) + attributes_name(number): len("[]") for number in numbers}
+        grouped = {str(one["key"]): one.get("size_bytes") or None for one in segment.objects}
+        found = [Needed(path, one, grouped.get(path) or self._size(path)) for path, one in least.items()]
+        rest = {path: size for path, size in segment.others if path not in least}
+        for each, fields in ((bitmap_name, segment.bitmap_fields), (text_name, segment.fts_fields)):
+            rest |= {segment.prefix_of(number) + each(number): None for number in numbers if fields}
+        rest |= {segment.prefix + name: None for name in self._record(segment.prefix)}
+        found += [
+            Needed(path, 1, size or self._size(path), has_rows=False)
+            for path, size in rest.items()
+            if path not in least
+        ]
+        return found
+
+    def _record(self, prefix: str) -> Mapping[str, tuple[int, str]]:
+        """The recorded objects of a segment, by name; read once. Nothing of a segment of another program."""
+        if prefix not in self._records:
+            found = read_training(self._store, prefix.rstrip("/").rpartition("/")[2])
+            self._records[prefix] = {} if found is None else found.objects
+        return self._records[prefix]
+
+    def _recorded(self, path: str) -> tuple[int, str] | None:
+        prefix, _, name = path.rpartition("/")
+        return self._record(f"{prefix}/").get(name)
+
+    def _size(self, path: str) -> int | None:
+        recorded = self._recorded(path)
+        return None if recorded is None else recorded[0]
 
     def _path(self, number: int) -> str:
         group = self._groups.get(number)
@@ -141,11 +193,24 @@ class SegmentReader:
         """All of them, one after the other."""
         return map(self.cluster, range(self.segment.clusters))
 
-    def _object(self, path: str) -> bytes:
+    def read(self, path: str) -> bytes:
+        """The bytes of an object of the segment.
+
+        Raises:
+            SegmentCorruptError: it is missing, or has other bytes than were recorded.
+        """
         try:
-            return self._store.get(path)
+            data = self._store.get(path)
         except ObjectNotFoundError as error:
             raise SegmentCorruptError(f"{path}, which the manifest needs, is missing.") from error
+        recorded = self._recorded(path)
+        if recorded is not None and recorded[0] != len(data):
+            raise SegmentCorruptError(f"{path} has {len(data)} bytes; {recorded[0]} were written.")
+        if recorded is not None and recorded != _signature(data):
+            raise SegmentCorruptError(
+                f"{path} has other bytes than were written: its checksum is not the recorded one."
+            )
+        return data
 
 
 @dataclass
@@ -159,6 +224,7 @@ class SegmentWriter:
         quantizer: makes codes in addition to the full-precision rows.
         sizes: rows per cluster.
         paths: all objects that were written.
+        objects: per name its size and checksum.
     """
 
     store: Store
@@ -167,6 +233,7 @@ class SegmentWriter:
     quantizer: Quantizer | None = None
     sizes: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    objects: dict[str, tuple[int, str]] = field(default_factory=dict)
     _waiting: list[tuple[str, bytes]] = field(default_factory=list)
 
     @property
@@ -211,6 +278,7 @@ class SegmentWriter:
         return self.segment
 
     def _put(self, objects: Mapping[str, bytes]) -> None:
+        self.objects |= {name: _signature(data) for name, data in objects.items()}
         self._waiting += [(self.segment.prefix + name, data) for name, data in objects.items()]
         if len(self._waiting) >= _WAITING_OBJECTS or sum(len(data) for _, data in self._waiting) >= _WAITING_BYTES:
             self._flush()
@@ -233,6 +301,10 @@ def create(store: Store, path: str, data: bytes) -> None:
     # "Exists" may be this run's own put, after a lost response.
     if not store.put_if_absent(path, data) and store.get(path) != data:
         raise InvariantViolatedError(f"{path} exists with other content, although its name is random.")
+
+
+def _signature(data: bytes) -> tuple[int, str]:
+    return len(data), xxhash.xxh3_64_hexdigest(data)
 
 
 def _decoded(path: str, decode: Callable[[], T]) -> T:

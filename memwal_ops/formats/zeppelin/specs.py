@@ -54,8 +54,9 @@ another compactor holds the lease; others: runbooks/README.md.""",
         "oldest_age": MetricSpec(
             "seconds", "Age of the oldest uncompacted fragment.", exported="backlog_oldest_seconds", role="age"
         ),
-        "blocked_fragments": MetricSpec(
-            "count", "Fragments that are listed and missing.", exported="blocked_fragments", role="blocked"
+        # With the regions of Lance tables: an alert on one is an alert on the other.
+        "blocked_parts": MetricSpec(
+            "count", "Fragments and segments that are missing or cut.", exported="blocked_regions", role="blocked"
         ),
         "fragments_merged": MetricSpec("count", "Fragments compacted.", "run", "merged_fragments"),
         "rows_merged": MetricSpec("count", "Rows of the fragments compacted.", "run", "merged_rows"),

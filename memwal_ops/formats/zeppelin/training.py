@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.zeppelin.wire.quantizers import CODES, ProductQuantizer, ScalarQuantizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,12 +40,21 @@ _SUBSPACE = 4
 
 @dataclass(frozen=True)
 class Training:
-    """The record of a segment's last training: rows, imbalance, upserts since, and the metric of its clusters."""
+    """The record of a segment: its last training, and the objects that were written.
+
+    Attributes:
+        rows: at the last training.
+        imbalance: after it.
+        upserts: since.
+        metric: of its clusters.
+        objects: per name below the segment's prefix its size in bytes and XXH3-64: the format has no checksums of them.
+    """
 
     rows: int
     imbalance: float
     upserts: int = 0
     metric: str | None = None
+    objects: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
 def clusters_for(rows: int) -> int:
@@ -165,7 +174,9 @@ def read_training(store: Store, segment: str) -> Training | None:
         found: Any = json.loads(store.get(training_path(segment)))
         metric = found.get("metric")
         known = metric if metric in METRICS else None
-        return Training(int(found["rows"]), float(found["imbalance"]), int(found["upserts"]), known)
+        # None in those of earlier releases.
+        objects = {str(name): (int(size), str(digest)) for name, (size, digest) in found.get("objects", {}).items()}
+        return Training(int(found["rows"]), float(found["imbalance"]), int(found["upserts"]), known, objects)
     except ObjectNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -5,6 +5,7 @@ Memory: one cluster, and eight bytes for each row of a segment.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -17,17 +18,16 @@ from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import (
-    FragmentCorruptError,
     InvalidFormatError,
     MemwalOpsError,
-    ObjectNotFoundError,
     SegmentCorruptError,
     TableCorruptError,
     runbook,
 )
 from memwal_ops.formats.zeppelin import history
-from memwal_ops.formats.zeppelin.backlog import read_fragments
+from memwal_ops.formats.zeppelin.backlog import Contested, other_dimensions, read_fragments
 from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
+from memwal_ops.formats.zeppelin.completeness import REWRITE, Listed
 from memwal_ops.formats.zeppelin.jobs.gc import Kind, Objects, Rules
 from memwal_ops.formats.zeppelin.lease import read_lease
 from memwal_ops.formats.zeppelin.options import GcOptions
@@ -44,7 +44,6 @@ from memwal_ops.formats.zeppelin.wire.indexes import (
     text_name,
 )
 from memwal_ops.formats.zeppelin.wire.json_text import finite
-from memwal_ops.formats.zeppelin.wire.quantizers import CALIBRATION, CODEBOOK
 from memwal_ops.formats.zeppelin.wire.segment import attributes_name
 
 if TYPE_CHECKING:
@@ -56,10 +55,11 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.segments import Rows
     from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
 
+# Of a cluster; these are read with it.
+_INDEX = re.compile(r"(bitmap|fts_index)_[0-9]+\.bin")
 _SAMPLED = 32
 _NEAR = 1e-3
 _FAR = timedelta(days=1)
-_QUANTIZED = {"scalar": CALIBRATION, "product": CODEBOOK}
 
 
 @dataclass
@@ -142,7 +142,7 @@ def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Fi
         dimensions = dimensions_of(table)
     except SegmentCorruptError:
         dimensions = None  # reported with its segment
-    refs, hidden = table.manifest.fragments, table.manifest.hidden
+    refs, hidden = table.manifest.fragments, table.manifest.hidden.difference(table.manifest.pending_keys)
     contested: set[str] = set()
     for ref, found in read_fragments(table, refs, dimensions):
         context.advance("reading fragments", "fragments", total=len(refs))
@@ -159,15 +159,13 @@ def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Fi
                 "The write counts; readers that apply deletes last would not show it.", "Fix the writer.",
             )  # fmt: skip
         if dimensions is not None and found.dimensions not in {None, dimensions}:
-            error = FragmentCorruptError(
-                f"{ref.key} has {found.dimensions} dimensions; those before have {dimensions}."
-            )
+            error = other_dimensions(ref, found, dimensions)
             yield finding_of(error, "fragment", ref.key, "Compactions stop before it.")
         dimensions = dimensions or found.dimensions
     if contested:
         yield Finding(
             Severity.WARNING, "pending_ids", "manifest.json",
-            f"{len(contested)} ids are both in pending_deletes and in the log, for example {min(contested)!r}.",
+            f"{Contested(tuple(sorted(contested)))}.",
             "No query returns them; merge keeps their rows in the log, as it is not defined which came later.",
             "Delete them by an append, or write them again.",
         )  # fmt: skip
@@ -231,6 +229,7 @@ class _Segment:
                 )  # fmt: skip
             yield from self._rows(number, rows, centroids, random)
             yield from self._indexes(number, rows)
+        yield from self._others()
         yield from self._whole(sizes, np.concatenate(hashes) if hashes else np.zeros(0, np.uint64))
 
     def _rows(self, number: int, rows: Rows, centroids: Any, random: np.random.Generator) -> Iterator[Finding]:
@@ -261,22 +260,30 @@ class _Segment:
         for name, decode, encode, fields in wanted:
             path, wrong = prefix + name, None
             try:
-                found = decode(self.table.store.get(path))
+                found = decode(self.reader.read(path))
                 if (
                     compares
                     and self.table.manifest.dialect == WIKI
                     and found != decode(encode(rows.attributes, fields))
                 ):
                     wrong = "It does not match its cluster's attributes."
-            except ObjectNotFoundError:
-                wrong = "It is missing."
-            except InvalidFormatError as error:
+            except (SegmentCorruptError, InvalidFormatError) as error:
                 wrong = str(error)
             if wrong is not None:
-                yield Finding(
-                    Severity.ERROR, "index", path, wrong, "Queries that use it return wrong rows, or fail.",
-                    "memwal-ops merge URI --retrain writes all indexes again.", runbook(62) or "",
-                )  # fmt: skip
+                yield _index(path, wrong)
+
+    def _others(self) -> Iterator[Finding]:
+        """Read what no cluster's check has read: codes, and objects of the segment as a whole."""
+        for one in self.reader.needed(None):
+            if one.has_rows or _INDEX.match(one.path.rpartition("/")[2]):
+                continue
+            try:
+                size = len(self.reader.read(one.path))
+                wrong = None if one.size in {None, size} else f"It has {size} bytes; {one.size} are recorded."
+            except SegmentCorruptError as error:
+                wrong = str(error)
+            if wrong is not None:
+                yield _index(one.path, wrong)
 
     def _whole(self, sizes: list[int], hashes: Any) -> Iterator[Finding]:
         segment = self.segment
@@ -285,13 +292,6 @@ class _Segment:
             yield self._error(f"{twice} ids are in it more than once.")
         if len(sizes) == segment.clusters and sum(sizes) != segment.vectors:
             yield self._error(f"It has {sum(sizes)} rows; the manifest has {segment.vectors}.")
-        name = _QUANTIZED.get(segment.quantization or "")
-        if (
-            name is not None
-            and self.table.manifest.dialect == WIKI
-            and self.table.store.head(segment.prefix + name) is None
-        ):
-            yield self._error(f"It has {segment.quantization} codes, and {name} is missing.")
         if sizes and imbalance(sizes) > self.options.retrain_imbalance_threshold:
             yield Finding(
                 Severity.INFO, "imbalance", segment.prefix,
@@ -308,11 +308,19 @@ class _Segment:
         )  # fmt: skip
 
 
+def _index(path: str, wrong: str) -> Finding:
+    return Finding(
+        Severity.ERROR, "index", path, wrong, "Queries that use it return wrong rows, or fail.", REWRITE,
+        runbook(62) or "",
+    )  # fmt: skip
+
+
 def _history(table: Namespace) -> Iterator[Finding]:
+    listed = Listed(table.store)
     for entry in history.entries(table.store, table.manifest.dialect):
         try:
             history.read(table, entry.revision)
-            missing = missing_of(table, entry.revision)
+            missing = missing_of(table, entry.revision, listed)
         except MemwalOpsError as error:
             yield finding_of(
                 error, "history", entry.path, "gc deletes nothing: the objects that its readers need are unknown."
@@ -320,7 +328,7 @@ def _history(table: Namespace) -> Iterator[Finding]:
             continue
         if missing is not None and entry.revision != table.revision:
             yield Finding(
-                Severity.WARNING, "history", entry.path, f"It lists {missing}, which is missing.",
+                Severity.WARNING, "history", entry.path, f"It lists {missing}, which is missing or cut.",
                 "Readers of that revision fail.", "None, if no reader uses it; gc will delete the record.",
             )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,10 @@ class NamespaceUnderTest:
         """Take away the fragment that a compaction would read first."""
         first = open_table(self.uri).manifest.fragments[0]
         Path(self.uri, first.key).unlink()
+
+    def forget_records(self) -> None:
+        """Make its segments those of another program: without records of sizes and checksums."""
+        shutil.rmtree(Path(self.uri, "_mem_wal_ops/training"))
 
     def damage(self) -> None:
         Path(self.uri, "manifest.json").write_text("{")

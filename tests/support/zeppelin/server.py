@@ -82,18 +82,22 @@ def append_later_version(uri: str, name: str) -> str:
     body = [made, [[name, [1.0, 0.0, 0.0, 0.0]]], [name]]
     text = f'[[["{name}",[1.0,0.0,0.0,0.0],null]],["{name}"]]'
     data = b"\x03" + msgpack.packb([*body, xxhash.xxh3_64_intdigest(text.encode())], use_single_float=True)
-    path = Path(uri, "wal", f"{made}.wal")
+    append(uri, made, data, 1, 1)
+    return made
+
+
+def append(uri: str, name: str, data: bytes, vectors: int, deletes: int) -> None:
+    """Put a native fragment, and list it last."""
+    path = Path(uri, "wal", f"{name}.wal")
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
 
     def listed(found: dict[str, Any]) -> None:
-        found["fragments"].append(
-            dict(zip(FRAGMENT, (made, 1, 1, found["next_sequence"], len(data), None), strict=True))
-        )
+        values = (name, vectors, deletes, found["next_sequence"], len(data), None)
+        found["fragments"].append(dict(zip(FRAGMENT, values, strict=True)))
         found["next_sequence"] += 1
 
     edit(uri, listed)
-    return made
 
 
 def compact_carrying(uri: str, token: int) -> bool:

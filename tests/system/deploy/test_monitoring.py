@@ -35,7 +35,6 @@ VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$table": ".*", "$job"
 # Metrics that the dashboard leaves out on purpose, and why.
 NOT_SHOWN: dict[str, str] = {
     "memwal_ops_backlog_wal_fragments": "a service without a Zeppelin namespace does not have it",
-    "memwal_ops_blocked_fragments": "a service without a Zeppelin namespace does not have it",
     "memwal_ops_merged_fragments_total": "the rows of these fragments are in the panel of merged rows",
 }
 # Of those that Grafana knows.

@@ -47,7 +47,7 @@ def test_alert_rules_find_the_names_that_they_ask_for() -> None:
 
 def test_a_name_that_two_formats_use_is_read_as_the_table_s_own() -> None:
     lance = {"fragments": 4, "small_fragments": 2, "generations": 1}
-    zeppelin = {"fragments": 7, "blocked_fragments": 0}
+    zeppelin = {"fragments": 7, "blocked_parts": 0}
     assert (amount(lance, "backlog"), amount(zeppelin, "backlog")) == (1, 7)
     assert metrics_of(lance)["fragments"].exported == "fragments"
     assert metrics_of(zeppelin)["fragments"].exported == "backlog_wal_fragments"

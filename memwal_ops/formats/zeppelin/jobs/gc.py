@@ -19,19 +19,19 @@ from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
 from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, age_gate, unrecognized
 from memwal_ops.core.gc_report import GcReport, KindText
 from memwal_ops.core.holds import announced_expiry
-from memwal_ops.errors import BusyError, FragmentMissingError, SegmentCorruptError, TableReplacedError
+from memwal_ops.errors import BusyError, TableReplacedError
+from memwal_ops.formats.zeppelin.completeness import damaged_parts
 from memwal_ops.formats.zeppelin.lease import DEFAULT_TTL, claim, held_lease
 from memwal_ops.formats.zeppelin.ledger import read_ledger, write_ledger
 from memwal_ops.formats.zeppelin.publish import FencedError, probe, recorded, retried
 from memwal_ops.formats.zeppelin.roots import Cache, prefix_of, read_roots
-from memwal_ops.formats.zeppelin.segments import SegmentReader
 from memwal_ops.formats.zeppelin.ulid import ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
 from memwal_ops.storage.clock import CLOCK_FOLDER, store_time
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.zeppelin.ledger import Ledger
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.options import GcOptions
@@ -323,7 +322,8 @@ def apply(table: Namespace, options: GcOptions, context: RunContext) -> Zeppelin
     Raises:
         UnsupportedFeatureError: only a server can determine what this namespace needs.
         TableCorruptError: a revision or a snapshot cannot be read, so the objects that it needs are unknown.
-        FragmentMissingError, SegmentCorruptError: the live manifest lists an object that is missing.
+        FragmentMissingError, FragmentCorruptError, SegmentCorruptError: the live manifest lists an object that is
+            missing or cut.
     """
     table.check_writable()
     _require_complete(table)
@@ -351,24 +351,15 @@ def apply(table: Namespace, options: GcOptions, context: RunContext) -> Zeppelin
 
 
 def _require_complete(table: Namespace) -> None:
-    """Refuse to delete anything while the live manifest lists an object that is missing.
+    """Refuse to delete anything while the live manifest lists an object that is missing or cut.
 
     Timeline of the loss without it: an object of the active segment is deleted by hand; older segments and the
     fragments that were compacted into it still have its rows; they are collected.
     """
-    error: MemwalOpsError | None = None
-    for segment in table.manifest.segments:
-        gone = None if segment.hierarchical else SegmentReader(table.store, segment).missing()
-        if gone is not None:
-            error = SegmentCorruptError(f"{gone}, which the live manifest needs, is missing: nothing is deleted.")
-    for path in table.missing_fragments()[:1]:
-        error = FragmentMissingError(f"{path}, which the live manifest lists, is missing: nothing is deleted.")
-    if error is None:
-        return
-    newest = table.newest()
-    if newest.revision == table.revision:
-        raise error
-    _require_complete(newest)  # a compaction published it, and another run collected what it replaced
+    for part in damaged_parts(table):
+        if part.has_rows:
+            kind: Any = type(part.error)
+            raise kind(f"{part.error} Nothing is deleted before that is repaired.", remedy=part.error.remedy)
 
 
 def _anchor_path(rules: Rules) -> str:

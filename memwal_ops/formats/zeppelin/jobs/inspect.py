@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.polling import cached_for_poll, poll_cache
 from memwal_ops.formats.zeppelin import backlog as log
+from memwal_ops.formats.zeppelin.completeness import damaged_parts
 from memwal_ops.formats.zeppelin.lease import read_lease
-from memwal_ops.text import grid, size_text, time_text
+from memwal_ops.text import grid, paragraph, size_text, time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.zeppelin.backlog import Contested
+    from memwal_ops.formats.zeppelin.completeness import BlockedPart
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.options import InspectOptions
     from memwal_ops.formats.zeppelin.wire.lease import LeaseRecord
@@ -25,7 +29,8 @@ class Inspection:
 
     table: Namespace
     backlog: Mapping[str, float]
-    missing: tuple[str, ...]
+    damaged: tuple[BlockedPart, ...]
+    contested: Contested
     lease: LeaseRecord | None
     limit: int
 
@@ -35,6 +40,7 @@ class Inspection:
     def to_json(self) -> dict[str, Any]:
         """The document of ``inspect --json``."""
         table, manifest = self.table, self.table.manifest
+        missing = {one.id for one in self.damaged if one.missing}
         return {
             "decision": self.decision,
             "uri": table.location.uri,
@@ -63,10 +69,12 @@ class Inspection:
                 for one in manifest.segments
             ],
             "fragments": [
-                {"id": one.id, "vectors": one.vectors, "deletes": one.deletes, "missing": one.key in self.missing}
+                {"id": one.id, "vectors": one.vectors, "deletes": one.deletes, "missing": one.id in missing}
                 for one in manifest.fragments[: self.limit]
             ],
             "truncated": len(manifest.fragments) > self.limit,
+            "blocked": [one.to_json() for one in self.damaged],
+            "contested": len(self.contested.ids),
             "backlog": dict(self.backlog),
         }
 
@@ -97,8 +105,18 @@ class Inspection:
         if cells:
             headings = ("segment", "vectors", "clusters", "codes", "bitmaps")
             lines += ["", grid(headings, cells, words=("segment", "codes", "bitmaps"))]
-        lines += [f"missing: {one}" for one in self.missing]
+        lines += ["", *self._objects()]
         return "\n".join(lines)
+
+    def _objects(self) -> Iterator[str]:
+        """What is wrong with objects, and how far they were checked."""
+        for one in self.damaged:
+            yield f"{'missing' if one.missing else 'damaged'}: {one.path}"
+            yield paragraph(f"{one.error} {one.error.remedy}", indent="  ", hanging="  ")
+        if self.contested.ids:
+            yield paragraph(f"{self.contested}; no query returns them, and merge keeps both.", hanging="  ")
+        if not self.damaged:
+            yield "All listed objects exist, with the sizes that are known; contents were not read: memwal-ops verify."
 
     def _lease(self) -> dict[str, Any] | None:
         if self.lease is None:
@@ -109,10 +127,13 @@ class Inspection:
 
 
 def plan(table: Namespace, options: InspectOptions, context: RunContext | None = None) -> Inspection:
-    """Inspect the namespace: its manifest, one listing of its log, and its lease."""
+    """Inspect the namespace: its manifest, listings of its log and segment, and its lease."""
     del context
     lease = read_lease(table)
-    return Inspection(table, log.figures(table), table.missing_fragments(), lease and lease[0], options.limit)
+    with poll_cache():
+        figures = log.figures(table)
+        damaged = cached_for_poll(table, "damaged", lambda: damaged_parts(table))
+    return Inspection(table, figures, damaged, log.contested(table), lease and lease[0], options.limit)
 
 
 apply = plan

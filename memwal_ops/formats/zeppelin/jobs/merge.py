@@ -16,20 +16,29 @@ from memwal_ops.errors import (
     StorageError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.zeppelin.backlog import figures
-from memwal_ops.formats.zeppelin.compaction import Built, Compaction, Inputs, metric_of, read_inputs, staging_path
+from memwal_ops.formats.zeppelin.backlog import contested, figures, read_fragments
+from memwal_ops.formats.zeppelin.compaction import (
+    Built,
+    Compaction,
+    Inputs,
+    dimensions_of,
+    metric_of,
+    read_inputs,
+    staging_path,
+)
+from memwal_ops.formats.zeppelin.completeness import BlockedPart, damaged_parts
 from memwal_ops.formats.zeppelin.lease import claim, held_lease
 from memwal_ops.formats.zeppelin.publish import FencedError, probe, retried
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
 from memwal_ops.formats.zeppelin.writer import put_fragment
 from memwal_ops.log import get_logger
 from memwal_ops.storage.locked_folder import swaps_wait
-from memwal_ops.text import counted
+from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from memwal_ops.formats.zeppelin.backlog import BlockedFragment
+    from memwal_ops.formats.zeppelin.backlog import Contested
     from memwal_ops.formats.zeppelin.lease import HeldLease
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.options import MergeOptions
@@ -75,8 +84,9 @@ class MergeReport:
     version: int
     fragments: int
     passes: list[PassReport] = field(default_factory=list)
-    blocked: BlockedFragment | None = None
+    blocked: BlockedPart | None = None
     warnings: list[str] = field(default_factory=list)
+    contested: bool = False
     seconds: float = 0.0
 
     @property
@@ -100,7 +110,9 @@ class MergeReport:
         """The report as text for people."""
         what = {
             MergeDecision.MERGED: f"{counted(self.fragments, 'fragment')} compacted",
-            MergeDecision.NOTHING_TO_MERGE: "all fragments are compacted",
+            MergeDecision.NOTHING_TO_MERGE: "only rows of contested ids are left in the log"
+            if self.contested
+            else "all fragments are compacted; the segment's objects are there, their contents were not read",
             MergeDecision.SUPERSEDED: "another compactor has a later token; nothing of this run is visible",
             MergeDecision.BLOCKED: f"{counted(self.fragments, 'fragment')} compacted, up to an unusable one",
             MergeDecision.DRY_RUN: f"{counted(self.fragments, 'fragment')} would be compacted",
@@ -115,6 +127,7 @@ class MergeReport:
             )
         if self.blocked is not None:
             lines += [f"  blocked: {self.blocked.error}", f"           {self.blocked.error.remedy}"]
+        lines += [paragraph(f"WARNING: {one}", indent="  ", hanging="  ") for one in self.warnings]
         return "\n".join(lines)
 
 
@@ -126,13 +139,26 @@ backlog = figures
 
 
 def plan(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> MergeReport:
-    """The fragments that would be compacted. Reads the manifest and one listing only."""
+    """The fragments that would be compacted. Reads the manifest, and lists; the log only if ids are pending deletion.
+
+    Raises:
+        UnsupportedFeatureError: only a server may write the namespace.
+        SegmentCorruptError: an object of the segment is missing or cut.
+    """
     del context
     _check(table)
-    missing = table.missing_fragments()
+    report = MergeReport(MergeDecision.DRY_RUN, table.revision, len(table.manifest.fragments))
     warning = metric_of(table, options.metric)[1]
-    warnings = [*([] if warning is None else [warning]), *(f"The fragment {one} is missing." for one in missing)]
-    return MergeReport(MergeDecision.DRY_RUN, table.revision, len(table.manifest.fragments), warnings=warnings)
+    report.warnings += [] if warning is None else [warning]
+    left = contested(table)
+    report.warnings += _warnings(table.manifest, left)
+    blocked = _damage(table, report)
+    if left.alone:
+        report.fragments = 0
+    elif blocked is not None:
+        report.blocked = blocked
+        report.fragments = [one.id for one in table.manifest.fragments].index(blocked.id)
+    return report
 
 
 def apply(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> MergeReport:
@@ -142,6 +168,7 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
         BusyError: another compactor holds the lease, or, in a local folder, the lock of a swap.
         UnsupportedFeatureError: only a server may write the namespace.
         SegmentCorruptError: an object of the segment is missing or damaged; nothing was published.
+        StorageError: the store failed.
         CommitConflictError: other writers replaced the manifest too often.
     """
     context, started = context or RunContext(), time.monotonic()
@@ -151,7 +178,13 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
     if warning is not None:
         report.warnings.append(warning)
         get_logger(__name__).warning("metric_unknown", table=table.location.uri, metric=metric)
-    if _has_work(table.manifest, options):
+    left = contested(table)
+    report.warnings += _warnings(table.manifest, left)
+    report.contested = left.alone
+    report.blocked = _blocked(table)
+    if report.blocked is not None:
+        report.decision = MergeDecision.BLOCKED
+    elif _has_work(table.manifest, options) and (options.retrain or not left.alone):
         probe(table)
         wanted = {one.id for one in table.manifest.fragments}
         try:
@@ -161,6 +194,8 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
             get_logger(__name__).info("superseded", table=table.location.uri, why=str(error))
             report.decision = MergeDecision.SUPERSEDED
         report.version = table.revision
+    if report.decision is MergeDecision.NOTHING_TO_MERGE:
+        _damage(table, report)
     report.seconds = time.monotonic() - started
     return report
 
@@ -175,24 +210,52 @@ def _check(table: Namespace) -> None:
         )
 
 
+def _damage(table: Namespace, report: MergeReport) -> BlockedPart | None:
+    """The first fragment that is missing or cut; a segment without an index gets a warning.
+
+    Raises:
+        SegmentCorruptError: an object with rows is missing or cut.
+    """
+    found = damaged_parts(table)
+    for part in found:
+        if part.kind == "segment" and part.has_rows:
+            raise part.error
+    report.warnings += [f"{part.error} {part.error.remedy}" for part in found if not part.has_rows]
+    return next((part for part in found if part.kind == "fragment"), None)
+
+
+def _blocked(table: Namespace) -> BlockedPart | None:
+    """The first fragment, if it cannot be used: then nothing is written, not even a token."""
+    for ref, found in read_fragments(table, table.manifest.fragments[:1], _known_dimensions(table)):
+        if isinstance(found, MemwalOpsError) and any(one.id == ref.id for one in table.newest().manifest.fragments):
+            return BlockedPart("fragment", ref.id, found)
+    return None
+
+
+def _known_dimensions(table: Namespace) -> int | None:
+    try:
+        return dimensions_of(table)
+    except SegmentCorruptError:
+        return None  # the pass reports it, unless the log is blocked
+
+
 def _has_work(manifest: Manifest, options: MergeOptions) -> bool:
     """Whether there may be work: a log, ids to hide permanently, or a requested training."""
     hidden = manifest.hidden.difference(manifest.pending_keys)
     return bool(manifest.fragments or hidden or (options.retrain and manifest.segments))
 
 
-def _warnings(manifest: Manifest, contested: Sequence[str] = ()) -> Iterator[str]:
+def _warnings(manifest: Manifest, left: Contested) -> Iterator[str]:
     """What the namespace's operator must know about its ``pending_deletes``."""
     if manifest.pending_keys:
         yield (
             f"pending_deletes has {counted(len(manifest.pending_keys), 'entry', 'entries')} like "
             f"{manifest.pending_keys[0]!r}, which look like object keys and not like vector ids: they are kept."
         )
-    if contested:
+    if left.ids:
         yield (
-            f"{counted(len(contested), 'id is', 'ids are')} both in pending_deletes and in the log, for example "
-            f"{contested[0]!r}: no query returns them, and both are kept, as the document does not define which came "
-            "later. Delete or write them again to decide."
+            f"{left}. No query returns them, and both are kept, as the document does not define which came later. "
+            "Delete them by an append, or write them again, to decide."
         )
 
 
@@ -237,15 +300,13 @@ class _Run:
         started = time.monotonic()
         with self.context.phase("read"):
             inputs = read_inputs(table, self._within_budget(table), self.context)
-        if inputs.blocked is not None and not self._is_listed(table, inputs.blocked.fragment):
-            raise _ReplacedError(f"{inputs.blocked.fragment} is not listed any more")
+        if inputs.blocked is not None and not self._is_listed(table, inputs.blocked.id):
+            raise _ReplacedError(f"{inputs.blocked.id} is not listed any more")
         self.report.blocked = inputs.blocked
         if inputs.blocked is not None:
             self.report.decision = MergeDecision.BLOCKED
             if not inputs.fragments:
                 return table, False
-        found = _warnings(table.manifest, inputs.contested.ids)
-        self.report.warnings += [one for one in found if one not in self.report.warnings]
         if inputs.changes_nothing and not self.options.retrain:
             # Only contested rows: read more, if there are more.
             self.options = replace(self.options, max_bytes=2 * self.options.max_bytes)

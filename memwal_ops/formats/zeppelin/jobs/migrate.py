@@ -29,10 +29,10 @@ from memwal_ops.errors import (
 from memwal_ops.formats.zeppelin.attribute_columns import ID, Columns, Kinds
 from memwal_ops.formats.zeppelin.backlog import read_fragments
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
+from memwal_ops.formats.zeppelin.completeness import damaged_parts
 from memwal_ops.formats.zeppelin.jobs.migrate_report import MigrateDecision, MigrateReport
 from memwal_ops.formats.zeppelin.jobs.migrate_rows import Found, LocalEngine
 from memwal_ops.formats.zeppelin.reader import read_log
-from memwal_ops.formats.zeppelin.summary import missing_of
 from memwal_ops.formats.zeppelin.wire.fragment import Fragment
 
 if TYPE_CHECKING:
@@ -248,11 +248,9 @@ def _same_log(one: Namespace, other: Namespace) -> bool:
 
 
 def _refuse_missing(table: Namespace) -> None:
-    missing = missing_of(table, table.revision)
-    if missing is not None and missing in table.manifest.fragment_keys:
-        raise FragmentMissingError(f"The fragment {missing} is listed, but does not exist.")
-    if missing is not None:
-        raise SegmentCorruptError(f"{missing}, which the manifest needs, is missing.")
+    for part in damaged_parts(table):
+        if part.has_rows:
+            raise part.error
 
 
 @contextmanager
@@ -260,7 +258,7 @@ def _held(table: Namespace) -> Iterator[None]:
     """Hold this manifest, so that gc keeps its objects; a namespace that only a server may write gets no hold.
 
     Raises:
-        FragmentMissingError, SegmentCorruptError: an object that it lists is missing.
+        FragmentMissingError, FragmentCorruptError, SegmentCorruptError: an object that it lists is missing or cut.
         VersionGoneError: it is being expired.
     """
     if table.manifest.unwritable is not None or not table.has_revision(table.revision):

@@ -18,9 +18,10 @@ import msgpack
 
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
+from memwal_ops.formats.zeppelin.wire.quantizers import CALIBRATION, CODEBOOK
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 FIELDS = (
     "fragments", "segments", "compaction_watermark", "active_segment", "next_sequence", "pending_deletes",
@@ -42,6 +43,7 @@ _OURS = (0, 2, 0)
 _VERSION = FIELDS.index("version")
 _PLAIN = {None, "v1"}
 _SEGMENT = re.compile(r"[^/\x00-\x1f]+")
+_CODES: Mapping[str | None, tuple[str, ...]] = {"scalar": (CALIBRATION,), "product": (CODEBOOK,)}
 _ULID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 # State of native namespaces that only a server may change.
 _SERVERS = (
@@ -79,6 +81,7 @@ class SegmentRef:
         objects: native grouped cluster objects, as the manifest lists them.
         hierarchical: a tree of nodes instead of flat clusters.
         created_at: ISO 8601; wiki only.
+        others: objects of the segment as a whole, besides the centroids, that queries read: path, and size if recorded.
     """
 
     id: str
@@ -92,6 +95,7 @@ class SegmentRef:
     objects: tuple[Mapping[str, Any], ...] = ()
     hierarchical: bool = False
     created_at: str | None = None
+    others: tuple[tuple[str, int | None], ...] = ()
 
     def prefix_of(self, cluster: int) -> str:
         """The prefix of a cluster's objects."""
@@ -147,6 +151,13 @@ class Manifest:
         return frozenset(one.key for one in self.fragments)
 
     @property
+    def borrowed(self) -> frozenset[str]:
+        """Native: ids of fragments and segments whose objects belong to another namespace, as a branch has them."""
+        return frozenset(
+            str(one["id"]) for one in self._raw("fragments", "segments") if one.get("artifact_origin") is not None
+        )
+
+    @property
     def hidden(self) -> frozenset[str]:
         """Wiki: ids that no query returns, also if the log has them (S4-014); native: none."""
         return frozenset(self.pending) if self.dialect == WIKI else frozenset()
@@ -173,7 +184,7 @@ class Manifest:
             return f"it has {held.replace('_', ' ')}"
         if self.encoding != "json" and self.arity[0] <= _VERSION:
             return "it was written by a release whose manifests have no version"
-        if any(ref.get("artifact_origin") is not None for ref in self._raw("segments", "fragments")):
+        if self.borrowed:
             return "some of its objects belong to another namespace"
         return None
 
@@ -409,6 +420,7 @@ def _decode_wiki(document: Mapping[str, Any], namespace: str, token: int) -> Man
                 tuple(map(str, one.get("bitmap_fields") or ())),
                 tuple(map(str, one.get("fts_fields") or ())),
                 created_at=one.get("created_at"),
+                others=tuple((prefix + name, None) for name in _CODES.get(one.get("quantization"), ())),
             )
         )
         if one.get("quantization") not in {None, "scalar", "product"}:
@@ -444,7 +456,19 @@ def _native_segment(one: Mapping[str, Any], namespace: str) -> SegmentRef:
         tuple(f"segments/{_checked(owner)}/" for owner in one.get("cluster_owners") or ()),
         tuple(objects),
         bool(one.get("hierarchical")),
+        others=tuple(_others(one, namespace)),
     )
+
+
+def _others(one: Mapping[str, Any], namespace: str) -> Iterator[tuple[str, int | None]]:
+    """The objects of a native segment as a whole: in MessagePack lists, in JSON maps; the key first."""
+    for name, size_at in (("sketch", 4), ("bootstrap", 1), ("membership", 1)):
+        found = one.get(name)
+        if found is not None:
+            key, size = (found["key"], found["size_bytes"]) if isinstance(found, dict) else (found[0], found[size_at])
+            yield _relative(key, namespace), size or None
+    if one.get("has_global_fts"):
+        yield f"segments/{one['id']}/global_fts.bin", None
 
 
 def _unique(manifest: Manifest) -> Manifest:

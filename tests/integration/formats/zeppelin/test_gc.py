@@ -23,6 +23,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.zeppelin import writer
+from memwal_ops.formats.zeppelin.completeness import damaged_parts
 from memwal_ops.formats.zeppelin.jobs import merge
 from memwal_ops.formats.zeppelin.lease import held_lease
 from memwal_ops.formats.zeppelin.ledger import ledger_path
@@ -312,7 +313,7 @@ def test_a_writer_that_was_suspended_lists_no_deleted_fragment(
     made.model["late"] = ((1.0, 2.0, 3.0, 4.0), {})
     writer.Writer(replace(table, store=sleeper)).append([{"id": "late", "values": [1.0, 2.0, 3.0, 4.0]}])
     assert put
-    assert opened(made).missing_fragments() == ()
+    assert damaged_parts(opened(made)) == ()
     assert made.read() == made.expected()
 
 

@@ -15,6 +15,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.jobs import merge
 from tests.support.overtaken import Overtaken
+from tests.support.run_cli import contents
 from tests.support.stores import Beside
 from tests.support.zeppelin import independent
 from tests.support.zeppelin.merging import FAST
@@ -180,10 +181,17 @@ def test_neither_a_pending_delete_nor_a_write_of_the_log_is_dropped(tmp_path: Pa
     assert any("'new'" in one and "2 ids" in one for one in report.to_json()["warnings"])
     assert made.manifest["pending_deletes"] == ["old", "new"]
     assert {*made.read()} == {"a", "b"}
-    for _ in range(2):  # and nothing is written again and again
-        before = made.manifest["fragments"], made.manifest["segments"]
-        assert run_job(made.uri, "merge", options).decision == "nothing_to_merge"
-        assert (made.manifest["fragments"], made.manifest["segments"]) == before
+    for apply in (True, True, False):  # and nothing is written again and again
+        before = contents(made.uri)
+        report = run_job(made.uri, "merge", options, apply=apply)
+        assert report.decision == ("nothing_to_merge" if apply else "dry_run")
+        assert report.fragments == 0
+        assert "2 ids are both in pending_deletes and in the log: 'new', 'old'" in " ".join(report.describe().split())
+        assert "all fragments are compacted" not in report.describe()
+        assert contents(made.uri) == before
+    shown = run_job(made.uri, "inspect")
+    assert "2 ids are both in pending_deletes and in the log: 'new', 'old'" in " ".join(shown.describe().split())
+    assert shown.to_json()["contested"] == 2
     found = {one["check"]: one for one in run_job(made.uri, "verify").to_json()["findings"]}
     assert "'new'" in found["pending_ids"]["evidence"]
     zeppelin.open_writer(made.uri).append(deletes=["old"])
@@ -194,6 +202,20 @@ def test_neither_a_pending_delete_nor_a_write_of_the_log_is_dropped(tmp_path: Pa
     assert run_job(made.uri, "merge", options).decision == "merged"
     assert made.manifest["fragments"] == []
     assert {name: row[0][0] for name, row in made.read().items()} == {"a": 1.0, "b": 5.0, "new": 40.0}
+
+
+@pytest.mark.req("S4-014")
+def test_the_first_contested_ids_are_named_and_all_are_counted(tmp_path: Path) -> None:
+    made = Script(tmp_path / "ns")
+    made.fragment([(f"v{at}", [at, 1]) for at in range(9)], [])
+    made.write({**made.manifest, "pending_deletes": [f"v{at}" for at in range(9)]})
+    text = "9 ids are both in pending_deletes and in the log: 'v0', 'v1', 'v2', ..."
+    for job in ("merge", "inspect", "verify"):
+        assert text in " ".join(run_job(made.uri, job).describe().split()), job
+    assert made.manifest["fencing_token"] == 42, "no lease is needed to find that there is nothing to do"
+    made.fragment([("w", [1, 1])], [])
+    assert run_job(made.uri, "merge", FAST).decision == "merged"
+    assert {*made.read()} == {"w"}
 
 
 @pytest.mark.req("S4-014")

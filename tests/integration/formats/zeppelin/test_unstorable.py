@@ -19,6 +19,7 @@ from tests.support.run_cli import contents
 from tests.support.zeppelin import independent
 from tests.support.zeppelin.merging import FAST
 from tests.support.zeppelin.namespace import NamespaceUnderTest
+from tests.support.zeppelin.server import append, ulid
 
 VALUES = [1.0, 0.0, 0.0, 0.0]
 SURROGATE = "a\ud800"
@@ -26,22 +27,18 @@ SURROGATE = "a\ud800"
 
 def fragment_of(made: NamespaceUnderTest, vectors: list[dict[str, Any]]) -> str:
     """Another program's fragment, last in the log: as it would write it, with a checksum that is right."""
-    writer = zeppelin.open_writer(made.uri)
-    name = writer.append(
-        [{"id": one["id"], "values": VALUES} for one in [{"id": f"x{at}"} for at in range(len(vectors))]]
-    )
-    path = Path(made.uri, "wal", f"{name}.{'fragment.json' if made.dialect == 'wiki' else 'wal'}")
     rows = [{"attributes": one.get("attributes", {}), "id": one["id"], "values": VALUES} for one in vectors]
-    if made.dialect == "wiki":
-        body = json.dumps({"deletes": [], "vectors": rows}, sort_keys=True, separators=(",", ":")).replace(
-            "Infinity", "1e999"
-        )
-        document = f'{{"id":"{name}","checksum":{xxhash.xxh64_intdigest(body.encode())},' + body[1:]
-        path.write_text(document)
-    else:
-        packed = [[row["id"], row["values"], row["attributes"]] for row in rows]
+    if made.dialect == "native":
+        name, packed = ulid(), [[row["id"], row["values"], row["attributes"]] for row in rows]
         checksum = independent.native_checksum(packed, [])
-        path.write_bytes(b"\x01" + msgpack.packb([name, packed, [], checksum], use_single_float=True))
+        data = b"\x01" + msgpack.packb([name, packed, [], checksum], use_single_float=True)
+        append(made.uri, name, data, len(rows), 0)
+        return name
+    name = zeppelin.open_writer(made.uri).append([{"id": f"x{at}", "values": VALUES} for at in range(len(vectors))])
+    body = json.dumps({"deletes": [], "vectors": rows}, sort_keys=True, separators=(",", ":"))
+    body = body.replace("Infinity", "1e999")
+    document = f'{{"id":"{name}","checksum":{xxhash.xxh64_intdigest(body.encode())},' + body[1:]
+    Path(made.uri, "wal", f"{name}.fragment.json").write_text(document)
     return name
 
 
@@ -142,6 +139,7 @@ def test_segments_with_numbers_that_are_not_json_are_written_again(made: Namespa
     """Those of earlier releases: a reader that is strict about JSON cannot read them."""
     made.put("n")
     run_job(made.uri, "merge", FAST)
+    made.forget_records()
     attributes_with(made, lambda text: text.replace('"blue"', "NaN").replace('"red"', "Infinity"))
     findings = run_job(made.uri, "verify").to_json()["findings"]
     assert any("NaN" in one["evidence"] and "attrs_0.bin" in one["place"] for one in findings)
