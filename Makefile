@@ -12,7 +12,7 @@ COMMA := ,
 EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test campaigns test-all test-airflow mutate lint format bench bench-spark bench-supervisor soak fuzz replay protos protos-check docs \
+.PHONY: help demo check test campaigns test-all test-airflow mutate dist dist-pythons audit lint format bench bench-spark bench-supervisor soak fuzz replay protos protos-check docs \
   docs-check models requirements clean
 
 help:  ## Show the targets
@@ -45,6 +45,18 @@ test-airflow: $(AIRFLOW_VENV)/.ready  ## Run operators, sensor and example DAG i
 # MUTANTS=N: at most N mutants of each module. AGAIN=1: those that no test killed the last time. Reports: build/mutation.
 mutate: $(VENV)/.mutate  ## Mutation testing of the code that decides: report mutants that no test kills (ONLY=retention; all: hours)
 	@RUST_LOG=off nice $(BIN)/python -m tools.mutate $(if $(MUTANTS),--sample $(MUTANTS)) $(if $(AGAIN),--again) $(ONLY)
+
+# URL=https://...: of the repository, for the metadata and the links of the README.
+dist: $(VENV)/.dist  ## Build wheel and source archive into dist, twice the same; install it elsewhere and use it (2 minutes)
+	@$(BIN)/python -m tools.dist --url "$(URL)"
+	@$(BIN)/python -m tools.try_dist dist
+
+dist-pythons: $(VENV)/.dist  ## Use the wheel of dist by Python 3.11 to 3.13; resolve its packages for x86-64 and aarch64 (7 minutes)
+	@$(BIN)/python -m tools.try_dist dist --python 3.11 --python 3.12 --python 3.13
+
+audit: $(VENV)/.dist  ## Look for known vulnerabilities in the pinned packages (each night; needs PyPI's advisories)
+	@$(BIN)/python -m pip_audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt || \
+	  { echo "Where the advisories of PyPI cannot be reached, nothing was checked."; exit 1; }
 
 lint: $(VENV)/.dev protos-check docs-check  ## Check style, types, layers and generated code (a minute)
 	@$(BIN)/ruff check .
@@ -125,6 +137,10 @@ endif
 
 $(VENV)/.mutate: $(VENV)/.dev
 	@$(PIP) -e '.[$(EXTRAS),mutate]'
+	@touch $@
+
+$(VENV)/.dist: $(VENV)/.dev
+	@$(PIP) -e '.[$(EXTRAS),dist]'
 	@touch $@
 
 $(AIRFLOW_VENV)/.ready: pyproject.toml constraints-airflow.txt | $(VENV)/bin/python

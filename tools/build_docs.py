@@ -63,11 +63,11 @@ def page() -> str:
         for name in cli.list_commands(context):
             command = cli.get_command(context, name)
             if name not in of_jobs and command is not None:
-                parts += ["\n".join(_command(one, path)) for path, one in _leaves(name, command, context)]
+                parts += ["\n".join(_command(one, path)) for path, one in leaves(name, command, context)]
     return "\n".join(parts)
 
 
-def _leaves(path: str, command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+def leaves(path: str, command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command]]:
     """The commands of a group, each with its words; of any other command, itself."""
     if not isinstance(command, click.Group):
         yield path, command
@@ -75,7 +75,7 @@ def _leaves(path: str, command: click.Command, context: click.Context) -> Iterat
     for name in command.list_commands(context):
         inner = command.get_command(context, name)
         if inner is not None:
-            yield from _leaves(f"{path} {name}", inner, context)
+            yield from leaves(f"{path} {name}", inner, context)
 
 
 def _command(command: click.Command, path: str) -> Iterator[str]:
