@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.printing import echo, echo_json
@@ -25,6 +26,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.java import MIN_JAVA_VERSION, find_java
 from memwal_ops.text import grid, size_text
+from memwal_ops.version import OLDEST_PYLANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,7 +134,8 @@ def _packages() -> Iterator[Check]:
         within = wanted.specifier.contains(version, prereleases=True)
         do = f"pip install '{wanted.name}{wanted.specifier}': other releases were not tried."
         found = version if within else f"{version}, tested: {wanted.specifier}"
-        yield _judged(wanted.name, within, found, do)
+        older = wanted.name == "pylance" and Version(version) < Version(OLDEST_PYLANCE)
+        yield _judged(wanted.name, within, found, do, ERROR if older else WARNING)
 
 
 def _java() -> Check:

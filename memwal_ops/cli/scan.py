@@ -25,7 +25,7 @@ from memwal_ops.text import counted, grid, paragraph, printable, size_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MAX_BLOCKED = 3
+_MAX_BLOCKED, _MAX_WRITTEN = 3, 5
 _MAX_SKIPPED = 10
 
 
@@ -125,6 +125,7 @@ def _describe(scanned: Sequence[Scanned], skipped: Sequence[Skipped], configurat
         for job, error in one.errors:
             what = f"{_name(one.uri)}, {job}" if job else _name(one.uri)
             parts.append(paragraph(f"NOT SCANNED: {what}: {error.reason}: {error} {error.remedy}", hanging="  "))
+    parts += _writers(opened)
     parts += [
         paragraph(f"SKIPPED: {_name(one.uri)}: {one.why} {one.remedy}", hanging="  ") for one in skipped[:_MAX_SKIPPED]
     ]
@@ -133,6 +134,23 @@ def _describe(scanned: Sequence[Scanned], skipped: Sequence[Skipped], configurat
     if configuration:
         parts.append(f"This configuration does it (memwal-ops run --config FILE):\n\n{configuration}".rstrip())
     return "\n\n".join(parts)
+
+
+def _writers(scanned: Sequence[Scanned]) -> list[str]:
+    """For each release the tables that it wrote last."""
+    written: dict[str, list[str]] = {}
+    for one in scanned:
+        if one.last_writer is not None:
+            written.setdefault(one.last_writer, []).append(_name(one.uri))
+    shown = {writer: names[:_MAX_WRITTEN] for writer, names in written.items()}
+    more = {writer: len(names) - _MAX_WRITTEN for writer, names in written.items()}
+    return [
+        paragraph(
+            f"Last written by {writer}: {', '.join(names)}{f' and {more[writer]:,} more' if more[writer] > 0 else ''}.",
+            hanging="  ",
+        )
+        for writer, names in sorted(shown.items())
+    ]
 
 
 def _summary(scanned: Sequence[Scanned]) -> str:

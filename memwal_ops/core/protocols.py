@@ -180,6 +180,14 @@ class Stub(Protocol):
 
 
 @runtime_checkable
+class NamesWriters(Protocol):
+    """A format whose revisions have the release of their writers; optional."""
+
+    def last_writer(self, table: Any) -> str | None:
+        """The release of the table's own writers, and the features that they need; None: it is not known."""
+
+
+@runtime_checkable
 class DetectsChanges(Protocol):
     """A format that can detect by a few requests that nothing was written to a table; optional.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.figures import amount, noun_of
 from memwal_ops.core.maintain import ordered
 from memwal_ops.core.polling import poll_cache
+from memwal_ops.core.protocols import NamesWriters
 from memwal_ops.core.registry import find_stub, package_of
 from memwal_ops.core.run import run_job
 from memwal_ops.errors import MemwalOpsError, NotALanceTableError
@@ -60,6 +61,7 @@ class Scanned:
     Attributes:
         backlog: the metrics of the job that reduces its backlog.
         blocked: the parts that this job cannot continue with; ``part`` has the place, too.
+        last_writer: the release of the table's own writers; None: it is not known.
         errors: the error of the table, or of each job that has no plan.
     """
 
@@ -69,12 +71,14 @@ class Scanned:
     errors: tuple[tuple[str | None, MemwalOpsError], ...] = field(default=())
     backlog: Mapping[str, float] = field(default_factory=dict)
     blocked: tuple[Blocked, ...] = ()
+    last_writer: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The ``tables`` entry."""
         return {
             "uri": self.uri,
             "version": self.revision,
+            "last_writer": self.last_writer,
             "needs": [one.to_json() for one in self.needs],
             "blocked": [dict(one.document) for one in self.blocked],
             "errors": [
@@ -149,7 +153,8 @@ def scan_table(table: Table) -> Scanned:
                     blocked = _blocked(table) if amount(backlog, "blocked") else ()
             except MemwalOpsError as error:
                 errors.append((spec.name, error))
-    return Scanned(table.location.uri, table.revision, tuple(needs), tuple(errors), backlog, blocked)
+    writer = table.format.last_writer(table) if isinstance(table.format, NamesWriters) else None
+    return Scanned(table.location.uri, table.revision, tuple(needs), tuple(errors), backlog, blocked, writer)
 
 
 def _blocked(table: Table) -> tuple[Blocked, ...]:

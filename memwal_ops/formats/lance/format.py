@@ -60,6 +60,12 @@ class LanceFormat:
 
         return find_stub(location, store)
 
+    def last_writer(self, table: Table) -> str | None:
+        """See :class:`memwal_ops.core.protocols.NamesWriters`."""
+        from memwal_ops.formats.lance.indexes.writers import last_writer  # noqa: PLC0415 - pylance, as above
+
+        return last_writer(table)
+
     def summarize(self, table: Table) -> TableSummary:
         """Backlog metrics of all jobs, and the blocked regions."""
         from memwal_ops.formats.lance.summary import summarize  # noqa: PLC0415 - pylance, as above

@@ -24,7 +24,7 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.formats.lance.files.branch import Branch, resolve_branch
-from memwal_ops.formats.lance.files.datasets import PinnedDataset, open_dataset
+from memwal_ops.formats.lance.files.datasets import PinnedDataset, open_dataset, require_pylance
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import (
     VERSIONS_FOLDER,
@@ -351,6 +351,7 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
 
     Raises: see :func:`load`, but NoMemWalIndexError and NoPrimaryKeyError.
     """
+    require_pylance()
     for attempt in range(_OPEN_ATTEMPTS):
         listed = list_page(store)
         naming = _naming_scheme(location, store, listed)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import lance
 import pytest
+from packaging.requirements import Requirement
 
+from memwal_ops.errors import UnsupportedFeatureError
+from memwal_ops.memwal import RegionWriter
+from memwal_ops.version import OLDEST_PYLANCE
 from tests.support.run_cli import contents, run_here
 from tests.support.s3_server import s3_client
 from tests.support.tables.workload import Workload
@@ -41,6 +47,32 @@ def test_a_release_that_was_not_tried_is_told(
     (told,) = [one for one in outcome.document["checks"] if one["name"] == "pylance"]
     assert "99.1" in told["found"]
     assert "pip install 'pylance" in told["do"]
+
+
+def test_an_older_pylance_is_refused_by_doctor_and_by_each_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Workload(1, regions=1, base_rows=5).create(str(tmp_path / "t.lance"))
+    before = contents(table.uri)
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "13.0.0" if name == "pylance" else real(name))
+    monkeypatch.setattr(lance, "__version__", "13.0.0")
+    outcome = run_here(capfd, "doctor", "--json")
+    assert (outcome.code, levels(outcome.document)["pylance"]) == (8, "error")
+    for command in ("inspect", "merge", "expire", "maintain", "verify", "hold"):
+        ran = run_here(capfd, command, table.uri)
+        assert (ran.code, "pylance 13.0.0 is installed" in " ".join(ran.err.split())) == (8, True), command
+    with pytest.raises(UnsupportedFeatureError):
+        RegionWriter(table.uri)
+    assert contents(table.uri) == before
+    monkeypatch.setattr(lance, "__version__", OLDEST_PYLANCE)
+    assert run_here(capfd, "inspect", table.uri).code == 0
+
+
+def test_the_oldest_release_is_that_of_the_pin() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    (pin,) = (one.specifier for one in map(Requirement, project["dependencies"]) if one.name == "pylance")
+    assert f">={OLDEST_PYLANCE}" in str(pin).split(",")
 
 
 def test_a_package_that_is_missing_is_an_error(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import TYPE_CHECKING
 
 import lance
+from packaging.version import InvalidVersion, Version
 
+from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.version import OLDEST_PYLANCE
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -17,6 +21,30 @@ ROW_ADDRESS = "_rowaddr"
 # Decoded file footers and index pages that a dataset may cache. Lance's own limits are gigabytes,
 # but a job's memory must depend on its budget, not on the size of an index (docs/architecture.md, "Invariants").
 CACHE_BYTES = 32 << 20
+
+
+@cache
+def is_supported_pylance(release: str) -> bool:
+    """Whether a release of pylance is not older than the pin; one that has no number is taken for a newer one."""
+    try:
+        return Version(release) >= Version(OLDEST_PYLANCE)
+    except InvalidVersion:
+        return True
+
+
+def require_pylance() -> None:
+    """Refuse a pylance that is older than the pin, before anything is read by it.
+
+    Raises:
+        UnsupportedFeatureError: with both releases.
+    """
+    if not is_supported_pylance(lance.__version__):
+        raise UnsupportedFeatureError(
+            f"pylance {lance.__version__} is installed, and memwal-ops needs {OLDEST_PYLANCE} or later: commits and "
+            "row ids of older releases differ in ways that lose rows.",
+            remedy=f"pip install 'pylance>={OLDEST_PYLANCE}', for memwal-ops alone: clients may stay older, "
+            "see docs/compatibility.md.",
+        )
 
 
 def open_dataset(location: Location, folder: str = "", *, version: int | None = None) -> lance.LanceDataset:

@@ -22,29 +22,25 @@ import numpy as np
 from lance.file import LanceFileReader
 
 from memwal_ops.core.export import exported_store
-from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_options
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.sql_literals import has_sql_literals, is_one_of
-from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, covered_by
 from memwal_ops.formats.lance.indexes.codebook import index_folder
+from memwal_ops.formats.lance.indexes.writers import last_written
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.index_entries import moved_later
-from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
-from memwal_ops.formats.lance.wire.version_manifest import lance_major
-from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import lance
     import pyarrow as pa
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 _TREE = "BTree"
 _FRAGMENTS_IN = {"ZoneMap": "zonemap.lance", "BloomFilter": "bloomfilter.lance"}
@@ -52,9 +48,6 @@ _TREE_PAGES = "page_data.lance"
 # The first release that maintains B-trees of addresses on tables with stable row ids
 # (tests/integration/contracts/old_pylance.md); the pinned pylance makes each one that it updates such a B-tree.
 _MAINTAINS_ADDRESSES = 14
-# How many of the newest versions show which releases write the table.
-_LAST_WRITERS = 32
-_CONCURRENT_READS = 8
 # Of the newest fragments, and as many of the others. What an index lacks is a whole fragment, so that few rows of each
 # show it; of a table with few fragments, 64 rows are looked up.
 _SAMPLED_FRAGMENTS = 32
@@ -62,9 +55,6 @@ _ROWS_OF_EACH = 2
 _ROWS_OF_ALL = 64
 _SHOWN = 5
 _PANICS = "0.1"  # the storage version "legacy"
-# Versions are immutable: by table, path, time and tag. A reader that follows a table reads each one once.
-_KNOWN: dict[tuple[object, ...], _Written] = {}
-_MAX_KNOWN = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,56 +137,12 @@ def _older_writer(table: Table, index: BaseIndex | None = None) -> OlderWriter |
     Args:
         index: only versions since it has the version that it has now.
     """
-    for one in _last_written(table):
+    for one in last_written(table):
         if index is not None and (index.name, version_of(index)) not in one.indexes:
             return None
         if not one.ours and (one.major is None or one.major < _MAINTAINS_ADDRESSES):
             return OlderWriter(one.version, one.release)
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """Who wrote a version, and the names and versions of the indexes in it."""
-
-    version: int
-    major: int | None
-    release: str
-    ours: bool
-    indexes: frozenset[tuple[str, int]]
-
-    @classmethod
-    def of(cls, manifest: VersionManifest) -> _Written:
-        writer, transaction = manifest.manifest.writer_version, manifest.transaction
-        entries = () if manifest.indexes is None else manifest.indexes.indices
-        return cls(
-            int(manifest.manifest.version),
-            lance_major(manifest.manifest),
-            f"{writer.library} {writer.version}".strip() or "an unknown release",
-            transaction is not None and JOB_PROPERTY in transaction.transaction_properties,
-            frozenset((entry.name, int(entry.index_version)) for entry in entries),
-        )
-
-
-def _last_written(table: Table) -> Iterator[_Written]:
-    """The newest versions, from the newest on; a version that was read before is not read again."""
-    listed = table.listed.versions
-
-    def read(version: int) -> _Written | None:
-        file = listed[version]
-        key = (table.location.uri, file.path, file.last_modified, file.e_tag)
-        try:
-            written = _KNOWN.get(key) or _Written.of(read_version_manifest(table.store, version, table.naming))
-        except (ObjectNotFoundError, InvalidFormatError):
-            return None  # expired, or damaged: verify reports that
-        if len(_KNOWN) >= _MAX_KNOWN:
-            _KNOWN.clear()
-        _KNOWN[key] = written
-        return written
-
-    yield _Written.of(table.manifest)
-    earlier = sorted((one for one in listed if one < table.version), reverse=True)[: _LAST_WRITERS - 1]
-    yield from (one for _, one in concurrently(read, earlier, threads=_CONCURRENT_READS) if one is not None)
 
 
 def _not_maintained(table: Table, index: BaseIndex) -> IndexFault | None:

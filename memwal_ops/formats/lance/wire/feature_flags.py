@@ -18,6 +18,8 @@ STABLE_ROW_IDS = 2
 TABLE_CONFIG = 8
 NO_TRANSACTION_FILES = 32
 MIXED_FILE_VERSIONS = 256
+SHOWN_FEATURES = STABLE_ROW_IDS | 16 | MIXED_FILE_VERSIONS
+"""Those on which clients depend that are older than a table's writers."""
 
 _EARLY = "11 or earlier"
 

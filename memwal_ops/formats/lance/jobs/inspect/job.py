@@ -13,6 +13,7 @@ from memwal_ops.formats.lance.generations.generation_files import checked_backlo
 from memwal_ops.formats.lance.generations.wal import unflushed_entries
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
+from memwal_ops.formats.lance.indexes.writers import last_writer
 from memwal_ops.formats.lance.jobs.inspect.report import STATES, GenerationState, IndexState, Inspection, RegionState
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, InspectOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS
@@ -67,7 +68,8 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
         regions = _left_over(table, refusal)
     versions = check_versions(table)
     fragments = len(table.manifest.manifest.fragments)
-    return Inspection(table, _rows(table), fragments, regions, _indexes(table), backlog, versions, limit)
+    writer = last_writer(table)
+    return Inspection(table, _rows(table), fragments, regions, _indexes(table), backlog, versions, limit, writer)
 
 
 def _left_over(table: Table, refusal: MemwalOpsError) -> tuple[RegionState, ...]:

@@ -136,6 +136,7 @@ class Inspection:
     backlog: Backlog
     versions: VersionsCheck
     limit: int
+    last_writer: str | None
 
     decision = "inspected"
     exit_code = 0
@@ -162,6 +163,7 @@ class Inspection:
             "rows": self.rows,
             "fragments": self.fragments,
             "primary_key": list(self.table.primary_key),
+            "last_writer": self.last_writer,
             "regions": [region.to_json() for region in self.regions],
             "indexes": [index.to_json() for index in self.indexes],
             "snapshot": {
@@ -186,6 +188,8 @@ def _describe(inspection: Inspection) -> str:
         f"{counted(inspection.fragments, 'fragment')}, primary key {', '.join(table.primary_key) or 'none'}"
     )
     lines = [table.location.uri, paragraph(about, indent="  ")]
+    if inspection.last_writer is not None:
+        lines.append(paragraph(f"Last written by {inspection.last_writer}.", indent="  "))
     if table.memwal is None:
         lines.append(paragraph(_without_index(table), indent="  "))
     else:

@@ -17,9 +17,12 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
+from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs.inspect.job import inspect
 from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from tests.support.run_cli import run_here
 from tests.support.tables import damage
 from tests.support.tables.workload import Workload
@@ -93,6 +96,27 @@ def test_what_waits_comes_before_what_is_merged(table: Workload) -> None:
     assert [(one.flushed.generation, one.state) for one in found[table.regions[1]].generations] == [
         (4, "pending"), (5, "missing"),
     ]  # fmt: skip
+
+
+def test_the_release_of_the_tables_own_writers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also below our own commits; LanceDB's by the Lance that it is built on."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": [1]}), uri, enable_stable_row_ids=True)
+    lance.write_dataset(pa.table({"id": [2]}), uri, mode="append")
+    by = f"lance {lance.__version__}, stable row ids"
+    assert run_job(uri, "inspect").to_json()["last_writer"] == by
+    path = version_path(2, NamingScheme.V2)
+    manifest = tmp_path / "t.lance" / path
+    read = decode_version_manifest(manifest.read_bytes())
+    read.manifest.writer_version.version = "13.0.0"
+    manifest.write_bytes(encode_version_manifest(read))
+    assert run_job(uri, "compact").decision == "compacted"
+    assert open_table(uri).revision > 2
+    for command in (("inspect", uri), ("scan", uri), ("scan", "--database", str(tmp_path))):
+        shown = " ".join(run_here(capfd, *command).out.split())
+        assert "ast written by lance 13.0.0 (lancedb 0.40), stable row ids" in shown, command
+    document = run_here(capfd, "scan", uri, "--json").document
+    assert document["tables"][0]["last_writer"] == "lance 13.0.0 (lancedb 0.40), stable row ids"
 
 
 def test_strays_are_bounded_too(table: Workload, capfd: pytest.CaptureFixture[str]) -> None:
