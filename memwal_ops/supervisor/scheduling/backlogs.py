@@ -184,54 +184,68 @@ class BacklogPolling:
         return reading.fingerprint if fresh else ""
 
     def _polled(self, state: TableState, result: Mapping[str, Any], reading: Reading) -> None:
-        state.polling, began = False, reading.began
+        state.polling = False
         if self._tables.get(state.table.name) is not state:
             return
-        if result.get("unchanged"):
+        unchanged, good = bool(result.get("unchanged")), result["outcome"] == "succeeded"
+        if unchanged:
             result = {**result, "figures": self._aged(state), "version": state.version}
         else:
             reading = replace(reading, fingerprint=result.get("fingerprint") or "")
         state.result_at = self._clock.monotonic()
-        good = result["outcome"] == "succeeded"
         state.history = result.get("report") or state.history
-        self._metrics.polls.labels(state.table.name, result["outcome"]).inc()
-        idle, seen = good and not state.blocked, (state.version, state.figures)
-        before, state.error = state.error, None if good else str(result["message"])
-        state.error_code = int(result["exit_code"])
-        took = self._clock.monotonic() - began
-        pause = min(took * _FAILED_POLL_FACTOR, _MAX_PAUSE_SECONDS)
-        state.poll_not_before = 0.0 if good else self._clock.monotonic() + pause
+        self._take_outcome(state, result, reading.began)
+        idle = good and not state.blocked
         if good or result.get("figures"):
             # One job's figures may be missing; the poll counts if it has the backlog itself.
-            state.figures, state.version = dict(result["figures"]), result["version"]
-            read = good or amount(state.figures, "backlog") is not None
-            state.polled = self._clock.now() if read else state.polled
-            # An operator may have fixed it: what is still blocked is counted as behind, or the poll finds it itself.
-            behind = amount(state.figures, "behind")
-            state.blocked = state.blocked if behind is None else min(state.blocked, behind)
-            _raise_to(state.figures, state.blocked)
-            same = _is_same(state, *seen)
-            state.reading = state.reading if result.get("unchanged") else reading if good and same else None
+            same = self._take_figures(state, result)
+            if not unchanged:
+                state.reading = reading if good and same else None
             idle = idle and same and _is_idle(state)
-            if (waiting := amount(state.figures, "backlog")) is not None:
-                state.samples.add(self._clock.now().timestamp(), waiting)
-            for entry in state.entries.values():
-                when = entry.settings.when
-                if when is None or not when.is_met(state.figures) or self._is_unproductive(entry, state):
-                    continue
-                if began < entry.ended:
-                    # Read before its last run ended: the backlog may be gone by now.
-                    state.poll_again = True
-                else:
-                    self._enqueue(*entry.key, f"when: {when.text}")
+            self._queue_triggered(state, reading.began)
         else:
             state.reading = None
-        self._decide_scheduled(state, began)
+        self._decide_scheduled(state, reading.began)
         state.unchanged = state.unchanged + 1 if idle else 0
-        if not good and state.error != before:
-            self._log.warning("poll_failed", table=state.table.name, error=state.error)
         if state.poll_again and not self._once:
             self.request(state.table.name)
+
+    def _take_outcome(self, state: TableState, result: Mapping[str, Any], began: float) -> None:
+        """Count a poll and keep its error; after a failure, the next one waits in proportion to its time."""
+        good, before = result["outcome"] == "succeeded", state.error
+        self._metrics.polls.labels(state.table.name, result["outcome"]).inc()
+        state.error, state.error_code = None if good else str(result["message"]), int(result["exit_code"])
+        now = self._clock.monotonic()
+        state.poll_not_before = 0.0 if good else now + min((now - began) * _FAILED_POLL_FACTOR, _MAX_PAUSE_SECONDS)
+        if not good and state.error != before:
+            self._log.warning("poll_failed", table=state.table.name, error=state.error)
+
+    def _take_figures(self, state: TableState, result: Mapping[str, Any]) -> bool:
+        """Keep the figures of a poll; return whether they are those of the one before."""
+        version, figures = state.version, state.figures
+        state.figures, state.version = dict(result["figures"]), result["version"]
+        waiting = amount(state.figures, "backlog")
+        if result["outcome"] == "succeeded" or waiting is not None:
+            state.polled = self._clock.now()
+        # An operator may have fixed it: what is still blocked is counted as behind, or the poll finds it itself.
+        behind = amount(state.figures, "behind")
+        state.blocked = state.blocked if behind is None else min(state.blocked, behind)
+        _raise_to(state.figures, state.blocked)
+        if waiting is not None:
+            state.samples.add(self._clock.now().timestamp(), waiting)
+        return _is_same(state, version, figures)
+
+    def _queue_triggered(self, state: TableState, began: float) -> None:
+        """Queue the jobs whose trigger the figures meet."""
+        for entry in state.entries.values():
+            when = entry.settings.when
+            if when is None or not when.is_met(state.figures) or self._is_unproductive(entry, state):
+                continue
+            if began < entry.ended:
+                # Read before its last run ended: the backlog may be gone by now.
+                state.poll_again = True
+            else:
+                self._enqueue(*entry.key, f"when: {when.text}")
 
     def _decide_scheduled(self, state: TableState, began: float) -> None:
         """Skip scheduled runs whose table and settings are unchanged since their last run, and queue the others."""
