@@ -13,7 +13,7 @@ EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test campaigns test-all test-airflow mutate dist dist-pythons audit lint format bench bench-spark bench-supervisor soak fuzz replay protos protos-check docs \
-  docs-check models requirements clean
+  docs-check site models requirements clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -106,6 +106,9 @@ docs-check: $(VENV)/.dev
 	@$(BIN)/python -m tools.build_docs --check
 	@$(BIN)/python -m tools.requirements --page --check
 
+site: $(VENV)/.docs  ## Build the documentation site into build/site; a dead link ends it (half a minute)
+	@$(BIN)/python -m tools.build_site
+
 models: $(VENV)/.dev  ## Check the models of the protocols in docs/models with spin, and each planted bug (a minute; needs spin and gcc)
 	@nice $(BIN)/python -m tools.models
 
@@ -141,6 +144,10 @@ $(VENV)/.mutate: $(VENV)/.dev
 
 $(VENV)/.dist: $(VENV)/.dev
 	@$(PIP) -e '.[$(EXTRAS),dist]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	@$(PIP) -e '.[$(EXTRAS),docs]'
 	@touch $@
 
 $(AIRFLOW_VENV)/.ready: pyproject.toml constraints-airflow.txt | $(VENV)/bin/python

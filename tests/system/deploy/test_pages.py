@@ -63,6 +63,14 @@ def test_the_readme_leads_to_every_page_of_docs() -> None:
     assert [path for path in sorted((ROOT / "docs").rglob("*.md")) if path not in linked] == []
 
 
+def test_the_site_has_every_page_of_docs_and_runbooks_in_its_navigation() -> None:
+    """mkdocs.yml: those of errors and alerts have lists of their own."""
+    named = set(re.findall(r"^ +- (?:.*: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    docs = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    runbooks = {f"runbooks/{path.name}" for path in (ROOT / "runbooks").glob("*.md")}
+    assert (docs | runbooks) - named == set()
+
+
 def test_exit_codes_are_listed_once() -> None:
     """Two lists of them would differ one day."""
     for path in PAGES:
