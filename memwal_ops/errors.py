@@ -1,8 +1,8 @@
-"""All errors of this project, each with its exit code and remedy.
+"""The reasons for which commands end, each with its exit code and remedy.
 
-One flat tree: each class is one reason and has its own ``exit_code`` and the
-``remedy`` that is printed under the message. The module does no I/O and
-does not import the rest of the package.
+Each class is one reason and has its own ``exit_code`` and the
+``remedy`` that is printed under the message. An error that code or a page tells apart is a subclass beside
+that code, with the same exit code. The module does no I/O and does not import the rest of the package.
 
 Exit codes are a contract (runbooks/README.md): a code is never reused for another reason. 70 to 99 are left to errors
 of other packages.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.anchors import Anchor, delete_proven
 from memwal_ops.core.published import record
 from memwal_ops.errors import (
+    CommitConflictError,
     CommitStateUnknownError,
     InvalidFormatError,
     LeaseLostError,
@@ -54,14 +55,13 @@ if TYPE_CHECKING:
 _JUST_WRITTEN = 3600.0
 
 
-class CommitLostError(MemwalOpsError):
+class CommitLostError(CommitConflictError):
     """Another writer published ``V + 1`` first: nothing of this run is visible, and it has to replan.
 
     ``files_unreferenced``: no version refers to the files that the operation wrote, so they can be deleted.
     """
 
-    exit_code = 30
-    reason = "commit_lost"
+    remedy = "Run it again: it continues on the newest version."
 
     def __init__(self, message: str, *, files_unreferenced: bool = True) -> None:
         super().__init__(message)

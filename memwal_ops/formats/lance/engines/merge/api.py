@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.formats.lance.wire.region_records import RegionRecord, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from uuid import UUID
 
+    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
@@ -92,15 +93,12 @@ class StageProgress:
     bytes: int
 
 
-class BlockedRegionsError(MemwalOpsError):
+class BlockedRegionsError(RegionsBlockedError):
     """Some regions cannot be merged; the pass was abandoned before anything was published.
 
     ``causes`` maps a region id to the generation at fault (None: the region as a whole) and the
     error.
     """
-
-    exit_code = 10
-    reason = "blocked"
 
     def __init__(self, causes: Mapping[UUID, tuple[int | None, MemwalOpsError]]) -> None:
         super().__init__("; ".join(str(error) for _, error in causes.values()))
