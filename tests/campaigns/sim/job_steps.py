@@ -54,7 +54,9 @@ class JobSteps(Driver):
         for region in wire.regions(files):
             waiting = wire.region_manifest(files, region).generations
             first = min((number for number in waiting if number > merged.get(region, 0)), default=None)
-            for path in Path(self.uri, "_mem_wal", region, waiting.get(first, ""), "_versions").glob("*.manifest"):
+            paths = Path(self.uri, "_mem_wal", region, waiting.get(first, ""), "_versions").glob("*.manifest")
+            # An index makes a second version, without entries all of whose rows are superseded.
+            for path in sorted(paths, key=lambda one: wire.timestamp(one.read_bytes()))[-1:]:
                 data, stored = path.read_bytes(), path.stat().st_mtime_ns
                 entry = re.search(rb"[01]{64}\.lance", data)  # the first one of the log to which it refers
                 put = Path(self.uri, "_mem_wal", region, "wal", entry[0].decode()) if entry else path
