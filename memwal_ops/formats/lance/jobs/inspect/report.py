@@ -153,9 +153,9 @@ class Inspection:
     def to_json(self) -> dict[str, object]:
         """The document of ``inspect --json``."""
         index = self.table.index
-        stored = "external" if is_external(self.table) else "none"
-        if index.inline_snapshots is not None:
-            stored = "inline"
+        stored = "none"
+        if _has_snapshot(self.table):
+            stored = "external" if is_external(self.table) else "inline"
         return {
             "uri": self.table.location.uri,
             "layout": self.table.layout.name,
@@ -265,9 +265,15 @@ def _how_far_behind(inspection: Inspection) -> str:
     )
 
 
+def _has_snapshot(table: Table) -> bool:
+    """Whether one was taken; pylance notes a number of regions, and no time, when it makes the index."""
+    index = table.index
+    return index.inline_snapshots is not None or (is_external(table) and index.snapshot_ts_millis is not None)
+
+
 def _snapshot(inspection: Inspection) -> str:
     index = inspection.table.index
-    if index.inline_snapshots is None and not is_external(inspection.table):
+    if not _has_snapshot(inspection.table):
         return "No snapshot of the regions is stored (memwal-ops snapshot takes one)."
     taken = datetime.fromtimestamp((index.snapshot_ts_millis or 0) / 1000, UTC)
     return f"Snapshot of {counted(index.num_regions, 'region')}, taken {taken:%Y-%m-%d %H:%M:%S} UTC."

@@ -112,7 +112,7 @@ def _backlog(report: MergeReport) -> str:
             f"Waiting: {counted(after['generations'], 'generation')} in {counted(after['regions'], 'region')}, "
             f"{counted(after['rows'], 'row')}, {size_text(after['bytes'])}."
         )
-    if any(fault.region_id not in report.backlog_after.regions for fault in report.blocked):
+    if report.blocked:
         return "No other generation is known to be unmerged; a blocked region may have more."
     return "All generations are merged."
 

@@ -23,6 +23,7 @@ from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+from tests.integration.contracts import small
 from tests.support.run_cli import run_here
 from tests.support.tables import damage
 from tests.support.tables.workload import Workload
@@ -180,3 +181,23 @@ def test_regions_of_a_table_that_was_overwritten(
         lance.dataset(table.uri).cleanup_old_versions(timedelta(0))
         text = " ".join(run_here(capfd, "inspect", table.uri).out.split())
         assert "No version that exists has a MemWAL index" in text
+
+
+def test_a_new_index_of_pylance_has_no_snapshot(tmp_path: Path) -> None:
+    """pylance notes a number of regions when it makes the index, and no time."""
+    uri = small.make(tmp_path)
+    assert open_table(uri).index.num_regions
+    found = run_job(uri, "inspect")
+    assert "No snapshot of the regions is stored" in found.describe()
+    assert found.to_json()["snapshot"]["stored"] == "none"
+
+
+def test_a_blocked_region_leaves_open_what_is_merged(table: Workload) -> None:
+    """Its generations have numbers that count as merged, and they are not."""
+    run_job(table.uri, "merge")
+    shutil.rmtree(Path(table.uri, "_mem_wal", table.regions[0]))
+    with lance.dataset(table.uri).mem_wal_writer(table.regions[0]) as writer:
+        writer.put(lance.dataset(table.uri).to_table(limit=1))
+    merged = run_job(table.uri, "merge")
+    assert merged.decision == "blocked"
+    assert "All generations are merged" not in merged.describe()
