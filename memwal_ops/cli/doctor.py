@@ -17,6 +17,7 @@ from packaging.version import Version
 
 from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.core.registry import location_of
 from memwal_ops.errors import (
     ConditionalWriteUnsupportedError,
     DeletesFailedError,
@@ -149,9 +150,8 @@ def _java() -> Check:
 def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
     """Check the store, then the table; stop after an error that makes the rest meaningless."""
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - see above
-    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415 - the clients of stores: not for the machine alone
 
-    location = resolve(uri, options)
+    location = location_of(uri, options)
     if location.scheme == "file":
         if not os.path.isdir(location.uri):
             raise TableNotFoundError(f"There is no folder {location.uri}.")

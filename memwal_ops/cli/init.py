@@ -10,7 +10,7 @@ from memwal_ops.cli.job_command import chosen_options, option_parameters, read_o
 from memwal_ops.cli.options import json_parameter, storage_parameters
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.options import describe
-from memwal_ops.core.registry import formats, locate
+from memwal_ops.core.registry import formats, locate, location_of
 from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ def _place(
         NotALanceTableError: what is there is of no known format.
     """
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - see above
-    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415 - the clients of stores: not for --help
 
     try:
         found, location, store = locate(uri, storage)
@@ -109,7 +108,7 @@ def _place(
         made = format_name or implied
         if made is None:
             raise
-        location = resolve(uri, storage)
+        location = location_of(uri, storage)
         return formats()[made], location, open_store(location)
     if format_name not in {None, found.name}:
         raise InvalidUsageError(f"{location.uri} is a table of the format {found.name}, not {format_name}.")

@@ -10,11 +10,11 @@ import click
 
 from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.printing import echo_result
+from memwal_ops.core.registry import location_of
 from memwal_ops.errors import ConditionalWriteUnsupportedError, TableNotFoundError
 from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
@@ -47,7 +47,7 @@ def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
 
     Exit codes: 0 put-if-absent is enforced; 23 it is not; others: runbooks/README.md.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    location = resolve(uri, storage_options)
+    location = location_of(uri, storage_options)
     if location.scheme == "file" and not os.path.isdir(location.uri):
         raise TableNotFoundError(f"There is no folder {location.uri}.")
     store = open_store(location)

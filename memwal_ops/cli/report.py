@@ -101,7 +101,7 @@ class _Reading:
         ]
         self.state: dict[str, Any] = {
             "name": short_name(table.location.uri.rpartition("/")[2]),
-            "uri": table.location.uri,
+            "uri": table.location.address,
             "version": summary.revision,
             "backlog": dict(summary.backlog),
             "looked_at": now.isoformat(timespec="milliseconds"),

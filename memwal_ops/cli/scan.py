@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -87,12 +86,11 @@ def scan(
 def _scan(uri: str, options: dict[str, str], *, stubs: bool) -> Scanned | Skipped:
     try:
         try:
-            scanned = scan_table(open_table(uri, options))
+            return scan_table(open_table(uri, options))
         except (NotALanceTableError, TableNotFoundError):
             if not stubs or (stub := skipped_stub(uri, options)) is None:
                 raise
             return stub
-        return replace(scanned, uri=uri) if is_catalog(uri) else scanned
     except MemwalOpsError as error:
         return Scanned(uri, errors=((None, error),))
 

@@ -87,7 +87,8 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
     """Keep a revision, and every file that it needs, for ``ttl`` from now.
 
     Raises:
-        InvalidUsageError: the time is not above zero, or longer than ten years.
+        InvalidUsageError: the time is not above zero, or longer than ten years; or no job of the table's format deletes
+            anything, so that only other programs do, which know no holds.
         VersionGoneError: the revision does not exist, lacks files, or is being expired at this moment.
         StorageError: the store failed; there is no hold, or one that ends by itself.
     """
@@ -97,6 +98,11 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
         )
     if ttl > _MAX_TTL:
         raise InvalidUsageError(f"A hold lasts at most {_MAX_TTL.days} days; tag the version to keep it forever.")
+    if not any(spec.deletes for spec in table.jobs.values()):
+        raise InvalidUsageError(
+            f"A hold on {table.location.address} keeps nothing: no job of the format {table.format.name} deletes.",
+            remedy="Keep the version by the means of the program that expires versions, such as a tag.",
+        )
     _check_exists(table, version)
     missing = table.format.missing_of(table, version)
     if missing is not None:

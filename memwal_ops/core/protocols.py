@@ -6,7 +6,6 @@ No code above ``formats/`` depends on the format of a table. A format is an obje
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
@@ -21,25 +20,12 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 
-class Capability(enum.Enum):
-    """A feature of a store that a format requires; probed before the first write."""
-
-    PUT_IF_ABSENT = "put_if_absent"
-    COMPARE_AND_SWAP = "compare_and_swap"
-    PAGES = "pages"
-    """A local file system: pages of a file are written in place and synced."""
-
-
 class TableFormat(Protocol):
     """A table format. Importing one imports neither pylance nor any other heavy library."""
 
     @property
     def name(self) -> str:
         """Its name in entry points, ``--format`` and reports: ``lance``, ``zeppelin``, ``lm_diskann``."""
-
-    @property
-    def requires(self) -> frozenset[Capability]:
-        """The features of a store that its commits depend on."""
 
     @property
     def suffix(self) -> str:
@@ -141,6 +127,29 @@ class Table(Protocol):
 
     def with_guard(self, guard: CommitGuard) -> Self:
         """The same revision with a guard that is checked before every publication and deletion."""
+
+
+@runtime_checkable
+class LocatesByCatalog(TableFormat, Protocol):
+    """A format whose tables a catalog locates; optional.
+
+    Its URIs have a scheme of the format's own, and none of its tables is detected by a listing. Where the catalog also
+    decides which commit is next, a job calls ``guard.check()`` right before it commits: no store does it.
+    """
+
+    @property
+    def schemes(self) -> frozenset[str]:
+        """The schemes of its URIs, in lower case: ``iceberg+sql``."""
+
+    def locate(self, uri: str, storage_options: Mapping[str, str]) -> Location:
+        """The folder of a table with its storage options, as ``resolve_folder`` of ``storage.locations`` returns it.
+
+        Called at each opening: the catalog may move the table. In the location that ``open`` gets, ``catalog`` is the
+        URI.
+
+        Raises:
+            MemwalOpsError: the catalog has no such table, refused or failed, by kind.
+        """
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from memwal_ops.core.job import POOLS, UNITS, JobSpec
 from memwal_ops.core.options import Options, describe
-from memwal_ops.core.protocols import FindsStubs, InspectsRefused
+from memwal_ops.core.protocols import FindsStubs, InspectsRefused, LocatesByCatalog
 from memwal_ops.errors import (
     InvalidUsageError,
     JobPluginError,
@@ -31,7 +31,7 @@ from memwal_ops.import_probe import import_faults
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from importlib.metadata import EntryPoint
 
     from memwal_ops.core.guard import CommitGuard
@@ -161,8 +161,13 @@ def package_of(spec: JobSpec) -> str | None:
             continue
         loaded = _loaded(entry)
         if isinstance(loaded, JobSpec) and loaded == replace(spec, load=loaded.load):  # of any layout
-            return entry.value if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+            return _distribution(entry)
     return None
+
+
+def _distribution(entry: EntryPoint) -> str:
+    """The name and release of the package of an entry point."""
+    return entry.value if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 
 def _loaded(entry: EntryPoint) -> object:
@@ -176,7 +181,7 @@ def open_table(
     """Open the newest revision of a table of any installed format.
 
     Args:
-        uri: a path, ``file://``, ``s3://``, ``gs://``, ``az://`` or ``memory://``.
+        uri: a path, ``file://``, ``s3://``, ``gs://``, ``az://`` or ``memory://``; or of a table in a catalog.
         storage_options: as pylance takes them; for S3, options that are not given are resolved by boto3
             (session, profile, role, endpoint, region).
         job: the only job that it is opened for, if that is known: ``inspect`` shows tables that others refuse, and
@@ -198,9 +203,63 @@ def open_table(
 
 def open_for(job: str | None, table_format: TableFormat, location: Location, store: Store) -> Table:
     """Open a table of a known format; see :func:`open_table`."""
-    if job == _INSPECT and isinstance(table_format, InspectsRefused):
-        return table_format.open_to_inspect(location, store)
-    return table_format.open(location, store)
+    with _format_errors(table_format):
+        if job == _INSPECT and isinstance(table_format, InspectsRefused):
+            return table_format.open_to_inspect(location, store)
+        return table_format.open(location, store)
+
+
+@contextmanager
+def _format_errors(table_format: TableFormat) -> Iterator[None]:
+    """Turn an unexpected exception of another package's format into an error that names the package.
+
+    Raises:
+        JobPluginError: with the format and its package. An exception of a built-in format is a bug, and passes.
+    """
+    try:
+        yield
+    except MemwalOpsError:
+        raise
+    except (Exception, SystemExit) as error:
+        entries = entry_points(group=FORMATS, name=table_format.name)
+        package = next((_distribution(one) for one in entries if not is_built_in(one)), None)
+        if package is None:
+            raise
+        from memwal_ops.log import get_logger  # noqa: PLC0415 - not needed for help
+        from memwal_ops.storage.redaction import redact  # noqa: PLC0415 - as in locate
+
+        get_logger(__name__).exception("unexpected_error", format=table_format.name)
+        cause = redact(f"{type(error).__name__}: {error}")
+        raise JobPluginError(f"The table format {table_format.name!r} of {package} raised {cause}") from error
+
+
+def format_with_catalog(uri: str | os.PathLike[str]) -> LocatesByCatalog | None:
+    """The format whose catalog locates the table at a URI, by the URI's scheme; None: the URI is that of a folder."""
+    from memwal_ops.storage.locations import SCHEMES  # noqa: PLC0415 - as in locate
+
+    scheme, separator, _ = os.fspath(uri).partition("://")
+    if not separator or scheme.lower() in SCHEMES:
+        return None
+    found = (one for one in formats().values() if isinstance(one, LocatesByCatalog))
+    return next((one for one in found if scheme.lower() in one.schemes), None)
+
+
+def location_of(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
+    """The location of the table at a URI of any kind: a folder, or a table in a catalog.
+
+    Raises:
+        MemwalOpsError: the URI or an option is invalid, or the catalog has no such table, refused or failed.
+    """
+    from memwal_ops.storage.redaction import remember_options  # noqa: PLC0415 - as in locate
+    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
+
+    catalog = format_with_catalog(uri)
+    if catalog is None:
+        return resolve(uri, storage_options)
+    given = {str(key): str(value) for key, value in (storage_options or {}).items()}
+    remember_options(given)
+    with _format_errors(catalog):
+        return replace(catalog.locate(os.fspath(uri), given), catalog=os.fspath(uri))
 
 
 def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Stub | None:
@@ -211,9 +270,8 @@ def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | 
     """
     from memwal_ops.storage.locations import is_database_table  # noqa: PLC0415 - as in locate
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415
-    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
 
-    location = resolve(uri, storage_options)
+    location = location_of(uri, storage_options)
     if not is_database_table(location.uri.rsplit("/", 1)[-1]):
         return None
     finders = (one for one in formats().values() if isinstance(one, FindsStubs))
@@ -223,7 +281,7 @@ def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | 
 def locate(
     uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
 ) -> tuple[TableFormat, Location, Store]:
-    """Detect the format of the table at a URI from one listing of its root; the table is not opened.
+    """Find the format of the table at a URI: by the URI's scheme, or from one listing; the table is not opened.
 
     Returns:
         The format, the location and its store.
@@ -237,10 +295,11 @@ def locate(
     # Imports the clients of stores, which a command that only shows its help does not need.
     from memwal_ops.storage.locations import DATABASE_TABLES, is_database_table  # noqa: PLC0415
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415
-    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
 
-    location = resolve(uri, storage_options)
+    location = location_of(uri, storage_options)
     store = open_store(location)
+    if (catalog := format_with_catalog(uri)) is not None:
+        return catalog, location, store
     root = store.list_level("")
     for table_format in formats().values():
         if table_format.detect(root):

@@ -162,7 +162,7 @@ def applicable(table: Table, job: str) -> JobSpec:
             why.remedy = f"{why.remedy} The jobs that apply: {listed}."
             raise why
         raise InvalidUsageError(
-            f"{job} does not apply to {table.location.uri}, a {table.format.name} table.",
+            f"{job} does not apply to {table.location.address}, a {table.format.name} table.",
             remedy=f"The jobs that do: {listed}.",
         )
     return spec

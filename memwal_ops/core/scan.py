@@ -154,7 +154,7 @@ def scan_table(table: Table) -> Scanned:
             except MemwalOpsError as error:
                 errors.append((spec.name, error))
     writer = table.format.last_writer(table) if isinstance(table.format, NamesWriters) else None
-    return Scanned(table.location.uri, table.revision, tuple(needs), tuple(errors), backlog, blocked, writer)
+    return Scanned(table.location.address, table.revision, tuple(needs), tuple(errors), backlog, blocked, writer)
 
 
 def _blocked(table: Table) -> tuple[Blocked, ...]:

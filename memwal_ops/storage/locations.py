@@ -93,6 +93,11 @@ class Location:
     catalog: str | None = None
 
     @property
+    def address(self) -> str:
+        """The URI by which commands and other processes open the table."""
+        return self.catalog or self.uri
+
+    @property
     def expires(self) -> bool:
         """Whether ``lance_options`` carry temporary credentials."""
         return self.aws is not None and self.aws.expires

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.protocols import Capability
 from memwal_ops.formats.lance.specs import DEMO, INIT
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ class LanceFormat:
     """The format of Lance tables with a MemWAL index."""
 
     name = "lance"
-    requires = frozenset({Capability.PUT_IF_ABSENT})
 
     suffix = ".lance"
     init = INIT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.polling import built_in_backlog
-from memwal_ops.core.protocols import Blocked, Capability, TableSummary
+from memwal_ops.core.protocols import Blocked, TableSummary
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann.specs import DEMO, INIT
 from memwal_ops.formats.lm_diskann.wire.names import COPY
@@ -25,7 +25,6 @@ class LmDiskAnnFormat:
     """A graph index of vectors: delta blocks in a DuckDB store, and a page file."""
 
     name = "lm_diskann"
-    requires = frozenset({Capability.PAGES})
     suffix = ""
     init = INIT
     demo = DEMO

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.protocols import Capability
 from memwal_ops.formats.zeppelin.specs import DEMO
 from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
 
@@ -25,7 +24,6 @@ class ZeppelinFormat:
     """Namespaces with a WAL of fragments and IVF segments, which one manifest object lists."""
 
     name = "zeppelin"
-    requires = frozenset({Capability.PUT_IF_ABSENT, Capability.COMPARE_AND_SWAP})
     suffix = ""
     init = None
     demo = DEMO

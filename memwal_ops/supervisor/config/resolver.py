@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from memwal_ops.core.options import OptionError, Options, describe
-from memwal_ops.core.registry import format_of_folder, short_name
+from memwal_ops.core.registry import format_of_folder, format_with_catalog, short_name
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
@@ -143,7 +143,7 @@ class Resolver:
         return namespace.secrets
 
     def _format(self, place: Place, entry: TableConfig) -> str | None:
-        """Return the table's format: from the file, the only one installed, or detected in a local folder.
+        """Return the table's format: from the file, by the scheme, the only one installed, or that of a local folder.
 
         No request is sent to a store here: :func:`discover` detects the format of other tables.
         """
@@ -152,6 +152,8 @@ class Resolver:
                 return entry.format
             fix = suggest(entry.format, self._jobs, "The formats that are installed: {}.")
             self._problem((*place, "format"), f"There is no format {entry.format!r}.", fix)
+        if entry.uri is not None and (catalog := format_with_catalog(entry.uri)) is not None:
+            return catalog.name
         if len(self._jobs) == 1:
             return next(iter(self._jobs))
         if entry.uri is not None and entry.uri.startswith(("/", "~", "file://")):
@@ -323,6 +325,8 @@ class Resolver:
                 self._problem(
                     (*place, key), "A catalog has no pattern.", "Write namespace: {impl: ..., properties: ...}."
                 )
+            return
+        if key == "uri" and format_with_catalog(uri) is not None:
             return
         scheme = uri.split("://", 1)[0] if "://" in uri else ""
         if scheme and scheme not in _SCHEMES:

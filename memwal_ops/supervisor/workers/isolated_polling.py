@@ -34,7 +34,7 @@ def poll_isolated(
     for job in jobs:
         if job.name not in packages or not job.backlog_metrics:
             continue
-        request = PollRequest(1, table.location.catalog or table.location.uri, storage_options, (job.name,))
+        request = PollRequest(1, table.location.address, storage_options, (job.name,))
         job_figures, fault = _poll_in_worker(job, packages[job.name], request)
         figures |= job_figures
         faults += [] if fault is None else [fault]

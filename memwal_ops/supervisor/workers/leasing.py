@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import leases
+from memwal_ops.core.registry import location_of
 from memwal_ops.errors import MemwalOpsError, TableNotFoundError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.objects import is_empty, open_store
 from memwal_ops.storage.redaction import redact
-from memwal_ops.storage.resolve import resolve
 from memwal_ops.storage.retries import RetryPolicy
 from memwal_ops.supervisor.state.history import COMPLETED
 
@@ -102,7 +102,7 @@ class LeaseClient:
         with self._lock:
             store = self._stores.get(key)
         if store is None:
-            location = resolve(table.uri, options)
+            location = location_of(table.uri, options)
             store = open_store(location, retry=_RETRY)
             if location.catalog is None:  # which may move the table, and vend other credentials
                 with self._lock:

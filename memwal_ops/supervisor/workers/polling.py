@@ -8,11 +8,10 @@ import structlog
 
 from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.protocols import DetectsChanges
-from memwal_ops.core.registry import formats
+from memwal_ops.core.registry import formats, location_of
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from memwal_ops.supervisor.workers.validation import checked_figures
 
 if TYPE_CHECKING:
@@ -64,6 +63,6 @@ def is_unchanged(uri: str, storage_options: Mapping[str, str], fingerprint: str)
     if not isinstance(kind, DetectsChanges):
         return False
     try:
-        return kind.is_unchanged(open_store(resolve(uri, storage_options)), known)
+        return kind.is_unchanged(open_store(location_of(uri, storage_options)), known)
     except MemwalOpsError:
         return False

@@ -26,13 +26,12 @@ from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.figures import amount
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.leases import check, read_lease
-from memwal_ops.core.registry import all_job_specs, open_table, skip_import_probe
+from memwal_ops.core.registry import all_job_specs, location_of, open_table, skip_import_probe
 from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected_error
 from memwal_ops.core.table_history import history_document
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.redaction import redact
-from memwal_ops.storage.resolve import resolve
 from memwal_ops.supervisor.workers.child_processes import (
     become_subreaper,
     children,
@@ -232,7 +231,7 @@ def _recorded(request: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     recorded: dict[str, dict[str, str]] = {}
     for job in request["failing"]:
         with suppress(MemwalOpsError):
-            lease = read_lease(open_store(resolve(request["uri"], request["storage_options"])), job)
+            lease = read_lease(open_store(location_of(request["uri"], request["storage_options"])), job)
             if lease is not None and lease.last is not None:
                 finished = lease.last.finished.isoformat()
                 recorded[job] = {"outcome": lease.last.outcome, "instance": lease.last.instance, "finished": finished}

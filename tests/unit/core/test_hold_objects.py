@@ -35,6 +35,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module.getpass, "getuser", lambda: "user")
     monkeypatch.setattr(module.socket, "gethostname", lambda: "host")
     made = SimpleNamespace(store=MemoryStore(), location=SimpleNamespace(uri="memory://t"), versions={3, 4, 5})
+    made.jobs = {"gc": SimpleNamespace(deletes=True)}
     made.has_revision = lambda version: version in made.versions
     made.format = SimpleNamespace(missing_of=lambda table, version: "data/1.lance" if version == 3 else None)
     return made

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.protocols import Blocked, Capability, TableSummary
+from memwal_ops.core.protocols import Blocked, TableSummary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 MARKER = "jsonlog.json"
+SCHEME = "jsonlog+list"
 
 
 class JsonLogFormat:
     """Tables with a log of JSON files and a base file."""
 
     name = "jsonlog"
-    requires = frozenset({Capability.PUT_IF_ABSENT})
-
+    schemes = frozenset({SCHEME})
     suffix = ""
     init = None
     demo = None
@@ -38,6 +38,20 @@ class JsonLogFormat:
     def detect(self, root: Listing) -> bool:
         """Whether the marker exists: no request is made."""
         return any(meta.path == MARKER for meta in root.objects)
+
+    def locate(self, uri: str, storage_options: Mapping[str, str]) -> Location:
+        """The folder in a list of tables: ``jsonlog+list:///path/list.json#NAME``."""
+        from memwal_jsonlog.table import read_json
+        from memwal_ops.errors import TableNotFoundError
+        from memwal_ops.storage.locations import resolve_folder
+        from memwal_ops.storage.objects import open_store
+
+        path, _, name = uri.partition("://")[2].partition("#")
+        folder, _, file = path.rpartition("/")
+        listed = read_json(open_store(resolve_folder(folder, storage_options)), file)
+        if name not in listed:
+            raise TableNotFoundError(f"{path} lists no table {name!r}.")
+        return resolve_folder(listed[name], storage_options)
 
     def open(self, location: Location, store: Store) -> Table:
         """The newest version. Raises: see :func:`memwal_jsonlog.table.load`."""
