@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from memwal_ops.core.candidates import Candidate, Verdict
+from memwal_ops.core.report import Need
 from memwal_ops.errors import DeletesFailedError, RegionsBlockedError, TableReplacedError
 from memwal_ops.text import counted, grid, paragraph, size_text
 
@@ -217,6 +218,11 @@ class GcReport(Generic[CandidateT]):
             "seconds": round(self.seconds, 6),
             "run_id": self.run_id,
         }
+
+    def needs(self) -> Iterator[Need]:
+        """What a run would delete."""
+        if self.decision is GcDecision.PLANNED:
+            yield Need("gc", "delete what no version needs", frees=self.bytes_reclaimable)
 
     def describe(self) -> str:
         """The report as human-readable text."""

@@ -1,8 +1,12 @@
-"""The interface of a job's report."""
+"""The interface of a job's report, and what the report of a plan says that a table needs."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Report(Protocol):
@@ -24,3 +28,40 @@ class Report(Protocol):
 
     def describe(self) -> str:
         """The report as human-readable text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a job would do.
+
+    Attributes:
+        job: the job.
+        what: what it would do.
+        rows: rows that it would merge, index or rewrite.
+        frees: bytes that it would free.
+        later: bytes that it can free when they are old enough: of young versions, and of files that no version needs,
+            as compactions that were killed leave them.
+        by: when all of these are old enough, as ISO 8601; None: there are none.
+        now: whether it has something to do now.
+    """
+
+    job: str
+    what: str
+    rows: int = 0
+    frees: int = 0
+    later: int = 0
+    by: str | None = None
+    now: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``needs`` entry."""
+        now = {"job": self.job, "what": self.what, "rows": self.rows, "bytes_freed": self.frees}
+        return {**now, "later": None if self.by is None else {"bytes": self.later, "by": self.by}}
+
+
+@runtime_checkable
+class PlanReport(Report, Protocol):
+    """A report whose plan says what the job would do, for ``memwal-ops scan``; optional."""
+
+    def needs(self) -> Iterable[Need]:
+        """What the job would do; nothing if the table does not need it. Of the report of a plan."""

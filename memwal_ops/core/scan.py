@@ -11,47 +11,19 @@ from memwal_ops.core.maintain import ordered
 from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.protocols import NamesWriters
 from memwal_ops.core.registry import find_stub, package_of
-from memwal_ops.core.run import run_job
+from memwal_ops.core.report import Need, PlanReport
+from memwal_ops.core.run import plugin_errors, run_job
 from memwal_ops.errors import MemwalOpsError, NotALanceTableError
 from memwal_ops.storage.locations import is_database_table
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
-from memwal_ops.text import counted, counted_as
+from memwal_ops.text import counted_as
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Blocked, Table
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a job would do.
-
-    Attributes:
-        job: the job.
-        what: what it would do.
-        rows: rows that it would merge, index or rewrite.
-        frees: bytes that it would free.
-        later: bytes that it can free when they are old enough: of young versions, and of files that no version needs,
-            as compactions that were killed leave them.
-        by: when all of these are old enough, as ISO 8601; None: there are none.
-        now: whether it has something to do now.
-    """
-
-    job: str
-    what: str
-    rows: int = 0
-    frees: int = 0
-    later: int = 0
-    by: str | None = None
-    now: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """The ``needs`` entry."""
-        now = {"job": self.job, "what": self.what, "rows": self.rows, "bytes_freed": self.frees}
-        return {**now, "later": None if self.by is None else {"bytes": self.later, "by": self.by}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +118,8 @@ def scan_table(table: Table) -> Scanned:
     with poll_cache():
         for spec in ordered(spec for spec in table.jobs.values() if spec.in_maintain and spec.name != "repair"):
             try:
-                built_in = package_of(spec) is None
-                needs += (_MEASURES.get(spec.name, _backlog) if built_in else _backlog)(table, spec)
-                if built_in and any(metric.role == "backlog" for metric in spec.backlog_metrics.values()):
+                needs += _needs(table, spec)
+                if package_of(spec) is None and _reduces_backlog(spec):
                     backlog = spec.job.backlog(table)
                     blocked = _blocked(table) if amount(backlog, "blocked") else ()
             except MemwalOpsError as error:
@@ -162,61 +133,18 @@ def _blocked(table: Table) -> tuple[Blocked, ...]:
     return tuple(replace(one, part=" at ".join(filter(None, table.format.part_of(one.document)))) for one in found)
 
 
-def _planned(table: Table, spec: JobSpec) -> Mapping[str, Any]:
-    return run_job(table, spec.name, apply=False).to_json()
-
-
-def _backlog(table: Table, spec: JobSpec) -> list[Need]:
-    figures = spec.job.backlog(table) if spec.backlog_metrics else {}
+def _needs(table: Table, spec: JobSpec) -> Iterable[Need]:
+    """What a built-in job's plan says; of the job that reduces the backlog, and of another package's, the backlog."""
+    if package_of(spec) is None and not _reduces_backlog(spec):
+        plan = run_job(table, spec.name, apply=False)
+        if isinstance(plan, PlanReport):
+            return plan.needs()
+    with plugin_errors(spec):
+        figures = spec.job.backlog(table) if spec.backlog_metrics else {}
     waiting = int(amount(figures, "backlog") or 0)
     what = f"{spec.name} {counted_as(waiting, noun_of(figures, 'backlog'))}"
     return [Need(spec.name, what, rows=int(figures.get("rows", 0)))] if waiting else []
 
 
-def _catchup(table: Table, spec: JobSpec) -> list[Need]:
-    indexes = _planned(table, spec).get("indexes", ())
-    behind = [one for one in indexes if one["decision"] == "would_update"]
-    rows = sum(one["uncovered_rows"] for one in behind)
-    needs = [Need(spec.name, f"update {counted(len(behind), 'index', 'indexes')}", rows=rows)] if behind else []
-    return needs + [
-        Need(spec.name, f"refuse to update {one['name']}: {one['error']['reason']}", rows=one["uncovered_rows"])
-        for one in indexes
-        if one.get("error")
-    ]
-
-
-def _compact(table: Table, spec: JobSpec) -> list[Need]:
-    plan = _planned(table, spec)
-    what = f"rewrite {counted(plan['fragments_removed'], 'fragment')} into {plan['fragments_added']:,}"
-    return [Need(spec.name, what, rows=plan["rows_rewritten"])] if plan["fragments_removed"] else []
-
-
-def _snapshot(table: Table, spec: JobSpec) -> list[Need]:
-    plan = _planned(table, spec)
-    regions = plan["num_regions"]
-    return [] if plan["current"] or not regions else [Need(spec.name, f"store {counted(regions, 'region')}")]
-
-
-def _expire(table: Table, spec: JobSpec) -> list[Need]:
-    plan = _planned(table, spec)
-    later = plan.get("later") or {"bytes": 0, "by": None}
-    if not plan["objects"]:
-        return [Need(spec.name, "nothing yet", later=later["bytes"], by=later["by"], now=False)] if later["by"] else []
-    what = f"delete {counted(plan['counts']['expire'], 'version')}, {counted(plan['objects'], 'object')} in all"
-    return [Need(spec.name, what, frees=plan["bytes"], later=later["bytes"], by=later["by"])]
-
-
-def _gc(table: Table, spec: JobSpec) -> list[Need]:
-    plan = _planned(table, spec)
-    if plan["decision"] != "planned":
-        return []
-    return [Need(spec.name, "delete what no version needs", frees=plan["bytes_reclaimable"])]
-
-
-_MEASURES: Mapping[str, Callable[[Table, JobSpec], list[Need]]] = {
-    "catchup": _catchup,
-    "compact": _compact,
-    "snapshot": _snapshot,
-    "expire": _expire,
-    "gc": _gc,
-}
+def _reduces_backlog(spec: JobSpec) -> bool:
+    return any(metric.role == "backlog" for metric in spec.backlog_metrics.values())

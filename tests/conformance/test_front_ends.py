@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.leases import LEASES_FOLDER
+from memwal_ops.core.maintain import ordered
 from memwal_ops.supervisor.workers.protocol import PollRequest, RunRequest, encode
 from tests.conformance.formats import FormatUnderTest, TableUnderTest, opened
 from tests.support.run_cli import contents, run_here, run_process
@@ -51,6 +52,31 @@ def test_a_report(
     assert (document["history"] is None) == (kind.name != "lance")
     # Not the times: an LM-DiskANN folder's lock file gets the same content again.
     assert {path: one[1] for path, one in contents(made.uri).items()} == {path: one[1] for path, one in before.items()}
+
+
+def test_a_scan(kind: FormatUnderTest, made: TableUnderTest, capfd: pytest.CaptureFixture[str]) -> None:
+    """Before and after merges: no format's plan has keys that another one lacks, and nothing is written."""
+    for merged in range(3):
+        if merged:
+            assert run_here(capfd, "merge", made.uri).code == 0
+        before = contents(made.uri)
+        scanned, shown = run_here(capfd, "scan", made.uri, "--json"), run_here(capfd, "scan", made.uri)
+        assert (scanned.code, scanned.err, shown.code, shown.err) == (0, "", 0, "")
+        [found] = scanned.document["tables"]
+        assert (found["version"], found["errors"], found["blocked"]) == (opened(made).revision, [], [])
+        needs = {one["job"]: one["what"] for one in found["needs"]}
+        assert ("merge" in needs) == (not merged)
+        assert [*needs] == [name for name in run_order(made) if name in needs]
+        assert all(" ".join(what.split()[:2]) in " ".join(shown.out.split()) for what in needs.values())
+        assert {path: one[1] for path, one in contents(made.uri).items()} == {
+            path: one[1] for path, one in before.items()
+        }
+        if merged == 1:
+            made.write()
+
+
+def run_order(made: TableUnderTest) -> list[str]:
+    return [spec.name for spec in ordered(opened(made).jobs.values())]
 
 
 def test_an_option_of_another_format_is_refused(

@@ -6,12 +6,13 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.report import Need
 from memwal_ops.errors import CodebookChangedError, IndexesBehindError, RegionsBlockedError
 from memwal_ops.formats.lance.jobs.faults_text import problem
 from memwal_ops.text import counted, grid, paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from uuid import UUID
 
     from memwal_ops.errors import MemwalOpsError
@@ -145,6 +146,17 @@ class CatchupReport:
             "lost_races": self.lost_races,
             "run_id": self.run_id,
         }
+
+    def needs(self) -> Iterator[Need]:
+        """What a run would update, and what it would refuse."""
+        behind = [index for index in self.indexes if index.decision == "would_update"]
+        if behind:
+            rows = sum(index.uncovered_rows for index in behind)
+            yield Need("catchup", f"update {counted(len(behind), 'index', 'indexes')}", rows=rows)
+        for index in self.indexes:
+            if index.error is not None:
+                what = f"refuse to update {index.name}: {index.error.reason}"
+                yield Need("catchup", what, rows=index.uncovered_rows)
 
     def describe(self) -> str:
         """The report as text for people."""

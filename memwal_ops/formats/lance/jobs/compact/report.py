@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from memwal_ops.core.report import Need
 from memwal_ops.text import counted, paragraph, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class CompactDecision(enum.StrEnum):
@@ -66,6 +71,12 @@ class CompactReport:
             "lost_races": self.lost_races,
             "run_id": self.run_id,
         }
+
+    def needs(self) -> Iterator[Need]:
+        """What a run would rewrite."""
+        if self.fragments_removed:
+            what = f"rewrite {counted(self.fragments_removed, 'fragment')} into {self.fragments_added:,}"
+            yield Need("compact", what, rows=self.rows_rewritten)
 
     def describe(self) -> str:
         """The report as text for people."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.report import Need
 from memwal_ops.errors import DeletesFailedError
 from memwal_ops.text import counted, paragraph, size_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime
 
     from memwal_ops.formats.lance.retention.garbage import Later
@@ -77,6 +79,16 @@ class ExpireReport:
     def exit_code(self) -> int:
         """27 if the store refused deletions."""
         return DeletesFailedError.exit_code if self.failed else 0
+
+    def needs(self) -> Iterator[Need]:
+        """What a run would delete now, and what it can delete later."""
+        later = 0 if self.later is None else self.later.bytes
+        by = None if self.later is None else self.later.by.isoformat(timespec="seconds")
+        if self.objects:
+            what = f"delete {counted(len(self.versions), 'version')}, {counted(self.objects, 'object')} in all"
+            yield Need("expire", what, frees=self.bytes, later=later, by=by)
+        elif by is not None:
+            yield Need("expire", "nothing yet", later=later, by=by, now=False)
 
     def describe(self) -> str:
         """The report as text for people."""

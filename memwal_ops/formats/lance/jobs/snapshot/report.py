@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from memwal_ops.core.report import Need
 from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.text import counted, paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class SnapshotDecision(enum.StrEnum):
@@ -74,6 +79,11 @@ class SnapshotReport:
             "lost_races": self.lost_races,
             "run_id": self.run_id,
         }
+
+    def needs(self) -> Iterator[Need]:
+        """What a run would store."""
+        if not self.is_current and self.num_regions:
+            yield Need("snapshot", f"store {counted(self.num_regions, 'region')}")
 
     def describe(self) -> str:
         """The report as text for people."""
