@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from memwal_ops.errors import TableCorruptError
+from memwal_ops.formats.lm_diskann.errors import RESTORE, IndexCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 U4, U8, I8 = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<i8")
 MAX_NODES = 0xFFFFFFFF - 1
 """Node ids that an index can allocate: links are 32 bits, and the highest value is that of an unused one."""
-RESTORE = "Restore the folder from a copy, or build the index again from its rows."
 _LIMITS = {"next_node_id": MAX_NODES, "slot_count": 0xFFFFFFFF}
 _MAX_COUNTER = 1 << 62
 
@@ -59,11 +58,11 @@ class State:
     unusable: int = 0
 
     @classmethod
-    def checked(cls, values: Sequence[int | None], where: str) -> Self:
+    def checked(cls, values: Sequence[int | None], where: str, remedy: str = RESTORE) -> Self:
         """A state that was read. Raises ``TableCorruptError`` if a number is missing or out of range."""
         for name, value in zip(cls.__dataclass_fields__, values, strict=True):
             if value is None or value > _LIMITS.get(name, _MAX_COUNTER):
-                raise TableCorruptError(f"{where} is damaged: {name} is {value}.", remedy=RESTORE)
+                raise IndexCorruptError(f"{where} is damaged: {name} is {value}.", remedy=remedy)
         return cls(*(value for value in values if value is not None))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwal_ops.errors import TableCorruptError
+from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
 from memwal_ops.formats.lm_diskann.kernels.memory import Codebook
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def decode(data: NDArray[np.uint8], parameters: Parameters) -> Codebook:
     kept = 0 if parameters.quantizer == "pq" else parameters.dimension
     parts = int(np.prod(shape))
     if len(data) != 4 * (parameters.dimension + parts + kept):
-        raise TableCorruptError(f"The codebook has {len(data)} bytes, which does not match the index's parameters.")
+        raise IndexCorruptError(f"The codebook has {len(data)} bytes, which does not match the index's parameters.")
     values = np.array(np.ascontiguousarray(data).view("<f4"), np.float32)
     at = parameters.dimension
     return Codebook(values[:at], starts, widths, values[at : at + parts].reshape(shape), values[at + parts :])

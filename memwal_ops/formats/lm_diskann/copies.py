@@ -15,7 +15,8 @@ import xxhash
 
 from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.registry import formats, job_specs
-from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, TableNotFoundError, UnsupportedFeatureError
+from memwal_ops.errors import ObjectNotFoundError, TableNotFoundError, UnsupportedFeatureError
+from memwal_ops.formats.lm_diskann.errors import COPY_AGAIN, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA
 from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import NAME
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.protocols import TableFormat, TableSummary
+    from memwal_ops.core.protocols import Blocked, TableFormat, TableSummary
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
@@ -37,7 +38,6 @@ _FILE = re.compile(
     "|".join([*map(re.escape, (METADATA, FOLLOW, GRAPH, NAME)), r"view/(CURRENT|[0-9]{16}\.(base|log))"])
 )
 _OWN = re.compile(rf"{PARTS}/[0-9a-f]{{32}}/.*|_mem_wal_ops/.*")
-_DAMAGED = "Make another copy, or use an older one; no folder was created."
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,19 @@ def read_manifest(store: Store) -> Manifest | None:
     except ObjectNotFoundError:
         return None
     if end != digest(line).encode() + b"\n":
-        raise TableCorruptError(f"{COPY} in {store.root} is damaged: bad checksum.", remedy=_DAMAGED)
+        raise IndexCorruptError(f"{COPY} in {store.root} is damaged: bad checksum.", remedy=COPY_AGAIN)
     try:
         document = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise TableCorruptError(f"{COPY} in {store.root} is not JSON: {error}.", remedy=_DAMAGED) from error
+        raise IndexCorruptError(f"{COPY} in {store.root} is not JSON: {error}.", remedy=COPY_AGAIN) from error
     if document.pop("release") != _RELEASE:
         raise UnsupportedFeatureError(f"{store.root} is a copy of a later release of the format.")
     files = tuple(File(one["path"], one["size"], tuple(one["digests"])) for one in document.pop("files"))
     for file in files:
         if _FILE.fullmatch(file.path) is None:
-            raise TableCorruptError(f"{COPY} in {store.root} names {file.path!r}, which is not a file of an index.")
+            raise IndexCorruptError(
+                f"{COPY} in {store.root} names {file.path!r}, which is not a file of an index.", remedy=COPY_AGAIN
+            )
     return Manifest(**document, files=files)
 
 
@@ -123,13 +125,13 @@ def read_parts(store: Store, manifest: Manifest, file: File) -> Iterator[bytes]:
         try:
             data = store.get(path)
         except ObjectNotFoundError:
-            raise TableCorruptError(f"{path} in {store.root} is missing.", remedy=_DAMAGED) from None
+            raise IndexCorruptError(f"{path} in {store.root} is missing.", remedy=COPY_AGAIN) from None
         if digest(data) != wanted:
-            raise TableCorruptError(f"{path} in {store.root} is damaged: bad checksum.", remedy=_DAMAGED)
+            raise IndexCorruptError(f"{path} in {store.root} is damaged: bad checksum.", remedy=COPY_AGAIN)
         read += len(data)
         yield data
     if read != file.size:
-        raise TableCorruptError(f"{file.path} in {store.root} has {read} bytes, not {file.size}.", remedy=_DAMAGED)
+        raise IndexCorruptError(f"{file.path} in {store.root} has {read} bytes, not {file.size}.", remedy=COPY_AGAIN)
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Copy(GuardedTable):
     store: Store
     manifest: Manifest
     guard: CommitGuard = field(default_factory=Unguarded)
-    view_error: MemwalOpsError | None = None
+    blocked: tuple[Blocked, ...] = ()
 
     @property
     def format(self) -> TableFormat:

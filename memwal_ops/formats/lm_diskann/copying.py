@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwal_ops.errors import InvalidUsageError, TableCorruptError
+from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.changes import Changes
 from memwal_ops.formats.lm_diskann.copies import PART_BYTES, read_parts
 from memwal_ops.formats.lm_diskann.destinations import Identity, LocalFolder, destination_of
+from memwal_ops.formats.lm_diskann.errors import NOT_COPIED, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, VIEW, io_error, unguarded
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
 from memwal_ops.formats.lm_diskann.kernels.checksum import intact
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
     Advance = Callable[[int], None]  # receives the number of bytes that were copied
-
-_DAMAGED = "Run memwal-ops verify, and repair the folder or restore it; nothing was copied."
 
 
 def snapshot(
@@ -93,7 +92,7 @@ def copy(
         slots = store.state.slot_count
         nodes, places, epochs = store.in_graph(store.state.epoch)
         if len(places) and places[-1] >= slots:
-            raise TableCorruptError(f"Slot {places[-1]} is in the map of {slots} slots of {path}.", remedy=_DAMAGED)
+            raise IndexCorruptError(f"Slot {places[-1]} is in the map of {slots} slots of {path}.", remedy=NOT_COPIED)
         publishing.check_node_ids(path, parameters, store)
         # No other process uses the copy, which is not visible yet: none of these writes is a durable step.
         superseded = store.superseded_deltas()
@@ -141,7 +140,7 @@ def _copy_store(path: str, staging: str, parameters: Parameters, wait: float, op
         publishing.check_commits(path, parameters, store)
         graph, wanted = os.path.join(path, GRAPH), store.state.slot_count * parameters.layout.block_size
         if os.path.getsize(graph) < wanted:
-            raise TableCorruptError(f"{graph} has fewer bytes than the {wanted:,} of its slots.", remedy=_DAMAGED)
+            raise IndexCorruptError(f"{graph} has fewer bytes than the {wanted:,} of its slots.", remedy=NOT_COPIED)
         opened.enter_context(Reader(path, store.state.epoch))
     finally:
         lock.release()
@@ -179,13 +178,13 @@ def _check_deltas(store: Store, parameters: Parameters, path: str) -> None:
         "SELECT node_id, commit_epoch, data FROM lmd_delta_blocks", parameters.layout.block_size
     )
     if not fits.all():
-        raise TableCorruptError(f"A delta block in {path} has a wrong length.", remedy=_DAMAGED)
+        raise IndexCorruptError(f"A delta block in {path} has a wrong length.", remedy=NOT_COPIED)
     check_blocks(blocks, nodes, epochs, f"{NAME} in {path}")
 
 
 def check_blocks(
     blocks: NDArray[np.uint8], nodes: NDArray[np.uint64], epochs: NDArray[np.uint64], where: str,
-    remedy: str = _DAMAGED,
+    remedy: str = NOT_COPIED,
 ) -> None:  # fmt: skip
     """Check that each block is intact, and has the expected node and version."""
     if not len(blocks):
@@ -195,7 +194,7 @@ def check_blocks(
     damaged = np.flatnonzero(~right | (head["node_id"] != nodes) | (head["creation_epoch"] != epochs))
     if len(damaged):
         at = int(damaged[0])
-        raise TableCorruptError(f"The block of node {nodes[at]} (epoch {epochs[at]}) in {where} is damaged.",
+        raise IndexCorruptError(f"The block of node {nodes[at]} (epoch {epochs[at]}) in {where} is damaged.",
                                 remedy=remedy)  # fmt: skip
 
 

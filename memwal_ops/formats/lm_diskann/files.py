@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import StorageError
+from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
 from memwal_ops.storage.disk_full import DiskFullError
 
 if TYPE_CHECKING:
@@ -38,6 +39,16 @@ def base_path(number: int) -> str:
 def log_path(number: int) -> str:
     """The path of a view's log."""
     return f"{VIEW}/{number:016d}.log"
+
+
+def check_graph(folder: str, length: int, slots: int, block_size: int) -> None:
+    """Check that the graph has all slots.
+
+    Raises:
+        TableCorruptError: it is shorter.
+    """
+    if length < slots * block_size:
+        raise IndexCorruptError(f"{GRAPH} in {folder} has {length:,} bytes, for {slots:,} slots of {block_size:,}.")
 
 
 def write_all(file: int, data: Any, offset: int) -> None:

@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import NotALanceTableError, TableNotFoundError, UnsupportedFeatureError
-from memwal_ops.formats.lm_diskann.files import METADATA
+from memwal_ops.formats.lm_diskann.errors import COPY_METADATA, IndexCorruptError
+from memwal_ops.formats.lm_diskann.files import GRAPH, METADATA, io_error
 from memwal_ops.formats.lm_diskann.wire import parameters as wire
 
 if TYPE_CHECKING:
@@ -34,12 +35,17 @@ def read_parameters(path: str) -> Parameters:
 
     Raises:
         TableNotFoundError, NotALanceTableError: there is none.
-        TableCorruptError, UnsupportedFeatureError: ``metadata.lmd`` cannot be used.
+        TableCorruptError, UnsupportedFeatureError: ``metadata.lmd`` cannot be used, or only it is missing.
+        StorageError: it cannot be read.
     """
     try:
         with open(os.path.join(path, METADATA), "rb") as file:
             return wire.decode(file.read())
     except (FileNotFoundError, NotADirectoryError) as error:
+        if os.path.exists(os.path.join(path, GRAPH)):
+            raise IndexCorruptError(f"{METADATA} in {path} is missing.", remedy=COPY_METADATA) from error
         if os.path.isfile(path) or (os.path.isdir(path) and os.listdir(path)):
             raise NotALanceTableError(f"{path} is not an index folder: it has no {METADATA}.") from error
         raise TableNotFoundError(f"No index found at {path}.") from error
+    except OSError as error:
+        raise io_error(error) from error

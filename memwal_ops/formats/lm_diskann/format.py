@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.polling import built_in_backlog
-from memwal_ops.core.protocols import Blocked, TableSummary
+from memwal_ops.core.protocols import TableSummary
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann.specs import DEMO, INIT
 from memwal_ops.formats.lm_diskann.wire.names import COPY
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 MARKER = "metadata.lmd"
+_OTHERS = frozenset({"graph.lmd", "diskann_store.duckdb"})
 
 
 class LmDiskAnnFormat:
@@ -35,8 +36,9 @@ class LmDiskAnnFormat:
         return "The index folder", ""
 
     def detect(self, root: Listing) -> bool:
-        """Whether the marker file exists, or the manifest of a copy: no request is made."""
-        return any(meta.path in {MARKER, COPY} for meta in root.objects)
+        """Whether the marker file exists, or the manifest of a copy, or the other files without it: no request."""
+        names = {meta.path for meta in root.objects}
+        return bool(names & {MARKER, COPY}) or names >= _OTHERS
 
     def open(self, location: Location, store: Store) -> Table | Copy:
         """The newest published epoch; or a copy, which ``snapshot`` restores.
@@ -65,11 +67,8 @@ class LmDiskAnnFormat:
         return load(location, store)
 
     def summarize(self, table: Table | Copy) -> TableSummary:
-        """The backlog metrics; a copy has none. Blocked: readers cannot open the published view."""
-        error, blocked = table.view_error, list[Blocked]()
-        if error is not None:
-            blocked.append(Blocked("", error.reason, str(error), {"reason": error.reason, "detail": str(error)}))
-        return TableSummary(table.revision, built_in_backlog(table), 1, tuple(blocked))
+        """The backlog metrics; a copy has none. Blocked: what stops readers or jobs."""
+        return TableSummary(table.revision, built_in_backlog(table), 1, table.blocked)
 
     def missing_of(self, table: Table | Copy, revision: int) -> str | None:
         """None: an epoch has no files of its own, and ``snapshot`` checks the parts of a copy."""

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from memwal_ops.errors import (
-    InvalidUsageError,
-    TableCorruptError,
-    VersionGoneError,
-)
+from memwal_ops.errors import InvalidUsageError, VersionGoneError
 from memwal_ops.formats.lm_diskann import merging, publishing
-from memwal_ops.formats.lm_diskann.files import GRAPH, Step, unguarded
+from memwal_ops.formats.lm_diskann.files import Step, unguarded
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
 from memwal_ops.formats.lm_diskann.inserting import insert
 from memwal_ops.formats.lm_diskann.kernels.memory import STALE, scratch
@@ -103,13 +99,11 @@ class Index:
             view.refresh()
             self._reader.move(view.epoch)
         else:
-            graph = os.fstat(view.files[0]).st_size
-            if graph < view.state.slot_count * self.parameters.layout.block_size:
+            try:
+                view.check_graph()
+            except BaseException:
                 view.close()
-                raise TableCorruptError(
-                    f"{GRAPH} in {self.folder} has {graph:,} bytes; the store has {view.state.slot_count:,} slots.",
-                    remedy="Restore the folder from a copy, or build the index again from its rows.",
-                )
+                raise
         return view
 
     def _max_insert_bytes(self) -> int:

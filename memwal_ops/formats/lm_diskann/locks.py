@@ -8,8 +8,7 @@ import uuid
 from contextlib import suppress
 from typing import Self
 
-from memwal_ops.errors import TableCorruptError
-from memwal_ops.formats.lm_diskann.errors import IndexBusyError
+from memwal_ops.formats.lm_diskann.errors import IndexBusyError, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import io_errors, write_all
 from memwal_ops.storage.file_lock import lock_within
 
@@ -150,7 +149,7 @@ def _created(path: str) -> int:
                 os.mkdir(folder)
             except FileExistsError as error:  # created, and perhaps deleted again, by another process
                 if os.path.islink(folder) and not os.path.exists(folder):
-                    raise TableCorruptError(
+                    raise IndexCorruptError(
                         f"{folder} is a symbolic link, and its target is missing: no reader can be registered.",
                         remedy="Delete the link, or create its target.",
                     ) from error

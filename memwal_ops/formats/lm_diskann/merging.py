@@ -155,11 +155,17 @@ def raise_horizon(index: Writable, step: Step) -> int:
         f"FROM (SELECT count(*) AS n FROM lmd_delta_blocks WHERE commit_epoch {between} GROUP BY node_id))::UBIGINT"
     )
     if int(freed[0]) or int(superseded[0]) * index.parameters.layout.block_size > _MAX_SUPERSEDED_BYTES:
-        changes = Changes(store.raise_retained(needed))
-        step("commit the lowest retained epoch", lambda: store.commit(changes))
-        publishing.append(index.view, changes, step)
-        index.view.refresh()
+        give_up(index, needed, step)
     return min(store.state.retained_from, needed_from(index.folder, store.state.epoch))
+
+
+def give_up(index: Writable, epoch: int, step: Step) -> None:
+    """Stop retaining the epochs below ``epoch``: one commit, and its frame."""
+    store = index.writable()
+    changes = Changes(store.raise_retained(epoch))
+    step("commit the lowest retained epoch", lambda: store.commit(changes))
+    publishing.append(index.view, changes, step)
+    index.view.refresh()
 
 
 _Read = tuple[int, NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint8]]

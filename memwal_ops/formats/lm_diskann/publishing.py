@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.errors import MemwalOpsError, StorageError, TableCorruptError
-from memwal_ops.formats.lm_diskann.changes import I8, RESTORE, U4, U8
+from memwal_ops.errors import MemwalOpsError, StorageError
+from memwal_ops.formats.lm_diskann.changes import I8, U4, U8
+from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import (
     CURRENT,
     VIEW,
@@ -80,9 +81,8 @@ def check_commits(folder: str, parameters: Parameters, store: Store) -> None:
         published = max(published, view.epoch)
         view.close()
     if published > store.state.epoch:
-        raise TableCorruptError(
+        raise IndexCorruptError(
             f"{store.path} lacks commits: it is at epoch {store.state.epoch}, and epoch {published} was published.",
-            remedy=RESTORE,
         )
 
 
@@ -110,10 +110,9 @@ def _check_node_ids(store: Store, published: State) -> None:
         "(SELECT node_id FROM lmd_slots UNION ALL SELECT node_id FROM lmd_delta_blocks)"
     )
     if count > max(int(highest[0]) + 1, published.next_node_id):
-        raise TableCorruptError(
+        raise IndexCorruptError(
             f"lmd_metadata in {store.path} is damaged: next_node_id is {count}; that of the published view is "
             f"{published.next_node_id}, and the highest node is {highest[0]}.",
-            remedy=RESTORE,
         )
 
 
@@ -260,7 +259,7 @@ def drop_older(folder: str, parameters: Parameters, keep: int, step: Step) -> No
         if stem.isdigit() and int(stem) < keep:
 
             def remove(path: str = path) -> None:
-                with suppress(FileNotFoundError):
+                with suppress(OSError):  # what is left is gc's
                     os.unlink(os.path.join(folder, path))
 
             step("remove an older view", remove)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.errors import InvalidUsageError, StorageError, TableCorruptError, TableNotFoundError, TableReplacedError
+from memwal_ops.errors import InvalidUsageError, StorageError, TableNotFoundError, TableReplacedError
+from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import replace_file
 from memwal_ops.formats.transactions import read_transaction
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FOLLOW = "follow.json"
-FOLLOW_REMEDY = "Restore this file from a copy of the folder, or build a new index of the table."
 _ROWS = 16_384
 _ROW_ID = "_rowid"
 
@@ -117,9 +117,14 @@ class Source:
 def usable(folder: str, unusable: int) -> None:
     """Check that an index may be searched at its newest epoch. Raises ``IndexUnusableError``."""
     if unusable:
-        raise IndexUnusableError(
-            f"The index {folder} cannot be searched: {Unusable(unusable).text}. Earlier epochs can be searched (as_of)."
-        )
+        raise unusable_error(folder, unusable)
+
+
+def unusable_error(folder: str, unusable: int) -> IndexUnusableError:
+    """The error of an index that cannot follow its table any more."""
+    return IndexUnusableError(
+        f"The index {folder} cannot be searched: {Unusable(unusable).text}. Earlier epochs can be searched (as_of)."
+    )
 
 
 def read_source(folder: str, followed: int = 0) -> Source | None:
@@ -143,8 +148,8 @@ def read_source(folder: str, followed: int = 0) -> Source | None:
         raise _damaged(folder, str(error)) from error
 
 
-def _damaged(folder: str, why: str) -> TableCorruptError:
-    return TableCorruptError(f"{FOLLOW} in {folder} is damaged: {why}.", remedy=FOLLOW_REMEDY)
+def _damaged(folder: str, why: str) -> IndexCorruptError:
+    return IndexCorruptError(f"{FOLLOW} in {folder} is damaged: {why}.", remedy=COPY_FOLLOW)
 
 
 def transaction_of(table: Any, version: int) -> Any:

@@ -42,6 +42,9 @@ busy; others: runbooks/README.md.""",
         "delta_blocks": MetricSpec("count", "Delta blocks that are not merged.", role="backlog"),
         "delta_bytes": MetricSpec("bytes", "Bytes of unmerged delta blocks.", exported="backlog_bytes"),
         "dirty_percent": MetricSpec("count", "Percentage of nodes with a delta block."),
+        "blocked_parts": MetricSpec(
+            "count", "Whether the view, the graph, the store or the followed table cannot be used.", role="blocked"
+        ),
         "blocks_merged": MetricSpec("count", "Delta blocks merged.", "run"),
         "bytes_merged": MetricSpec("bytes", "Bytes of the delta blocks merged.", "run", "merged_bytes"),
     },

@@ -19,9 +19,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.errors import InvalidUsageError, StorageError, TableCorruptError, TableReplacedError
-from memwal_ops.formats.lm_diskann.changes import RESTORE, U8, State
-from memwal_ops.formats.lm_diskann.errors import IndexBusyError
+from memwal_ops.errors import InvalidUsageError, StorageError, TableReplacedError
+from memwal_ops.formats.lm_diskann.changes import U8, State
+from memwal_ops.formats.lm_diskann.errors import IndexBusyError, IndexCorruptError
+from memwal_ops.formats.lm_diskann.store_file import check_store_file
 from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED, headers
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _errors(path: str) -> Iterator[None]:
                 remedy="Fix the reported error (free space, if the disk is full), and run it again: a failed "
                 "commit changed nothing.",
             ) from error
-        raise TableCorruptError(f"DuckDB cannot read {path}: {text}", remedy=RESTORE) from error
+        raise IndexCorruptError(f"DuckDB cannot read {path}: {text}") from error
 
 
 class Store:
@@ -105,9 +106,8 @@ class Store:
         self._uuid, self._kind, self.path, self._read_only = uuid, kind, path, read_only
         self._process = os.getpid()
         with _errors(self.path):
-            # DuckDB would create a missing file, and all rows of the graph would be lost.
-            if not os.path.isfile(path):
-                raise TableCorruptError(f"{path} is missing.", remedy="Restore the folder from a copy.")
+            # DuckDB would create a missing file, so that all rows of the graph would be lost, and extend a short one.
+            check_store_file(path)
             self._check_alone()
             self._db = duckdb.connect(path, read_only=read_only, config=_CONFIG)
             self._file = os.stat(path)
@@ -180,12 +180,12 @@ class Store:
         with _errors(self.path):
             rows = self._db.execute(f"SELECT index_uuid, {_STATE} FROM lmd_metadata").fetchall()
         if len(rows) != 1:
-            raise TableCorruptError(f"lmd_metadata in {self.path} has {len(rows)} rows, not one.")
+            raise IndexCorruptError(f"lmd_metadata in {self.path} has {len(rows)} rows, not one.")
         uuid, *values = rows[0]
         if uuid != str(self._uuid):
-            raise TableCorruptError(
+            raise IndexCorruptError(
                 f"{self.path} is the store of index {uuid}; metadata.lmd in the folder is of {self._uuid}.",
-                remedy="Restore the store that belongs to the folder.",
+                remedy="One of them was put there from another index: put back the one that belongs to the graph.",
             )
         return State.checked(values, f"lmd_metadata in {self.path}")
 
@@ -208,6 +208,15 @@ class Store:
         parts = [_matrix(chunk, size) for chunk in data.chunks] or [(np.zeros((0, size), np.uint8), np.zeros(0, bool))]
         whole, fits = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
         return [_numpy(column) for column in plain], whole, fits
+
+    def read_all(self) -> None:
+        """Read every column of every table: DuckDB checks the blocks of its file when it reads them.
+
+        Raises:
+            TableCorruptError: one is damaged.
+        """
+        for table in self.texts("SELECT table_name FROM duckdb_tables() ORDER BY 1"):
+            self.columns(f"SELECT count(*) FROM (SELECT hash({table}) AS h FROM {table}) WHERE h = 0")
 
     def codebook(self) -> NDArray[np.uint8]:
         """The bytes of the codebook in use; none if there is none."""
@@ -257,9 +266,8 @@ class Store:
             TableCorruptError: the highest is ``count`` or more.
         """
         if len(numbers) and numbers.max() >= count:
-            raise TableCorruptError(
+            raise IndexCorruptError(
                 f"{table} in {self.path} is damaged: it has {numbers.max()}, and only {count} were allocated.",
-                remedy=RESTORE,
             )
 
     def _query(self, sql: str, tables: Mapping[str, NDArray[Any]]) -> pa.Table:

@@ -8,18 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
+from memwal_ops.core.protocols import Blocked
 from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, TableNotFoundError
-from memwal_ops.formats.lm_diskann.files import GRAPH
+from memwal_ops.formats.lm_diskann.files import GRAPH, check_graph
 from memwal_ops.formats.lm_diskann.folders import read_parameters
 from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index
 from memwal_ops.formats.lm_diskann.locks import WriterLock
+from memwal_ops.formats.lm_diskann.source import unusable_error
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.formats.lm_diskann.store import Store as Database
+from memwal_ops.formats.lm_diskann.store_file import check_store_file
 from memwal_ops.formats.lm_diskann.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
@@ -39,6 +42,7 @@ class Table(GuardedTable):
         delta_blocks: versions that are not merged; ``delta_nodes``: nodes with any.
         tombstones: deleted nodes whose slots are not free yet.
         view_error: why readers cannot open the published view; the state is then that of the store.
+        file_errors: the other files that are missing or cut short.
         guard: checked before each durable step.
         steps: performs durable steps; None: they are run directly.
     """
@@ -52,6 +56,7 @@ class Table(GuardedTable):
     tombstones: int
     view_number: int
     view_error: MemwalOpsError | None = None
+    file_errors: tuple[MemwalOpsError, ...] = ()
     guard: CommitGuard = field(default_factory=Unguarded)
     steps: Step | None = field(default=None, repr=False)
 
@@ -69,6 +74,27 @@ class Table(GuardedTable):
     def revision(self) -> int:
         """The epoch."""
         return self.state.epoch
+
+    @property
+    def faults(self) -> tuple[MemwalOpsError, ...]:
+        """What stops readers or jobs: the view, a file, or a followed table that the index cannot follow."""
+        found = [self.view_error, *self.file_errors]
+        if self.state.unusable:
+            found.append(unusable_error(self.location.uri, self.state.unusable))
+        return tuple(one for one in found if one is not None)
+
+    @property
+    def blocked(self) -> tuple[Blocked, ...]:
+        """The faults, as all formats report them."""
+        return tuple(
+            Blocked("", one.reason, str(one), {"reason": one.reason, "detail": str(one), "remedy": one.remedy})
+            for one in self.faults
+        )
+
+    def check_files(self) -> None:
+        """Check what a plan cannot do without. Raises ``TableCorruptError`` or ``StorageError``."""
+        for error in self.file_errors:
+            raise error
 
     def has_revision(self, revision: int) -> bool:
         """Whether an epoch is retained, according to the current view."""
@@ -123,16 +149,33 @@ def load(location: Location, store: Store) -> Table:
     try:
         view = View(location.uri, parameters)
     except (TableCorruptError, TableNotFoundError) as error:
-        if not os.path.exists(os.path.join(location.uri, GRAPH)):
+        if not os.path.isfile(os.path.join(location.uri, GRAPH)):
             raise
         return _from_store(location, store, parameters, error)
     try:
+        faults = tuple(_file_errors(location.uri, view))
         return Table(
             location, store, parameters, view.state, view.delta_blocks, len(view.delta_nodes), len(view.dead),
-            view.number,
+            view.number, file_errors=faults,
         )  # fmt: skip
     finally:
         view.close()
+
+
+def _file_errors(folder: str, view: View) -> Iterator[MemwalOpsError]:
+    """The files that are missing or cut short, by their sizes alone. Reads a newer view if it explains a size."""
+    while True:
+        try:
+            view.check_graph()
+            break
+        except TableCorruptError as error:
+            if not view.refresh():  # else gc cut the end off
+                yield error
+                break
+    try:
+        check_store_file(os.path.join(folder, NAME))
+    except MemwalOpsError as error:
+        yield error
 
 
 def _from_store(location: Location, store: Store, parameters: Parameters, error: MemwalOpsError) -> Table:
@@ -147,6 +190,12 @@ def _from_store(location: Location, store: Store, parameters: Parameters, error:
             (dead,) = database.columns("SELECT node_id FROM lmd_tombstoned_nodes")
         except MemwalOpsError:
             raise error from None
+        state, faults = database.state, list[MemwalOpsError]()
+        try:
+            length = os.path.getsize(os.path.join(location.uri, GRAPH))
+            check_graph(location.uri, length, state.slot_count, parameters.layout.block_size)
+        except TableCorruptError as short:
+            faults.append(short)
         return Table(
-            location, store, parameters, database.state, len(nodes), len({*nodes.tolist()}), len(dead), 0, error
+            location, store, parameters, state, len(nodes), len({*nodes.tolist()}), len(dead), 0, error, (*faults,)
         )

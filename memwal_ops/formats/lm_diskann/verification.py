@@ -16,10 +16,11 @@ from memwal_ops.core.verification import Finding, Findings, Severity
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
 from memwal_ops.formats.lm_diskann import remapping
 from memwal_ops.formats.lm_diskann.changes import U8
+from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, RESTORE
 from memwal_ops.formats.lm_diskann.files import GRAPH
 from memwal_ops.formats.lm_diskann.kernels.checksum import intact
 from memwal_ops.formats.lm_diskann.publishing import check_commits, check_node_ids
-from memwal_ops.formats.lm_diskann.source import FOLLOW, FOLLOW_REMEDY, read_source
+from memwal_ops.formats.lm_diskann.source import FOLLOW, read_source
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED, headers
@@ -56,9 +57,9 @@ _OF_LINKS = {
     "entry_point_dead", "entry_point_missing",
 }  # fmt: skip
 _WARNINGS = {"unreachable", "slot_lost"}
-_OF_OLD_VERSIONS = {"old_version_damaged"}
+OLD_VERSION_DAMAGED = "old_version_damaged"
 _CONSEQUENCES = {
-    "old_version_damaged": "Searches as of these epochs fail. The newest epoch is not affected.",
+    OLD_VERSION_DAMAGED: "Searches as of these epochs fail. The newest epoch is not affected.",
     "commits_missing": "Acknowledged changes are lost, and slots of the graph may have later content.",
     "unreachable": "Searches do not find this row, unless it is in ``allow``.",
     "slot_lost": "The file is longer than necessary.",
@@ -68,8 +69,9 @@ _REMEDIES = {
     **dict.fromkeys(remapping.CHECKS, "memwal-ops repair URI --apply maps the rows again, if all blocks are there."),
     "unreachable": "memwal-ops repair URI --deep --apply links it again.",
     "slot_lost": "None is needed.",
-    "old_version_damaged": "Use a later epoch. merge gives these up when no reader and no hold needs them.",
-    FOLLOW_DAMAGED: FOLLOW_REMEDY,
+    OLD_VERSION_DAMAGED: "Use a later epoch. memwal-ops repair URI --apply gives these up, if no reader and no hold "
+    "needs them.",
+    FOLLOW_DAMAGED: COPY_FOLLOW,
 }
 _BEHIND = "Readers see an older epoch, or fail, until the view is published again."
 _BROKEN = "Searches may miss rows, return deleted ones, or fail."
@@ -94,7 +96,7 @@ class Verified:
                 detail,
                 _CONSEQUENCES.get(check, _BEHIND if view else _BROKEN),
                 _REMEDIES.get(check, "memwal-ops repair URI --apply publishes it again." if view
-                else "Restore the folder from a backup, or build the index again from its table."),
+                else RESTORE),
                 "" if view or check in _WARNINGS else _PAGE,
                 about,
             ))  # fmt: skip
@@ -109,6 +111,7 @@ def verify(folder: str, parameters: Parameters, most: int, context: RunContext) 
     found = Verified(Findings(most))
     store = Store(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
     try:
+        store.read_all()
         check_node_ids(folder, parameters, store)
         Check(folder, parameters, store, found, context).run()
     finally:
@@ -181,10 +184,10 @@ class Check:
             until = self._until(nodes, epochs)
             yield from self._checked(whole, nodes, epochs, (until == _ALWAYS) & fits, report=first_time)
             if first_time:
-                lost = np.flatnonzero(~fits)
+                lost = np.flatnonzero((until == _ALWAYS) & ~fits)
                 self.found.add("delta_damaged", (f"delta block of node {nodes[at]} has a wrong length" for at in lost))
                 read = (until != _ALWAYS) & (until > self.store.state.retained_from)
-                self._check_old(whole, nodes, epochs, read & fits)
+                self._check_old(whole, nodes, epochs, read)
         newest = self.store.in_graph(self.store.state.epoch)
         for whole, nodes, epochs in self._in_slots(*newest):
             yield from self._checked(whole, nodes, epochs, np.ones(len(whole), bool), report=first_time)
@@ -230,7 +233,7 @@ class Check:
         heads, right = headers(blocks), intact(np.ascontiguousarray(blocks).view(np.uint64))
         good = right & (heads["node_id"] == nodes) & (heads["creation_epoch"] == epochs)
         self.found.blocks += int(wanted.sum())
-        self.found.add("old_version_damaged", (
+        self.found.add(OLD_VERSION_DAMAGED, (
             f"the block of node {nodes[at]} (epoch {epochs[at]}), which older retained epochs read"
             for at in np.flatnonzero(wanted & ~good)
         ))  # fmt: skip
@@ -363,7 +366,9 @@ class Check:
         return self._rows_of_blocks()
 
     def _rows_of_blocks(self) -> remapping.Blocks:
-        damaged = bool(self.found.findings.counts.keys() - remapping.CHECKS - OF_VIEW - _OF_LINKS - _OF_OLD_VERSIONS)
+        damaged = bool(
+            self.found.findings.counts.keys() - remapping.CHECKS - OF_VIEW - _OF_LINKS - {OLD_VERSION_DAMAGED}
+        )
         return remapping.Blocks((self.marks & _SEEN) != 0, (self.marks & _DEAD) != 0, self.rows, damaged)
 
     def _lookup(self) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.errors import TableCorruptError, TableNotFoundError
+from memwal_ops.errors import TableNotFoundError
 from memwal_ops.formats.lm_diskann import codebook
 from memwal_ops.formats.lm_diskann.changes import I8, U4, U8, State
-from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, base_path, io_error, log_path
+from memwal_ops.formats.lm_diskann.errors import PUBLISH_AGAIN, RESTORE, IndexCorruptError
+from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, base_path, check_graph, io_error, log_path
 from memwal_ops.formats.lm_diskann.kernels.memory import (
     BASE,
     FILE_SHIFT,
@@ -42,7 +44,6 @@ NEVER = 2**64 - 1
 _ATTEMPTS = 100
 _TORN_ATTEMPTS, _TORN_PAUSE = 5, 0.002
 _ROOM = 1024
-_PUBLISH_AGAIN = "Run memwal-ops merge on the folder: it publishes the view again from the store."
 
 
 def read_current(folder: str, parameters: Parameters) -> Frame:
@@ -60,7 +61,7 @@ def read_current(folder: str, parameters: Parameters) -> Frame:
         except FileNotFoundError as error:
             raise TableNotFoundError(
                 f"{folder} has no published view ({CURRENT}).",
-                remedy=_PUBLISH_AGAIN,
+                remedy=PUBLISH_AGAIN,
             ) from error
         except OSError as error:
             raise io_error(error) from error
@@ -71,10 +72,23 @@ def read_current(folder: str, parameters: Parameters) -> Frame:
     raise _unreadable(folder, CURRENT)
 
 
-def _unreadable(folder: str, path: str) -> TableCorruptError:
-    return TableCorruptError(
+def _opened(folder: str, path: str) -> int:
+    """A file of the folder, opened for reading. Raises ``OSError``, and ``TableCorruptError`` for another kind."""
+    file = os.open(os.path.join(folder, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise IndexCorruptError(f"{path} in {folder} is not a file.", remedy=_remedy(path))
+    return file
+
+
+def _remedy(path: str) -> str:
+    return RESTORE if path == GRAPH else PUBLISH_AGAIN
+
+
+def _unreadable(folder: str, path: str) -> IndexCorruptError:
+    return IndexCorruptError(
         f"{path} in {folder} is damaged, or belongs to another index.",
-        remedy=_PUBLISH_AGAIN,
+        remedy=PUBLISH_AGAIN,
     )
 
 
@@ -110,21 +124,18 @@ class View:
             number = current.number
             opened: list[int] = []
             try:
-                opened.extend(
-                    os.open(os.path.join(self.folder, path), os.O_RDONLY | os.O_CLOEXEC)
-                    for path in (GRAPH, log_path(number), base_path(number))
-                )
-            except OSError as error:
+                opened.extend(_opened(self.folder, path) for path in (GRAPH, log_path(number), base_path(number)))
+            except (OSError, IndexCorruptError) as error:
                 for file in opened:
                     os.close(file)
+                if isinstance(error, IndexCorruptError):
+                    raise
                 if not isinstance(error, FileNotFoundError):
                     raise io_error(error) from error
                 if attempt + 1 == _ATTEMPTS or read_current(self.folder, self.parameters).number == number:
-                    raise TableCorruptError(
+                    raise IndexCorruptError(
                         f"A file of view {number} is missing: {error.filename}.",
-                        remedy="Restore the folder from a copy, or build the index again from its rows."
-                        if os.path.basename(error.filename) == GRAPH
-                        else _PUBLISH_AGAIN,
+                        remedy=_remedy(os.path.basename(error.filename)),
                     ) from error
                 continue
             break
@@ -269,9 +280,9 @@ class View:
         """
         self._apply_log()
         if self.epoch < reached:
-            raise TableCorruptError(
+            raise IndexCorruptError(
                 f"{log_path(self.number)} in {self.folder} ends at epoch {self.epoch}; epoch {reached} was published.",
-                remedy=_PUBLISH_AGAIN,
+                remedy=PUBLISH_AGAIN,
             )
 
     def _apply_log(self) -> None:
@@ -415,14 +426,18 @@ class View:
         assert self._files is not None  # noqa: S101 - not called on a closed view
         return self._files
 
-    def fail(self, graph: str = GRAPH) -> TableCorruptError:
+    def check_graph(self) -> None:
+        """Check that the graph has all slots of this view. Raises ``TableCorruptError``."""
+        length, block_size = os.fstat(self.files[0]).st_size, self.parameters.layout.block_size
+        check_graph(self.folder, length, self.state.slot_count, block_size)
+
+    def fail(self, graph: str = GRAPH) -> IndexCorruptError:
         """The error for the block that was read last and is damaged."""
         node, place = int(self.counts[5]), int(self.counts[6])
         file, offset = place >> FILE_SHIFT, place & ((1 << FILE_SHIFT) - 1)
         name = graph if file == GRAPH_FILE else log_path(self.number) if file == LOG else base_path(self.number)
-        return TableCorruptError(
+        return IndexCorruptError(
             f"The block of node {node} at byte {offset} of {name} in {self.folder} is damaged.",
-            remedy="Run memwal-ops verify on the folder; restore it from a copy, or insert the named row again.",
         )
 
 
@@ -436,5 +451,5 @@ def read_starts(view: View, nodes: NDArray[np.int64], epoch: int) -> Starts | No
 def _state(frame: Frame) -> State:
     values = frame.array("state", U8)
     if len(values) != len(State.__dataclass_fields__):
-        raise TableCorruptError(f"The state in a view has {len(values)} numbers.")
-    return State.checked(values.tolist(), "The state in a view")
+        raise IndexCorruptError(f"The state in a view has {len(values)} numbers.", remedy=PUBLISH_AGAIN)
+    return State.checked(values.tolist(), "The state in a view", PUBLISH_AGAIN)

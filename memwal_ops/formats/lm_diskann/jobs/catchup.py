@@ -6,13 +6,14 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.report import Need
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import following, healing
 from memwal_ops.formats.lm_diskann.source import IndexUnusableError, Unusable, read_source
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.options import CatchupOptions
@@ -76,6 +77,15 @@ class Report:
             "unusable": None if self.unusable is None else self.unusable.text,
         }
 
+    def needs(self) -> Iterator[Need]:
+        """What a run would follow and heal, or why it cannot follow."""
+        if self.unusable is not None:
+            yield Need("catchup", f"refuse to follow: {self.unusable.text}")
+        elif self.versions:
+            yield Need("catchup", f"follow {counted(self.versions, 'version')}")
+        if self.healed:
+            yield Need("catchup", f"heal {counted(self.healed, 'deleted node')}")
+
     def describe(self) -> str:
         """The text for people."""
         nodes = counted(self.healed, "deleted node")
@@ -107,14 +117,16 @@ def unhealed(table: Table) -> Mapping[str, float]:
 
 
 def plan(table: Table, options: CatchupOptions, context: RunContext) -> Report:
-    """The backlog, from the published view."""
-    del options, context
+    """The backlog, from the published view. An index that cannot follow its table is not healed, unless rebuilt."""
+    del context
+    table.check_files()
     found = read_source(table.location.uri, table.state.followed)
-    return Report(
-        Decision.DRY_RUN, table.revision, table.tombstones - table.state.healed,
-        versions=following.versions_behind(found, table.state.followed),
-        followed=None if found is None else table.state.followed,
-    )  # fmt: skip
+    followed = None if found is None else table.state.followed
+    if table.state.unusable and not options.rebuild:
+        return Report(Decision.UNUSABLE, table.revision, followed=followed, unusable=Unusable(table.state.unusable))
+    behind = following.versions_behind(found, table.state.followed)
+    waits = table.tombstones - table.state.healed
+    return Report(Decision.DRY_RUN, table.revision, waits, versions=behind, followed=followed)
 
 
 def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:

@@ -7,14 +7,16 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.report import Need
 from memwal_ops.formats.lm_diskann import compacting, merging
 from memwal_ops.formats.lm_diskann.locks import WriterLock
+from memwal_ops.formats.lm_diskann.publishing import check_commits
 from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.options import CompactOptions
@@ -65,6 +67,11 @@ class Report:
             "bytes_reclaimable": self.bytes_reclaimable,
         }
 
+    def needs(self) -> Iterator[Need]:
+        """What a run would move."""
+        if self.blocks:
+            yield Need("compact", f"move {counted(self.blocks, 'block')}")
+
     def describe(self) -> str:
         """The text for people."""
         what = f"{counted(self.blocks, 'block')} ({size_text(self.bytes)})"
@@ -94,11 +101,13 @@ def plan(table: Table, options: CompactOptions, context: RunContext) -> Report:
         IndexBusyError: another writer or job has the index.
     """
     del context
+    table.check_files()
     folder, parameters = table.location.uri, table.parameters
     lock = WriterLock(folder, options.wait.total_seconds(), announce=False)
     try:
         store = Store(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
         try:
+            check_commits(folder, parameters, store)
             # A run first stops retaining the epochs that no reader and no hold needs.
             found = compacting.blocks(store, needed_from(folder, store.state.epoch))
             why = _why(store, found)

@@ -28,7 +28,7 @@ from memwal_ops.formats.lm_diskann import merging, reclaiming
 from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, METADATA
 from memwal_ops.formats.lm_diskann.folders import read_parameters
 from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, WriterLock, dead_readers
-from memwal_ops.formats.lm_diskann.publishing import stale_files
+from memwal_ops.formats.lm_diskann.publishing import check_commits, stale_files
 from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
@@ -275,11 +275,13 @@ def plan(table: Table, options: GcOptions, context: RunContext) -> IndexGcReport
 @contextmanager
 def opened(table: Table, options: GcOptions) -> Iterator[list[collector.Collector[Candidate]]]:
     """The collectors of a plan. Raises as :func:`plan`."""
+    table.check_files()
     folder, parameters = table.location.uri, table.parameters
     lock = WriterLock(folder, options.wait.total_seconds(), announce=False)
     try:
         store = Database(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
         try:
+            check_commits(folder, parameters, store)
             view = View(folder, parameters)
             try:
                 # A view that is behind is published by the next run that applies changes, not by a plan.

@@ -16,7 +16,7 @@ from memwal_ops.formats.lm_diskann.jobs.gc import backlog as gc_backlog
 from memwal_ops.formats.lm_diskann.jobs.merge import backlog as merge_backlog
 from memwal_ops.formats.lm_diskann.locks import lowest_reader
 from memwal_ops.formats.lm_diskann.source import Unusable, read_source
-from memwal_ops.text import counted
+from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,8 +61,8 @@ class Report:
                 f"  {waits['delta_blocks']:,.0f} unmerged delta blocks ({waits['dirty_percent']:.1f} % of the nodes).",
                 f"  {waits['unhealed_nodes']:,.0f} deleted nodes are not healed ({waits['unhealed_percent']:.1f} %).",
                 f"  {kept}; lowest reader: {found['lowest_reader'] or 'none'}.",
-                *([] if found["view_error"] is None else [f"  Readers cannot open the view: {found['view_error']}"]),
                 *self._followed(),
+                *(paragraph(f"BLOCKED: {one['detail']} {one['remedy']}", hanging="  ") for one in found["blocked"]),
             ]
         )
 
@@ -113,6 +113,7 @@ def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
             "follows": follows,
             "view": table.view_number,
             "view_error": None if table.view_error is None else str(table.view_error),
+            "blocked": [dict(one.document) for one in table.blocked],
             "graph_bytes": os.path.getsize(os.path.join(table.location.uri, GRAPH)),
             "lowest_reader": lowest_reader(table.location.uri),
         }

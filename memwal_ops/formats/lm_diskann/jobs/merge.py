@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.formats.lm_diskann import merging
-from memwal_ops.text import counted
+from memwal_ops.formats.lm_diskann.errors import RESTORE
+from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +39,7 @@ class Report:
         blocks: number of delta blocks; ``bytes``: their size.
         epoch: of the index afterwards.
         blocked: nodes that could not be merged, or have no block.
-        republished: the view was behind the store, and was published again.
+        republished: the view was damaged, or behind the store, and was published again.
     """
 
     decision: Decision
@@ -68,26 +69,28 @@ class Report:
         """The text for people."""
         lines = [f"{self.decision}: {counted(self.blocks, 'delta block')}; the index is at epoch {self.epoch}."]
         if self.republished:
-            lines.append("The published view was behind the store (a writer was killed); it was published again.")
+            lines.append("The published view was damaged, or behind the store; it was published again.")
         lines += [f"  node {one.node}: {one.why}" for one in self.blocked[:_SHOWN]]
         if self.blocked:
-            lines.append("Insert the rows of these nodes again (memwal-ops verify names them), or restore the folder.")
+            lines.append(paragraph(RESTORE))
         return "\n".join(lines)
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """The backlog metrics, from the published view."""
+    """The backlog metrics, from the published view and the sizes of the files."""
     nodes = max(1, table.state.next_node_id)
     return {
         "delta_blocks": table.delta_blocks,
         "delta_bytes": table.delta_blocks * table.parameters.layout.block_size,
         "dirty_percent": 100 * table.delta_nodes / nodes,
+        "blocked_parts": len(table.faults),
     }
 
 
 def plan(table: Table, options: MergeOptions, context: RunContext) -> Report:
     """The backlog, from the published view; damaged blocks are found by a run only."""
     del options, context
+    table.check_files()
     size = table.parameters.layout.block_size
     return Report(Decision.DRY_RUN, table.delta_blocks, table.delta_blocks * size, table.revision)
 

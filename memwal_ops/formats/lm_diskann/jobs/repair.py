@@ -1,4 +1,4 @@
-"""The repair job of index folders: publish the view, map rows, and link nodes again; otherwise, list the choices.
+"""The repair job of index folders: publish the view, map rows, link nodes, give up epochs; else list the choices.
 
 The view is made from the store alone, and replaced atomically under the next number, so the old view need not be kept.
 It is not made from a store that has findings itself: then the old view may be the better copy.
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.core.verification import Findings
-from memwal_ops.formats.lm_diskann import deep, healing, publishing, remapping
+from memwal_ops.formats.lm_diskann import deep, healing, merging, publishing, remapping
 from memwal_ops.formats.lm_diskann.jobs import verify
 from memwal_ops.formats.lm_diskann.options import VerifyOptions
-from memwal_ops.formats.lm_diskann.verification import FOLLOW_DAMAGED, OF_VIEW, Check, Verified
+from memwal_ops.formats.lm_diskann.slots import needed_from
+from memwal_ops.formats.lm_diskann.verification import FOLLOW_DAMAGED, OF_VIEW, OLD_VERSION_DAMAGED, Check, Verified
 
 if TYPE_CHECKING:
     from memwal_ops.core.repair import Keep
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.table import Table
 
 _DAMAGED_STORE = "store"
+_NEEDED = "A reader or a hold needs epochs from {} on; repair again when it has ended."
 
 
 def _verified(table: Table, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
     """The findings; those about the view record whether the store has any."""
     found = verify.plan(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
-    if found.findings.counts.keys() - OF_VIEW - {FOLLOW_DAMAGED}:
+    if found.findings.counts.keys() - OF_VIEW - {FOLLOW_DAMAGED, OLD_VERSION_DAMAGED}:
         found.findings.kept = [
             replace(one, about=_DAMAGED_STORE) if one.check in OF_VIEW else one for one in found.findings.kept
         ]
@@ -37,9 +39,13 @@ def _verified(table: Table, options: BaseVerifyOptions, context: RunContext) -> 
 
 
 def _fix_of(table: Table, finding: Finding) -> Fix[Table] | None:
-    del table
     if finding.check == "unreachable":
         return Fix("graph:", "link unreachable nodes again", _link)
+    if finding.check == OLD_VERSION_DAMAGED:
+        needed = needed_from(table.location.uri, table.revision)
+        if needed <= table.state.retained_from:
+            raise UnsafeError(_NEEDED.format(needed))
+        return Fix("epochs:", f"give up the epochs below {needed}", _give_up)
     if finding.check in remapping.CHECKS:
         if finding.about:
             raise UnsafeError(finding.about)
@@ -71,6 +77,21 @@ def _remap(table: Table, keep: Keep) -> FixAttempt:
             return FixAttempt.GONE
         table.durable("commit to the store", lambda: store.commit(changes))
         publishing.publish(folder, table.parameters, store, table.durable)
+    return FixAttempt.DONE
+
+
+def _give_up(table: Table, keep: Keep) -> FixAttempt:
+    del keep  # only epochs that no reader and no hold needs are given up
+    with table.open(VerifyOptions().wait.total_seconds()) as index:
+        store, folder = index.writable(), table.location.uri
+        needed = needed_from(folder, store.state.epoch)
+        if needed > store.state.retained_from:
+            merging.give_up(index, needed, table.durable)
+            merging.finish(index, table.durable)  # a view without the versions that are given up
+        found = Verified(Findings(1))
+        Check(folder, table.parameters, store, found, RunContext()).read_blocks()
+        if OLD_VERSION_DAMAGED in found.findings.counts:
+            raise UnsafeError(_NEEDED.format(needed))
     return FixAttempt.DONE
 
 

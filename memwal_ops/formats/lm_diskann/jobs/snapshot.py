@@ -152,6 +152,7 @@ def _report(table: Table | Copy, to: Destination, decision: Decision) -> Report:
         found = table.manifest
         wanted, rows, size = Identity(found.uuid, found.epoch), found.rows, found.size
     else:
+        table.check_files()
         # The copy does not retain older epochs, by a commit of its own.
         wanted, rows = Identity(str(table.parameters.uuid), table.revision + 1), table.state.live
         size = _size(table)

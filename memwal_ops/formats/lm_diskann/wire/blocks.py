@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from memwal_ops.errors import TableCorruptError
+from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,13 +66,13 @@ def decode(data: bytes | NDArray[np.uint8], layout: Layout) -> Block:
     """
     raw = np.frombuffer(bytes(data), np.uint8)
     if len(raw) != layout.block_size:
-        raise TableCorruptError(f"A node block has {len(raw)} bytes, not {layout.block_size}.")
+        raise IndexCorruptError(f"A node block has {len(raw)} bytes, not {layout.block_size}.")
     header = raw[: HEADER.itemsize].view(HEADER)[0]
     if checksum(raw) != header["checksum"]:
-        raise TableCorruptError(f"The node block with the id {header['node_id']} is damaged: bad checksum.")
+        raise IndexCorruptError(f"The node block with the id {header['node_id']} is damaged: bad checksum.")
     links, backlinks = int(header["num_forward_links"]), int(header["num_inline_backlinks"])
     if links > layout.links or backlinks > layout.backlinks:
-        raise TableCorruptError(f"Node block {header['node_id']} has {links} links and {backlinks} backlinks.")
+        raise IndexCorruptError(f"Node block {header['node_id']} has {links} links and {backlinks} backlinks.")
     codes = raw[layout.at_codes : layout.at_codes + layout.links * layout.code_bytes]
     return Block(
         header,

@@ -14,7 +14,7 @@ from uuid import UUID
 import numpy as np
 import xxhash
 
-from memwal_ops.errors import TableCorruptError
+from memwal_ops.formats.lm_diskann.errors import PUBLISH_AGAIN, IndexCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,9 @@ class Frame:
         try:
             return found.view(dtype)
         except ValueError as error:
-            raise TableCorruptError(f"The section {name} of a view has {len(found)} bytes.") from error
+            raise IndexCorruptError(
+                f"The section {name} of a view has {len(found)} bytes.", remedy=PUBLISH_AGAIN
+            ) from error
 
 
 def encode(kind: int, number: int, epoch: int, uuid: UUID, sections: Mapping[str, NDArray[Any]]) -> bytes:

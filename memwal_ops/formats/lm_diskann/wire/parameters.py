@@ -11,7 +11,8 @@ from uuid import UUID
 
 import xxhash
 
-from memwal_ops.errors import InvalidUsageError, TableCorruptError, UnsupportedFeatureError
+from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
+from memwal_ops.formats.lm_diskann.errors import COPY_METADATA, IndexCorruptError
 
 MAGIC = b"LMDISKAN"
 RELEASE = 1
@@ -122,10 +123,12 @@ def decode(data: bytes) -> Parameters:
         UnsupportedFeatureError: it was written by a later release of the format.
     """
     if len(data) != _BYTES or data[:8] != MAGIC:
-        raise TableCorruptError(f"metadata.lmd is not valid: {len(data)} bytes that begin with {data[:8]!r}.")
+        raise IndexCorruptError(
+            f"metadata.lmd is not valid: {len(data)} bytes that begin with {data[:8]!r}.", remedy=COPY_METADATA
+        )
     body = data[:-8]
     if xxhash.xxh3_64_intdigest(body) != int.from_bytes(data[-8:], "little"):
-        raise TableCorruptError("metadata.lmd is damaged: its checksum does not match.")
+        raise IndexCorruptError("metadata.lmd is damaged: its checksum does not match.", remedy=COPY_METADATA)
     found = _FORM.unpack(body)
     _, release, dimension, metric, quantizer, links, backlinks, alpha, search_list, code_bytes, size, uuid = found
     if release != RELEASE:
@@ -135,9 +138,11 @@ def decode(data: bytes) -> Parameters:
             dimension, METRICS[metric - 1], links, alpha, search_list, QUANTIZERS[quantizer - 1], UUID(bytes=uuid)
         )
     except (InvalidUsageError, IndexError) as error:
-        raise TableCorruptError(f"metadata.lmd has impossible values: {error}") from error
+        raise IndexCorruptError(f"metadata.lmd has impossible values: {error}", remedy=COPY_METADATA) from error
     if (backlinks, code_bytes, size) != (made.backlinks, made.code_bytes, made.layout.block_size) or 0 in found[3:5]:
-        raise TableCorruptError("metadata.lmd is inconsistent: its block size does not match its parameters.")
+        raise IndexCorruptError(
+            "metadata.lmd is inconsistent: its block size does not match its parameters.", remedy=COPY_METADATA
+        )
     return made
 
 

@@ -74,6 +74,9 @@ def test_verify_reads_the_blocks_that_retained_epochs_need(made: str, vectors: n
         report = run_job(made, "verify", deep=deep)
         assert (report.exit_code, report.to_json()["counts"]) == (9, {"old_version_damaged": 1})
         assert "node 5 (epoch 2)" in report.describe()
+        refused = run_job(made, "repair", apply=True)
+        assert refused.exit_code == 9
+        assert f"A reader or a hold needs epochs from {held} on" in " ".join(refused.describe().split())
         with pytest.raises(TableCorruptError, match="node 5"):
             reader.search(vectors[5:6], k=1, as_of=held)
         lm_diskann.snapshot(made, f"{made}.copy")
@@ -81,10 +84,15 @@ def test_verify_reads_the_blocks_that_retained_epochs_need(made: str, vectors: n
         with open(f"{made}.copy/graph.lmd", "rb") as graph:
             graph.seek(slot * size)
             assert not any(graph.read(size)), "what is not checked is not copied"
-    with Index(made) as index:
-        index.insert([400], vectors[400:401])
-        index.merge()
-    assert run_job(made, "verify", deep=deep).decision == "healthy", "no epoch needs it any more"
+    assert run_job(made, "merge").decision == "nothing_to_merge"
+    report = run_job(made, "verify", deep=deep)
+    assert report.to_json()["counts"] == {"old_version_damaged": 1}, "a merge with nothing to do gives nothing up"
+    assert "memwal-ops repair URI --apply gives these up" in " ".join(report.describe().split())
+    repaired = run_job(made, "repair", apply=True)
+    assert (repaired.decision, repaired.exit_code) == ("repaired", 0)
+    check_sound(made)
+    with lm_diskann.open(made, read_only=True) as reader, pytest.raises(VersionGoneError):
+        reader.search(vectors[5:6], k=1, as_of=held)
 
 
 def test_verify_reads_the_delta_blocks_that_retained_epochs_need(made: str, vectors: np.ndarray) -> None:
@@ -106,6 +114,10 @@ def test_verify_reads_the_delta_blocks_that_retained_epochs_need(made: str, vect
     with duckdb.connect(f"{made}.copy/diskann_store.duckdb") as store:
         assert store.execute("SELECT max(n) FROM (SELECT count(*) n FROM lmd_delta_blocks GROUP BY node_id)"
                              ).fetchall() == [(1,)]  # fmt: skip
+    assert run_job(made, "merge").decision == "blocked", "it would move the damaged version, too"
+    assert run_job(made, "repair", apply=True).decision == "repaired"
+    assert run_job(made, "merge").decision == "merged"
+    check_sound(made)
 
 
 @pytest.mark.parametrize("read_only", [True, False])

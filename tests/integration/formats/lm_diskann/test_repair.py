@@ -15,6 +15,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.leases import Holder, acquire
 from memwal_ops.errors import TableCorruptError
+from memwal_ops.formats.lm_diskann.errors import RESTORE
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.store import NAME
 from tests.support.lm_diskann.folders import partly_merged
@@ -115,7 +116,7 @@ def test_a_missing_graph_is_for_a_person(made: str, job: str) -> None:
     Path(made, "graph.lmd").unlink()
     with pytest.raises(TableCorruptError, match=r"graph\.lmd") as error:
         run_job(made, job)
-    assert "Restore the folder from a copy, or build the index again" in error.value.remedy
+    assert error.value.remedy == RESTORE
 
 
 def test_an_expired_lease_is_released(made: str) -> None:

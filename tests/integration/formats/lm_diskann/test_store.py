@@ -183,7 +183,7 @@ def test_a_truncated_store_is_damaged_and_not_a_full_disk(made: str, left: float
     for act in (lambda: run_job(made, "verify"), lambda: lm_diskann.snapshot(made, f"{made}.copy")):
         with pytest.raises(TableCorruptError) as caught:
             act()
-        assert "Restore the folder from a copy" in caught.value.remedy
+        assert "Restore a copy of it" in caught.value.remedy
     assert os.path.getsize(path) == was
     with lm_diskann.open(made, read_only=True) as reader:
         assert len(reader) == 340
