@@ -19,7 +19,7 @@ from memwal_ops.core.registry import short_name
 from memwal_ops.core.run import run_job
 from memwal_ops.core.table_history import history_document, storage_of_gc
 from memwal_ops.core.verification import Severity
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.errors import BusyError, InvalidUsageError, MemwalOpsError, runbook
 from memwal_ops.pages.rendering import render
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.observe.findings import (
@@ -166,7 +166,11 @@ def _read(table: Table, limit: int) -> _Reading:
         if "verify" in table.jobs:
             found.verify()
     except MemwalOpsError as error:
-        found.notes.append(redact(f"It cannot be verified: {error} {error.remedy}"))
+        if isinstance(error, BusyError):
+            found.notes.append(redact(f"It cannot be verified: {error} {error.remedy}"))
+        else:
+            what = redact(f"It cannot be verified: {error.reason}. {error}")
+            found.findings.append(finding(CRITICAL, what, redact(error.remedy), runbook(error.exit_code)))
     try:
         if "gc" in table.jobs:
             found.gc = run_job(table, "gc", apply=False).to_json()

@@ -151,8 +151,8 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
     for one in blocked[:_MAX_BLOCKED]:
         part, place = errors.part_of(table["uri"], one)
         what = f"{part or 'It'} is blocked{f' at {place}' if place else ''}: {one['reason']}. {one['detail']}"
-        todo = f"Fix the cause; until then nothing more of this part is merged. See it: {_inspect(table)}"
-        yield finding(CRITICAL, what, todo, _MERGE_BLOCKED)
+        todo = one.get("remedy") or "Fix the cause; until then nothing more of this part is merged."
+        yield finding(CRITICAL, what, f"{todo} See it: {_inspect(table)}", _MERGE_BLOCKED)
     parts = int(amount(backlog, "blocked") or 0)
     if parts and len(blocked) != min(parts, _MAX_BLOCKED):
         what = f"{counted_as(parts, noun_of(backlog, 'blocked'))} in total cannot be merged completely."
