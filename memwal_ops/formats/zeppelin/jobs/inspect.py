@@ -10,7 +10,7 @@ from memwal_ops.core.polling import cached_for_poll, poll_cache
 from memwal_ops.formats.zeppelin import backlog as log
 from memwal_ops.formats.zeppelin.completeness import damaged_parts
 from memwal_ops.formats.zeppelin.lease import read_lease
-from memwal_ops.text import grid, paragraph, size_text, time_text
+from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,14 +85,14 @@ class Inspection:
         held = "never acquired"
         if lease is not None:
             held = f"{lease['state']} ({lease['holder']}, token {lease['token']})"
-        what = f"{self.backlog['fragments']:.0f} fragments, {self.backlog['rows']:,.0f} vectors"
+        what = f"{counted(int(self.backlog['fragments']), 'fragment')}, {counted(int(self.backlog['rows']), 'vector')}"
         waiting = f"{what}, {size_text(self.backlog['bytes'])}, the oldest for {time_text(self.backlog['oldest_age'])}"
         rows = [
             ("namespace", f"{manifest.namespace}, {manifest.dialect} dialect, manifest as {manifest.encoding}"),
             ("revision", f"{table.revision}, fencing token {manifest.token}"),
             ("vectors", f"{table.meta.dimensions or 'unknown'} dimensions, metric {table.meta.metric or 'unknown'}"),
             ("waiting", waiting),
-            ("pending", f"{len(manifest.pending)} pending deletes"),
+            ("pending", counted(len(manifest.pending), "pending delete")),
             ("lease", held),
         ]
         lines = [f"{name:<10} {text}" for name, text in rows]
