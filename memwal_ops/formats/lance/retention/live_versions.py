@@ -222,10 +222,13 @@ class Retention:
         reduced._trees = {**self._trees, self._own: own}  # noqa: SLF001 - of the same class
         return reduced
 
+    def named(self) -> frozenset[int]:
+        """The own versions to which a tag or a branch refers."""
+        return frozenset(self._branched) | {version for branch, version in self.tags.values() if branch == self._own}
+
     def protected(self) -> Mapping[int, str]:
         """The own versions that must not be expired, each with the tags, branches and holds that keep it."""
-        at = {version for branch, version in self.tags.values() if branch == self._own} | self._branched.keys()
-        at |= {version for hold in self.holds for version in hold.versions}
+        at = self.named() | {version for hold in self.holds for version in hold.versions}
         return {
             version: ", ".join(
                 [

@@ -166,6 +166,7 @@ class _Run:
     put_back: set[int] = field(default_factory=set)
     _needed: Needed | None = None
     _complete: bool = False
+    _outlived: bool = False  # whether holds may have been granted during a deletion, after its announcement ended
     _flushes: UnmergedFlushes = field(default_factory=UnmergedFlushes)
     _kept: tuple[KeptVersion, ...] = ()
 
@@ -174,9 +175,15 @@ class _Run:
 
         Called after manifests were deleted and before their files are. Timeline of the loss without it: tags are
         listed; a user tags version 3; version 3 is deleted, and then its files, although it is tagged.
+
+        A hold restores a version only if it was granted, which the announcement prevents as long as it is in force.
+        Timeline otherwise: the manifest of version 3 is deleted; a hold on it is written; gc, which reads no version 3,
+        takes a generation that it lacks off the list; version 3 is restored, and the hold is refused. The next one is
+        granted, and its reads of version 3 lack rows, without an error.
         """
         self.retention.refresh(self.table, self.now)
-        if back := put_back(self.table, self.retention.protected(), self.retention.versions):
+        needed = self.retention.protected() if self._outlived else self.retention.named()
+        if back := put_back(self.table, needed, self.retention.versions):
             self.put_back.update(back)
             self.retention.refresh(self.table, self.now)
         chosen, self._kept = _choose(self.table, self.retention, self.options, self.now, self._flushes)
@@ -193,6 +200,7 @@ class _Run:
             manifests = set_aside(self.table, batch)
             if _uptime() - began < _PROVEN_FOR:
                 self._delete(manifests)
+                self._outlived = self._outlived or _uptime() - began >= _PROVEN_FOR
                 return
         # The process was stopped, or the machine suspended: holds are granted again after an announcement has ended.
         self.retire(batch)

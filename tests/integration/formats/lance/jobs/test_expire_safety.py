@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.core.holds import EXPIRIES_FOLDER, take_hold
+from memwal_ops.core import holds
+from memwal_ops.core.holds import EXPIRIES_FOLDER, HOLDS_FOLDER, Hold, take_hold
 from memwal_ops.errors import TableCorruptError, TableReplacedError, VersionGoneError
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs.expire import job
@@ -309,6 +310,26 @@ def test_a_hold_that_is_taken_while_it_sleeps(made: LsmTable, monkeypatch: pytes
     assert report.put_back == ((old,) if part == "_versions/" else ())
     assert because(report)[old].startswith("hold")
     assert read_base(made.uri, version=old) == rows
+
+
+@pytest.mark.req("S0-189")
+def test_a_hold_that_is_about_to_be_refused_puts_nothing_back(made: LsmTable) -> None:
+    """gc may have drained what a version lacks whose manifest is deleted: it must not be listed again."""
+    old, *_ = versions(made)
+    refused: list[Hold] = []
+
+    def write_hold() -> None:
+        """As :func:`take_hold`, which has checked that the version exists, and reads the announcements next."""
+        assert old not in versions(made)
+        refused.append(holds._add(table_of(made).store, HOLDS_FOLDER, (old,), HOUR, ""))
+
+    report = run(made, beside("delete_many", EXPIRIES_FOLDER, write_hold))
+    assert refused
+    assert (report.put_back, old in report.versions) == ((), True)
+    assert old not in readable(made)
+    with pytest.raises(VersionGoneError):
+        take_hold(table_of(made), old, HOUR)
+    assert no_copies(made)
 
 
 def test_a_restore_at_the_last_moment(made: LsmTable) -> None:
