@@ -1,8 +1,8 @@
 """Find parts of a namespace whose objects are missing or cut, by names and sizes: no object is read as a whole.
 
 A manifest that is readable does not mean that what it lists is there. This costs one listing of the log, one of each
-prefix of the segment, one request for the record of each prefix, and a range of a few bytes for each of the first
-fragments whose size the manifest does not have.
+prefix of the segment, one request for the lease, one for the record of each prefix, and a range of a few bytes for each
+of the first fragments whose size the manifest does not have.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from memwal_ops.errors import (
     MemwalOpsError,
     ObjectNotFoundError,
     SegmentCorruptError,
+    TableCorruptError,
 )
+from memwal_ops.formats.zeppelin.lease import read_lease
 from memwal_ops.formats.zeppelin.segments import SegmentReader
 from memwal_ops.formats.zeppelin.wire.fragment import WIKI
+from memwal_ops.formats.zeppelin.wire.lease import LEASE
 from memwal_ops.storage.concurrently import concurrently
 
 if TYPE_CHECKING:
@@ -46,11 +49,11 @@ REWRITE = "memwal-ops merge URI --retrain writes it again: no row is lost."
 
 @dataclass(frozen=True)
 class BlockedPart:
-    """A part of a namespace that cannot be used: the log before a fragment, or a segment.
+    """A part of a namespace that cannot be used: the log from a fragment on, a segment, or the lease.
 
     Attributes:
-        kind: ``fragment`` or ``segment``.
-        id: of the fragment or segment.
+        kind: ``fragment``, ``segment`` or ``lease``.
+        id: of the fragment or segment; of the lease its path.
         error: the reason.
         path: of the object.
         missing: whether it does not exist.
@@ -93,27 +96,43 @@ class Listed:
 def damaged_parts(table: Namespace, listed: Listed | None = None) -> tuple[BlockedPart, ...]:
     """The parts of the live manifest with an object that is missing or cut: fragments in their order, then segments.
 
+    And the lease, if it cannot be read: no compaction can start.
+
     Raises:
         StorageError: the store failed.
     """
     found = damaged_parts_of(table, table.manifest, listed or Listed(table.store))
-    if not found or (newest := table.newest()).data == table.data:
-        return found
-    # A compaction replaced them meanwhile, and gc collected them.
-    live = {one.id for one in newest.manifest.fragments} | {one.id for one in newest.manifest.segments}
-    return tuple(one for one in found if one.id in live)
+    if found and (newest := table.newest()).data != table.data:
+        # A compaction replaced them meanwhile, and gc collected them.
+        live = {*_ids(newest.manifest)}
+        found = tuple(one for one in found if one.id in live)
+    try:
+        read_lease(table)
+    except TableCorruptError as error:
+        found = (*found, BlockedPart("lease", LEASE, error, LEASE, has_rows=False))
+    return found
+
+
+def unchecked(manifest: Manifest) -> tuple[str, ...]:
+    """Fragments and segments of which no object is looked for: those of other namespaces, and trees of nodes."""
+    trees = {one.id for one in manifest.segments if one.hierarchical}
+    return tuple(one for one in _ids(manifest) if one in manifest.borrowed | trees)
 
 
 def damaged_parts_of(table: Namespace, manifest: Manifest, listed: Listed) -> tuple[BlockedPart, ...]:
     """As :func:`damaged_parts`, of a manifest of the namespace."""
-    borrowed = manifest.borrowed
-    refs = [one for one in manifest.fragments if one.id not in borrowed]
-    segments = [one for one in manifest.segments if one.id not in borrowed and not one.hierarchical]
+    skipped = {*unchecked(manifest)}
+    refs = [one for one in manifest.fragments if one.id not in skipped]
+    segments = [one for one in manifest.segments if one.id not in skipped]
     found = [*_missing(refs, listed), *_cut(table.store, manifest, refs, listed)]
     order = {one.id: place for place, one in enumerate(refs)}
     found.sort(key=lambda part: order[part.id])
     faults = (_segment_fault(table, one, listed) for one in segments)
     return (*found, *(one for one in faults if one is not None))
+
+
+def _ids(manifest: Manifest) -> list[str]:
+    return [*(one.id for one in manifest.fragments), *(one.id for one in manifest.segments)]
 
 
 def _missing(refs: list[FragmentRef], listed: Listed) -> Iterator[BlockedPart]:

@@ -29,7 +29,9 @@ class ZeppelinFormat:
     demo = DEMO
 
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
-        """The names of the blocked part in messages: the one log, which a fragment blocks, or a segment."""
+        """The names of the blocked part in messages: the one log, which a fragment blocks, a segment, or the lease."""
+        if "lease" in blocked:
+            return "The lease of compactors", ""
         if "segment" in blocked:
             return f"Segment {blocked['segment']}", ""
         return "The log", f"fragment {blocked['fragment']}" if "fragment" in blocked else ""

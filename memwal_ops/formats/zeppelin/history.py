@@ -54,6 +54,10 @@ class Published(Protocol):
     def manifest(self) -> Manifest:
         """The manifest."""
 
+    @property
+    def data(self) -> bytes:
+        """The manifest's bytes."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -92,7 +96,7 @@ def position(store: Store, manifest: Manifest, data: bytes) -> tuple[int, bool]:
     newest = next(reversed(entries(store, manifest.dialect)), None)
     if newest is None:
         return 1, False
-    recorded = _content(store, newest.path) == data
+    recorded = _has(store, newest.path, data)
     return newest.revision + (not recorded), recorded
 
 
@@ -122,6 +126,33 @@ def read(table: Published, revision: int) -> Manifest:
         ) from error
 
 
+def check_live(table: Published) -> None:
+    """Compare the live manifest of a native namespace with the record of its version, if there is one.
+
+    Raises:
+        TableCorruptError: they differ: a server and memwal-ops record what they publish, byte by byte.
+    """
+    manifest = table.manifest
+    if manifest.dialect == NATIVE and not _has_version(table.store, manifest, table.data):
+        raise _other_manifest(manifest)
+
+
+def _has_version(store: Store, manifest: Manifest, data: bytes) -> bool:
+    """Whether the native version is not recorded, or with these bytes."""
+    try:
+        return store.get(path_of(manifest.version or 0, NATIVE)) == data
+    except ObjectNotFoundError:
+        return True
+
+
+def _other_manifest(manifest: Manifest) -> TableCorruptError:
+    version = manifest.version or 0
+    return TableCorruptError(
+        f"{path_of(version, NATIVE)} records a manifest of version {version} that differs from the live one.",
+        remedy=remedies.TWO_MANIFESTS,
+    )
+
+
 def record(store: Store, manifest: Manifest, data: bytes) -> int:
     """Record a manifest, if it is not recorded yet, and return its revision.
 
@@ -133,14 +164,11 @@ def record(store: Store, manifest: Manifest, data: bytes) -> int:
         version = manifest.version or 0
         path = path_of(version, NATIVE)
         if not store.put_if_absent(path, data) and store.get(path) != data:
-            raise TableCorruptError(
-                f"{path} records a manifest of version {version} that differs from the live one.",
-                remedy=remedies.TWO_MANIFESTS,
-            )
+            raise _other_manifest(manifest)
         return version
     for _ in range(_ATTEMPTS):
         newest = next(reversed(entries(store, manifest.dialect)), None)
-        if newest is not None and _content(store, newest.path) == data:
+        if newest is not None and _has(store, newest.path, data):
             return newest.revision
         number = 1 if newest is None else newest.revision + 1
         document = {"revision": number, "manifest": data.decode()}
@@ -150,6 +178,14 @@ def record(store: Store, manifest: Manifest, data: bytes) -> int:
     raise CommitConflictError(
         f"Other runs recorded {_ATTEMPTS} revisions before this one could.", remedy=remedies.RECORDING
     )
+
+
+def _has(store: Store, path: str, data: bytes) -> bool:
+    """Whether a record has a manifest; not, if it is damaged: no row is in it, and gc and verify report it."""
+    try:
+        return _content(store, path) == data
+    except TableCorruptError:
+        return False
 
 
 def _content(store: Store, path: str) -> bytes:

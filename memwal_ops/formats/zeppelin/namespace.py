@@ -129,7 +129,7 @@ def load(location: Location, store: Store) -> Namespace:
 
     Raises:
         NotALanceTableError: there is no manifest object.
-        TableCorruptError: it cannot be read, or is inconsistent.
+        TableCorruptError: it cannot be read, or is inconsistent; or it is missing, and its settings are there.
         UnsupportedFeatureError: it is of a later release.
         StorageError: the store refused or failed, by kind.
     """
@@ -137,6 +137,10 @@ def load(location: Location, store: Store) -> Namespace:
     try:
         data, tag = store.get_with_tag(MANIFEST)
     except ObjectNotFoundError as error:
+        if store.head(META) is not None:
+            raise TableCorruptError(
+                f"{MANIFEST} of {location.uri} is missing, which lists all of its objects.", remedy=remedies.MANIFEST
+            ) from error
         raise NotALanceTableError(
             f"{location.uri} has no {MANIFEST}, so it is not a Zeppelin namespace.",
             remedy="Give the prefix that contains manifest.json.",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 MANIFEST = (
     "Restore manifest.json from a backup, the bucket's versions or the newest record of its history; what was "
-    "appended since is then in fragments that no manifest lists. Keep the damaged object, and do not run gc before."
+    "appended since is then in fragments that no manifest lists: list them again before gc runs, which deletes them "
+    "after a week. Keep the damaged object."
 )
 RECORD = (
     "Restore it from a backup; or, if no reader, hold or snapshot uses that revision, move it out of the namespace: "

@@ -56,7 +56,10 @@ another compactor holds the lease; others: runbooks/README.md.""",
         ),
         # With the regions of Lance tables: an alert on one is an alert on the other.
         "blocked_parts": MetricSpec(
-            "count", "Fragments and segments that are missing or cut.", exported="blocked_regions", role="blocked"
+            "count",
+            "Fragments and segments that are missing or cut; an unreadable lease.",
+            exported="blocked_regions",
+            role="blocked",
         ),
         "fragments_merged": MetricSpec("count", "Fragments compacted.", "run", "merged_fragments"),
         "rows_merged": MetricSpec("count", "Rows of the fragments compacted.", "run", "merged_rows"),

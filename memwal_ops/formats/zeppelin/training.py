@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.zeppelin.wire.quantizers import CODES, ProductQuantizer, ScalarQuantizer
@@ -174,8 +175,9 @@ def read_training(store: Store, segment: str) -> Training | None:
         found: Any = json.loads(store.get(training_path(segment)))
         metric = found.get("metric")
         known = metric if metric in METRICS else None
-        # None in those of earlier releases.
-        objects = {str(name): (int(size), str(digest)) for name, (size, digest) in found.get("objects", {}).items()}
+        # None in those of earlier releases. A damaged record must not make intact objects corrupt.
+        objects = found.get("objects", {}) if found.get("checksum") == _checksum(found.get("objects")) else {}
+        objects = {str(name): (int(size), str(digest)) for name, (size, digest) in objects.items()}
         return Training(int(found["rows"]), float(found["imbalance"]), int(found["upserts"]), known, objects)
     except ObjectNotFoundError:
         return None
@@ -185,7 +187,12 @@ def read_training(store: Store, segment: str) -> Training | None:
 
 def training_bytes(training: Training) -> bytes:
     """Encode the record."""
-    return json.dumps(vars(training)).encode()
+    document = {**vars(training), "objects": {name: [*one] for name, one in training.objects.items()}}
+    return json.dumps({**document, "checksum": _checksum(document["objects"])}).encode()
+
+
+def _checksum(objects: object) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(objects).encode())
 
 
 def training_path(segment: str) -> str:

@@ -24,7 +24,7 @@ from memwal_ops.errors import (
     TableCorruptError,
     runbook,
 )
-from memwal_ops.formats.zeppelin import history
+from memwal_ops.formats.zeppelin import history, remedies
 from memwal_ops.formats.zeppelin.backlog import Contested, other_dimensions, read_fragments
 from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
 from memwal_ops.formats.zeppelin.completeness import REWRITE, Listed
@@ -44,6 +44,7 @@ from memwal_ops.formats.zeppelin.wire.indexes import (
     text_name,
 )
 from memwal_ops.formats.zeppelin.wire.json_text import finite
+from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.segment import attributes_name
 
 if TYPE_CHECKING:
@@ -102,6 +103,11 @@ def _settings(table: Namespace) -> Iterator[Finding]:
             "merge and gc refuse the namespace.", "Let its Zeppelin server maintain it, or migrate it.",
         )  # fmt: skip
     if table.manifest.dialect == NATIVE:
+        if table.meta.metric is None:
+            yield Finding(
+                Severity.ERROR, "settings", META, "It is missing, or has no distance_metric.",
+                "A Zeppelin server does not find the namespace; merge refuses it.", remedies.META, runbook(9) or "",
+            )  # fmt: skip
         live = table.manifest.fragment_keys
         for key in table.manifest.pending:
             if key in live or any(key.startswith(prefix) for prefix in table.manifest.prefixes):
@@ -317,6 +323,10 @@ def _index(path: str, wrong: str) -> Finding:
 
 def _history(table: Namespace) -> Iterator[Finding]:
     listed = Listed(table.store)
+    try:
+        history.check_live(table)
+    except TableCorruptError as error:
+        yield finding_of(error, "history", MANIFEST, "One of the two is damaged, or not of this namespace.")
     for entry in history.entries(table.store, table.manifest.dialect):
         try:
             history.read(table, entry.revision)

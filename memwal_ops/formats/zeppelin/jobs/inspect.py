@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.polling import cached_for_poll, poll_cache
+from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats.zeppelin import backlog as log
-from memwal_ops.formats.zeppelin.completeness import damaged_parts
+from memwal_ops.formats.zeppelin.completeness import damaged_parts, unchecked
 from memwal_ops.formats.zeppelin.lease import read_lease
 from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 
@@ -82,7 +83,7 @@ class Inspection:
         """The inspection as text for people."""
         table, manifest = self.table, self.table.manifest
         lease = self._lease()
-        held = "never acquired"
+        held = "unreadable" if any(one.kind == "lease" for one in self.damaged) else "never acquired"
         if lease is not None:
             held = f"{lease['state']} ({lease['holder']}, token {lease['token']})"
         what = f"{counted(int(self.backlog['fragments']), 'fragment')}, {counted(int(self.backlog['rows']), 'vector')}"
@@ -115,7 +116,10 @@ class Inspection:
             yield paragraph(f"{one.error} {one.error.remedy}", indent="  ", hanging="  ")
         if self.contested.ids:
             yield paragraph(f"{self.contested}; no query returns them, and merge keeps both.", hanging="  ")
-        if not self.damaged:
+        skipped = unchecked(self.table.manifest)
+        if skipped:
+            yield f"Not looked for, as only a server can: the objects of {', '.join(skipped)}."
+        elif not self.damaged:
             yield "All listed objects exist, with the sizes that are known; contents were not read: memwal-ops verify."
 
     def _lease(self) -> dict[str, Any] | None:
@@ -129,11 +133,14 @@ class Inspection:
 def plan(table: Namespace, options: InspectOptions, context: RunContext | None = None) -> Inspection:
     """Inspect the namespace: its manifest, listings of its log and segment, and its lease."""
     del context
-    lease = read_lease(table)
+    try:
+        stored = read_lease(table)
+    except TableCorruptError:
+        stored = None  # among what is damaged
     with poll_cache():
         figures = log.figures(table)
         damaged = cached_for_poll(table, "damaged", lambda: damaged_parts(table))
-    return Inspection(table, figures, damaged, log.contested(table), lease and lease[0], options.limit)
+    return Inspection(table, figures, damaged, log.contested(table), stored and stored[0], options.limit)
 
 
 apply = plan

@@ -14,8 +14,10 @@ from memwal_ops.errors import (
     RegionsBlockedError,
     SegmentCorruptError,
     StorageError,
+    TableCorruptError,
     UnsupportedFeatureError,
 )
+from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.backlog import contested, figures, read_fragments
 from memwal_ops.formats.zeppelin.compaction import (
     Built,
@@ -30,6 +32,7 @@ from memwal_ops.formats.zeppelin.completeness import BlockedPart, damaged_parts
 from memwal_ops.formats.zeppelin.lease import claim, held_lease
 from memwal_ops.formats.zeppelin.publish import FencedError, probe, retried
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
+from memwal_ops.formats.zeppelin.wire.names import META
 from memwal_ops.formats.zeppelin.writer import put_fragment
 from memwal_ops.log import get_logger
 from memwal_ops.storage.locked_folder import swaps_wait
@@ -202,6 +205,11 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
 
 def _check(table: Namespace) -> None:
     table.check_writable()
+    if table.manifest.dialect == NATIVE and table.meta.metric is None:
+        # Its full-text fields may be unknown, too: queries would find too little in the new segment.
+        raise TableCorruptError(
+            f"{META} of {table.location.uri} is missing, or has no distance_metric.", remedy=remedies.META
+        )
     if table.manifest.dialect == NATIVE and table.meta.full_text:
         raise UnsupportedFeatureError(
             f"{table.location.uri} has full-text search on {', '.join(table.meta.full_text)}, with stemming that only "

@@ -41,7 +41,10 @@ _WIKI_SEGMENT = (
 )  # fmt: skip
 _OURS = (0, 2, 0)
 _VERSION = FIELDS.index("version")
-_PLAIN = {None, "v1"}
+_PLAIN = "v1"
+# Far above what any release makes; so many names are in memory at once.
+_MAX_CLUSTERS = 1 << 20
+_MAX_COUNT = 1 << 63
 _SEGMENT = re.compile(r"[^/\x00-\x1f]+")
 _CODES: Mapping[str | None, tuple[str, ...]] = {"scalar": (CALIBRATION,), "product": (CODEBOOK,)}
 _ULID = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -177,7 +180,7 @@ class Manifest:
         if self.dialect == WIKI:
             return None
         binding = self.document.get("manifest_binding_version")
-        if binding not in _PLAIN:
+        if binding is not None and binding != _PLAIN:
             return f"its binding version is {binding!r}"
         held = next((name for name in _SERVERS if self.document.get(name)), None)
         if held is not None:
@@ -292,7 +295,8 @@ def decode_manifest(data: bytes, namespace: str, *, dialect: str | None = None) 
     """
     try:
         if data[:1] == b"{":
-            document = json.loads(data)
+            document = json.loads(data, parse_constant=_refused)
+            _check_text(data, document)
             return _decode(document, namespace, _dialect(document, dialect), "json", b"")
         if data[:1] == b"\x01":
             return _decode_packed(data[1:], namespace, "msgpack", b"\x01")
@@ -314,6 +318,16 @@ def decode_manifest(data: bytes, namespace: str, *, dialect: str | None = None) 
 def timestamp(moment: datetime) -> str:
     """ISO 8601 with ``Z``."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _refused(constant: str) -> float:
+    raise InvalidFormatError(f"{constant} is not a JSON number.")
+
+
+def _check_text(data: bytes, document: Mapping[str, Any]) -> None:
+    """Refuse lone surrogates: the next manifest could not be encoded."""
+    if b"\\ud" in data.lower():
+        json.dumps(document, ensure_ascii=False).encode()
 
 
 def _decode_envelope(data: bytes, namespace: str) -> Manifest:
@@ -376,6 +390,8 @@ def _decode(document: Mapping[str, Any], namespace: str, dialect: str, encoding:
         raise InvalidFormatError(f"Its fencing token is {token!r}.")
     if dialect == WIKI:
         return _decode_wiki(document, namespace, token)
+    for name in ("version", "next_sequence"):
+        _count(document.get(name) or 0)
     named = document.get("namespace")
     # A native manifest may have its namespace's name; a different name means that it was copied here by mistake.
     if named and named != namespace:
@@ -403,7 +419,8 @@ def _decode_wiki(document: Mapping[str, Any], namespace: str, token: int) -> Man
         if key != f"wal/{_checked(one['id'])}.fragment.json":
             raise InvalidFormatError(f"The fragment {one['id']} has the key {one['key']!r}.")
         counts = _count(one.get("vector_count", 0)), _count(one.get("delete_count", 0))
-        fragments.append(FragmentRef(one["id"], key, *counts, order, one.get("created_at")))
+        created = one.get("created_at")
+        fragments.append(FragmentRef(one["id"], key, *counts, order, created if isinstance(created, str) else None))
     segments = []
     for one in document["segments"]:
         prefix = _relative(one["key_prefix"], namespace)
@@ -415,10 +432,10 @@ def _decode_wiki(document: Mapping[str, Any], namespace: str, token: int) -> Man
                 one["id"],
                 prefix,
                 _count(one["vector_count"]),
-                _count(one["centroid_count"]),
+                _clusters(one["centroid_count"]),
                 one.get("quantization"),
-                tuple(map(str, one.get("bitmap_fields") or ())),
-                tuple(map(str, one.get("fts_fields") or ())),
+                _fields(one, "bitmap_fields"),
+                _fields(one, "fts_fields"),
                 created_at=one.get("created_at"),
                 others=tuple((prefix + name, None) for name in _CODES.get(one.get("quantization"), ())),
             )
@@ -445,15 +462,17 @@ def _native_segment(one: Mapping[str, Any], namespace: str) -> SegmentRef:
         objects = [_named(each, names) for each in objects]
     objects = [{**each, "key": _relative(each["key"], namespace)} for each in objects]
     kind = one.get("quantization") or "none"
+    if not isinstance(kind, str):
+        raise InvalidFormatError(f"The segment {one['id']} has the quantization {kind!r:.80}.")
     return SegmentRef(
         _checked(one["id"]),
         f"segments/{one['id']}/",
         _count(one["vector_count"]),
-        _count(one["cluster_count"]),
-        None if kind == "none" else str(kind),
-        tuple(one.get("bitmap_fields") or ()),
-        tuple(one.get("fts_fields") or ()),
-        tuple(f"segments/{_checked(owner)}/" for owner in one.get("cluster_owners") or ()),
+        _clusters(one["cluster_count"]),
+        None if kind == "none" else kind,
+        _fields(one, "bitmap_fields"),
+        _fields(one, "fts_fields"),
+        _owners(one),
         tuple(objects),
         bool(one.get("hierarchical")),
         others=tuple(_others(one, namespace)),
@@ -493,7 +512,30 @@ def _checked(name: object) -> str:
     return name
 
 
+def _fields(one: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    found = one.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise InvalidFormatError(f"The segment {one['id']} has the {name} {found!r:.80}.")
+    return tuple(found)
+
+
+def _owners(one: Mapping[str, Any]) -> tuple[str, ...]:
+    owners = tuple(f"segments/{_checked(owner)}/" for owner in one.get("cluster_owners") or ())
+    if owners and len(owners) != one["cluster_count"]:
+        raise InvalidFormatError(
+            f"The segment {one['id']} has {len(owners)} owners of {one['cluster_count']} clusters."
+        )
+    return owners
+
+
+def _clusters(value: object) -> int:
+    found = _count(value)
+    if found > _MAX_CLUSTERS:
+        raise InvalidFormatError(f"{found} is not a number of clusters.")
+    return found
+
+
 def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < _MAX_COUNT:
         raise InvalidFormatError(f"{value!r:.40} is not a count.")
     return value

@@ -190,6 +190,73 @@ def test_a_fragment(
     assert made.read() == made.expected()
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b'{"fencing_token": "x"}'])
+def test_a_lease_that_cannot_be_read(
+    made: NamespaceUnderTest, content: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No compaction can start: that is not healthy, and what reads goes on."""
+    path = Path(made.uri, "lease.json")
+    path.write_bytes(content)
+    assert_seen(made, path, "table_corrupt", capfd)
+    made.put("new")
+    error = refused(made, "merge")
+    assert "at or above 1" in error.remedy
+    assert made.read() == made.expected()
+
+
+@pytest.mark.parametrize("harm", [emptied, halved, flipped, Path.unlink])
+def test_records_of_ours_are_no_reason_to_stop(made: NamespaceUnderTest, harm: Callable[[Path], None]) -> None:
+    """Neither a record of a segment's checksums nor one of an old manifest has a row."""
+    made.put("new")
+    for folder in ("_mem_wal_ops/training", "_mem_wal_ops/history"):
+        for path in Path(made.uri, folder).glob("*"):
+            harm(path)
+    assert damaged_parts(opened(made)) == ()
+    assert run_job(made.uri, "merge").decision == "merged"
+    assert made.read() == made.expected()
+    found = run_job(made.uri, "verify").to_json()["findings"]
+    assert {one["check"] for one in found} <= {"history", "orphans"}, "neither is a loss"
+
+
+def test_each_bit_of_a_records_checksums(made: NamespaceUnderTest) -> None:
+    """A record that is damaged must not make an intact segment a corrupt one."""
+    (path,) = Path(made.uri, "_mem_wal_ops/training").glob("*")
+    data = path.read_bytes()
+    for at in range(data.index(b'"objects"'), len(data), 3):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert damaged_parts(opened(made)) == (), data[at - 20 : at + 20]
+
+
+def test_a_manifest_that_was_deleted(made: NamespaceUnderTest, capfd: pytest.CaptureFixture[str]) -> None:
+    Path(made.uri, "manifest.json").unlink()
+    for job in ("inspect", "merge", "verify", "gc"):
+        shown = run_here(capfd, job, made.uri, "--json")
+        assert shown.code == 9
+        assert "history" in shown.document["error"]["remedy"]
+
+
+def test_a_native_manifest_that_differs_from_its_record(tmp_path: Path) -> None:
+    made = NamespaceUnderTest(str(tmp_path / "ns"), "native")
+    made.write()
+    table = opened(made)
+    manifest = Path(made.uri, "manifest.json")
+    manifest.write_bytes(manifest.read_bytes().replace(b"2026", b"2024").replace(b"2025", b"2024"))
+    assert opened(made).data != table.data
+    (found,) = run_job(made.uri, "verify").to_json()["findings"]
+    assert (found["severity"], found["check"]) == ("error", "history")
+    assert "Compare the two" in found["remedy"]
+
+
+def test_a_native_namespace_without_settings(tmp_path: Path) -> None:
+    """No server finds it, and its metric and full-text fields are unknown."""
+    made = NamespaceUnderTest(str(tmp_path / "ns"), "native")
+    made.write()
+    Path(made.uri, "meta.json").unlink()
+    assert "meta.json is missing" in str(refused(made, "merge")).replace(f" of {made.uri}", "")
+    (found,) = run_job(made.uri, "verify").to_json()["findings"]
+    assert (found["severity"], found["place"]) == ("error", "meta.json")
+
+
 def test_a_text_that_is_cut_behind_a_vector_is_no_document(tmp_path: Path) -> None:
     made = NamespaceUnderTest(str(tmp_path / "ns"))
     made.put("a", "b", "c")
@@ -255,6 +322,9 @@ def test_objects_of_another_namespace_are_not_looked_for_here(tmp_path: Path) ->
     assert len(damaged_parts(opened(made))) == 1
     edit(made.uri, lambda found: found["fragments"][0].update(artifact_origin=0))
     assert damaged_parts(opened(made)) == ()
+    shown = run_job(made.uri, "inspect").describe()
+    assert f"Not looked for, as only a server can: the objects of {Path(key).stem}." in shown
+    assert "All listed objects exist" not in shown
 
 
 def test_no_migration_of_an_incomplete_namespace(made: NamespaceUnderTest, tmp_path: Path) -> None:
@@ -308,7 +378,7 @@ def test_requests(counted: tuple[dict[str, str], Any], dialect: str) -> None:
         writer.append(vectors=[{"id": f"w{at}", "values": [1.0, float(at)]}])
     assert not is_unchanged(uri, options, polled[-1])
     count("waiting", poll)
-    most = {"poll": 7, "idle": 1, "nothing": 8, "inspect": 8, "waiting": 8 + 5 * (dialect == "wiki")}
+    most = {"poll": 8, "idle": 1, "nothing": 9, "inspect": 10, "waiting": 9 + 5 * (dialect == "wiki")}
     assert all(made[name] <= most[name] for name in most), made
     assert run_job(uri, "merge", storage_options=options).decision == "merged"
 

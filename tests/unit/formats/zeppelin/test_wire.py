@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
@@ -14,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
+from memwal_ops.formats.zeppelin.backlog import written_at
 from memwal_ops.formats.zeppelin.ulid import new_ulid, ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment, decode_fragment, encode_fragment
 from memwal_ops.formats.zeppelin.wire.indexes import decode_bitmaps, encode_bitmaps, encode_text_index
 from memwal_ops.formats.zeppelin.wire.json_text import double_text, single_text, vector_texts
 from memwal_ops.formats.zeppelin.wire.lease import decode_lease
-from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest, encode_manifest, new_manifest
+from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, decode_manifest, encode_manifest, new_manifest
 from memwal_ops.formats.zeppelin.wire.quantizers import ScalarQuantizer
 from memwal_ops.formats.zeppelin.wire.segment import (
     decode_centroids,
@@ -30,6 +32,9 @@ from memwal_ops.formats.zeppelin.wire.segment import (
     encode_cluster,
 )
 from tests.support.zeppelin import independent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SINGLES = st.floats(width=32, allow_nan=False, allow_infinity=False)
 SCALARS = st.one_of(
@@ -420,3 +425,78 @@ def test_new_manifests(dialect: str) -> None:
     plain = independent.manifest(data)
     assert plain["fragments"] == plain["segments"] == plain["pending_deletes"] == []
     assert encode_manifest(decode_manifest(data, "ns")) == data
+
+
+ODD: list[Any] = [None, "", "x", -1, 2**64, 1.5, True, [], {}, [None], [[]], [1], {"a": 1}, "../x", "a" * 300]
+
+
+def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a document, the first of each list."""
+    entries = document.items() if isinstance(document, dict) else enumerate(document[:1])
+    for key, value in entries:
+        yield (*at, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*at, key))
+
+
+def wiki_manifest() -> dict[str, Any]:
+    fragment = {"id": "01A", "key": "ns/wal/01A.fragment.json", "vector_count": 1, "delete_count": 0,
+                "created_at": "2026-01-15T10:00:00Z"}  # fmt: skip
+    segment = {"id": "seg-1", "key_prefix": "ns/segments/seg-1/", "vector_count": 3, "centroid_count": 1,
+               "created_at": "x", "quantization": "scalar", "bitmap_fields": ["a"], "fts_fields": ["b"]}  # fmt: skip
+    return {"fragments": [fragment], "segments": [segment], "pending_deletes": ["p"], "fencing_token": 4,
+            "updated_at": "x"}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", [WIKI, NATIVE])
+def test_an_odd_value_in_a_manifest_is_refused_or_can_be_published(dialect: str) -> None:
+    """Never an error of Python, neither here nor where the next manifest is made of it."""
+    if dialect == WIKI:
+        plain: dict[str, Any] = wiki_manifest()
+    else:
+        plain = {**decode_manifest(b"\x01" + msgpack.packb(native_manifest()), "ns").document}
+    assert decode_manifest(json.dumps(plain).encode(), "ns", dialect=dialect).dialect == dialect
+    refused = 0
+    for at in [*places(plain)]:
+        for value in ODD:
+            document = copy.deepcopy(plain)
+            *path, last = at
+            inner: Any = document
+            for one in path:
+                inner = inner[one]
+            inner[last] = value
+            try:
+                found = decode_manifest(json.dumps(document).encode(), "ns", dialect=dialect)
+            except (InvalidFormatError, UnsupportedFeatureError):
+                refused += 1
+                continue
+            assert {type(one.id) for one in (*found.fragments, *found.segments)} <= {str}
+            assert {written_at(one) is None for one in found.fragments} <= {True, False}
+            assert found.unwritable is None or dialect == NATIVE
+            name = "wal/01B.fragment.json" if dialect == WIKI else "wal/01B.wal"
+            ref = FragmentRef("01B", name, 1, 0, 2**62)
+            changed = found.changed(fragments=[*found.fragments, ref], segments=found.segments, token=9)
+            data = encode_manifest(changed)
+            assert decode_manifest(data, "ns", dialect=dialect).fragments[-1].id == "01B", (at, value)
+    assert refused > 100
+
+
+def test_texts_and_numbers_that_no_manifest_can_have() -> None:
+    """A lone surrogate could not be encoded again; what is no JSON, no other reader would read."""
+    for value in ('"\\ud800"', "NaN", "Infinity"):
+        data = json.dumps(wiki_manifest()).replace('"x"', value).encode()
+        with pytest.raises(InvalidFormatError):
+            decode_manifest(data, "ns")
+    assert decode_manifest(json.dumps({**wiki_manifest(), "updated_at": "\U0001f600"}).encode(), "ns").token == 4
+
+
+def test_numbers_of_clusters_that_no_segment_has() -> None:
+    """All names of a segment are in memory at once."""
+    document = wiki_manifest()
+    document["segments"][0]["centroid_count"] = 2**40
+    with pytest.raises(InvalidFormatError, match="clusters"):
+        decode_manifest(json.dumps(document).encode(), "ns")
+    plain = {**decode_manifest(b"\x01" + msgpack.packb(native_manifest()), "ns").document}
+    plain["segments"][0]["cluster_owners"] = [plain["segments"][0]["id"]] * 99
+    with pytest.raises(InvalidFormatError, match="99 owners"):
+        decode_manifest(json.dumps(plain).encode(), "ns")
