@@ -138,6 +138,8 @@ def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, 
     if faults:
         raise faults[0]
     found = Finding()
+    if (missing := table.format.missing_of(table, table.revision)) is not None:
+        found.add(CRITICAL, f"{missing} is missing or damaged, and revision {table.revision} needs it")
     if not reporting:
         return found, "no log to merge"
     waiting = amount(figures, "backlog")

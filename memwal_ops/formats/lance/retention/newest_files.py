@@ -70,6 +70,10 @@ class NewestFiles:
         else:
             self._wrong[key] = f"has {file.size:,} bytes instead of {size:,}"
 
+    def damage(self) -> Damage | None:
+        """The worst file that is missing or has another size, after the listings have ended; None: there is none."""
+        return self._damage_of(self._found_wrong())
+
     def require(self) -> None:
         """Refuse to continue if the listing has ended without all files, or one has another size than recorded.
 
@@ -78,9 +82,7 @@ class NewestFiles:
         Raises:
             TableCorruptError: with such a file, and the newest version that does not refer to it.
         """
-        # A listing is not a snapshot. What is behind a link is in none.
-        missing = missing_files(self._table.store, self._unseen - self._wrong.keys())
-        wrong = {**self._wrong, **dict.fromkeys(missing, "is missing")}
+        wrong = self._found_wrong()
         found = self._damage_of(wrong)
         if found is None:
             return
@@ -95,6 +97,11 @@ class NewestFiles:
             f"while the newest version is not complete.{kept}",
             remedy=_OF_AN_INDEX if found.folder == INDICES_FOLDER else _OF_ROWS,
         )
+
+    def _found_wrong(self) -> dict[str, str]:
+        # A listing is not a snapshot. What is behind a link is in none.
+        missing = missing_files(self._table.store, self._unseen - self._wrong.keys())
+        return {**self._wrong, **dict.fromkeys(missing, "is missing")}
 
     def _damage_of(self, wrong: dict[str, str]) -> Damage | None:
         """The worst: a file with rows, before an index; in another table, if all of the own ones are right."""
@@ -129,9 +136,18 @@ def require_complete(table: Table) -> None:
         TableCorruptError: see :meth:`NewestFiles.require`.
         StorageError: the store failed.
     """
+    _listed(table).require()
+
+
+def newest_damage(table: Table) -> Damage | None:
+    """A file that is missing or cut, by its name and size, though the table's version needs it. Requests: as above."""
+    return _listed(table).damage()
+
+
+def _listed(table: Table) -> NewestFiles:
     files = NewestFiles(table)
     for folder in files.folders:
         with suppress(LinkError):
             for meta in table.store.list(folder):
                 files.see(meta)
-    files.require()
+    return files

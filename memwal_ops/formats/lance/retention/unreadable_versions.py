@@ -1,7 +1,7 @@
 """Find listed versions that cannot be read, because files to which they refer are missing.
 
 A clean-up that deletes data before manifests leaves such versions if it is killed or refused, as does manual
-deletion of files. Only files to which the newest version does not refer are checked: no clean-up deletes others.
+deletion of files. Of the newest version, names and sizes are compared with listings.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorr
 from memwal_ops.formats.lance.files.named_files import NamedFile, Places
 from memwal_ops.formats.lance.files.referenced_files import missing_files, references
 from memwal_ops.formats.lance.files.versions import decode_named, version_path
+from memwal_ops.formats.lance.retention.newest_files import newest_damage
 from memwal_ops.formats.lance.wire.feature_flags import check_writable
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from memwal_ops.formats.lance.retention.damage import Damage
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta
@@ -40,26 +43,37 @@ class VersionsCheck:
         listed: the number of versions.
         checked: how many of them were checked, the oldest first; this includes the newest, which is open.
         unreadable: one missing file for each unreadable version.
+        newest: a damaged file of the newest version, which is not among these.
     """
 
     listed: int
     checked: int = 1
     unreadable: dict[int, str] = field(default_factory=dict)
+    newest: Damage | None = None
 
     def to_json(self, *, limit: int = 100) -> dict[str, object]:
         """The ``versions`` entry of ``inspect --json``."""
         entries = [{"version": version, "missing": path} for version, path in sorted(self.unreadable.items())]
-        return {"listed": self.listed, "checked": self.checked, "unreadable": entries[:limit]}
+        return {
+            "listed": self.listed,
+            "checked": self.checked,
+            "unreadable": entries[:limit],
+            "damaged": None if self.newest is None else self.newest.path,
+        }
 
 
 def missing_of_version(table: Table, version: int) -> str | None:
     """A missing file to which the version refers; None if there is none, or no such version.
 
-    One request for each file that the version does not share with ``table``'s.
+    One request for each file that the version does not share with ``table``'s. Of ``table``'s own, a listing of the
+    folders of its files; a cut file with rows counts as missing, and an index does not.
 
     Raises:
         TableCorruptError: the version's manifest does not decode.
     """
+    if version == table.version:
+        damage = newest_damage(table)
+        return None if damage is None or damage.folder == INDICES_FOLDER else damage.path
     path = version_path(version, table.naming)
     try:
         found = decode_named(path, table.store.get(path))
@@ -88,7 +102,7 @@ def check_versions(table: Table) -> VersionsCheck:
     does not decode is counted as unreadable by its own path.
     """
     manifests = {version: meta for version, meta in table.history.listed().items() if version < table.version}
-    check = VersionsCheck(len(manifests) + 1)
+    check = VersionsCheck(len(manifests) + 1, newest=_damage(table))
     newest = _needed_files(table, table.manifest).keys()
     is_missing: dict[str, bool] = {}
     oldest = sorted(manifests.items())[:_VERSIONS]
@@ -114,6 +128,15 @@ def check_versions(table: Table) -> VersionsCheck:
         if table.store.head(manifests[version].path) is None:
             del check.unreadable[version]
     return check
+
+
+def _damage(table: Table) -> Damage | None:
+    """A damaged file of the newest version; None: there is none, or it was expired since."""
+    try:
+        found = newest_damage(table)
+    except NotExportedError:
+        return None
+    return None if found is None or table.store.head(version_path(table.version, table.naming)) is None else found
 
 
 def _listed_files(table: Table, listed: tuple[int, ObjectMeta]) -> Mapping[str, NamedFile | None] | None:

@@ -204,6 +204,9 @@ def _describe(inspection: Inspection) -> str:
         if index.fault is not None:
             lines += ["", paragraph(f"PROBLEM: index {index.name} {index.fault.why} (memwal-ops verify).")]
     lines += _problems(inspection)
+    if (newest := inspection.versions.newest) is not None:
+        lines += ["", paragraph(f"PROBLEM: {newest.path} {newest.why}, and the newest version needs it.")]
+        lines.append(paragraph(f"What to do: {newest.remedy} (runbooks/errors/09-table_corrupt.md)", indent="    "))
     if unreadable := inspection.versions.unreadable:
         lines += ["", paragraph(_unreadable(unreadable))]
     for stray in table.regions.strays[: inspection.limit]:

@@ -14,6 +14,7 @@ from memwal_ops.core.own_files import check_own_files
 from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats.lance.options import ExpireOptions, MaintainOptions
 from tests.support.gc_options import IMMEDIATE
+from tests.support.run_cli import run_here
 from tests.support.tables.files import Files
 from tests.support.tables.gc_tables import free, grow, make, merged, table_of
 from tests.support.tables.layouts import LAYOUTS
@@ -77,6 +78,22 @@ def test_expire_deletes_nothing(made: PlainTable, damaged: Callable[[PlainTable]
         assert refused.value.exit_code == 9
     assert {one for one in made.files() if not one.startswith("_mem_wal_ops/")} == before
     assert not [*check_own_files(open_table(made.uri))]
+
+
+@pytest.mark.parametrize("damaged", [remove_data, cut_data, remove_deletions, remove_index])
+def test_it_is_not_shown_as_healthy(
+    made: PlainTable, damaged: Callable[[PlainTable], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without an index, all rows are read."""
+    assert run_job(made.uri, "inspect").to_json()["versions"]["damaged"] is None
+    assert run_here(capfd, "check", "--nagios", made.uri).code == 0
+    path = damaged(made)
+    shown = run_job(made.uri, "inspect")
+    assert shown.exit_code == 0
+    assert shown.to_json()["versions"]["damaged"] == path
+    assert f"PROBLEM: {path} " in " ".join(shown.describe().split())
+    checked = run_here(capfd, "check", "--nagios", made.uri)
+    assert (checked.code, path in checked.out) == ((0, False) if damaged is remove_index else (2, True))
 
 
 def test_the_newest_version_that_reads_is_named_and_a_restored_file_ends_it(made: PlainTable) -> None:
