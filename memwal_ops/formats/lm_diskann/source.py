@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError, StorageError, TableNotFoundError, TableReplacedError
 from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import replace_file
+from memwal_ops.formats.lm_diskann.files import io_error, replace_file
 from memwal_ops.formats.transactions import read_transaction
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def read_source(folder: str, followed: int = 0) -> Source | None:
         followed: the version of the table that the index has; 0: none yet.
 
     Raises:
+        StorageError: it cannot be read.
         TableCorruptError: ``follow.json`` is damaged; or it is missing, although the index has a version.
     """
     try:
@@ -144,8 +145,10 @@ def read_source(folder: str, followed: int = 0) -> Source | None:
         if not followed:
             return None
         raise _damaged(folder, f"the index has version {followed} of a table, and the file is missing") from error
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError, IsADirectoryError) as error:
         raise _damaged(folder, str(error)) from error
+    except OSError as error:
+        raise io_error(error) from error
 
 
 def _damaged(folder: str, why: str) -> IndexCorruptError:

@@ -15,7 +15,7 @@ from memwal_ops.formats.lm_diskann.files import GRAPH, check_graph
 from memwal_ops.formats.lm_diskann.folders import read_parameters
 from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index
 from memwal_ops.formats.lm_diskann.locks import WriterLock
-from memwal_ops.formats.lm_diskann.source import unusable_error
+from memwal_ops.formats.lm_diskann.source import read_source, unusable_error
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.formats.lm_diskann.store import Store as Database
 from memwal_ops.formats.lm_diskann.store_file import check_store_file
@@ -79,6 +79,10 @@ class Table(GuardedTable):
     def faults(self) -> tuple[MemwalOpsError, ...]:
         """What stops readers or jobs: the view, a file, or a followed table that the index cannot follow."""
         found = [self.view_error, *self.file_errors]
+        try:
+            read_source(self.location.uri, self.state.followed)
+        except MemwalOpsError as error:
+            found.append(error)
         if self.state.unusable:
             found.append(unusable_error(self.location.uri, self.state.unusable))
         return tuple(one for one in found if one is not None)

@@ -72,12 +72,7 @@ class Report:
             return []
         rows = f"key {found['key']}" if found["key"] else "stable row ids"
         behind = found["error"] or f"{counted(self.document['backlog']['versions_behind'], 'version')} behind."
-        lines = [
-            f"  Follows column {found['column']} of {found['uri']} by {rows}: version {found['version']}; {behind}"
-        ]
-        if found["unusable"]:
-            lines.append(f"  Cannot be searched: {found['unusable']}. Run memwal-ops catchup --rebuild.")
-        return lines
+        return [f"  Follows column {found['column']} of {found['uri']} by {rows}: version {found['version']}; {behind}"]
 
 
 def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:

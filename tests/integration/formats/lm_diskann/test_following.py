@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal_ops import run_job
+from memwal_ops import open_table, run_job
 from memwal_ops.errors import InvalidUsageError, TableCorruptError, TableNotFoundError, TableReplacedError
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import following, source
@@ -164,7 +164,11 @@ def test_what_it_cannot_follow_is_named_until_it_is_rebuilt(
         }
         assert words[change.__name__] in report.describe()
     assert View(followed).unusable
-    assert f"Cannot be searched: {report.to_json()['unusable']}" in run_job(followed, "inspect").describe()
+    shown = " ".join(run_job(followed, "inspect").describe().split())
+    assert f"cannot be searched: {report.to_json()['unusable']}" in shown
+    assert shown.endswith("Run memwal-ops catchup --rebuild on the index folder.")
+    [blocked] = open_table(followed).summary().blocked
+    assert blocked.reason == "table_replaced"
     with lm_diskann.open(followed, read_only=True) as index:
         with pytest.raises(source.IndexUnusableError, match="cannot be searched"):
             index.search(vectors[:1])
@@ -327,12 +331,16 @@ def test_planted_a_version_that_is_ahead_of_its_rows(
         check(followed, uri)
 
 
-@pytest.mark.parametrize("harm", ["missing", "damaged", "nested"])
-def test_an_index_that_does_not_know_its_table_any_more(followed: str, vectors: np.ndarray, harm: str) -> None:
+@pytest.mark.parametrize("harm", ["missing", "damaged", "nested", "folder"])
+def test_an_index_that_does_not_know_its_table_any_more(
+    followed: str, vectors: np.ndarray, harm: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     run_job(followed, "catchup")
     path = os.path.join(followed, source.FOLLOW)
     os.rename(path, f"{followed}.{source.FOLLOW}")
-    if harm != "missing":
+    if harm == "folder":
+        os.mkdir(path)
+    elif harm != "missing":
         with open(path, "wb") as file:
             file.write(b"\xff" * 20 if harm == "damaged" else b"[" * 200_000)
     assert run_job(followed, "verify").to_json()["counts"] == {"follow_damaged": 1}
@@ -340,12 +348,16 @@ def test_an_index_that_does_not_know_its_table_any_more(followed: str, vectors: 
         with pytest.raises(TableCorruptError, match=r"follow\.json") as error:
             run_job(followed, job)
         assert error.value.remedy.startswith("Put follow.json of any copy of this folder in its place")
+    checked = run_here(capfd, "check", "--nagios", followed)
+    assert (checked.code, checked.out.partition(" | ")[0]) == (2, "MEMWAL CRITICAL - 1 part blocked")
     with lm_diskann.open(followed) as index, pytest.raises(TableCorruptError, match=r"follow\.json"):
         index.insert([1], vectors[:1])
     shutil.rmtree(f"{followed}/view")
     report = run_job(followed, "repair", apply=True)
     assert report.exit_code == 9
     assert "publish the view" in report.describe()
+    if harm == "folder":
+        os.rmdir(path)
     os.replace(f"{followed}.{source.FOLLOW}", path)
     assert run_job(followed, "verify").decision == "healthy"
     assert run_job(followed, "catchup").decision == "unchanged"
