@@ -109,7 +109,7 @@ docs-check: $(VENV)/.dev
 site: $(VENV)/.docs  ## Build the documentation site into build/site; a dead link ends it (half a minute)
 	@$(BIN)/python -m tools.build_site
 
-models: $(VENV)/.dev  ## Check the models of the protocols in docs/models with spin, and each planted bug (a minute; needs spin and gcc)
+models: $(VENV)/.dev  ## Check the models of the protocols in docs/models with spin, and each planted bug (minutes; needs spin and gcc)
 	@nice $(BIN)/python -m tools.models
 
 requirements: $(VENV)/.dev  ## Show which statements of the specification no test proves

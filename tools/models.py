@@ -1,6 +1,7 @@
 """Check the models of the protocols in docs/models with spin: none has an error, but with each planted bug.
 
-``python -m tools.models [MODEL ...]``; needs spin and a C compiler.
+``python -m tools.models [--traces] [MODEL ...]``; needs spin and a C compiler. ``--traces`` writes the shortest
+counterexample of each planted bug to docs/models/traces.
 """
 
 from __future__ import annotations
@@ -15,10 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "docs/models"
-_PLANTED = re.compile(r"^ \*   (\d+)  ", re.MULTILINE)
+TRACES = FOLDER / "traces"
+_PLANTED = re.compile(r"^ \*   (\d+)  (?:\(([A-Z])\) )?(.+)", re.MULTILINE)
+_PART = re.compile(r"^ \*   ([A-Z])  ", re.MULTILINE)
+_STEP = re.compile(r" *(\d+):\tproc +(\d+) \((\w+):1\) \S+:\d+ \(state \d+\)\t\[")
+_VALUE = re.compile(r"\t\t(\S+) = (\d+)")
 _STATES = re.compile(r"^ *(\d+) states, stored", re.MULTILINE)
 _ERRORS = re.compile(r"errors: (\d+)")
-_MEMORY_MB, _DEPTH, _SECONDS = 2000, 200_000, 900
+_MEMORY_MB, _DEPTH, _SECONDS = 3000, 200_000, 900
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A planted bug: its number, the part of the model that has it ("": there are no parts), and a sentence."""
+
+    number: int
+    part: str
+    what: str
 
 
 @dataclass(frozen=True)
@@ -26,14 +40,14 @@ class Check:
     """The check of one model.
 
     Attributes:
-        bug: the planted bug; 0: none.
+        bug: the planted bug; None: none.
         errors: how many spin found; it stops at the first one.
         states: distinct states that it stored.
         seconds: how long the search took.
-        steps: of the counterexample, as spin prints them; empty if there is none.
+        steps: of the counterexample, one a line; empty if there is none.
     """
 
-    bug: int
+    bug: Bug | None
     errors: int
     states: int
     seconds: float
@@ -42,7 +56,7 @@ class Check:
     @property
     def as_expected(self) -> bool:
         """Whether a planted bug was found, or nothing where none is planted."""
-        return bool(self.errors) == bool(self.bug)
+        return bool(self.errors) == (self.bug is not None)
 
 
 def missing() -> str | None:
@@ -51,42 +65,57 @@ def missing() -> str | None:
     return f"{' and '.join(absent)} not found; on Debian: apt install spin gcc" if absent else None
 
 
-def bugs(model: Path) -> tuple[int, ...]:
+def bugs(model: Path) -> tuple[Bug, ...]:
     """The planted bugs of a model, as its first comment lists them."""
-    return tuple(int(number) for number in _PLANTED.findall(model.read_text()))
+    return tuple(Bug(int(number), part, what) for number, part, what in _PLANTED.findall(model.read_text()))
 
 
-def check(model: Path, bug: int = 0) -> Check:
-    """Search all states of a model.
+def parts(model: Path) -> tuple[str, ...]:
+    """The parts in which a model is searched, as its first comment lists them; ("",): as a whole."""
+    return tuple(_PART.findall(model.read_text())) or ("",)
+
+
+def check(model: Path, part: str = "", bug: Bug | None = None, *, short: bool = False) -> Check:
+    """Search all states of a part of a model; for a planted bug, breadth first: the shortest counterexample.
+
+    Args:
+        model: its file.
+        part: one of its parts.
+        bug: what to plant.
+        short: within the lower bounds that a model may define for ``SHORT``.
 
     Raises:
         RuntimeError: the search did not end within its memory and its time.
         subprocess.CalledProcessError: the model does not compile.
     """
+    defined = [f"-DBUG={bug.number if bug else 0}", *([f"-DPART_{part}"] if part else []), *["-DSHORT"][: int(short)]]
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(model, folder)
-        _run(folder, "spin", "-a", f"-DBUG={bug}", model.name)
-        _run(
-            folder,
-            "gcc",
-            "-O2",
-            "-w",
-            "-DSAFETY",
-            "-DCOLLAPSE",
-            "-DNOFAIR",
-            f"-DMEMLIM={_MEMORY_MB}",
-            "-o",
-            "pan",
-            "pan.c",
-        )
+        _run(folder, "spin", "-a", *defined, model.name)
+        options = ["-DSAFETY", "-DCOLLAPSE", "-DNOFAIR", f"-DMEMLIM={_MEMORY_MB}", *["-DBFS"][: int(bug is not None)]]
+        _run(folder, "gcc", "-O2", "-w", *options, "-o", "pan", "pan.c")
         started = time.monotonic()
-        out = _run(folder, "./pan", f"-m{_DEPTH}")
+        out = _run(folder, "./pan", f"-m{_DEPTH}", *([] if "\ninit " in model.read_text() else ["-E"]))
         seconds = time.monotonic() - started
         errors, states = _ERRORS.search(out), _STATES.search(out)
         if errors is None or states is None or "max search depth too small" in out or "out of memory" in out:
             raise RuntimeError(f"The search of {model.name} with bug {bug} did not end:\n{out}")
-        steps = _run(folder, "spin", "-t", "-p", "-g", f"-DBUG={bug}", model.name) if int(errors[1]) else ""
+        steps = _steps(_run(folder, "spin", "-t", "-p", "-g", *defined, model.name)) if int(errors[1]) else ""
         return Check(bug, int(errors[1]), int(states[1]), seconds, steps)
+
+
+def _steps(printed: str) -> str:
+    """A counterexample: for each step its process, and the global variables that it changed ("-": none)."""
+    values: dict[str, str] = {}
+    steps: list[tuple[str, str, dict[str, str]]] = []
+    for line in printed.splitlines():
+        if (step := _STEP.match(line)) is not None:
+            if not steps or steps[-1][:2] != (step[1], step[2]):
+                steps.append((step[1], step[2], {"": step[3]}))
+        elif steps and (value := _VALUE.match(line)) is not None and values.get(value[1], "0") != value[2]:
+            values[value[1]] = steps[-1][2][value[1]] = value[2]
+    lines = [f"{what.pop('')} {who}: " + (", ".join(map(" = ".join, what.items())) or "-") for _, who, what in steps]
+    return "".join(f"{line}\n" for at, line in enumerate(lines) if at == 0 or line != lines[at - 1])
 
 
 def _run(folder: str, *command: str) -> str:
@@ -94,16 +123,28 @@ def _run(folder: str, *command: str) -> str:
     return done.stdout
 
 
+def write_trace(model: Path, found: Check) -> None:
+    """Write the counterexample of a planted bug, below the sentence that the model has for it."""
+    if found.bug is not None:
+        TRACES.mkdir(exist_ok=True)
+        text = f"{model.stem}, bug {found.bug.number}: {found.bug.what}.\n\n{found.steps}"
+        (TRACES / f"{model.stem}-{found.bug.number:02}.txt").write_text(text)
+
+
 def main() -> None:
     """Check the models that are named, or all."""
     if (lacking := missing()) is not None:
         sys.exit(f"The models are not checked: {lacking}.")
     failed = 0
-    for model in [FOLDER / f"{name}.pml" for name in sys.argv[1:]] or sorted(FOLDER.glob("*.pml")):
-        for bug in (0, *bugs(model)):
-            found = check(model, bug)
+    names = [name for name in sys.argv[1:] if name != "--traces"]
+    for model in [FOLDER / f"{name}.pml" for name in names] or sorted(FOLDER.glob("*.pml")):
+        searches: list[tuple[str, Bug | None]] = [(part, None) for part in parts(model)]
+        for part, bug in searches + [(bug.part, bug) for bug in bugs(model)]:
+            found = check(model, part, bug)
             failed += not found.as_expected
-            what = f"bug {bug}" if bug else "no bug"
+            if "--traces" in sys.argv:
+                write_trace(model, found)
+            what = f"bug {bug.number}" if bug else f"part {part}" if part else "all"
             outcome = "an error" if found.errors else "no error"
             verdict = "" if found.as_expected else "   UNEXPECTED"
             print(

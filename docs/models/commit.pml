@@ -23,7 +23,11 @@
 #define N 3
 #endif
 #ifndef V
+#ifdef SHORT
+#define V 4
+#else
 #define V 5
+#endif
 #endif
 #define WRONG 15
 

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tools import models
 
-NAMES = sorted(path.stem for path in models.FOLDER.glob("*.pml"))
-CASES = [(name, bug) for name in NAMES for bug in (0, *models.bugs(models.FOLDER / f"{name}.pml"))]
+MODELS = sorted(models.FOLDER.glob("*.pml"))
+CASES = [
+    *((model, part, None) for model in MODELS for part in models.parts(model)),
+    *((model, bug.part, bug) for model in MODELS for bug in models.bugs(model)),
+]
 
 
 @pytest.mark.skipif(models.missing() is not None, reason=f"needs spin: {models.missing()}")
-@pytest.mark.parametrize(("name", "bug"), CASES)
-def test_a_model(name: str, bug: int) -> None:
-    found = models.check(models.FOLDER / f"{name}.pml", bug)
+@pytest.mark.parametrize(
+    ("model", "part", "bug"),
+    CASES,
+    ids=lambda one: one.stem if isinstance(one, Path) else str(getattr(one, "number", one)),
+)
+def test_a_model(model: Path, part: str, bug: models.Bug | None) -> None:
+    found = models.check(model, part, bug, short=bug is None)
     assert found.as_expected, found.steps
-    if not bug:
-        assert found.states > 1_000_000
+    if bug is None:
+        assert found.states > 100_000
 
 
-def test_each_model_has_bugs_and_a_page() -> None:
+def test_each_model_has_bugs_a_trace_of_each_and_a_page() -> None:
     page = (models.FOLDER / "README.md").read_text()
-    assert NAMES
-    for name in NAMES:
-        assert len(models.bugs(models.FOLDER / f"{name}.pml")) > 3
-        assert f"[{name}.pml]({name}.pml)" in page
+    assert MODELS
+    for model in MODELS:
+        assert f"[{model.name}]({model.name})" in page
+        assert len(models.bugs(model)) > 3
+        for bug in models.bugs(model):
+            trace = (models.TRACES / f"{model.stem}-{bug.number:02}.txt").read_text()
+            assert trace.startswith(f"{model.stem}, bug {bug.number}: {bug.what}.\n\n")
+            assert len(trace.splitlines()) > 4

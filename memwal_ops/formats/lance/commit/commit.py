@@ -1,16 +1,8 @@
 """Commit data and merge progress as exactly version ``V + 1`` of the base table, or not at all.
 
 Why not pylance's own commit? It rebases: a transaction computed at version V is published as V+n
-whenever its conflict check finds no overlap, and that check does not consider merge progress. Three
-timelines, each measured and kept as a contract test, that lose or duplicate a row:
-
-1. Merger A plans generations 1-5 at V; B merges 1-3 and inserts key k (put in 2, deleted in 4).
-   A's delete found no k at V. A's upsert with merge progress 5 is rebased over B's commit without a
-   conflict: the deleted k reappears, and by the recorded progress generation 4 is never read again.
-2. The same conflict with the indexed join: both insert key k as new, neither sees the other's row,
-   and the base has k twice.
-3. ``LanceDataset.commit`` drops the merge progress from a transaction that ``execute_uncommitted``
-   returned: data is committed, progress is not.
+whenever its conflict check finds no overlap, and that check does not consider merge progress. Deleted rows come back,
+rows are there twice, or progress is lost; docs/protocol.md has the three timelines, each kept as a contract test.
 
 Therefore pylance builds the new version in a local folder (:mod:`memwal_ops.formats.lance.commit.local_build`), or
 under a detached name, which no reader opens; the version number and the progress are stamped into it; pylance opens

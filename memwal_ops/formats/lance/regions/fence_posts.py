@@ -1,9 +1,7 @@
 """Determine the fence posts: WAL entries that must be kept so that a fenced writer finds its position taken.
 
-A writer detects that it was fenced when its put-if-absent finds its position taken. Timeline of
-the loss if positions are freed: writer A stalls with position 4 next; writer B claims the region,
-writes entry 4, flushes; entry 4 is collected; A resumes and writes entry 4. The put succeeds, A
-acknowledges the row, and no writer ever replays position 4 again.
+A writer detects that it was fenced when its put-if-absent finds its position taken; docs/protocol.md has the
+timeline of the loss if positions are freed.
 
 So an entry is kept as long as a writer may have its position as the next one. How a writer gets a
 position, and which entries are kept for it:
