@@ -148,6 +148,7 @@ def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: b
     Raises:
         InvalidUsageError: the job, or an option of it, does not apply to the table.
     """
+    from memwal_ops.cli.past_runs import RunHistory  # noqa: PLC0415 - see below
     from memwal_ops.cli.progress import running  # noqa: PLC0415 - rich; not needed for help
     from memwal_ops.core.run import applicable, plugin_errors, run_job  # noqa: PLC0415 - see above
 
@@ -158,6 +159,7 @@ def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: b
     apply = bool(values.pop("apply", False)) if spec.deletes else (False if dry_run else None)
     options = read_options(spec, values)
     with running(show=sys.stderr.isatty()) as context:
+        context.past_runs = RunHistory()
         try:
             report = run_job(table, job, options, apply=apply, context=context)
         except OptionError as error:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.options import json_output, storage_options
+from memwal_ops.cli.past_runs import RunHistory
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
+from memwal_ops.core.outlook import describe_outlooks
 from memwal_ops.core.registry import format_of_folder, short_name
 from memwal_ops.core.scan import Scanned, Skipped, scan_table, skipped_stub, tables_of_database
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, NotALanceTableError, TableNotFoundError
@@ -23,6 +25,8 @@ from memwal_ops.text import counted, grid, paragraph, printable, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from memwal_ops.core.past_runs import PastRuns
 
 _MAX_BLOCKED, _MAX_WRITTEN = 3, 5
 _MAX_SKIPPED = 10
@@ -68,7 +72,8 @@ def scan(
         is_table = database is not None and format_of_folder(database) is not None
         remedy = f"It is a table itself: memwal-ops scan {shlex.quote(str(database))}" if is_table else None
         raise TableNotFoundError(nothing, remedy=remedy)
-    found = [_scan(uri, storage_options, stubs=database is not None) for uri in tables]
+    past = RunHistory()
+    found = [_scan(uri, storage_options, past, stubs=database is not None) for uri in tables]
     scanned = [one for one in found if isinstance(one, Scanned)]
     skipped += [one for one in found if isinstance(one, Skipped)]
     opened = [one for one in scanned if one.revision is not None]
@@ -83,10 +88,10 @@ def scan(
     return next((error.exit_code for one in scanned for _, error in one.errors), 0)
 
 
-def _scan(uri: str, options: dict[str, str], *, stubs: bool) -> Scanned | Skipped:
+def _scan(uri: str, options: dict[str, str], past: PastRuns, *, stubs: bool) -> Scanned | Skipped:
     try:
         try:
-            return scan_table(open_table(uri, options))
+            return scan_table(open_table(uri, options), past)
         except (NotALanceTableError, TableNotFoundError):
             if not stubs or (stub := skipped_stub(uri, options)) is None:
                 raise
@@ -114,6 +119,8 @@ def _describe(scanned: Sequence[Scanned], skipped: Sequence[Skipped], configurat
     if rows:
         headings = ("table", "job", "it would", "rows", "frees", "later", "by")
         parts.append(grid(headings, rows, words=headings[:3]))
+    if told := describe_outlooks([one.outlook for one in opened]):
+        parts.append(told)
     for one in scanned:
         for part in one.blocked[:_MAX_BLOCKED]:
             what = f"{_name(one.uri)}: {part.part or 'the table'}: {part.reason}: {part.detail}"

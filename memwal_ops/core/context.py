@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from memwal_ops.core.guard import CommitGuard, Unguarded
 from memwal_ops.core.leases import record_by_hand
+from memwal_ops.core.past_runs import no_past_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from memwal_ops.core.past_runs import PastRuns
     from memwal_ops.core.report import Report
     from memwal_ops.storage.api import Store
 
@@ -87,6 +89,7 @@ class RunContext:
         figures: sums of the run, by the names in the job's ``metrics``; other names are kept in the run history only.
         phases: seconds per phase.
         revisions: revisions of the table that the run published, in order.
+        past_runs: the run history of this machine, for a plan that tells how long a run takes.
     """
 
     listener: Listener = field(default_factory=NullListener)
@@ -94,6 +97,7 @@ class RunContext:
     figures: Counter[str] = field(default_factory=Counter)
     phases: dict[str, float] = field(default_factory=dict)
     revisions: list[int] = field(default_factory=list)
+    past_runs: PastRuns = no_past_runs
     _done: dict[str, int] = field(default_factory=dict)
 
     def heartbeat(self) -> None:

@@ -15,7 +15,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.options import OptionError, Options, duration, flag
+from memwal_ops.core.outlook import Outlook, describe_outlooks, outlook_on
 from memwal_ops.core.registry import job_specs
+from memwal_ops.core.report import PlanReport
 from memwal_ops.core.run import perform
 from memwal_ops.errors import LeaseLostError, MemwalOpsError
 from memwal_ops.text import paragraph
@@ -100,7 +102,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class MaintainReport:
-    """The report of a run: one entry for each step."""
+    """The report of a run: one entry for each step. ``outlook``: what a run would take; None if this was one."""
 
     run_id: str
     applied: bool
@@ -108,6 +110,7 @@ class MaintainReport:
     steps: tuple[StepReport, ...]
     revision: int
     seconds: float
+    outlook: Outlook | None = None
 
     @property
     def decision(self) -> MaintainDecision:
@@ -129,6 +132,7 @@ class MaintainReport:
             "decision": self.decision.value,
             "apply": self.applied,
             "steps": [step.to_json() for step in self.steps],
+            "outlook": None if self.outlook is None else self.outlook.to_json(),
             "version": self.revision,
             "seconds": round(self.seconds, 6),
             "run_id": self.run_id,
@@ -149,6 +153,8 @@ class MaintainReport:
         if planned and not self.applied:
             commands = " and ".join(planned)
             lines += ["", f"Nothing was deleted; add --apply for that, or see the details with memwal-ops {commands}."]
+        if self.outlook is not None and (told := describe_outlooks([self.outlook])):
+            lines += ["", told]
         return "\n".join(lines)
 
 
@@ -220,8 +226,14 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
             steps.append(StepReport(spec.name, spec.deletes, time.monotonic() - step_started, report=report))
         context.add_phase_seconds(spec.name, steps[-1].seconds)
     revision = table.newest().revision if steps and steps[-1].error is None else table.revision
+    outlook = _outlook(table, steps, options, context) if options.dry_run else None
     seconds = time.monotonic() - started
-    return MaintainReport(str(uuid.uuid4()), options.apply, options.dry_run, tuple(steps), revision, seconds)
+    return MaintainReport(str(uuid.uuid4()), options.apply, options.dry_run, tuple(steps), revision, seconds, outlook)
+
+
+def _outlook(table: Table, steps: Sequence[StepReport], options: MaintainOptions, context: RunContext) -> Outlook:
+    plans = [step.report for step in steps if isinstance(step.report, PlanReport)]
+    return outlook_on(table, (need for plan in plans for need in plan.needs()), context.past_runs, options)
 
 
 def _skipped(spec: JobSpec, before: Sequence[StepReport], options: MaintainOptions, seconds: float) -> str | None:

@@ -43,6 +43,7 @@ class Need:
             as compactions that were killed leave them.
         by: when all of these are old enough, as ISO 8601; None: there are none.
         now: whether it has something to do now.
+        versions: versions that it would read or delete.
     """
 
     job: str
@@ -52,6 +53,7 @@ class Need:
     later: int = 0
     by: str | None = None
     now: bool = True
+    versions: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The ``needs`` entry."""

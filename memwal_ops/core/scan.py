@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.figures import amount, noun_of
 from memwal_ops.core.maintain import ordered
+from memwal_ops.core.outlook import Outlook, outlook_on
+from memwal_ops.core.past_runs import no_past_runs
 from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.protocols import NamesWriters
 from memwal_ops.core.registry import find_stub, package_of
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.past_runs import PastRuns
     from memwal_ops.core.protocols import Blocked, Table
 
 
@@ -34,6 +37,7 @@ class Scanned:
         backlog: the metrics of the job that reduces its backlog.
         blocked: the parts that this job cannot continue with; ``part`` has the place, too.
         last_writer: the release of the table's own writers; None: it is not known.
+        outlook: how long these jobs take, and the space that they need.
         errors: the error of the table, or of each job that has no plan.
     """
 
@@ -44,6 +48,7 @@ class Scanned:
     backlog: Mapping[str, float] = field(default_factory=dict)
     blocked: tuple[Blocked, ...] = ()
     last_writer: str | None = None
+    outlook: Outlook = field(default_factory=Outlook)
 
     def to_json(self) -> dict[str, Any]:
         """The ``tables`` entry."""
@@ -52,6 +57,7 @@ class Scanned:
             "version": self.revision,
             "last_writer": self.last_writer,
             "needs": [one.to_json() for one in self.needs],
+            "outlook": self.outlook.to_json(),
             "blocked": [dict(one.document) for one in self.blocked],
             "errors": [
                 {"job": job, "reason": error.reason, "message": str(error), "exit_code": error.exit_code}
@@ -109,8 +115,12 @@ def skipped_stub(uri: str, storage_options: Mapping[str, str]) -> Skipped | None
     return Skipped(uri, stub.evidence, remedy)
 
 
-def scan_table(table: Table) -> Scanned:
-    """What the jobs of ``maintain`` would do on a table with their default options. Reads only."""
+def scan_table(table: Table, past: PastRuns = no_past_runs) -> Scanned:
+    """What the jobs of ``maintain`` would do on a table with their default options. Reads only.
+
+    Args:
+        past: the run history, by which it is told how long that takes.
+    """
     needs: list[Need] = []
     errors: list[tuple[str | None, MemwalOpsError]] = []
     backlog: Mapping[str, float] = {}
@@ -125,7 +135,8 @@ def scan_table(table: Table) -> Scanned:
             except MemwalOpsError as error:
                 errors.append((spec.name, error))
     writer = table.format.last_writer(table) if isinstance(table.format, NamesWriters) else None
-    return Scanned(table.location.address, table.revision, tuple(needs), tuple(errors), backlog, blocked, writer)
+    where, outlook = table.location.address, outlook_on(table, needs, past)
+    return Scanned(where, table.revision, tuple(needs), tuple(errors), backlog, blocked, writer, outlook)
 
 
 def _blocked(table: Table) -> tuple[Blocked, ...]:

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.export import Exported
     from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.core.outlook import Work
     from memwal_ops.core.protocols import TableSummary
+    from memwal_ops.core.report import Need
     from memwal_ops.core.row_sink import RowSink
     from memwal_ops.core.table_history import TableHistory
     from memwal_ops.formats.lance.stub import Stub
@@ -63,6 +65,12 @@ class LanceFormat:
         from memwal_ops.formats.lance.indexes.writers import last_writer  # noqa: PLC0415 - pylance, as above
 
         return last_writer(table)
+
+    def work_of(self, table: Table, need: Need) -> Work:
+        """See :class:`memwal_ops.core.outlook.EstimatesWork`."""
+        from memwal_ops.formats.lance.work import work_of  # noqa: PLC0415 - pylance, as above
+
+        return work_of(table, need)
 
     def summarize(self, table: Table) -> TableSummary:
         """Backlog metrics of all jobs, and the blocked regions."""

@@ -170,3 +170,65 @@ def test_it_counts_levels_as_status_does(database: Path, tmp_path: Path, capfd: 
     scanned = run_here(capfd, "scan", "--database", str(database)).out
     assert "3 tables: 3 ok; jobs have work on 2;" in scanned
     assert "3 tables: 3 ok;" in run_here(capfd, "status", "--config", str(file)).out
+
+
+def grown(uri: str) -> PlainTable:
+    """A table whose indexes are behind, with fragments to join."""
+    table = PlainTable(uri).create(fragments=3, rows=2_000, index=True)
+    table.dataset.create_index("vector", "IVF_FLAT", num_partitions=2)
+    for _ in range(20):
+        table.append(100)
+    return table
+
+
+def weigh(table: PlainTable) -> int:
+    return sum((Path(table.uri) / path).stat().st_size for path in table.files())
+
+
+def test_it_tells_the_space_that_maintenance_needs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As much as it then takes, within a quarter; and until versions of today may be deleted."""
+    table = grown(str(tmp_path / "db/t.lance"))
+    (scanned,) = run_here(capfd, "scan", table.uri, "--json").document["tables"]
+    planned = run_here(capfd, "maintain", table.uri, "--dry-run", "--json").document["outlook"]
+    outlook = scanned["outlook"]
+    assert outlook["bytes"] == planned["bytes"]
+    assert [one["job"] for one in planned["steps"]] == ["catchup", "compact"]
+    assert outlook["basis"] == planned["basis"] == "estimate"
+    assert outlook["seconds"] > 0
+    week = datetime.now(UTC) + timedelta(days=7)
+    assert abs(datetime.fromisoformat(outlook["until"]) - week) < timedelta(minutes=5)
+    shown = " ".join(run_here(capfd, "scan", table.uri).out.split())
+    assert f"up to {size_text(outlook['bytes'])} more space until {outlook['until'][:10]}" in shown
+    assert "This is safe beside writers and readers" in shown
+    before = weigh(table)
+    run_job(table.uri, "maintain")
+    assert 0.75 * outlook["bytes"] <= weigh(table) - before <= outlook["bytes"]
+    nothing = run_here(capfd, "maintain", table.uri, "--dry-run")
+    assert "This is safe" not in nothing.out
+
+
+@pytest.mark.parametrize("job", ["all of them", "maintain"])
+def test_it_tells_the_time_by_the_last_runs(
+    job: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the service whose configuration is the default, whether it runs the jobs or maintain."""
+    table = grown(str(tmp_path / "db/t.lance"))
+    file = tmp_path / "c.yaml"
+    only = (
+        ""
+        if job == "all of them"
+        else "defaults: {jobs: {maintain: {enabled: true}, catchup: {enabled: false}, compact: {enabled: false}}}\n"
+    )
+    file.write_text(f"state_dir: {tmp_path}/state\nhttp: {{enabled: false}}\n{only}tables: [{{uri: {table.uri}}}]\n")
+    monkeypatch.setenv("MEMWAL_OPS_CONFIG", str(file))
+    assert run_here(capfd, "run", "--once", "--config", str(file)).code == 0
+    for _ in range(20):
+        table.append(100)
+    for arguments in (["scan", table.uri, "--json"], ["maintain", table.uri, "--dry-run", "--json"]):
+        document = run_here(capfd, *arguments).document
+        outlook = document["tables"][0]["outlook"] if "tables" in document else document["outlook"]
+        bases = {one["job"]: one["basis"] for one in outlook["steps"]}
+        assert (bases["catchup"], bases["compact"]) == ("last_run", "last_run")
+    file.write_text("tables: 7")
+    told = run_here(capfd, "scan", table.uri)
+    assert (told.code, "estimated" in told.out) == (0, True), "a history that cannot be found is none"

@@ -325,8 +325,8 @@ def _your_turn(number: int, uri: str, run: DemoRun) -> str:
     return f"""
 {number}. YOUR TURN   The table stays until you remove it:   rm -r {run.to_remove(uri)}
 
-   {command} maintain {uri} --dry-run   what is due on this table
+   {command} maintain {uri} --dry-run   what is due on this table, time and space
    {command} scan --database DIR       what your own tables need, and a configuration; changes nothing
-   {command} maintain URI --dry-run    what maintenance of one of them would do
+   {command} maintain URI --dry-run    what maintenance of one of them would do, time and space
    {command} maintain URI --apply      do it, beside its writers
    {command} run --config FILE         maintain all of them, as a service"""

@@ -86,7 +86,8 @@ class ExpireReport:
         by = None if self.later is None else self.later.by.isoformat(timespec="seconds")
         if self.objects:
             what = f"delete {counted(len(self.versions), 'version')}, {counted(self.objects, 'object')} in all"
-            yield Need("expire", what, frees=self.bytes, later=later, by=by)
+            read = len(self.versions) + len(self.kept)
+            yield Need("expire", what, frees=self.bytes, later=later, by=by, versions=read)
         elif by is not None:
             yield Need("expire", "nothing yet", later=later, by=by, now=False)
 

@@ -6,11 +6,14 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.report import Need
 from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.formats.lance.jobs.faults_text import problem
 from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memwal_ops.formats.lance.engines.merge.api import MergePass, PassResult
     from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked
 
@@ -92,6 +95,12 @@ class MergeReport:
             "lost_races": self.lost_races,
             "run_id": self.run_id,
         }
+
+    def needs(self) -> Iterator[Need]:
+        """What a run would merge."""
+        waiting = self.backlog_after.to_json()
+        if waiting["generations"]:
+            yield Need("merge", f"merge {counted(waiting['generations'], 'generation')}", rows=waiting["rows"])
 
     def describe(self) -> str:
         """The report as text for people."""

@@ -170,7 +170,7 @@ def test_the_command(tmp_path: Path) -> None:
     )
     assert done.code == 0, done.err
     report = done.document
-    assert set(report) == {"decision", "apply", "steps", "version", "seconds", "run_id"}
+    assert set(report) == {"decision", "apply", "steps", "outlook", "version", "seconds", "run_id"}
     assert [step["step"] for step in report["steps"]] == list(STEPS)
     assert all(set(step) == {"step", "decision", "seconds", "report", "error", "because"} for step in report["steps"])
     assert_same(read_spec(table.uri), table.expected())

@@ -1,0 +1,47 @@
+"""Read the runs of this machine's service from its run history, so that a plan can tell how long a run takes."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.past_runs import PastRun
+from memwal_ops.errors import MemwalOpsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.supervisor.state.history import History
+
+_LATEST = 20
+
+
+class RunHistory:
+    """The history of the configuration that the service's commands read by default; it may not exist."""
+
+    def __call__(self, uri: str, job: str) -> Iterator[PastRun]:
+        """The latest runs of a job on a table that succeeded, the newest first; of ``maintain``, its steps."""
+        with suppress(MemwalOpsError):
+            recorded = self._recorded
+            for run in [] if recorded is None else recorded.runs(table=uri, limit=_LATEST):
+                report = run["report"] or {}
+                if run["job"] == job and run["outcome"] == "succeeded":
+                    yield PastRun(run["seconds"], report)
+                steps = report.get("steps", ()) if run["job"] == "maintain" else ()
+                yield from (
+                    PastRun(one["seconds"], one["report"]) for one in steps if one["step"] == job and one["report"]
+                )
+
+    @cached_property
+    def _recorded(self) -> History | None:
+        # Imported where a plan asks: other commands need neither pydantic nor sqlite.
+        from memwal_ops.supervisor.config.loader import default_config_path, load_settings  # noqa: PLC0415
+        from memwal_ops.supervisor.config.model import Config  # noqa: PLC0415
+        from memwal_ops.supervisor.state.directory import history_path  # noqa: PLC0415
+        from memwal_ops.supervisor.state.history import History  # noqa: PLC0415
+
+        file = default_config_path()
+        path = history_path(load_settings(file).config if os.path.isfile(file) else Config.model_construct())
+        return History.open_to_read(path) if os.path.isfile(path) else None

@@ -1,0 +1,200 @@
+"""Tell before a run how long it takes and how much space it needs (:class:`Outlook`).
+
+By the rate of the last run, where the run history has one; else by the format's own estimate, and named as such. Both
+are rough: they are for people who decide whether to start a run now, and no job depends on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from memwal_ops.text import paragraph, size_text, time_text
+from memwal_ops.units import duration_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from memwal_ops.core.options import Options
+    from memwal_ops.core.past_runs import PastRun, PastRuns
+    from memwal_ops.core.protocols import Table
+    from memwal_ops.core.report import Need
+
+Basis = Literal["last_run", "estimate", "mixed"]
+# A run that did less than this share of the work shows what a run costs, and not what the work does.
+_COMPARABLE = 0.1
+# The job and its option that say how long what a step replaced is kept.
+_OLD_VERSIONS = ("expire", "older_than")
+_KEPT_BY = {"merge": ("gc", "drain_after")}
+_SAFE = "This is safe beside writers and readers: none of them has to stop, and it can be stopped at any time."
+_BASES: Mapping[str | None, str] = {
+    "last_run": "by the rate of the last runs",
+    "estimate": "estimated: the run history has no comparable run",
+    "mixed": "in part estimated, since the run history has no comparable run of some jobs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a format estimates: seconds, and the bytes that a job adds, at most."""
+
+    seconds: float
+    adds: int = 0
+
+
+@runtime_checkable
+class EstimatesWork(Protocol):
+    """A format that can estimate what a job has to do; optional."""
+
+    def work_of(self, table: Any, need: Need) -> Work:
+        """The work of one need of a table, from what its plan and the open table say: without requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one job needs; ``seconds`` is None if nobody can tell."""
+
+    job: str
+    seconds: float | None
+    basis: Basis | None
+    adds: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``steps``."""
+        return {"job": self.job, "seconds": _rounded(self.seconds), "basis": self.basis, "bytes": self.adds}
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What all jobs of a table need.
+
+    Attributes:
+        steps: those that have something to do.
+        kept: how long what they replace is kept; None: that is not known, or no step adds anything.
+    """
+
+    steps: tuple[Step, ...] = ()
+    kept: timedelta | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The sum of the steps that are known; None if none is."""
+        known = [step.seconds for step in self.steps if step.seconds is not None]
+        return sum(known) if known else None
+
+    @property
+    def basis(self) -> Basis | None:
+        """What ``seconds`` is based on."""
+        found = {step.basis for step in self.steps if step.basis is not None}
+        return "mixed" if len(found) > 1 else next(iter(found), None)
+
+    @property
+    def adds(self) -> int:
+        """Bytes that the steps add, at most."""
+        return sum(step.adds for step in self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document ``outlook``; ``until`` as ISO 8601, None if nothing is added."""
+        until = None if self.kept is None else _until(self.kept).isoformat(timespec="seconds")
+        return {
+            "seconds": _rounded(self.seconds),
+            "basis": self.basis,
+            "bytes": self.adds,
+            "until": until,
+            "steps": [step.to_json() for step in self.steps],
+        }
+
+
+def outlook_on(table: Table, needs: Iterable[Need], past: PastRuns, options: Options | None = None) -> Outlook:
+    """What the needs of a table take; ``options`` are those of maintain, which say how long versions are kept."""
+    steps = tuple(_step(table, need, past) for need in needs if need.now)
+    return Outlook(steps, _kept(table, steps, options))
+
+
+def describe_outlooks(outlooks: Sequence[Outlook]) -> str:
+    """One paragraph about the maintenance of some tables, one after another; empty if none needs any."""
+    together = Outlook(
+        tuple(step for one in outlooks for step in one.steps),
+        max((one.kept for one in outlooks if one.kept is not None), default=None),
+    )
+    if not together.steps:
+        return ""
+    parts = [_SAFE]
+    if together.seconds is not None:
+        parts.append(f"It takes about {_time(together.seconds)} ({_BASES[together.basis]}).")
+    if together.adds and together.kept is not None:
+        parts.append(
+            f"It needs up to {size_text(together.adds)} more space until {_until(together.kept):%Y-%m-%d}: what it "
+            f"replaces is kept for {duration_text(together.kept)}, so that readers can finish, and then deleted."
+        )
+    return paragraph(" ".join(parts))
+
+
+def _step(table: Table, need: Need, past: PastRuns) -> Step:
+    estimated = table.format.work_of(table, need) if isinstance(table.format, EstimatesWork) else None
+    adds = 0 if estimated is None else estimated.adds
+    by_rate = _by_rate(need, past(table.location.address, need.job))
+    if by_rate is not None:
+        return Step(need.job, by_rate, "last_run", adds)
+    return Step(need.job, None, None, 0) if estimated is None else Step(need.job, estimated.seconds, "estimate", adds)
+
+
+def _by_rate(need: Need, runs: Iterable[PastRun]) -> float | None:
+    wanted = need.rows or need.frees
+    for run in runs:
+        done = _done(need, run)
+        if wanted and done >= _COMPARABLE * wanted:
+            return run.seconds * wanted / done
+    return None
+
+
+def _done(need: Need, run: PastRun) -> float:
+    """Of what the need counts, rows or bytes, how much a run did; 0 if its report does not show it."""
+    count = _DONE.get(need.job)
+    return 0.0 if count is None else float(count(run.report))
+
+
+def _merged(report: Mapping[str, Any]) -> int:
+    return sum(one.get("rows_read") or 0 for one in _whole(report, "passes"))
+
+
+def _indexed(report: Mapping[str, Any]) -> int:
+    updated = (one for one in _whole(report, "indexes") if one.get("decision") == "updated")
+    return sum(one.get("uncovered_rows", 0) for one in updated)
+
+
+def _whole(report: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    """A list of a report; nothing where the history has only the beginning of it."""
+    return () if report.get("truncated") else report.get(name, ())
+
+
+_DONE: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "merge": _merged,
+    "catchup": _indexed,
+    "compact": lambda report: report.get("rows_rewritten", 0),
+    "expire": lambda report: report.get("bytes", 0),
+    "gc": lambda report: report.get("deleted", {}).get("bytes", 0),
+}
+
+
+def _kept(table: Table, steps: Iterable[Step], options: Options | None) -> timedelta | None:
+    """The longest time for which what the steps replace is kept, by the options of the job that deletes it."""
+    spans = []
+    for job, name in {_KEPT_BY.get(step.job, _OLD_VERSIONS) for step in steps if step.adds}:
+        spec = table.jobs.get(job)
+        span = None if spec is None else getattr(getattr(options, job, None) or spec.options(), name, None)
+        spans += [span] if span is not None else []
+    return max(spans, default=None)
+
+
+def _until(kept: timedelta) -> datetime:
+    return datetime.now(UTC) + kept
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+def _time(seconds: float) -> str:
+    return time_text(max(1.0, seconds))

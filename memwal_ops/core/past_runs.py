@@ -1,0 +1,30 @@
+"""The interface of a run history, for plans that tell how long a run takes (:mod:`memwal_ops.core.outlook`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A run that succeeded: its seconds, and its document of ``--json``."""
+
+    seconds: float
+    report: Mapping[str, Any]
+
+
+class PastRuns(Protocol):
+    """A run history."""
+
+    def __call__(self, uri: str, job: str) -> Iterable[PastRun]:
+        """The runs of a job on a table that succeeded, the newest first."""
+
+
+def no_past_runs(uri: str, job: str) -> Iterable[PastRun]:
+    """No runs: there is no run history."""
+    del uri, job
+    return ()
