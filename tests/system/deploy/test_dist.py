@@ -103,6 +103,12 @@ def test_what_git_tracks_is_the_tree_and_links_are_followed(tmp_path: Path) -> N
     assert dist.tree_of(tmp_path) == {"pages/one.md": b"one", "package/pages/one.md": b"one"}
 
 
+def test_each_folder_gets_into_the_source_archive() -> None:
+    """make dist finds it, too, minutes later."""
+    folders = {name.partition("/")[0] for name in dist.tracked(ROOT) if "/" in name}
+    assert folders | {"man"} == set(re.findall(r"^graft (.+)$", (ROOT / "MANIFEST.in").read_text(), re.MULTILINE))
+
+
 def test_a_repacked_archive_does_not_depend_on_time_owner_and_order(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     made = []
