@@ -8,7 +8,6 @@ the announcements only after the hold is written. So at least one of the two see
 from __future__ import annotations
 
 import getpass
-import json
 import re
 import socket
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from memwal_ops.errors import (
     VersionGoneError,
 )
 from memwal_ops.storage.clock import store_time
+from memwal_ops.storage.records import decode_record, encode_record
 from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, n
                 f"The numbers in {folder} are used up.",
                 remedy="Inspect the file with the highest number; delete it if it is not one of your holds.",
             )
-        if store.put_if_absent(_path(folder, number), json.dumps(document).encode()):
+        if store.put_if_absent(_path(folder, number), encode_record(document)):
             _sweep(store, folder, entries)
             for entry in _entries(store, folder):
                 if entry.number == number:
@@ -212,7 +212,7 @@ def _entries(store: Store, folder: str) -> tuple[Hold, ...]:
             continue
         number = int(name[:_DIGITS])
         try:
-            document = json.loads(store.get(path))
+            document = decode_record(store.get(path), path)
             entries.append(
                 Hold(
                     number,

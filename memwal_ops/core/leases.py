@@ -18,7 +18,6 @@ is decided by one put-if-absent of the next version (:mod:`memwal_ops.formats.la
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidUsageError, LeaseLostError, MemwalOpsError, ObjectNotFoundError, StorageError
 from memwal_ops.storage.clock import store_clock
+from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
@@ -120,6 +120,7 @@ def read_lease(store: Store, job: str) -> Lease | None:
 
     Raises:
         StorageError: the store failed, or the object is not a lease.
+        UnsupportedFeatureError: a later release wrote it.
     """
     for _ in range(_ATTEMPTS):
         newest = _newest(store, job)
@@ -321,7 +322,7 @@ def _put(store: Store, job: str, number: int, document: dict[str, object]) -> bo
             remedy="Inspect the file with the highest number; if memwal-ops did not write it, delete it while no "
             "supervisor runs.",
         )
-    return store.put_if_absent(_path(job, number), json.dumps(document).encode())
+    return store.put_if_absent(_path(job, number), encode_record(document))
 
 
 def _document(
@@ -349,7 +350,7 @@ def _document(
 def _decode(job: str, number: int, written: datetime, data: bytes) -> Lease:
     path = _path(job, number)
     try:
-        document = json.loads(data)
+        document = decode_record(data, path)
         return Lease(
             job=job,
             number=number,

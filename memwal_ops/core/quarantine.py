@@ -21,6 +21,7 @@ from memwal_ops.errors import (
     InvariantViolatedError,
     ObjectNotFoundError,
 )
+from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,7 +142,7 @@ def keep(store: Store, check: str, place: str, before: bytes | None, after: byte
     kept = RepairRecord(_id(check, place, *hashes), check, place, *hashes)
     if before is not None:
         _put(store, kept.content, before)
-    _put(store, f"{kept.folder}/record.json", json.dumps(kept.to_json(), indent=1).encode())
+    _put(store, f"{kept.folder}/record.json", encode_record(kept.to_json(), indent=1))
     return kept
 
 
@@ -151,6 +152,7 @@ def read_record(store: Store, name: str) -> RepairRecord:
     Raises:
         InvalidUsageError: there is none of that id.
         InvalidFormatError: it cannot be read.
+        UnsupportedFeatureError: a later release wrote it.
     """
     path = f"{QUARANTINE_FOLDER}/{name}/record.json"
     try:
@@ -163,7 +165,7 @@ def read_record(store: Store, name: str) -> RepairRecord:
             f"No repair {name!r:.80} is recorded in this table.", remedy=f"Give the id of one: {known}."
         )
     try:
-        document = json.loads(data)
+        document = decode_record(data, path)
         check, place, before, after = (document[key] for key in ("check", "place", "before_sha256", "after_sha256"))
         found = RepairRecord(_id(check, place, before, after), check, place, before, after)
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -11,7 +11,6 @@ entries: only compactions remove any.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -26,6 +25,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
 from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest
+from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -172,7 +172,7 @@ def record(store: Store, manifest: Manifest, data: bytes) -> int:
             return newest.revision
         number = 1 if newest is None else newest.revision + 1
         document = {"revision": number, "manifest": data.decode()}
-        path, record_ = path_of(number, manifest.dialect), json.dumps(document, ensure_ascii=False).encode()
+        path, record_ = path_of(number, manifest.dialect), encode_record(document)
         if store.put_if_absent(path, record_) or store.get(path) == record_:
             return number
     raise CommitConflictError(
@@ -193,6 +193,6 @@ def _content(store: Store, path: str) -> bytes:
     if path.startswith(NATIVE_FOLDER):
         return data
     try:
-        return str(json.loads(data)["manifest"]).encode()
+        return str(decode_record(data, path)["manifest"]).encode()
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TableCorruptError(f"{path} cannot be read: {error!r:.120}.", remedy=remedies.RECORD) from error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
 from memwal_ops.formats.zeppelin.wire.manifest import timestamp
+from memwal_ops.storage.records import check_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,11 @@ def ledger_path(dialect: str) -> str:
 
 
 def read_ledger(table: Namespace) -> Ledger:
-    """Read the ledger; an unreadable one counts as empty: everything is recorded again, and deleted later."""
+    """Read the ledger; an unreadable one counts as empty: everything is recorded again, and deleted later.
+
+    Raises:
+        UnsupportedFeatureError: a later release wrote it.
+    """
     path = ledger_path(table.manifest.dialect)
     try:
         data, tag = table.store.get_with_tag(path)
@@ -59,6 +64,8 @@ def read_ledger(table: Namespace) -> Ledger:
     revisions: dict[str, int] = {}
     try:
         found: Any = json.loads(data)
+        if isinstance(found, dict):
+            check_format(found.get("version", _VERSION), _VERSION, path)
         for one in found["candidates"] if isinstance(found, dict) else found:
             name = str(one["key"]).partition("/")[2]
             moment = datetime.fromisoformat(one["first_seen_unreachable_at"])

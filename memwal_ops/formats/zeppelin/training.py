@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from memwal_ops.errors import ObjectNotFoundError
+from memwal_ops.errors import ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.zeppelin.wire.quantizers import CODES, ProductQuantizer, ScalarQuantizer
+from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -172,7 +173,7 @@ def make_quantizer(kind: str | None, sample: Matrix) -> Quantizer | None:
 def read_training(store: Store, segment: str) -> Training | None:
     """Read the record of a segment's training; None for a segment of another program."""
     try:
-        found: Any = json.loads(store.get(training_path(segment)))
+        found: Any = decode_record(store.get(training_path(segment)), segment)
         metric = found.get("metric")
         known = metric if metric in METRICS else None
         # None in those of earlier releases. A damaged record must not make intact objects corrupt.
@@ -181,14 +182,14 @@ def read_training(store: Store, segment: str) -> Training | None:
         return Training(int(found["rows"]), float(found["imbalance"]), int(found["upserts"]), known, objects)
     except ObjectNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (UnsupportedFeatureError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # only a hint: without it, the next compaction trains again
 
 
 def training_bytes(training: Training) -> bytes:
     """Encode the record."""
     document = {**vars(training), "objects": {name: [*one] for name, one in training.objects.items()}}
-    return json.dumps({**document, "checksum": _checksum(document["objects"])}).encode()
+    return encode_record({**document, "checksum": _checksum(document["objects"])})
 
 
 def _checksum(objects: object) -> str:

@@ -107,9 +107,7 @@ class History:
             connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, check_same_thread=False, isolation_level=None)
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > _VERSION:
-                raise HistoryError(f"{path} was written by a newer release.", remedy="Upgrade memwal-ops.")
+            _check_version(connection, path)
             connection.executescript(_SCHEMA)
             connection.execute(f"PRAGMA user_version={_VERSION}")
         except (OSError, sqlite3.Error) as error:
@@ -122,7 +120,7 @@ class History:
         """Open the file to read, while another process may be writing it.
 
         Raises:
-            HistoryError: it does not exist, or cannot be read.
+            HistoryError: it does not exist, cannot be read, or a newer release wrote it.
         """
         if not os.path.isfile(path):
             raise HistoryError(
@@ -131,6 +129,7 @@ class History:
         try:
             connection = sqlite3.connect(path, timeout=10, check_same_thread=False)
             connection.execute("PRAGMA query_only=1")
+            _check_version(connection, path)
             connection.execute("SELECT 1 FROM runs LIMIT 1")
         except sqlite3.Error as error:
             raise HistoryError(f"The history {path} cannot be read: {error}.") from error
@@ -291,6 +290,16 @@ class History:
                     return cursor.fetchall()
             except sqlite3.Error as error:
                 raise HistoryError(f"The history {self.path} cannot be read: {error}.") from error
+
+
+def _check_version(connection: sqlite3.Connection, path: str) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > _VERSION:
+        connection.close()
+        raise HistoryError(
+            f"{path} was written by a newer release: it has format {version}, and this one reads up to {_VERSION}.",
+            remedy="Upgrade memwal-ops here; or give the older release a state_dir of its own.",
+        )
 
 
 def _document(row: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.supervisor.workers.child_processes import signal_group
-from memwal_ops.supervisor.workers.protocol import RunRequest, encode
+from memwal_ops.supervisor.workers.protocol import RELEASE_VARIABLE, RunRequest, encode
+from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +48,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             # Only the service notifies systemd.
             env={name: value for name, value in os.environ.items() if name not in _SERVICE_ONLY}
-            | {"MEMWAL_OPS_WORKER_LOG_LEVEL": log_level},
+            | {"MEMWAL_OPS_WORKER_LOG_LEVEL": log_level, RELEASE_VARIABLE: __version__},
             # Processes that its jobs start are in its process group, and end with it.
             start_new_session=True,
         )

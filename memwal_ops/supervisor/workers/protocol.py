@@ -17,6 +17,8 @@ from memwal_ops.core.leases import Holder, Lease
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+RELEASE_VARIABLE = "MEMWAL_OPS_WORKER_RELEASE"
+"""The release of the service, in the environment of its workers."""
 _MAX_REPORT_BYTES = 64 << 10
 
 

@@ -29,7 +29,7 @@ from memwal_ops.core.leases import check, read_lease
 from memwal_ops.core.registry import all_job_specs, location_of, open_table, skip_import_probe
 from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected_error
 from memwal_ops.core.table_history import history_document
-from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError
+from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.workers.child_processes import (
@@ -40,8 +40,9 @@ from memwal_ops.supervisor.workers.child_processes import (
     terminate_children,
 )
 from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
-from memwal_ops.supervisor.workers.protocol import Result, bounded, encode, lease_from_document
+from memwal_ops.supervisor.workers.protocol import RELEASE_VARIABLE, Result, bounded, encode, lease_from_document
 from memwal_ops.supervisor.workers.validation import amounts, checked_report, whole_numbers
+from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,6 +87,7 @@ class Worker:
             self._send({"type": "began", "id": request["id"]})
             structlog.contextvars.bind_contextvars(job=request.get("job", "poll"), table=request["uri"])
             try:
+                _check_release()
                 result = _polled(request) if request["do"] == "poll" else self._run(request)
             except MemwalOpsError as error:
                 result = _failed(request["id"], error)
@@ -219,6 +221,19 @@ def _remaining(table: Table, spec: JobSpec, run: RunContext) -> Mapping[str, flo
     except MemwalOpsError:
         return None  # the next poll reports the error
     return figures
+
+
+def _check_release() -> None:
+    """Refuse to work for a service of another release: messages and jobs may differ.
+
+    Timeline: a package is upgraded below a running service, whose workers are replaced from time to time.
+    """
+    service = os.environ.get(RELEASE_VARIABLE, __version__)
+    if service != __version__:
+        raise UnsupportedFeatureError(
+            f"memwal-ops {__version__} is installed, but the service runs {service}: it was upgraded while it ran.",
+            remedy="Restart the service.",
+        )
 
 
 def _polled(request: Mapping[str, Any]) -> Result:

@@ -28,7 +28,8 @@ _HOLD = b'{"versions": [5, 6], "ttl_seconds": 7200.0, "by": "maintainer@host", "
 
 @decoder(
     mutate.json_surgery, mutate.json_surgery, mutate.damage, mutate.noise, mutate.deep_json,
-    seeds=[_HOLD, b"{}"], share=8, refuses=(errors.StorageError,),
+    seeds=[_HOLD, b'{"format": 1, %b' % _HOLD[1:], b"{}"], share=8,
+    refuses=(errors.StorageError, errors.UnsupportedFeatureError),
 )  # fmt: skip
 def hold(data: bytes) -> object:
     """A readable hold has all its fields; an unreadable one stops deletions."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from memwal_ops.supervisor.workers import pools
 from memwal_ops.supervisor.workers.pools import WorkerProcess
 from memwal_ops.supervisor.workers.protocol import PollRequest
 from tests.support.tables.workload import Workload
@@ -61,3 +62,13 @@ def test_another_fingerprint_reads_all(poll: Callable[[str | None], dict[str, An
     answer = poll(known)
     assert (answer["outcome"], answer["unchanged"]) == ("succeeded", False)
     assert answer["figures"]["generations"] == 0
+
+
+def test_a_package_upgraded_below_the_service_is_refused(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(pools, "__version__", "0.0.9")
+    refused = request.getfixturevalue("poll")(None)
+    assert (refused["outcome"], refused["reason"]) == ("failed", "unsupported_feature")
+    assert "is installed, but the service runs 0.0.9" in refused["message"]
+    assert refused["remedy"] == "Restart the service."

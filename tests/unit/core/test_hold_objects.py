@@ -56,6 +56,7 @@ def test_a_hold(table: Any) -> None:
     hold = take_hold(table, 4, 2 * HOUR, note="training")
     assert hold == Hold(1, (4,), START + MINUTE + 2 * HOUR, "user@host", "training", released=False)
     assert json.loads(table.store.data[path_of(1)]) == {
+        "format": 1,
         "versions": [4],
         "ttl_seconds": 7200.0,
         "by": "user@host",
@@ -139,6 +140,7 @@ def test_an_announced_expiry(table: Any, error: Exception | None) -> None:
     try:
         with announced_expiry(table.store, {5, 3}):
             assert json.loads(table.store.data[path_of(1, EXPIRIES_FOLDER)]) == {
+                "format": 1,
                 "versions": [3, 5],
                 "ttl_seconds": 86400.0,
                 "by": "user@host",

@@ -83,9 +83,16 @@ def test_what_each_step_writes(store: Any) -> None:
     again = renew(store, second)
     release(store, again)
     started, nothing = (START + MINUTE).isoformat(), {"outcome": None, "finished": None}
-    ours = {"instance": "instance-a", "holder": "a@one", "ttl_seconds": 300.0, "finished_by": "instance-a", "token": 1}
+    ours = {
+        "format": 1,
+        "instance": "instance-a",
+        "holder": "a@one",
+        "ttl_seconds": 300.0,
+        "finished_by": "instance-a",
+        "token": 1,
+    }
     finished = {"outcome": "succeeded", "finished": last.finished.isoformat(), "finished_by": "instance-a"}
-    theirs = {"instance": "instance-b", "holder": "b@two", "ttl_seconds": 420.0, "token": 4, **finished}
+    theirs = {"format": 1, "instance": "instance-b", "holder": "b@two", "ttl_seconds": 420.0, "token": 4, **finished}
     assert [document(store, number) for number in range(1, 7)] == [
         {**ours, **nothing, "acquired": None, "ended": None},
         {**ours, **nothing, "acquired": started, "ended": None},

@@ -8,7 +8,6 @@ run, under the next number, before the table's own commit: a run that stalls and
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 import time
 import uuid
@@ -31,6 +30,7 @@ from memwal_ops.formats.lance.regions.specs import MANUAL
 from memwal_ops.formats.lance.wire.names import NamingScheme, parse_wal_entry_name, region_folder
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, encode_version_manifest
+from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,9 +81,9 @@ def region_id_of(store: Store, region: str, *, record: bool) -> UUID | None:
     path = f"{LEGACY_FOLDER}/regions/{name}.json"
     if record:
         made = {"region": region, "region_id": str(uuid.uuid4())}
-        store.put_if_absent(path, json.dumps(made).encode())
+        store.put_if_absent(path, encode_record(made))
     try:
-        return uuid.UUID(json.loads(store.get(path))["region_id"])
+        return uuid.UUID(decode_record(store.get(path), path)["region_id"])
     except ObjectNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -12,7 +12,6 @@ The order of a migration; the run may be killed after any step:
 from __future__ import annotations
 
 import base64
-import json
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, with_layout_record
 from memwal_ops.formats.lance.wire.memwal_index import with_progress
 from memwal_ops.formats.lance.wire.region_records import UNMERGED, RegionRecord, mark_of, with_region_records
+from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ class Kept:
                 for name, (region_id, merged, version) in sorted(self.regions.items())
             },
         }
-        return json.dumps(document, indent=1).encode()
+        return encode_record(document, indent=1)
 
 
 def keep(table: Table, plans: Mapping[str, RegionPlan], manifests: Mapping[str, int], layout: str) -> Kept:
@@ -89,6 +89,7 @@ def read_kept(table: Table) -> Kept:
     Raises:
         InvalidUsageError: the table was not migrated.
         InvalidFormatError: it cannot be read.
+        UnsupportedFeatureError: a later release wrote it.
     """
     path = table.manifest.manifest.config.get(CONFIG_KEY, "")
     if not path:
@@ -97,7 +98,7 @@ def read_kept(table: Table) -> Kept:
             remedy="An older version is restored by dataset.checkout_version(N) and restore().",
         )
     try:
-        document = json.loads(table.store.get(path))
+        document = decode_record(table.store.get(path), path)
         regions = {
             name: (uuid.UUID(one["region_id"]), int(one["merged_generation"]), int(one["manifest_version"]))
             for name, one in document["regions"].items()

@@ -17,12 +17,12 @@ comes before the next run of gc, that is not noticed.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from memwal_ops.errors import ObjectNotFoundError
+from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -96,7 +96,7 @@ def record_progress(
         merged = {str(region_id): generation for region_id, generation in sorted(progress.items())}
         document = {"version": retention.newest, "merged": merged}
         check()
-        store.put_if_absent(f"{PROGRESS_FOLDER}/{retention.newest:020}.json", json.dumps(document).encode())
+        store.put_if_absent(f"{PROGRESS_FOLDER}/{retention.newest:020}.json", encode_record(document))
     outdated = [one.meta.path for one in records if one.meta.last_modified <= now - drain_after][:-1]
     if outdated:
         store.delete_many(outdated)
@@ -143,9 +143,9 @@ def _records(store: Store) -> list[Record]:
 
 
 def _read(store: Store, record: Record) -> Mapping[UUID, int]:
-    """What it records; nothing if it is damaged, or was deleted meanwhile."""
+    """What it records; nothing if it is damaged, or was deleted meanwhile. Refuses one of a later release."""
     try:
-        merged = json.loads(store.get(record.meta.path))["merged"]
+        merged = decode_record(store.get(record.meta.path), record.meta.path)["merged"]
         return dict(_checked(merged.items()))
     except (ObjectNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

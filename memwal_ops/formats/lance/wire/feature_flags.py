@@ -21,6 +21,10 @@ MIXED_FILE_VERSIONS = 256
 SHOWN_FEATURES = STABLE_ROW_IDS | 16 | MIXED_FILE_VERSIONS
 """Those on which clients depend that are older than a table's writers."""
 
+RECORDS = "memwal-ops.format"
+"""In a table's configuration: the format of all records of memwal-ops in its manifest; 1 without it. A release that
+changes them, so that an earlier one would misread them, sets a higher one."""
+_RECORDS_FORMAT = 1
 _EARLY = "11 or earlier"
 
 
@@ -73,11 +77,11 @@ _SUPPORTED = sum(feature.flag for feature in FEATURES if feature.supported)
 
 
 def check_readable(manifest: table_pb2.Manifest) -> None:
-    """Refuse reader feature flags that this release does not support (S3-012).
+    """Refuse reader feature flags that this release does not support (S3-012), and records of a later release.
 
     Raises:
         TableCorruptError: only one of a pair of flags is set, which no release of Lance writes or opens.
-        UnsupportedFeatureError: with the names of the features.
+        UnsupportedFeatureError: with the names of the features, or the format of the records.
     """
     reader, writer = manifest.reader_feature_flags, manifest.writer_feature_flags
     half = [feature for feature in FEATURES if feature.paired and (reader ^ writer) & feature.flag]
@@ -87,6 +91,13 @@ def check_readable(manifest: table_pb2.Manifest) -> None:
             "opens no such table."
         )
     _check(reader, "read")
+    records = dict(manifest.config).get(RECORDS, str(_RECORDS_FORMAT))
+    if records != str(_RECORDS_FORMAT):
+        raise UnsupportedFeatureError(
+            f"A newer release of memwal-ops wrote version {manifest.version}: its records have format {records:.40}, "
+            f"and this one reads {_RECORDS_FORMAT}.",
+            remedy="Upgrade memwal-ops here to the release that runs elsewhere on this table.",
+        )
 
 
 def check_writable(manifest: table_pb2.Manifest) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import posixpath
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,6 +37,7 @@ from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_leg
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -121,7 +121,7 @@ def _records(table: Table) -> dict[str, MemWal]:
     found = {}
     for meta in table.store.list(_TRIMMED):
         try:
-            document = json.loads(table.store.get(meta.path))
+            document = decode_record(table.store.get(meta.path), meta.path)
             (found[meta.path],) = decode_mem_wals(base64.b64decode(document["mem_wal"], validate=True))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidFormatError(f"{meta.path} is not a readable record of trimmed MemWALs: {error}") from error
@@ -176,7 +176,7 @@ class _Logs(Collector[LanceCandidate]):
                 "wal_location": one.wal_location,
                 "mem_wal": base64.b64encode(encode_mem_wals([one])).decode(),
             }
-            self.store.put_if_absent(f"{_TRIMMED}/{name}.json", json.dumps(document).encode())
+            self.store.put_if_absent(f"{_TRIMMED}/{name}.json", encode_record(document))
         try:
             publish(table, Change(removed=chosen), self._note)
         except CommitLostError:
