@@ -15,7 +15,7 @@ import click
 from memwal_ops.cli.options import Duration, IntRange, storage_options
 from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
-from memwal_ops.core.figures import amount, jobs_of, noun_of, shared_noun
+from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
 from memwal_ops.core.leases import read_lease
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
@@ -142,17 +142,18 @@ def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, 
         found.add(CRITICAL, f"{missing} is missing or damaged, and revision {table.revision} needs it")
     if not reporting:
         return found, "no log to merge"
-    waiting = amount(figures, "backlog")
+    backlog = Figures(figures, table.format.name)
+    waiting = backlog.amount("backlog")
     if waiting is None:
         found.add(UNKNOWN, "no job of this table reports a backlog")
         return found, ""
     found.compare("generations", waiting, limits.waiting)
-    found.compare("oldest", round(amount(figures, "age") or 0), limits.age, "s")
-    if blocked := amount(figures, "blocked"):
-        found.add(CRITICAL, f"{counted_as(int(blocked), noun_of(figures, 'blocked'))} blocked")
+    found.compare("oldest", round(backlog.amount("age") or 0), limits.age, "s")
+    if blocked := backlog.amount("blocked"):
+        found.add(CRITICAL, f"{counted_as(int(blocked), backlog.noun_of('blocked'))} blocked")
     elif (fault := last_run_fault_of(table, figures)) is not None:
         found.add(*fault)
-    return found, f"{counted_as(int(waiting), noun_of(figures, 'backlog'))} waiting"
+    return found, f"{counted_as(int(waiting), backlog.noun_of('backlog'))} waiting"
 
 
 def last_run_fault_of(table: Table, figures: Mapping[str, float]) -> tuple[int, str] | None:
@@ -160,7 +161,8 @@ def last_run_fault_of(table: Table, figures: Mapping[str, float]) -> tuple[int, 
     job = next((name for name in jobs_of("backlog") if name in table.jobs), None)
     lease = None if job is None else read_lease(table.store, job)
     last = None if lease is None else lease.last
-    return None if job is None or last is None else last_run_fault(job, last.outcome, figures)
+    backlog = Figures(figures, table.format.name)
+    return None if job is None or last is None else last_run_fault(job, last.outcome, backlog)
 
 
 def _service(file: str, limits: Limits) -> tuple[Finding, str]:
@@ -190,7 +192,7 @@ def _service(file: str, limits: Limits) -> tuple[Finding, str]:
         for level, text in table_faults(table):
             found.add(level, text)
     most, where = _worst(tables, "backlog")
-    noun = shared_noun((table["backlog"] for table in tables), "backlog")
+    noun = shared_noun(tables, "backlog")
     found.compare("worst_generations", most, limits.waiting, label=f"{where}: {noun}")
     oldest, which = _worst(tables, "age")
     found.compare("worst_oldest", round(oldest), limits.age, "s", label=f"{which}: oldest")
@@ -201,7 +203,7 @@ def _service(file: str, limits: Limits) -> tuple[Finding, str]:
 
 def _worst(tables: list[dict[str, Any]], role: Role) -> tuple[float, str]:
     """Return the highest figure of a role, and its table."""
-    return max(((amount(table["backlog"], role) or 0.0, table["name"]) for table in tables), default=(0.0, ""))
+    return max(((backlog_of(table).amount(role) or 0.0, table["name"]) for table in tables), default=(0.0, ""))
 
 
 def ask_service(http: HttpConfig) -> tuple[dict[str, Any] | None, str]:
@@ -221,13 +223,14 @@ def ask_service(http: HttpConfig) -> tuple[dict[str, Any] | None, str]:
 
 def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     """Yield the faults of a table in a status document: level and text."""
-    blocked = int(amount(table["backlog"], "blocked") or 0)
+    backlog = backlog_of(table)
+    blocked = int(backlog.amount("blocked") or 0)
     name, job = backlog_job(table)
     fault = None
     if job is not None and not job["consecutive_failures"]:
-        fault = last_run_fault(name, job["last_outcome"], table["backlog"])
+        fault = last_run_fault(name, job["last_outcome"], backlog)
     if blocked:
-        yield CRITICAL, f"{table['name']}: {counted_as(blocked, noun_of(table['backlog'], 'blocked'))} blocked"
+        yield CRITICAL, f"{table['name']}: {counted_as(blocked, backlog.noun_of('blocked'))} blocked"
     elif fault is not None:
         yield fault[0], f"{table['name']}: {fault[1]}"
     if table["look_error"]:

@@ -102,6 +102,7 @@ class _Reading:
         self.state: dict[str, Any] = {
             "name": short_name(table.location.uri.rpartition("/")[2]),
             "uri": table.location.address,
+            "format": table.format.name,
             "version": summary.revision,
             "backlog": dict(summary.backlog),
             "looked_at": now.isoformat(timespec="milliseconds"),

@@ -11,7 +11,7 @@ from memwal_ops.cli.config_option import config_option
 from memwal_ops.cli.options import Duration, json_output
 from memwal_ops.cli.printing import echo, echo_json
 from memwal_ops.cli.status_text import describe
-from memwal_ops.core.figures import amount
+from memwal_ops.core.figures import backlog_of
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings
@@ -120,14 +120,14 @@ def _service(settings: Settings) -> tuple[Mapping[str, Any] | None, str]:
 
 def _summary(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     tables = [*tables]
-    oldest = max(tables, key=lambda one: amount(one["backlog"], "age") or 0.0, default=None)
-    age = 0.0 if oldest is None else amount(oldest["backlog"], "age") or 0.0
+    oldest = max(tables, key=lambda one: backlog_of(one).amount("age") or 0.0, default=None)
+    age = 0.0 if oldest is None else backlog_of(oldest).amount("age") or 0.0
     return {
         "tables": len(tables),
         **{word: sum(one["level"] == word for one in tables) for word in WORDS.values()},
         "unreadable": sum(one["error"] is not None for one in tables),
-        "blocked_regions": int(sum(amount(one["backlog"], "blocked") or 0 for one in tables)),
-        "generations": int(sum(amount(one["backlog"], "backlog") or 0 for one in tables)),
+        "blocked_regions": int(sum(backlog_of(one).amount("blocked") or 0 for one in tables)),
+        "generations": int(sum(backlog_of(one).amount("backlog") or 0 for one in tables)),
         **{name: int(sum(one["backlog"].get(name, 0) for one in tables)) for name in ("rows", "bytes")},
         "oldest_age": age,
         "oldest_table": None if oldest is None or not age else oldest["name"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.cli.printing import page_path
-from memwal_ops.core.figures import amount, metrics_of, shared_noun
+from memwal_ops.core.figures import backlog_of, shared_noun
 from memwal_ops.supervisor.observe.findings import (
     WAITS,
     WORDS,
@@ -20,7 +20,7 @@ from memwal_ops.text import counted, counted_as, grid, paragraph, size_text, tim
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memwal_ops.core.job import MetricSpec
+    from memwal_ops.core.figures import Figures
 
 
 def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
@@ -74,11 +74,11 @@ def _head(document: Mapping[str, Any]) -> str:
 
 
 def _cells(table: Mapping[str, Any]) -> list[str]:
-    backlog, (_, job) = table["backlog"], backlog_job(table)
-    waiting = amount(backlog, "backlog")
+    backlog, (_, job) = backlog_of(table), backlog_job(table)
+    waiting = backlog.amount("backlog")
     if waiting is not None:
-        known = [f"{int(waiting):,}", f"{int(backlog['rows']):,}" if "rows" in backlog else ""]
-        known += [age_text(backlog), f"{int(amount(backlog, 'blocked') or 0):,}"]
+        known = [f"{int(waiting):,}", f"{int(backlog.values['rows']):,}" if "rows" in backlog.values else ""]
+        known += [age_text(backlog), f"{int(backlog.amount('blocked') or 0):,}"]
     else:
         known = ["?" if table["error"] else ""] * 4
     ran = ["", ""] if job is None else [_last(job), _next(job)]
@@ -87,21 +87,22 @@ def _cells(table: Mapping[str, Any]) -> list[str]:
 
 def _has_log(table: Mapping[str, Any]) -> bool:
     """Whether something can wait to be merged; also of a table that cannot be read."""
-    return bool(table["error"]) or not table["backlog"] or amount(table["backlog"], "backlog") is not None
+    return bool(table["error"]) or not table["backlog"] or backlog_of(table).amount("backlog") is not None
 
 
 def _without_log(tables: Sequence[Mapping[str, Any]]) -> str:
     """The metrics of tables without a log, as triggers name them, but for those that are 0 everywhere."""
-    backlogs = [table["backlog"] for table in tables]
-    shown = dict.fromkeys(name for backlog in backlogs for name, value in backlog.items() if value)
+    backlogs = [backlog_of(table) for table in tables]
+    shown = dict.fromkeys(name for backlog in backlogs for name, value in backlog.values.items() if value)
     rows = [
-        [table["name"], table["level"], *(_figure(metrics_of(backlog).get(name), backlog.get(name)) for name in shown)]
+        [table["name"], table["level"], *(_figure(backlog, name) for name in shown)]
         for table, backlog in zip(tables, backlogs, strict=True)
     ]
     return grid(("table", "state", *shown), rows, words=("table", "state"))
 
 
-def _figure(spec: MetricSpec | None, value: float | None) -> str:
+def _figure(backlog: Figures, name: str) -> str:
+    spec, value = backlog.metrics.get(name), backlog.values.get(name)
     if value is None:
         return ""
     return size_text(value) if spec is not None and spec.unit == "bytes" else f"{int(value):,}"
@@ -145,7 +146,7 @@ def _problem(table: Mapping[str, Any] | None, finding: Mapping[str, Any]) -> str
 
 def _closing(document: Mapping[str, Any]) -> str:
     summary = document["summary"]
-    noun = shared_noun((table["backlog"] for table in document["tables"]), "backlog")
+    noun = shared_noun(document["tables"], "backlog")
     words = [f"{summary[word]} {word}" for word in WORDS.values() if summary[word]]
     behind = f"; {counted_as(summary['generations'], noun)} and {counted(summary['rows'], 'row')} wait"
     if document["tables"] and not any(map(_has_log, document["tables"])):

@@ -1,11 +1,9 @@
-"""Find metrics of jobs by their meaning (``MetricSpec.role``), for code that is independent of formats.
-
-A table has the metrics of one format, so the first metric of a role that is present is the table's.
-"""
+"""Find metrics of jobs by their meaning (``MetricSpec.role``), for code that is independent of formats."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.registry import formats, job_specs
 
@@ -15,46 +13,62 @@ if TYPE_CHECKING:
     from memwal_ops.core.job import JobSpec, MetricSpec, Role
 
 
-def amount(figures: Mapping[str, float], role: Role, kind: str = "backlog") -> float | None:
-    """The value of a role among the metrics of a poll (``backlog``) or of a run (``run``); None if there is none."""
-    name = name_of(figures, role, kind)
-    return None if name is None else figures[name]
-
-
-def name_of(figures: Mapping[str, float], role: Role, kind: str = "backlog") -> str | None:
-    """The name of the metric of a role; None if there is none."""
-    declared = metrics_of(figures, kind).items()
-    return next((name for name, metric in declared if metric.role == role and name in figures), None)
-
-
-def noun_of(figures: Mapping[str, float], role: Role) -> str:
-    """What the backlog metric of a role counts, in the plural: ``generations``, ``regions`` of ``blocked_regions``.
-
-    ``parts`` if the metric's name is no noun, or there is none.
-    """
-    noun = (name_of(figures, role) or "").removeprefix(f"{role}_").replace("_", " ")
-    return noun if noun.endswith("s") else "parts"
-
-
-def shared_noun(backlogs: Iterable[Mapping[str, float]], role: Role) -> str:
-    """:func:`noun_of` where all backlogs have the same, as those of tables of one format do; else ``parts``."""
-    nouns = {noun_of(figures, role) for figures in backlogs if figures}
-    return nouns.pop() if len(nouns) == 1 else "parts"
-
-
-def metrics_of(figures: Mapping[str, float], kind: str = "backlog") -> Mapping[str, MetricSpec]:
-    """The metrics of the format whose jobs declare all of these figures, by name; of every format if none does.
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of one table, with the meaning that the jobs of its format give them.
 
     Two formats may use one name for different things: ``fragments`` of a Lance table are data files, those of a
     Zeppelin namespace wait in its log.
+
+    Attributes:
+        values: the figures by name.
+        format: the name of the table's format; None: it is not known, and each name has its meaning in the first
+            format that has it.
+        kind: ``backlog``: those of a poll; ``run``: those of a run.
     """
-    every: dict[str, MetricSpec] = {}
-    for format_name in formats():
-        declared = _declared(format_name, kind)
-        if figures.keys() <= declared.keys():
-            return declared
-        every = {**declared, **every}
-    return every
+
+    values: Mapping[str, float]
+    format: str | None
+    kind: str = "backlog"
+
+    def amount(self, role: Role) -> float | None:
+        """The value of the metric of a role; None if there is none."""
+        name = self.name_of(role)
+        return None if name is None else self.values[name]
+
+    def name_of(self, role: Role) -> str | None:
+        """The name of the metric of a role; None if there is none."""
+        declared = self.metrics.items()
+        return next((name for name, metric in declared if metric.role == role and name in self.values), None)
+
+    def noun_of(self, role: Role) -> str:
+        """What the metric of a role counts, in the plural: ``generations``, ``regions`` of ``blocked_regions``.
+
+        ``parts`` if the metric's name is no noun, or there is none.
+        """
+        noun = (self.name_of(role) or "").removeprefix(f"{role}_").replace("_", " ")
+        return noun if noun.endswith("s") else "parts"
+
+    @property
+    def metrics(self) -> Mapping[str, MetricSpec]:
+        """The metrics of the format by name."""
+        if self.format is not None:
+            return _declared(self.format, self.kind)
+        every: dict[str, MetricSpec] = {}
+        for name in formats():
+            every = {**_declared(name, self.kind), **every}
+        return every
+
+
+def backlog_of(table: Mapping[str, Any]) -> Figures:
+    """The backlog of a table's status document."""
+    return Figures(table["backlog"], table.get("format"))
+
+
+def shared_noun(tables: Iterable[Mapping[str, Any]], role: Role) -> str:
+    """:meth:`Figures.noun_of` where all status documents have the same, as those of one format do; else ``parts``."""
+    nouns = {backlog_of(table).noun_of(role) for table in tables if table["backlog"]}
+    return nouns.pop() if len(nouns) == 1 else "parts"
 
 
 def _declared(format_name: str, kind: str) -> Mapping[str, MetricSpec]:

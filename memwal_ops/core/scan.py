@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.figures import amount, noun_of
+from memwal_ops.core.figures import Figures
 from memwal_ops.core.maintain import ordered
 from memwal_ops.core.outlook import Outlook, outlook_on
 from memwal_ops.core.past_runs import no_past_runs
@@ -45,7 +45,7 @@ class Scanned:
     revision: int | None = None
     needs: tuple[Need, ...] = ()
     errors: tuple[tuple[str | None, MemwalOpsError], ...] = field(default=())
-    backlog: Mapping[str, float] = field(default_factory=dict)
+    backlog: Figures = field(default_factory=lambda: Figures({}, None))
     blocked: tuple[Blocked, ...] = ()
     last_writer: str | None = None
     outlook: Outlook = field(default_factory=Outlook)
@@ -123,15 +123,15 @@ def scan_table(table: Table, past: PastRuns = no_past_runs) -> Scanned:
     """
     needs: list[Need] = []
     errors: list[tuple[str | None, MemwalOpsError]] = []
-    backlog: Mapping[str, float] = {}
+    backlog = Figures({}, table.format.name)
     blocked: tuple[Blocked, ...] = ()
     with poll_cache():
         for spec in ordered(spec for spec in table.jobs.values() if spec.in_maintain and spec.name != "repair"):
             try:
                 needs += _needs(table, spec)
                 if package_of(spec) is None and _reduces_backlog(spec):
-                    backlog = spec.job.backlog(table)
-                    blocked = _blocked(table) if amount(backlog, "blocked") else ()
+                    backlog = replace(backlog, values=spec.job.backlog(table))
+                    blocked = _blocked(table) if backlog.amount("blocked") else ()
             except MemwalOpsError as error:
                 errors.append((spec.name, error))
     writer = table.format.last_writer(table) if isinstance(table.format, NamesWriters) else None
@@ -152,8 +152,9 @@ def _needs(table: Table, spec: JobSpec) -> Iterable[Need]:
             return plan.needs()
     with plugin_errors(spec):
         figures = spec.job.backlog(table) if spec.backlog_metrics else {}
-    waiting = int(amount(figures, "backlog") or 0)
-    what = f"{spec.name} {counted_as(waiting, noun_of(figures, 'backlog'))}"
+    backlog = Figures(figures, table.format.name)
+    waiting = int(backlog.amount("backlog") or 0)
+    what = f"{spec.name} {counted_as(waiting, backlog.noun_of('backlog'))}"
     return [Need(spec.name, what, rows=int(figures.get("rows", 0)))] if waiting else []
 
 

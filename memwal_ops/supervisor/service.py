@@ -16,7 +16,6 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.figures import amount
 from memwal_ops.core.holds import user_at_host
 from memwal_ops.core.leases import Holder
 from memwal_ops.errors import HistoryError, MemwalOpsError
@@ -419,7 +418,7 @@ class Service:
             self._notifier.status(self._status_line())
 
     def _status_line(self) -> str:
-        waiting = sum(int(amount(state.figures, "backlog") or 0) for state in self.scheduler.tables.values())
+        waiting = sum(int(state.backlog.amount("backlog") or 0) for state in self.scheduler.tables.values())
         failing = sum(bool(entry.failures) for entry in self.scheduler.entries())
         bad = " The configuration file is invalid; the previous one is in effect." if self._config_error else ""
         return (

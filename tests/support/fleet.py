@@ -39,7 +39,8 @@ def table(name: str, *, waiting: float = 2, blocked: float = 0, **changes: Any) 
         "regions": min(waiting, 2.0), "blocked_regions": blocked,
     }  # fmt: skip
     return {
-        "name": name, "uri": f"s3://lake/{name}.lance", "version": 41, "backlog": backlog, "looked_at": _ago(seconds=4),
+        "name": name, "uri": f"s3://lake/{name}.lance", "format": "lance", "version": 41,
+        "backlog": backlog, "looked_at": _ago(seconds=4),
         "seconds_since_look": 4.0, "look_error": None, "clock_skew_seconds": 0.0,
         "jobs": {name: job() for name in JOBS}, **changes,
     }  # fmt: skip

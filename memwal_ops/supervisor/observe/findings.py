@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from memwal_ops.core.figures import amount, jobs_of, noun_of
+from memwal_ops.core.figures import backlog_of, jobs_of
 from memwal_ops.errors import runbook
 from memwal_ops.text import counted, counted_as, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from memwal_ops.core.figures import Figures
     from memwal_ops.supervisor.scheduling.discovery import Fault
 
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
@@ -58,9 +59,9 @@ class Limits:
     waiting: tuple[int, int]
     age: tuple[float, float]
 
-    def level(self, backlog: Mapping[str, float]) -> int:
+    def level(self, backlog: Figures) -> int:
         """Return the level of a backlog."""
-        waiting, age = amount(backlog, "backlog") or 0, amount(backlog, "age") or 0
+        waiting, age = backlog.amount("backlog") or 0, backlog.amount("age") or 0
         return max(level_of(waiting, self.waiting), level_of(age, self.age))
 
 
@@ -87,12 +88,12 @@ def job_findings(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str
         yield CRITICAL if late >= _LATE_CRITICAL else WARNING, f"{name} has not succeeded for {since:.0f} s"
 
 
-def last_run_fault(job: str, outcome: str | None, backlog: Mapping[str, float]) -> tuple[int, str] | None:
+def last_run_fault(job: str, outcome: str | None, backlog: Figures) -> tuple[int, str] | None:
     """Return the fault that the last run of the job shows that reduces a backlog: level and text; None: none.
 
     A run opens the files that a poll only lists. With nothing left to do, its outcome does not matter any more.
     """
-    if not amount(backlog, "backlog"):
+    if not backlog.amount("backlog"):
         return None
     if outcome == "partial":
         return CRITICAL, f"the last {job} could not process all: a part was blocked"
@@ -143,9 +144,9 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         limits: the alert thresholds.
         file: the configuration file, for commands; empty if there is none.
     """
-    error, backlog = table["error"], table["backlog"]
+    error, backlog = table["error"], backlog_of(table)
     if error is not None:
-        part = "cannot be read" if not backlog else "cannot be read as a whole"
+        part = "cannot be read" if not backlog.values else "cannot be read as a whole"
         yield finding(CRITICAL, f"It {part}: {error['reason']}. {error['message']}", error["remedy"], error["runbook"])
     blocked = table["blocked"]
     for one in blocked[:_MAX_BLOCKED]:
@@ -153,15 +154,15 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         what = f"{part or 'It'} is blocked{f' at {place}' if place else ''}: {one['reason']}. {one['detail']}"
         todo = one.get("remedy") or "Fix the cause; until then nothing more of this part is merged."
         yield finding(CRITICAL, what, f"{todo} See it: {_inspect(table)}", _MERGE_BLOCKED)
-    parts = int(amount(backlog, "blocked") or 0)
+    parts = int(backlog.amount("blocked") or 0)
     if parts and len(blocked) != min(parts, _MAX_BLOCKED):
-        what = f"{counted_as(parts, noun_of(backlog, 'blocked'))} in total cannot be merged completely."
+        what = f"{counted_as(parts, backlog.noun_of('blocked'))} in total cannot be merged completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
     for name, job in table["jobs"].items():
         yield from _job_findings(table, name, job, errors, file)
     behind = limits.level(backlog)
     if behind:
-        count = counted_as(int(amount(backlog, "backlog") or 0), noun_of(backlog, "backlog"))
+        count = counted_as(int(backlog.amount("backlog") or 0), backlog.noun_of("backlog"))
         waits = f"{count} wait{f', the oldest for {age_text(backlog)}' if age_text(backlog) else ''}"
         why, todo = _why_behind(table, file)
         yield finding(behind, f"It is behind: {waits}. {why}".rstrip(), todo, _BEHIND)
@@ -210,7 +211,7 @@ def _why_behind(table: Mapping[str, Any], file: str) -> tuple[str, str]:
         return f"No {name} is configured for it.", f"Enable it in {file}, or {name} by hand: {by_hand}"
     ran = _ask_history(file, table, name)
     reasons = (
-        (amount(table["backlog"], "blocked"), "A part of it is blocked.", "Fix what blocks it."),
+        (backlog_of(table).amount("blocked"), "A part of it is blocked.", "Fix what blocks it."),
         (job["state"] == "running", f"A {name} has been running for {time_text(job['running_seconds'])}.", ran),
         (
             job["lease"]["state"] != "free",
@@ -269,9 +270,9 @@ def holder_text(job: Mapping[str, Any]) -> str:
     return f"{lease['holder']['name']}, until {lease['expires'][11:19]} UTC"
 
 
-def age_text(backlog: Mapping[str, float]) -> str:
+def age_text(backlog: Figures) -> str:
     """Return the age of the oldest pending part; empty if there is none."""
-    age = amount(backlog, "age")
+    age = backlog.amount("age")
     return time_text(age) if age else ""
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from memwal_ops.core.figures import amount, jobs_of, name_of
+from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.core.leases import list_leases
 from memwal_ops.core.registry import all_job_specs, formats, open_table
 from memwal_ops.core.run import unexpected_error
@@ -109,8 +109,9 @@ class FleetStatus:
         now = datetime.now(UTC)
         in_service = self._service_tables.get((table.name, table.uri))
         figures = dict(reading.figures or {})
-        blocked = [*reading.blocked] or self._blocked_in_last_run(table, figures)
-        name = name_of(figures, "blocked")
+        backlog = Figures(figures, table.settings.format)
+        blocked = [*reading.blocked] or self._blocked_in_last_run(table, backlog)
+        name = backlog.name_of("blocked")
         if blocked and name is not None:
             figures[name] = max(figures[name], len(blocked))
         jobs = {name: job for name, job in table.settings.jobs.items() if job.enabled}
@@ -119,6 +120,7 @@ class FleetStatus:
         return {
             "name": table.name,
             "uri": table.uri,
+            "format": table.settings.format,
             "version": reading.version,
             "backlog": figures,
             "looked_at": now.isoformat(timespec="milliseconds"),
@@ -176,9 +178,9 @@ class FleetStatus:
         self.close()
         self._history, self.history_error = None, redact(str(error))
 
-    def _blocked_in_last_run(self, table: FoundTable, figures: Mapping[str, float]) -> list[Mapping[str, Any]]:
+    def _blocked_in_last_run(self, table: FoundTable, backlog: Figures) -> list[Mapping[str, Any]]:
         """Return what the last run reported as blocked: a run opens the objects that a poll only lists."""
-        if not amount(figures, "behind"):
+        if not backlog.amount("behind"):
             return []
         blocked: list[Mapping[str, Any]] = []
         for job in jobs_of("blocked", "run"):
@@ -245,7 +247,7 @@ def _read(found: FoundTable) -> TableReading:
         figures, faults = poll_isolated(table, found.settings.storage_options, wanted)
         reading = TableReading(table.revision, figures, error=faults[0] if faults else None)
         reading = replace(reading, leases=list_leases(table.store))
-        if amount(figures, "blocked"):
+        if Figures(figures, table.format.name).amount("blocked"):
             reading = replace(reading, blocked=tuple(part.document for part in table.format.summarize(table).blocked))
     except MemwalOpsError as error:
         return replace(reading, error=reading.error or error)

@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from memwal_ops.core.figures import exported_metrics, metrics_of
+from memwal_ops.core.figures import Figures, backlog_of, exported_metrics
 from memwal_ops.core.job import POOLS
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.observe.exposition import Family, exposition
@@ -101,12 +101,12 @@ class Metrics:
                 self._phases.add((job, phase))
             self.phase_seconds.labels(job, phase).observe(seconds)
 
-    def count_figures(self, table: str, job: str, figures: Mapping[str, float]) -> None:
+    def count_figures(self, table: str, job: str, figures: Figures) -> None:
         """Add a run's sums."""
-        for figure, metric in metrics_of(figures, "run").items():
-            if figures.get(figure, 0) > 0 and metric.exported in self._sums:
+        for figure, metric in figures.metrics.items():
+            if figures.values.get(figure, 0) > 0 and metric.exported in self._sums:
                 counter, per_job = self._sums[metric.exported]
-                counter.labels(*((table, job) if per_job else (table,))).inc(figures[figure])
+                counter.labels(*((table, job) if per_job else (table,))).inc(figures.values[figure])
 
     def init_table(self, table: str, jobs: Iterable[str]) -> None:
         """Initialize the counters of a table and its jobs with 0."""
@@ -187,7 +187,7 @@ class _StatusCollector(Collector):
         exported = exported_metrics("backlog")
         rows: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in exported}
         for table in status["tables"]:
-            labels, metrics = (table["name"],), metrics_of(table["backlog"])
+            labels, metrics = (table["name"],), backlog_of(table).metrics
             for figure, value in table["backlog"].items():
                 if figure in metrics and (name := metrics[figure].exported) is not None:
                     rows[name].append((labels, value))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import memwal_ops
-from memwal_ops.core.figures import amount, jobs_of
+from memwal_ops.core.figures import Figures, backlog_of, jobs_of
 from memwal_ops.core.registry import formats
 from memwal_ops.pages.charts import backlog_chart
 from memwal_ops.pages.rendering import content_security_policy, data_uri, render
@@ -145,7 +145,7 @@ class Pages:
             home=True,
             backlog_chart=chart,
             leases=None,
-            runs=[run_view(run) for run in runs],
+            runs=[run_view(run, table["format"]) for run in runs],
             refresh=_RELOAD_SECONDS,
         )
 
@@ -163,7 +163,7 @@ class Pages:
     def _blocked(self, table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return what the last run reported as blocked, if anything still is."""
         found: list[Mapping[str, Any]] = []
-        for job in jobs_of("blocked", "run") if amount(table["backlog"], "blocked") else ():
+        for job in jobs_of("blocked", "run") if backlog_of(table).amount("blocked") else ():
             for run in self._runs.get(_stamp(table), table=table["uri"], job=job, limit=1):
                 entries = (run["report"] or {}).get("blocked") if run["exit_code"] == _BLOCKED_EXIT_CODE else None
                 found += [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
@@ -218,14 +218,14 @@ class _CachedRuns:
         return known[1]
 
 
-def run_view(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a page prints about a run."""
+def run_view(run: Mapping[str, Any], table_format: str | None) -> dict[str, Any]:
+    """Return what a page prints about a run on a table of a format."""
     shown = ("started", "job", "why", "outcome", "decision", "seconds", "error")
     figures = {name: value for name, value in (run["figures"] or {}).items() if value}
     return {
         **{name: run[name] for name in shown},
         "versions": run["versions"] or [],
-        "figures": figures_of(figures, "run"),
+        "figures": figures_of(Figures(figures, table_format, "run")),
     }
 
 

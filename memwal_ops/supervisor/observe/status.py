@@ -47,6 +47,7 @@ def _table(
     return {
         "name": state.table.name,
         "uri": state.table.uri,
+        "format": state.table.settings.format,
         "version": state.version,
         "backlog": dict(state.figures),
         "looked_at": _iso(state.polled),

@@ -51,6 +51,7 @@ class TableStatus(TypedDict):
 
     name: str
     uri: str
+    format: str | None
     version: int | None
     backlog: dict[str, float]
     looked_at: str | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.figures import amount, metrics_of, noun_of
+from memwal_ops.core.figures import backlog_of
 from memwal_ops.core.table_history import storage_of_gc
 from memwal_ops.pages.charts import bar_chart
 from memwal_ops.pages.rendering import data_uri
@@ -22,6 +22,7 @@ from memwal_ops.text import counted_as, time_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from memwal_ops.core.figures import Figures
     from memwal_ops.supervisor.observe.findings import Finding
 
 
@@ -35,16 +36,16 @@ def view_of(
         findings: what is wrong with it.
         samples: amounts of its backlog over time.
     """
-    backlog = table["backlog"]
-    blocked = amount(backlog, "blocked")
+    backlog = backlog_of(table)
+    blocked = backlog.amount("blocked")
     return {
         **{name: table[name] for name in ("name", "uri", "version", "looked_at", "blocked")},
         "level": WORDS[max(map(level_of_finding, findings), default=OK)],
         "findings": sorted(findings, key=lambda one: -level_of_finding(one)),
-        "waiting": amount(backlog, "backlog"),
-        "noun": noun_of(backlog, "backlog"),
-        "age": amount(backlog, "age"),
-        "blocked_parts": counted_as(int(blocked), noun_of(backlog, "blocked")) if blocked else "",
+        "waiting": backlog.amount("backlog"),
+        "noun": backlog.noun_of("backlog"),
+        "age": backlog.amount("age"),
+        "blocked_parts": counted_as(int(blocked), backlog.noun_of("blocked")) if blocked else "",
         "figures": figures_of(backlog),
         "job_rows": [_job_row(name, job) for name, job in table["jobs"].items()],
         "most": max((number for _, number in samples), default=0.0),
@@ -71,9 +72,9 @@ def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None
     }
 
 
-def figures_of(figures: Mapping[str, float], kind: str = "backlog") -> list[dict[str, Any]]:
+def figures_of(figures: Figures) -> list[dict[str, Any]]:
     """Return figures with their names in words, their units and their help."""
-    declared = metrics_of(figures, kind)
+    declared = figures.metrics
     return [
         {
             "name": name.replace("_", " "),
@@ -81,7 +82,7 @@ def figures_of(figures: Mapping[str, float], kind: str = "backlog") -> list[dict
             "unit": declared[name].unit if name in declared else "count",
             "help": declared[name].help if name in declared else "",
         }
-        for name, value in figures.items()
+        for name, value in figures.values.items()
     ]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.figures import amount, jobs_of, name_of
+from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.errors import WorkerDiedError
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.state.outcomes import describe_exit
@@ -148,14 +148,15 @@ class BacklogPolling:
             remaining: the backlog that it cannot reduce; empty: that of the last poll, as it published nothing; None:
                 unknown.
         """
-        state, blocked = self._tables.get(entry.table.name), amount(figures, "blocked", "run")
+        kind = entry.table.settings.format
+        state, blocked = self._tables.get(entry.table.name), Figures(figures, kind, "run").amount("blocked")
         if state is None or entry.removed:
             return
         left = None if remaining is None else dict(remaining or state.figures)
         if blocked is not None:
             state.blocked = blocked
-            _raise_to(state.figures, blocked)
-            _raise_to(left or {}, blocked)
+            _raise_to(state.figures, kind, blocked)
+            _raise_to(left or {}, kind, blocked)
         entry.unproductive_backlog = None if left is None else _amounts(entry, left)
 
     def _begin(self, state: TableState) -> None:
@@ -176,7 +177,7 @@ class BacklogPolling:
         No figures are reused after a run of this supervisor: not everything that it changes is in the fingerprint.
         """
         reading = state.reading
-        if reading is None or state.blocked or amount(state.figures, "blocked"):
+        if reading is None or state.blocked or state.backlog.amount("blocked"):
             return None
         running = any(entry.run is not None or entry.ended > reading.began for entry in state.entries.values())
         age = self._clock.monotonic() - reading.began
@@ -224,13 +225,13 @@ class BacklogPolling:
         """Keep the figures of a poll; return whether they are those of the one before."""
         version, figures = state.version, state.figures
         state.figures, state.version = dict(result["figures"]), result["version"]
-        waiting = amount(state.figures, "backlog")
+        waiting = state.backlog.amount("backlog")
         if result["outcome"] == "succeeded" or waiting is not None:
             state.polled = self._clock.now()
         # An operator may have fixed it: what is still blocked is counted as behind, or the poll finds it itself.
-        behind = amount(state.figures, "behind")
+        behind = state.backlog.amount("behind")
         state.blocked = state.blocked if behind is None else min(state.blocked, behind)
-        _raise_to(state.figures, state.blocked)
+        _raise_to(state.figures, state.table.settings.format, state.blocked)
         if waiting is not None:
             state.samples.add(self._clock.now().timestamp(), waiting)
         return _is_same(state, version, figures)
@@ -290,7 +291,7 @@ def _is_same(state: TableState, version: int | None, figures: Mapping[str, float
 def _is_idle(state: TableState) -> bool:
     """Whether a poll found nothing waiting, and no trigger that an age could fire."""
     watched = {name for entry in state.entries.values() if entry.settings.when for name in entry.settings.when.figures}
-    return not amount(state.figures, "backlog") and not any(state.figures.get(name) for name in _ages(state) & watched)
+    return not state.backlog.amount("backlog") and not any(state.figures.get(name) for name in _ages(state) & watched)
 
 
 def _ages(state: TableState) -> set[str]:
@@ -299,8 +300,8 @@ def _ages(state: TableState) -> set[str]:
     return {name for one in metrics for name, metric in one.items() if metric.unit == "seconds"}
 
 
-def _raise_to(figures: dict[str, float], blocked: float) -> None:
-    name = name_of(figures, "blocked")
+def _raise_to(figures: dict[str, float], kind: str | None, blocked: float) -> None:
+    name = Figures(figures, kind).name_of("blocked")
     if name is not None:
         figures[name] = max(figures[name], blocked)
 

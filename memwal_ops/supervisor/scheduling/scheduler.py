@@ -15,6 +15,7 @@ import threading
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.figures import Figures
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.registry import package_of
 from memwal_ops.log import get_logger
@@ -404,7 +405,8 @@ class Scheduler:
         self._recorder.finish(entry, run.number, now, outcome, details)
         if not entry.removed:
             self.metrics.runs.labels(*entry.key, outcome).inc()
-            self.metrics.count_figures(*entry.key, details.get("figures") or {})
+            sums = Figures(details.get("figures") or {}, entry.table.settings.format, "run")
+            self.metrics.count_figures(*entry.key, sums)
         self.metrics.run_seconds.labels(entry.settings.name).observe(mono - run.began)
         self.metrics.observe_phases(entry.settings.name, details.get("phases") or {})
         if entry.lease is not None:

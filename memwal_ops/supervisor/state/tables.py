@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.figures import Figures
 from memwal_ops.supervisor.state.samples import Samples
 
 if TYPE_CHECKING:
@@ -183,6 +184,11 @@ class TableState:
     history_read: float = float("-inf")
     history_wanted: bool = False
     samples: Samples = field(default_factory=Samples)
+
+    @property
+    def backlog(self) -> Figures:
+        """The figures with their meaning."""
+        return Figures(self.figures, self.table.settings.format)
 
     def step_back(self, by: timedelta, now: datetime) -> None:
         """Correct the times after the wall clock was set back by ``by``."""

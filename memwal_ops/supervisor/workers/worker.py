@@ -23,7 +23,7 @@ import structlog
 from memwal_ops import log as logging_setup
 from memwal_ops.allocators import bound_allocators
 from memwal_ops.core.context import Progress, RunContext, StopRequested
-from memwal_ops.core.figures import amount
+from memwal_ops.core.figures import Figures
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.leases import check, read_lease
 from memwal_ops.core.registry import all_job_specs, location_of, open_table, skip_import_probe
@@ -214,7 +214,7 @@ class _Listener:
 
 def _remaining(table: Table, spec: JobSpec, run: RunContext) -> Mapping[str, float] | None:
     """The backlog after a run that published and was blocked; None after any other run, or if it cannot be read."""
-    if not run.revisions or not amount(run.figures, "blocked", "run"):
+    if not run.revisions or not Figures(run.figures, table.format.name, "run").amount("blocked"):
         return None
     try:
         figures, _ = poll_table(table.newest(), [spec])

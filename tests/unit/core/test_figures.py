@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memwal_ops.core.figures import amount, exported_metrics, jobs_of, metrics_of, name_of, noun_of, shared_noun
+from memwal_ops.core.figures import Figures, backlog_of, exported_metrics, jobs_of, shared_noun
 from memwal_ops.core.job import ROLES
 from memwal_ops.core.registry import job_specs
 
@@ -16,24 +16,26 @@ COUNTERS = {"conflicts", "merged_bytes", "merged_rows", "collected_bytes", "coll
 
 
 def test_a_figure_is_found_by_its_role() -> None:
-    look = {"rows": 9, "generations": 3, "oldest_age": 60.0, "regions_behind": 2, "blocked_regions": 1}
-    assert [amount(look, role) for role in ROLES] == [3, 60.0, 2, 1]
-    assert amount({"regions_blocked": 0}, "blocked", "run") == 0
-    assert name_of(look, "blocked") == "blocked_regions"
+    values = {"rows": 9, "generations": 3, "oldest_age": 60.0, "regions_behind": 2, "blocked_regions": 1}
+    polled = Figures(values, "lance")
+    assert [polled.amount(role) for role in ROLES] == [3, 60.0, 2, 1]
+    assert Figures({"regions_blocked": 0}, "lance", "run").amount("blocked") == 0
+    assert polled.name_of("blocked") == "blocked_regions"
 
 
 def test_what_waits_is_named_as_its_format_names_it() -> None:
-    lance = {"generations": 3, "rows": 9, "oldest_age": 60.0, "regions_behind": 2, "blocked_regions": 1}
-    index = {"delta_blocks": 5, "delta_bytes": 70, "dirty_percent": 1}
-    assert (noun_of(lance, "backlog"), noun_of(lance, "blocked")) == ("generations", "regions")
-    assert (noun_of(index, "backlog"), noun_of(index, "blocked")) == ("delta blocks", "parts")
-    assert shared_noun([lance, {}, lance], "backlog") == "generations"
+    values = {"generations": 3, "rows": 9, "oldest_age": 60.0, "regions_behind": 2, "blocked_regions": 1}
+    lance = {"backlog": values, "format": "lance"}
+    index = {"backlog": {"delta_blocks": 5, "delta_bytes": 70, "dirty_percent": 1}, "format": "lm_diskann"}
+    assert [backlog_of(lance).noun_of(role) for role in ("backlog", "blocked")] == ["generations", "regions"]
+    assert [backlog_of(index).noun_of(role) for role in ("backlog", "blocked")] == ["delta blocks", "parts"]
+    assert shared_noun([lance, {"backlog": {}}, lance], "backlog") == "generations"
     assert shared_noun([lance, index], "backlog") == "parts"
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_what_was_not_read_is_none_and_not_0(role: str) -> None:
-    assert amount({"fragments": 4}, role) is None  # type: ignore[arg-type]  # a parameter is any text
+    assert Figures({"fragments": 4}, "lance").amount(role) is None  # type: ignore[arg-type]  # a parameter is any text
 
 
 def test_the_job_that_reduces_the_backlog_is_known_by_its_metrics() -> None:
@@ -46,11 +48,15 @@ def test_alert_rules_find_the_names_that_they_ask_for() -> None:
 
 
 def test_a_name_that_two_formats_use_is_read_as_the_table_s_own() -> None:
-    lance = {"fragments": 4, "small_fragments": 2, "generations": 1}
-    zeppelin = {"fragments": 7, "blocked_parts": 0}
-    assert (amount(lance, "backlog"), amount(zeppelin, "backlog")) == (1, 7)
-    assert metrics_of(lance)["fragments"].exported == "fragments"
-    assert metrics_of(zeppelin)["fragments"].exported == "backlog_wal_fragments"
+    values = {"fragments": 7}
+    lance, zeppelin = Figures(values, "lance"), Figures(values, "zeppelin")
+    assert (lance.amount("backlog"), zeppelin.amount("backlog")) == (None, 7)
+    assert lance.metrics["fragments"].exported == "fragments"
+    assert zeppelin.metrics["fragments"].exported == "backlog_wal_fragments"
+    unknown = Figures({"fragments": 7, "delta_blocks": 1}, None)
+    assert unknown.metrics["fragments"] == lance.metrics["fragments"]
+    assert unknown.amount("backlog") == 1
+    assert Figures({"fragments": 7}, "not_installed").amount("backlog") is None
 
 
 def test_jobs_that_share_a_metric_declare_it_alike() -> None:
