@@ -18,6 +18,7 @@ class MemWalJobOperator(BaseOperator):
     Args:
         job: the name of the job, for example ``merge``.
         uri: the table.
+        branch: a branch of it.
         options: the job's options, with the names that they have below ``options`` in the supervisor's configuration:
             ``{"max_bytes": "256MiB"}``.
         apply: False: report what the job would do, and change nothing. None: a job that deletes only plans, others act.
@@ -28,7 +29,7 @@ class MemWalJobOperator(BaseOperator):
             stays in XCom.
     """
 
-    template_fields: Sequence[str] = ("uri", "options", "storage_conn_id", "storage_options")
+    template_fields: Sequence[str] = ("uri", "branch", "options", "storage_conn_id", "storage_options")
     template_fields_renderers: ClassVar[dict[str, str]] = {"options": "json", "storage_options": "json"}
     ui_color = "#dbeafe"
 
@@ -37,6 +38,7 @@ class MemWalJobOperator(BaseOperator):
         *,
         job: str,
         uri: str,
+        branch: str | None = None,
         options: Mapping[str, Any] | None = None,
         apply: bool | None = None,
         storage_conn_id: str | None = None,
@@ -49,6 +51,7 @@ class MemWalJobOperator(BaseOperator):
             check_public(storage_options)
         self.job = job
         self.uri = uri
+        self.branch = branch
         self.options = options
         self.apply = apply
         self.storage_conn_id = storage_conn_id
@@ -63,7 +66,9 @@ class MemWalJobOperator(BaseOperator):
 
         bound_allocators()
         storage = read_storage(self.storage_conn_id, self.storage_options)
-        outcome = run_job(self.job, self.uri, self._job_options(), apply=self._acts(), storage=storage)
+        outcome = run_job(
+            self.job, self.uri, self._job_options(), branch=self.branch, apply=self._acts(), storage=storage
+        )
         if outcome.trace is not None:
             self.log.error(outcome.trace)
         if outcome.failure is not None:

@@ -34,7 +34,7 @@ class MemWalBacklogSensor(BaseSensorOperator):
         deferrable: poll once, then wait in the triggerer, which occupies no worker.
     """
 
-    template_fields: Sequence[str] = ("uri", "when", "storage_conn_id", "storage_options")
+    template_fields: Sequence[str] = ("uri", "branch", "when", "storage_conn_id", "storage_options")
     template_fields_renderers: ClassVar[dict[str, str]] = {"storage_options": "json"}
     ui_color = "#e0f2fe"
 
@@ -42,6 +42,7 @@ class MemWalBacklogSensor(BaseSensorOperator):
         self,
         *,
         uri: str,
+        branch: str | None = None,
         when: str | None = None,
         job: str = "merge",
         storage_conn_id: str | None = None,
@@ -53,6 +54,7 @@ class MemWalBacklogSensor(BaseSensorOperator):
         if isinstance(storage_options, dict):
             check_public(storage_options)
         self.uri = uri
+        self.branch = branch
         self.when = when
         self.job = job
         self.storage_conn_id = storage_conn_id
@@ -69,6 +71,7 @@ class MemWalBacklogSensor(BaseSensorOperator):
         self.defer(
             trigger=MemWalBacklogTrigger(
                 uri=self.uri,
+                branch=self.branch,
                 job=self.job,
                 when=self.when,
                 poke_interval=self.poke_interval,
@@ -85,7 +88,7 @@ class MemWalBacklogSensor(BaseSensorOperator):
         from memwal_ops.airflow.work import poll  # noqa: PLC0415 - pylance, in this process and not before
 
         storage = read_storage(self.storage_conn_id, self.storage_options)
-        result = poll(self.job, self.uri, self.when, storage=storage)
+        result = poll(self.job, self.uri, self.when, storage=storage, branch=self.branch)
         if result.trace is not None:
             self.log.error(result.trace)
         if result.failure is not None:

@@ -24,6 +24,7 @@ class MemWalBacklogTrigger(BaseTrigger):
         self,
         *,
         uri: str,
+        branch: str | None = None,
         job: str = "merge",
         when: str | None = None,
         poke_interval: float = 60.0,
@@ -32,6 +33,7 @@ class MemWalBacklogTrigger(BaseTrigger):
     ) -> None:
         super().__init__()
         self.uri = uri
+        self.branch = branch
         self.job = job
         self.when = when
         self.poke_interval = poke_interval
@@ -40,7 +42,7 @@ class MemWalBacklogTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and its arguments, for another process."""
-        kept = ("uri", "job", "when", "poke_interval", "storage_conn_id", "storage_options")
+        kept = ("uri", "branch", "job", "when", "poke_interval", "storage_conn_id", "storage_options")
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in kept}
 
@@ -60,7 +62,7 @@ class MemWalBacklogTrigger(BaseTrigger):
         except AirflowException as error:
             return error
         # Requests block, and importing pylance takes a second: neither may delay other triggers.
-        return await asyncio.to_thread(_poll, self.job, self.uri, self.when, storage)
+        return await asyncio.to_thread(_poll, self.job, self.uri, self.branch, self.when, storage)
 
     def _event(self, result: Poll | AirflowException) -> dict[str, Any] | None:
         if isinstance(result, AirflowException):
@@ -75,7 +77,7 @@ class MemWalBacklogTrigger(BaseTrigger):
         return None
 
 
-def _poll(job: str, uri: str, when: str | None, storage: Mapping[str, str]) -> Poll:
+def _poll(job: str, uri: str, branch: str | None, when: str | None, storage: Mapping[str, str]) -> Poll:
     from memwal_ops.airflow.work import poll  # noqa: PLC0415 - pylance, in a thread of the triggerer and not before
 
-    return poll(job, uri, when, storage=storage)
+    return poll(job, uri, when, storage=storage, branch=branch)

@@ -34,7 +34,13 @@ class Outcome:
 
 
 def run_job(
-    name: str, uri: str, options: Mapping[str, Any], *, apply: bool | None, storage: Mapping[str, str]
+    name: str,
+    uri: str,
+    options: Mapping[str, Any],
+    *,
+    apply: bool | None,
+    storage: Mapping[str, str],
+    branch: str | None = None,
 ) -> Outcome:
     """Run a registered job on a table. Raises nothing: the outcome has the failure.
 
@@ -44,9 +50,10 @@ def run_job(
         options: the job's options, with the names that configuration files of the supervisor have below ``options``.
         apply: act, or plan only; None: a job that deletes plans only, any other acts.
         storage: storage options, secrets included.
+        branch: a branch of the table.
     """
     try:
-        table = open_table(uri, storage, job=name)
+        table = open_table(uri, storage, branch=branch, job=name)
         spec = applicable(table, name)
         report = run(table, name, options, apply=apply)
         with plugin_errors(spec):
@@ -67,7 +74,7 @@ class Poll:
     trace: str | None = None
 
 
-def poll(name: str, uri: str, when: str | None, *, storage: Mapping[str, str]) -> Poll:
+def poll(name: str, uri: str, when: str | None, *, storage: Mapping[str, str], branch: str | None = None) -> Poll:
     """Read a job's backlog metrics and evaluate a trigger on them. Reads only, and raises nothing.
 
     Args:
@@ -75,9 +82,10 @@ def poll(name: str, uri: str, when: str | None, *, storage: Mapping[str, str]) -
         uri: the table.
         when: a trigger as in the supervisor's configuration; None: the job's own.
         storage: storage options, secrets included.
+        branch: a branch of the table.
     """
     try:
-        table = open_table(uri, storage)
+        table = open_table(uri, storage, branch=branch)
         job = applicable(table, name)
         if not job.backlog_metrics:
             raise InvalidUsageError(f"The job {name!r} has no backlog metrics.")

@@ -15,7 +15,7 @@ import click
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from memwal_ops.cli.options import json_output, storage_options
+from memwal_ops.cli.options import branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo, echo_json
 from memwal_ops.core.registry import location_of
 from memwal_ops.errors import (
@@ -68,6 +68,7 @@ class Check:
 
 @click.command(short_help="Check this machine, and a store, before a job fails.")
 @click.argument("uri", required=False)
+@branch_option
 @storage_options
 @json_output
 def doctor(uri: str | None, storage_options: dict[str, str], as_json: bool) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwal_ops.cli.doctor import environment_checks
-from memwal_ops.cli.options import IntRange, json_output, storage_options
+from memwal_ops.cli.options import IntRange, branch_option, json_output, storage_options
 from memwal_ops.cli.output_file import check_replaceable, written_file
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.export import ExportsMetadata, export_table
@@ -30,6 +30,7 @@ _SUFFIX = "-support.zip"
 @click.option("-o", "--output", metavar="FILE", help=f"The file to write.  [default: NAME{_SUFFIX}]")
 @click.option("--force", is_flag=True, help="Replace FILE even if it is not an earlier export.")
 @click.option("--versions", type=IntRange(min=1), default=1000, show_default=True, help="At most N versions.")
+@branch_option
 @storage_options
 @json_output
 def export_support(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memwal_ops.cli.options import Duration, IntRange, json_output, storage_options
+from memwal_ops.cli.options import Duration, IntRange, branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.holds import holds, release_hold, take_hold
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--note", default="", help="The reason, which --list shows.")
 @click.option("--list", "show", is_flag=True, help="Show all holds instead.")
 @click.option("--release", type=IntRange(min=1), metavar="HOLD", help="End a hold before its time instead.")
+@branch_option
 @storage_options
 @json_output
 def hold(

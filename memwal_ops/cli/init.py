@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwal_ops.cli.job_command import chosen_options, option_parameters, read_options
-from memwal_ops.cli.options import json_parameter, storage_parameters
+from memwal_ops.cli.options import branch_parameter, json_parameter, on, storage_parameters
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.options import describe
 from memwal_ops.core.registry import formats, locate, location_of
@@ -45,6 +45,7 @@ def _command() -> click.Command:
         context: click.Context,
         /,
         uri: str,
+        branch: str | None,
         format_name: str | None,
         dry_run: bool,
         storage_options: dict[str, str],
@@ -52,7 +53,9 @@ def _command() -> click.Command:
         **given: Any,
     ) -> int:
         chosen = chosen_options(context, given)
-        found, location, store = _place(uri, format_name, _only_format(specs, chosen), storage_options)
+        found, location, store = _place(
+            on(uri, branch, storage_options), format_name, _only_format(specs, chosen), storage_options
+        )
         spec = specs.get(found.name)
         if spec is None:
             raise InvalidUsageError(
@@ -77,6 +80,7 @@ def _command() -> click.Command:
             ),
             *option_parameters(specs),
             click.Option(["--dry-run"], is_flag=True, help="Show what it would do and change nothing."),
+            branch_parameter(),
             *storage_parameters(),
             json_parameter(),
         ],

@@ -7,26 +7,29 @@ it is open; an option that does not apply is refused (exit code 2), and so is a 
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 from click.core import ParameterSource
 
-from memwal_ops.cli.options import json_parameter, storage_parameters
-from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.options import branch_parameter, json_parameter, on, storage_parameters
+from memwal_ops.cli.printing import echo, echo_json, error_document
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.options import Kind, Option, OptionError, Options, describe
-from memwal_ops.errors import InvalidUsageError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from contextlib import AbstractContextManager
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Table
 
 _METAVARS = {Kind.SIZE: "SIZE", Kind.DURATION: "DURATION", Kind.COUNT: "N", Kind.NUMBER: "X", Kind.PART: "ID"}
+
+
+ALL_BRANCHES = "all"
+_OF_ALL_BRANCHES = "maintain"
+_ALONE = "--from FILE takes the place of URI, --namespace, --branch and --storage-option: give it alone."
 
 
 class HasOptions(Protocol):
@@ -58,11 +61,23 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
         namespace: str | None,
         storage_options: dict[str, str],
         as_json: bool,
+        branch: str | None = None,
         export_file: str | None = None,
         **given: Any,
     ) -> int:
-        with _opened(first.name, uri, namespace, storage_options, export_file) as table:
-            return run_command(first.name, table, chosen_options(context, given), as_json=as_json)
+        chosen = chosen_options(context, given)
+        if export_file is not None:
+            if uri is not None or namespace is not None or branch is not None or storage_options:
+                raise InvalidUsageError(_ALONE)
+            from memwal_ops.core.export import open_export  # noqa: PLC0415 - the clients of stores: not for --help
+
+            with open_export(export_file, first.name) as table:
+                return run_command(first.name, table, chosen, as_json=as_json)
+        place = _named(uri, namespace, storage_options)
+        if branch == ALL_BRANCHES and first.name == _OF_ALL_BRANCHES:
+            return _on_each_branch(first.name, place, storage_options, chosen, as_json=as_json)
+        place = on(place, branch, storage_options)
+        return run_command(first.name, open_table(place, storage_options, job=first.name), chosen, as_json=as_json)
 
     from_export = any(spec.from_export for spec in specs.values())
     parameters: list[click.Parameter] = [click.Argument(["uri"], required=not from_export)]
@@ -79,7 +94,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
     )
     about = "The catalog in which URI is the name of a table."
     command.params.append(click.Option(["--namespace"], metavar="CATALOG", help=about))
-    command.params += [*storage_parameters(), json_parameter()]
+    command.params += [branch_parameter(every=first.name == _OF_ALL_BRANCHES), *storage_parameters(), json_parameter()]
     if len({spec.help for spec in specs.values()}) > 1:
         command.params.append(_help_for(name, specs))
     return command
@@ -118,28 +133,37 @@ def chosen_options(context: click.Context, given: Mapping[str, Any]) -> dict[str
     }
 
 
-def _opened(
-    job: str, uri: str | None, namespace: str | None, storage: Mapping[str, str], export_file: str | None
-) -> AbstractContextManager[Table]:
-    """The table at the URI, of that name in the catalog, or in the file.
+def _named(uri: str | None, namespace: str | None, storage: Mapping[str, str]) -> str:
+    """The URI, or that of the table of that name in the catalog."""
+    if uri is None:
+        raise InvalidUsageError("Missing argument 'URI'.", remedy="Give the table's URI, or --from FILE.")
+    if namespace is None:
+        return uri
+    from memwal_ops.storage.catalogs import Catalog  # noqa: PLC0415 - few commands need it
 
-    Raises:
-        InvalidUsageError: both are given, or none.
-        MemwalOpsError: it cannot be opened.
-    """
-    if export_file is None:
-        if uri is None:
-            raise InvalidUsageError("Missing argument 'URI'.", remedy="Give the table's URI, or --from FILE.")
-        if namespace is not None:
-            from memwal_ops.storage.catalogs import Catalog  # noqa: PLC0415 - few commands need it
+    return Catalog.from_uri(namespace, storage).uri(*uri.split("/"))
 
-            uri = Catalog.from_uri(namespace, storage).uri(*uri.split("/"))
-        return nullcontext(open_table(uri, storage, job=job))
-    if uri is not None or namespace is not None or storage:
-        raise InvalidUsageError("--from FILE takes the place of URI, --namespace and --storage-option: give it alone.")
-    from memwal_ops.core.export import open_export  # noqa: PLC0415 - the clients of stores: not for --help
 
-    return open_export(export_file, job)
+def _on_each_branch(job: str, uri: str, storage: dict[str, str], chosen: Mapping[str, Any], *, as_json: bool) -> int:
+    """Run a job on main and on each branch; an error on one does not stop the others. Returns the first exit code."""
+    from memwal_ops.core.registry import MAIN, branches  # noqa: PLC0415 - not for --help
+
+    documents: dict[str, Any] = {}
+    codes = []
+    for name in (MAIN, *(one.name for one in branches(uri, storage))):
+        try:
+            table = open_table(on(uri, name, storage), storage, job=job)
+            output, code = _outcome(job, table, chosen, as_json=as_json)
+        except MemwalOpsError as error:
+            output = error_document(error) if as_json else f"Error ({error.reason}): {error}\n  {error.remedy}"
+            code = error.exit_code
+        documents[name] = output
+        codes.append(code)
+        if not as_json:
+            echo(f"{'' if name == MAIN else chr(10)}{name}\n{output}")
+    if as_json:
+        echo_json({"branches": documents})
+    return next((code for code in codes if code), 0)
 
 
 def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool) -> int:
@@ -148,6 +172,16 @@ def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: b
     Raises:
         InvalidUsageError: the job, or an option of it, does not apply to the table.
     """
+    output, code = _outcome(job, table, chosen, as_json=as_json)
+    if as_json:
+        echo_json(output)
+    else:
+        echo(str(output))
+    return code
+
+
+def _outcome(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool) -> tuple[Any, int]:
+    """The report of a run as a document or as text, and the exit code."""
     from memwal_ops.cli.past_runs import RunHistory  # noqa: PLC0415 - see below
     from memwal_ops.cli.progress import running  # noqa: PLC0415 - rich; not needed for help
     from memwal_ops.core.run import applicable, plugin_errors, run_job  # noqa: PLC0415 - see above
@@ -166,12 +200,7 @@ def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: b
             raise _spelled(error, spec) from None
     with plugin_errors(spec):
         output = report.to_json() if as_json else report.describe()
-        code = report.exit_code
-    if as_json:
-        echo_json(output)
-    else:
-        echo(str(output))
-    return code
+        return output, report.exit_code
 
 
 def read_options(spec: HasOptions, values: Mapping[str, Any]) -> Options:

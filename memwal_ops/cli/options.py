@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.options import parse_options
 from memwal_ops.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+_BRANCH = "A branch of the table: URI/tree/NAME."
 
 
 class IntRange(click.IntRange):
@@ -80,6 +84,39 @@ def storage_parameters() -> list[click.Parameter]:
         help="An option of the store, as pylance takes it (repeatable); for example aws_endpoint=http://host:9000.",
     )
     return [option]
+
+
+def branch_parameter(*, every: bool = False) -> click.Option:
+    """Return the ``--branch NAME`` parameter; ``every``: it may be ``all``."""
+    return click.Option(
+        ["--branch"], metavar="NAME", help=_BRANCH + (" 'all': main, and each branch." if every else "")
+    )
+
+
+def branch_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--branch`` to a decorated command with ``uri`` and ``storage_options``: it gets the URI of the branch."""
+
+    @wraps(command)
+    def on_branch(*, uri: str | None, branch: str | None, storage_options: dict[str, str], **given: Any) -> Any:
+        if uri is None and branch is not None:
+            raise InvalidUsageError("--branch NAME is that of a table.", remedy="Give its URI, too.")
+        found = None if uri is None else on(uri, branch, storage_options)
+        return command(uri=found, storage_options=storage_options, **given)
+
+    return _with(on_branch, branch_parameter())
+
+
+def on(uri: str, branch: str | None, storage_options: Mapping[str, str]) -> str:
+    """Return the URI of a branch of the table at a URI; None: that of the table.
+
+    Raises:
+        InvalidUsageError: there is no such branch.
+    """
+    if branch is None:
+        return uri
+    from memwal_ops.core.registry import uri_of_branch  # noqa: PLC0415 - not for --help
+
+    return uri_of_branch(uri, branch, storage_options)
 
 
 def json_parameter() -> click.Parameter:

@@ -16,15 +16,17 @@ from memwal_ops.cli.past_runs import RunHistory
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.outlook import describe_outlooks
-from memwal_ops.core.registry import format_of_folder, short_name
+from memwal_ops.core.registry import branches, format_of_folder, short_name
 from memwal_ops.core.scan import Scanned, Skipped, scan_table, skipped_stub, tables_of_database
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, NotALanceTableError, TableNotFoundError
 from memwal_ops.storage.catalogs import Catalog, is_catalog, is_secret_property
+from memwal_ops.storage.locations import BRANCHES_FOLDER
+from memwal_ops.storage.resolve import branch_uri
 from memwal_ops.supervisor.observe.findings import CRITICAL, DEFAULT_LIMITS, WORDS
 from memwal_ops.text import counted, grid, paragraph, printable, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from memwal_ops.core.past_runs import PastRuns
 
@@ -73,12 +75,13 @@ def scan(
         remedy = f"It is a table itself: memwal-ops scan {shlex.quote(str(database))}" if is_table else None
         raise TableNotFoundError(nothing, remedy=remedy)
     past = RunHistory()
-    found = [_scan(uri, storage_options, past, stubs=database is not None) for uri in tables]
+    found = [one for uri in tables for one in _scanned(uri, storage_options, past, stubs=database is not None)]
     scanned = [one for one in found if isinstance(one, Scanned)]
     skipped += [one for one in found if isinstance(one, Skipped)]
     opened = [one for one in scanned if one.revision is not None]
-    entries = entries or [f"uri: {_quoted(_absolute(one.uri))}" for one in opened]
-    configuration = _configuration(entries) if entries else ""
+    entries = entries or [f"uri: {_quoted(_absolute(one.uri))}" for one in opened if not _branch_of(one.uri)]
+    branched = any(_branch_of(one.uri) for one in scanned)
+    configuration = _configuration(entries, branched=branched) if entries else ""
     document = {
         "tables": [one.to_json() for one in scanned],
         "skipped": [one.to_json() for one in skipped],
@@ -86,6 +89,21 @@ def scan(
     }
     echo_result(document, _describe(scanned, skipped, configuration), as_json=as_json)
     return next((error.exit_code for one in scanned for _, error in one.errors), 0)
+
+
+def _scanned(uri: str, options: dict[str, str], past: PastRuns, *, stubs: bool) -> Iterator[Scanned | Skipped]:
+    """The table, and each of its branches."""
+    found = _scan(uri, options, past, stubs=stubs)
+    yield found
+    if not isinstance(found, Scanned) or found.revision is None:
+        return
+    try:
+        names = [one.name for one in branches(uri, options)]
+    except MemwalOpsError as error:
+        yield Scanned(uri, errors=((None, error),))
+        return
+    for name in names:
+        yield _scan(branch_uri(uri, name), options, past, stubs=False)
 
 
 def _scan(uri: str, options: dict[str, str], past: PastRuns, *, stubs: bool) -> Scanned | Skipped:
@@ -176,7 +194,19 @@ def _level(one: Scanned) -> int:
 
 def _name(uri: str) -> str:
     path = uri.partition("?")[0] if is_catalog(uri) else uri
-    return printable(short_name(path.rstrip("/").rsplit("/", 1)[-1]))
+    root, branch = path, _branch_of(uri)
+    if branch is not None and not is_catalog(uri):
+        root = path.removesuffix(f"/{BRANCHES_FOLDER}/{branch}")
+    name = short_name(root.rstrip("/").rsplit("/", 1)[-1])
+    return printable(name if branch is None else f"{name}/{BRANCHES_FOLDER}/{branch}")
+
+
+def _branch_of(uri: str) -> str | None:
+    """The branch that a URI of a scanned table names; None: it is a table's own."""
+    if is_catalog(uri):
+        return Catalog.from_uri(uri, {}).branch
+    root, separator, name = uri.partition(f"/{BRANCHES_FOLDER}/")
+    return name if separator and short_name(root) != root else None
 
 
 def _size(count: int) -> str:
@@ -196,10 +226,11 @@ def _property(key: str, value: str) -> str:
     return _quoted(_absolute(value) if key == "root" else value)
 
 
-def _configuration(entries: Sequence[str]) -> str:
+def _configuration(entries: Sequence[str], *, branched: bool) -> str:
     """The YAML of a service. What deletes is off by default, and versions are kept for a week."""
+    more = ["    branches: all"] if branched else []
     jobs = ["defaults:", "  jobs:", "    expire: {apply: true}", "    gc: {apply: true}"]
-    return "\n".join([*jobs, "tables:", *(f"  - {entry}" for entry in entries), ""])
+    return "\n".join([*jobs, "tables:", *(line for entry in entries for line in (f"  - {entry}", *more)), ""])
 
 
 def _absolute(place: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from memwal_ops.core.demo import DemoSpec
     from memwal_ops.core.guard import CommitGuard
@@ -166,6 +167,31 @@ class ExplainsJobs(Protocol):
 
     def why_not(self, job: str) -> MemwalOpsError | None:
         """The reason, with what to do; None: there is no such job, or no particular reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableBranch:
+    """A branch of a table, as the table's root records it.
+
+    Attributes:
+        name: its name.
+        parent: the branch that it left; None: main.
+        parent_revision: the revision that it left.
+        created: when, by the clock of the program that made it; aware, UTC.
+    """
+
+    name: str
+    parent: str | None
+    parent_revision: int
+    created: datetime
+
+
+@runtime_checkable
+class HasBranches(Protocol):
+    """A format whose tables have branches, each a table at :func:`memwal_ops.storage.resolve.branch_uri`; optional."""
+
+    def branches(self, store: Store) -> tuple[TableBranch, ...]:
+        """The branches of the table with that root, ascending by name."""
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from memwal_ops.core.job import POOLS, UNITS, JobSpec
 from memwal_ops.core.options import Options, describe
-from memwal_ops.core.protocols import FindsStubs, InspectsRefused, LocatesByCatalog
+from memwal_ops.core.protocols import FindsStubs, HasBranches, InspectsRefused, LocatesByCatalog
 from memwal_ops.errors import (
     InvalidUsageError,
     JobPluginError,
@@ -31,17 +31,19 @@ from memwal_ops.import_probe import import_faults
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from importlib.metadata import EntryPoint
 
     from memwal_ops.core.guard import CommitGuard
-    from memwal_ops.core.protocols import Stub, Table, TableFormat
+    from memwal_ops.core.protocols import Stub, Table, TableBranch, TableFormat
     from memwal_ops.core.row_sink import RowSink
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
 FORMATS = "memwal_ops.formats"
 JOBS = "memwal_ops.jobs"
+MAIN = "main"
+"""The name of what is no branch."""
 _REPAIR = "repair"
 _INSPECT = "inspect"
 ANY = "any"
@@ -176,7 +178,11 @@ def _loaded(entry: EntryPoint) -> object:
 
 
 def open_table(
-    uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None, *, job: str | None = None
+    uri: str | os.PathLike[str],
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    branch: str | None = None,
+    job: str | None = None,
 ) -> Table:
     """Open the newest revision of a table of any installed format.
 
@@ -184,14 +190,19 @@ def open_table(
         uri: a path, ``file://``, ``s3://``, ``gs://``, ``az://`` or ``memory://``; or of a table in a catalog.
         storage_options: as pylance takes them; for S3, options that are not given are resolved by boto3
             (session, profile, role, endpoint, region).
+        branch: a branch of the table; None: the table at the URI, which may itself be that of a branch,
+            ``TABLE/tree/NAME``.
         job: the only job that it is opened for, if that is known: ``inspect`` shows tables that others refuse, and
             ``repair`` what an interrupted drop left, see :func:`find_stub`.
 
     Raises:
+        InvalidUsageError: there is no such branch.
         TableNotFoundError: the prefix is empty.
         NotALanceTableError: no installed format recognizes the objects.
         MemwalOpsError: the format's own errors; the store refused or failed, by kind.
     """
+    if branch is not None:
+        uri = uri_of_branch(uri, branch, storage_options)
     try:
         found = locate(uri, storage_options)
     except (NotALanceTableError, TableNotFoundError):
@@ -262,6 +273,53 @@ def location_of(uri: str | os.PathLike[str], storage_options: Mapping[str, str] 
         return replace(catalog.locate(os.fspath(uri), given), catalog=os.fspath(uri))
 
 
+def branches(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> tuple[TableBranch, ...]:
+    """The branches of the table at a URI, ascending by name, without main; none if its format has no branches.
+
+    Raises:
+        MemwalOpsError: as :func:`locate`; a record cannot be read.
+    """
+    table_format, _, store = locate(uri, storage_options)
+    return table_format.branches(store) if isinstance(table_format, HasBranches) else ()
+
+
+def uri_of_branch(uri: str | os.PathLike[str], branch: str, storage_options: Mapping[str, str] | None = None) -> str:
+    """The URI of an existing branch of the table at a URI; of ``main`` that of the table itself.
+
+    Raises:
+        InvalidUsageError: there is no such branch; the message has those that there are.
+        MemwalOpsError: as :func:`branches`.
+    """
+    from memwal_ops.storage.resolve import branch_uri  # noqa: PLC0415 - as in locate
+
+    if branch == MAIN:
+        return os.fspath(uri)
+    known = [one.name for one in branches(uri, storage_options)]
+    if branch not in known:
+        raise _no_branch(os.fspath(uri), branch, known)
+    return branch_uri(uri, branch)
+
+
+def _no_branch(uri: str, branch: str, known: Sequence[str]) -> InvalidUsageError:
+    return InvalidUsageError(
+        f"{uri} has no branch {branch!r}; it has {', '.join((MAIN, *known))}.",
+        remedy="Give one of these, and as URI that of the table's root.",
+    )
+
+
+def _unknown_branch(location: Location, storage_options: Mapping[str, str] | None) -> InvalidUsageError | None:
+    """The error of a path ``TABLE/tree/NAME`` where the table has no such branch; None: it is none."""
+    from memwal_ops.storage.locations import BRANCHES_FOLDER  # noqa: PLC0415 - as in locate
+
+    root, separator, name = location.uri.partition(f"/{BRANCHES_FOLDER}/")
+    if not separator:
+        return None
+    with suppress(MemwalOpsError):
+        known = [one.name for one in branches(root, storage_options)]
+        return _no_branch(root, name, known) if name not in known else None
+    return None
+
+
 def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Stub | None:
     """What a drop or a creation that was interrupted left in a folder with the name of a LanceDB table; None: nothing.
 
@@ -310,6 +368,8 @@ def locate(
         if any(table_format.detect(followed) for table_format in formats().values()):
             store.head(f"{name}/.memwal-ops")  # raises
     if not root.objects and not root.directories and not os.path.isfile(location.uri):
+        if (refused := _unknown_branch(location, storage_options)) is not None:
+            raise refused
         near = _with_suffix(location.uri, storage_options)
         remedy = None if near is None else f"Did you mean {near}?"
         raise TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.", remedy=remedy)

@@ -31,6 +31,7 @@ def run_job(
     options: Options | Mapping[str, Any] | None = None,
     *,
     apply: bool | None = None,
+    branch: str | None = None,
     storage_options: Mapping[str, str] | None = None,
     context: RunContext | None = None,
     **values: Any,
@@ -44,6 +45,7 @@ def run_job(
             ``options`` in a configuration file; or give them by name in ``values``.
         apply: whether to act, or to plan only. None: a job that deletes plans, any other job acts. True for
             ``maintain`` is its ``--apply``: the steps that delete act, too.
+        branch: a branch of the table; with a URI only.
         storage_options: as :func:`open_table` takes them; with a URI only.
         context: receives progress and stop requests.
         **values: options by name; strings are parsed as on the command line (``"1GiB"``, ``"15m"``).
@@ -58,9 +60,9 @@ def run_job(
     """
     opened: Table
     if isinstance(table, str | os.PathLike):
-        opened = open_table(table, storage_options, job=job)
-    elif storage_options is not None:
-        raise InvalidUsageError("storage_options are valid with a URI only; this table is already open.")
+        opened = open_table(table, storage_options, branch=branch, job=job)
+    elif storage_options is not None or branch is not None:
+        raise InvalidUsageError("storage_options and branch are valid with a URI only; this table is already open.")
     else:
         opened = table
     spec = applicable(opened, job)

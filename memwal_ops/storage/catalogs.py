@@ -1,6 +1,7 @@
 """Read catalogs by ``lance-namespace``: list tables, and get the location and the vended options of one.
 
-A table is ``lance+namespace://IMPL/PATH/TABLE?PROPERTY=VALUE``, a catalog the same without the table. A URI is logged
+A table is ``lance+namespace://IMPL/PATH/TABLE?PROPERTY=VALUE``, a catalog the same without the table; the property
+``branch`` is that of the table, and not the catalog's. A URI is logged
 and stored, so a property with a secret is not part of it: it is given as the storage option ``namespace.PROPERTY``.
 """
 
@@ -35,6 +36,8 @@ SCHEME = "lance+namespace"
 """The scheme of the URIs."""
 PROPERTY = "namespace."
 """The prefix of storage options that are properties of the catalog."""
+BRANCH = "branch"
+"""The property of a table's URI with its branch."""
 _PAGE = 1000
 _TIMEOUT = 60.0
 # No longer than requests for leases: a catalog that is down must not occupy a slot of a pool.
@@ -77,6 +80,7 @@ class Catalog:
     path: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=RedactedOptions)
     storage_options: Mapping[str, str] = field(default_factory=RedactedOptions)
+    branch: str | None = None
 
     @classmethod
     def from_uri(cls, uri: str, options: Mapping[str, str]) -> Catalog:
@@ -89,6 +93,7 @@ class Catalog:
         if not is_catalog(uri) or not parts.netloc:
             raise InvalidUsageError(f"Not a catalog; write {SCHEME}://dir?root=/data or {SCHEME}://rest/PATH?uri=URL.")
         written = dict(parse_qsl(parts.query, keep_blank_values=True))
+        branch = written.pop(BRANCH, None)
         named = {key.removeprefix(PROPERTY): value for key, value in options.items() if key.startswith(PROPERTY)}
         remember(value for key, value in {**written, **named}.items() if is_secret_property(key, value))
         if secret := [key for key, value in written.items() if is_secret_property(key, value)]:
@@ -98,12 +103,13 @@ class Catalog:
             )
         rest = {key: value for key, value in options.items() if not key.startswith(PROPERTY)}
         path = tuple(unquote(part) for part in parts.path.split("/") if part)
-        return cls(parts.netloc, path, RedactedOptions({**written, **named}), RedactedOptions(rest))
+        return cls(parts.netloc, path, RedactedOptions({**written, **named}), RedactedOptions(rest), branch)
 
     def uri(self, *table: str) -> str:
         """The URI of the catalog, or of a table in it; without secrets."""
         path = "".join(f"/{quote(part, safe='')}" for part in (*self.path, *table))
-        shown = sorted((key, value) for key, value in self.properties.items() if not is_secret_property(key, value))
+        properties = {**self.properties, **({} if self.branch is None else {BRANCH: self.branch})}
+        shown = sorted((key, value) for key, value in properties.items() if not is_secret_property(key, value))
         query = "&".join(f"{quote(key, safe='')}={quote(value, safe='')}" for key, value in shown)
         return f"{SCHEME}://{self.impl}{path}{'?' * bool(query)}{query}"
 

@@ -39,6 +39,8 @@ LOCAL = frozenset({"file", "memory"})
 """The schemes of tables that are not in an object store."""
 DATABASE_TABLES = "*.lance"
 """The pattern of the tables' folders in a LanceDB folder; :func:`is_database_table` knows those of namespaces, too."""
+BRANCHES_FOLDER = "tree"
+"""The folder of a table's branches below its root: ``tree/NAME``."""
 _CATALOG_TABLE = "__manifest"
 _IN_NAMESPACE = re.compile(r"[0-9a-f]{8}_.+")
 # abfss://CONTAINER@ACCOUNT.dfs.core.windows.net, the Azure URI of Hadoop, Spark and Databricks.

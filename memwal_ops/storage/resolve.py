@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from memwal_ops.errors import InvalidUsageError, StorageError, UnsupportedFeatureError
-from memwal_ops.storage.catalogs import Catalog, is_catalog
-from memwal_ops.storage.locations import has_scheme, resolve_folder, scheme_of
+from memwal_ops.storage.catalogs import BRANCH, Catalog, is_catalog
+from memwal_ops.storage.locations import BRANCHES_FOLDER, has_scheme, resolve_folder, scheme_of
 from memwal_ops.storage.options import canonical
 from memwal_ops.storage.redaction import is_secret_key, redact, remember_options
 
@@ -36,6 +37,17 @@ def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
     given = dict(storage_options or {})
     remember_options({str(key): str(value) for key, value in given.items()})
     return _in_catalog(text, given)
+
+
+def branch_uri(uri: str | os.PathLike[str], branch: str) -> str:
+    """The URI of a branch of the table at a URI, which need not exist: ``TABLE/tree/NAME``.
+
+    Of a table in a catalog, the branch is a property of the URI: other processes ask the catalog again.
+    """
+    text = os.fspath(uri)
+    if is_catalog(text):
+        return f"{text}{'&' if '?' in text else '?'}{BRANCH}={quote(branch, safe='')}"
+    return f"{text.rstrip('/')}/{BRANCHES_FOLDER}/{branch}"
 
 
 def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
@@ -75,7 +87,8 @@ def _at(
     own, vended = canonical(table.storage_options, scheme), canonical(found.options, scheme)
     if any(map(is_secret_key, vended)):
         own = {key: value for key, value in own.items() if not is_secret_key(key) and key not in _IDENTITY}
-    location = replace(resolve_folder(found.location, {**own, **vended}), catalog=uri)
+    folder = found.location if table.branch is None else branch_uri(found.location, table.branch)
+    location = replace(resolve_folder(folder, {**own, **vended}), catalog=uri)
     if location.aws is None or found.expires is None:
         return location
     return replace(location, aws=location.aws.renewed_by(vend, found.expires))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.export import Exported
     from memwal_ops.core.guard import CommitGuard
     from memwal_ops.core.outlook import Work
-    from memwal_ops.core.protocols import TableSummary
+    from memwal_ops.core.protocols import TableBranch, TableSummary
     from memwal_ops.core.report import Need
     from memwal_ops.core.row_sink import RowSink
     from memwal_ops.core.table_history import TableHistory
@@ -53,6 +53,12 @@ class LanceFormat:
         from memwal_ops.formats.lance.table import load  # noqa: PLC0415 - as above
 
         return load(location, store, refuse_regions=False)
+
+    def branches(self, store: Store) -> tuple[TableBranch, ...]:
+        """See :class:`memwal_ops.core.protocols.HasBranches`. A listing, and one request for each branch."""
+        from memwal_ops.formats.lance.files.branch import list_branches  # noqa: PLC0415 - as above
+
+        return list_branches(store)
 
     def find_stub(self, location: Location, store: Store) -> Stub | None:
         """See :class:`memwal_ops.core.protocols.FindsStubs`."""

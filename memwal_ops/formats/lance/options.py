@@ -68,7 +68,7 @@ class LegacyOptions(Options):
         None,
         metavar="MODULE:NAME",
         shown_default="Lance and Arrow files",
-        help="Reader of a log to replay (docs/legacy-memwal.md).",
+        help="Reader of a log.",
     )
     restore: bool = flag(help="First restore rows that MemWAL commits dropped.")
 
@@ -382,6 +382,7 @@ class InspectOptions(Options):
         metavar="N",
         help="List at most this many generations, and this many strays.",
     )
+    stale: timedelta = duration(timedelta(days=30), help="Report what a branch holds that nobody wrote to for so long.")
 
 
 @dataclass(frozen=True)

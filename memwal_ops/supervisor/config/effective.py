@@ -104,6 +104,7 @@ class TableSettings:
         format: the table's format; None if it must be detected from the table (:func:`discover`).
         poll: how often its backlog is read; idle_poll: the longest time between two polls while it is idle.
         by_format: the jobs of each format.
+        branches: of each table those that are maintained, too; None: all.
         database: the pattern is that of a LanceDB folder, which also has tables of namespaces.
     """
 
@@ -120,6 +121,7 @@ class TableSettings:
     by_format: Mapping[str, Mapping[str, JobSettings]]
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
     database: bool = False
+    branches: tuple[str, ...] | None = ()
 
     @property
     def jobs(self) -> Mapping[str, JobSettings]:
@@ -135,6 +137,8 @@ class TableSettings:
         """Return every key of the entry with its value, without the jobs."""
         shown: dict[str, Any] = {"uri": self.uri} if self.uri is not None else {"pattern": self.pattern}
         shown["name"] = self.name
+        if self.branches != ():
+            shown["branches"] = "all" if self.branches is None else list(self.branches)
         if len(formats()) > 1:
             shown["format"] = self.format
         if self.pattern is not None:

@@ -152,6 +152,7 @@ class TableConfig(Model):
     format: str | None = None
     include: list[str] = Field(default_factory=list)
     exclude: list[str] = Field(default_factory=list)
+    branches: Literal["all"] | list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     max_tables: Annotated[Whole, Field(ge=1, le=10_000)] = 1000
     storage_options: Options = Field(default_factory=dict)
     timezone: str | None = None

@@ -96,6 +96,7 @@ class Resolver:
             uri=None if entry.uri is None else entry.uri.rstrip("/"),
             pattern=entry.glob,
             database=entry.database is not None,
+            branches=None if entry.branches == "all" else tuple(entry.branches),
             name=name,
             include=tuple(included),
             exclude=tuple(excluded),

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.registry import locate, short_name
+from memwal_ops.core.registry import branches, locate, short_name
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.catalogs import Catalog, is_catalog
-from memwal_ops.storage.locations import is_database_table
+from memwal_ops.storage.locations import BRANCHES_FOLDER, is_database_table
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.redaction import redact
-from memwal_ops.storage.resolve import resolve
+from memwal_ops.storage.resolve import branch_uri, resolve
 from memwal_ops.storage.retries import RetryPolicy
 
 if TYPE_CHECKING:
@@ -55,6 +55,32 @@ class Discovery:
     faults: tuple[Fault, ...] = ()
 
 
+def _with_branches(discovery: Discovery) -> Discovery:
+    """Add the branches of each table that its entry names; a branch has the settings and the name of its table."""
+    tables: list[FoundTable] = []
+    faults = list(discovery.faults)
+    for table in discovery.tables:
+        tables.append(table)
+        wanted = table.settings.branches
+        if wanted == ():
+            continue
+        try:
+            known = [one.name for one in branches(table.uri, table.settings.storage_options)]
+        except MemwalOpsError as error:
+            why = redact(f"The branches of {table.name} cannot be listed: {error} {error.remedy}")
+            faults.append(Fault(table.settings.pattern or table.uri, why, error.exit_code))
+            continue
+        tables += (
+            FoundTable(f"{table.name}/{BRANCHES_FOLDER}/{name}", branch_uri(table.uri, name), table.settings)
+            for name in known
+            if wanted is None or name in wanted
+        )
+        if missing := sorted({*(wanted or ())} - {*known}):
+            why = f"{table.name} has no branch {', '.join(missing)}; it has {', '.join(('main', *known))}."
+            faults.append(Fault(table.settings.pattern or table.uri, why, InvalidUsageError.exit_code))
+    return Discovery(tuple(tables), tuple(faults))
+
+
 def discover(entries: Iterable[TableSettings], formats: MutableMapping[str, str] | None = None) -> Discovery:
     """Return every table of every entry, each with the jobs of its format.
 
@@ -66,7 +92,7 @@ def discover(entries: Iterable[TableSettings], formats: MutableMapping[str, str]
             only if several formats are installed. A table that cannot be read gets the jobs of the first format: its
             poll reports what is wrong.
     """
-    discovery = _expand(entries)
+    discovery = _with_branches(_expand(entries))
     known = {} if formats is None else formats
     unknown = [table for table in discovery.tables if table.settings.format is None and table.uri not in known]
     if unknown:

@@ -7,14 +7,16 @@ are folders beside it. So a job that opened a branch by its path reads both belo
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.files.versions import BRANCHES_FOLDER
+from memwal_ops.core.protocols import TableBranch
+from memwal_ops.errors import InvalidUsageError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.storage.export_file import NotExportedError
-from memwal_ops.storage.locations import LOCAL
+from memwal_ops.storage.locations import BRANCHES_FOLDER, LOCAL
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
@@ -45,6 +47,27 @@ class Branch:
 def branch_folder(name: str | None) -> str:
     """The folder of a branch below the root; empty for main."""
     return "" if name is None else f"{BRANCHES_FOLDER}/{name}"
+
+
+def list_branches(root: Store) -> tuple[TableBranch, ...]:
+    """The branches of a table, ascending by name. A listing, and one request for each.
+
+    Raises:
+        TableCorruptError: the record of one does not decode.
+        StorageError: the store failed.
+    """
+    found = []
+    for meta in root.list(f"{REFS_FOLDER}/branches"):
+        name = unquote(meta.path.rpartition("/")[2].removesuffix(".json"))
+        try:
+            record = json.loads(root.get(meta.path))
+            created = datetime.fromtimestamp(int(record["createAt"]), UTC)
+            found.append(TableBranch(name, record["parentBranch"], int(record["parentVersion"]), created))
+        except ObjectNotFoundError:
+            continue  # deleted since it was listed
+        except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
+            raise TableCorruptError(f"{meta.path}, the record of a branch, cannot be read: {error!r}.") from error
+    return tuple(sorted(found, key=lambda one: one.name))
 
 
 def resolve_branch(location: Location, store: Store, name: str | None) -> Branch:

@@ -16,7 +16,6 @@ from uuid import UUID
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.files.versions import (
-    BRANCHES_FOLDER,
     SET_ASIDE_FOLDER,
     TRANSACTIONS_FOLDER,
     VERSIONS_FOLDER,
@@ -27,6 +26,7 @@ from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.locations import BRANCHES_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

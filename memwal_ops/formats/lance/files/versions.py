@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta, Store
 
 VERSIONS_FOLDER = "_versions"
-BRANCHES_FOLDER = "tree"
 TRANSACTIONS_FOLDER = "_transactions"
 SET_ASIDE_FOLDER = "_mem_wal_ops/expired"
 """Where an expiry copies manifests before it deletes them (:mod:`memwal_ops.formats.lance.retention.set_aside`)."""

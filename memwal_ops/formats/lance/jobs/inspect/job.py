@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
@@ -14,6 +15,7 @@ from memwal_ops.formats.lance.generations.wal import unflushed_entries
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
 from memwal_ops.formats.lance.indexes.writers import last_writer
+from memwal_ops.formats.lance.jobs.inspect.branches import read_branches
 from memwal_ops.formats.lance.jobs.inspect.report import STATES, GenerationState, IndexState, Inspection, RegionState
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, InspectOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS
@@ -37,7 +39,9 @@ _CONCURRENT_REGIONS = 16
 def plan(table: Table, options: InspectOptions | None = None, context: RunContext | None = None) -> Inspection:
     """One version of a table, and the newest state of its regions."""
     del context
-    return inspect(table, limit=(options or InspectOptions()).limit)
+    options = options or InspectOptions()
+    found = inspect(table, limit=options.limit)
+    return replace(found, branches=read_branches(table, datetime.now(UTC) - options.stale))
 
 
 apply = plan

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import NoMemWalIndexError
 from memwal_ops.formats.lance.indexes.snapshots import is_external
 from memwal_ops.formats.lance.jobs.faults_text import problem
+from memwal_ops.formats.lance.jobs.inspect.branches import MAIN, BranchState, describe_branches
 from memwal_ops.text import counted, grid, paragraph, printable, size_text, span_text
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ class Inspection:
     versions: VersionsCheck
     limit: int
     last_writer: str | None
+    branches: tuple[BranchState, ...] = ()
 
     decision = "inspected"
     exit_code = 0
@@ -159,6 +161,8 @@ class Inspection:
         return {
             "uri": self.table.location.uri,
             "layout": self.table.layout.name,
+            "branch": self.table.branch_name or MAIN,
+            "branches": [branch.to_json() for branch in self.branches],
             "version": self.table.version,
             "rows": self.rows,
             "fragments": self.fragments,
@@ -183,6 +187,7 @@ def _describe(inspection: Inspection) -> str:
     """The report as text for people."""
     table = inspection.table
     kind = "plain table" if table.memwal is None else f"{table.layout.name} layout"
+    kind = kind if table.branch_name is None else f"branch {table.branch_name}, {kind}"
     about = (
         f"{kind}, version {table.version}, {counted(inspection.rows, 'row')} in "
         f"{counted(inspection.fragments, 'fragment')}, primary key {', '.join(table.primary_key) or 'none'}"
@@ -203,10 +208,7 @@ def _describe(inspection: Inspection) -> str:
     for index in inspection.indexes:
         if index.fault is not None:
             lines += ["", paragraph(f"PROBLEM: index {index.name} {index.fault.why} (memwal-ops verify).")]
-    lines += _problems(inspection)
-    if (newest := inspection.versions.newest) is not None:
-        lines += ["", paragraph(f"PROBLEM: {newest.path} {newest.why}, and the newest version needs it.")]
-        lines.append(paragraph(f"What to do: {newest.remedy} (runbooks/errors/09-table_corrupt.md)", indent="    "))
+    lines += [*_problems(inspection), *describe_branches(inspection.branches, table.version)]
     if unreadable := inspection.versions.unreadable:
         lines += ["", paragraph(_unreadable(unreadable))]
     for stray in table.regions.strays[: inspection.limit]:
@@ -223,6 +225,9 @@ def _problems(inspection: Inspection) -> list[str]:
     for region in inspection.regions:
         if region.fault is not None and not region.is_left_over:
             lines += ["", problem(region.fault, "PROBLEM in")]
+    if (newest := inspection.versions.newest) is not None:
+        lines += ["", paragraph(f"PROBLEM: {newest.path} {newest.why}, and the newest version needs it.")]
+        lines.append(paragraph(f"What to do: {newest.remedy} (runbooks/errors/09-table_corrupt.md)", indent="    "))
     return lines
 
 
