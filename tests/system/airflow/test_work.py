@@ -148,7 +148,7 @@ def test_no_table(tmp_path: Path) -> None:
 
 
 def test_an_unexpected_error_has_a_trace_without_secrets(table: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("aws_secret_access_key=wJalrXUtnFEMI")
 
     monkeypatch.setattr("memwal_ops.airflow.work.open_table", fail)
