@@ -13,7 +13,7 @@ EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test campaigns test-all test-airflow mutate dist dist-pythons audit lint format bench bench-spark bench-supervisor soak fuzz replay protos protos-check docs \
-  docs-check site models requirements clean
+  docs-check site models next-pylance requirements clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -111,6 +111,10 @@ site: $(VENV)/.docs  ## Build the documentation site into build/site; a dead lin
 
 models: $(VENV)/.dev  ## Check the models of the protocols in docs/models with spin, and each planted bug (minutes; needs spin and gcc)
 	@nice $(BIN)/python -m tools.models
+
+# RELEASE=14.1.0: that one instead of the newest. The environment is build/next-pylance.
+next-pylance: $(VENV)/.dev  ## Try the newest pylance in an environment of its own: failing tests, new API, new feature flags
+	@nice $(BIN)/python -m tools.next_pylance $(if $(RELEASE),--release $(RELEASE))
 
 requirements: $(VENV)/.dev  ## Show which statements of the specification no test proves
 	@$(BIN)/python tools/requirements.py

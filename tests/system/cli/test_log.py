@@ -122,7 +122,7 @@ def test_a_bug_of_ours_is_logged_with_its_place(
 ) -> None:
     """The traceback tells where; it shows no local variables, which may hold options, and no warning of structlog's."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         local_variable = "abcdefgh".upper()
         raise KeyError(len(local_variable))
 

@@ -137,9 +137,9 @@ def test_an_error_that_carries_an_option(
     """A client library puts what it was given into its message: the value is known, so it is masked."""
     real = registry.open_table
 
-    def fail(uri: str, options: dict[str, str]) -> object:
+    def fail(uri: str, options: dict[str, str], **named: str) -> object:
         try:
-            return real(uri, options)
+            return real(uri, options, **named)
         except Exception as error:
             raise raised(f"cannot use {options} ({options['aws_secret_access_key']})") from error
 
