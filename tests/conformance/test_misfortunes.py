@@ -91,6 +91,8 @@ def test_a_lost_lease(kind: FormatUnderTest, made: TableUnderTest, allowed: int)
             assert opened(made).revision == stood["revision"], job
             assert retained(made) == stood["rows"], job
             gone = stood["files"].keys() - contents(made.uri).keys()
+            # An upload of another thread was in progress when the lease got lost: its file is renamed or removed.
+            gone = {path for path in gone if "#" not in path}
             assert all(guard.may_remove(path) for path in gone), (job, gone)
         assert made.read() == made.expected(), job
         assert run(kind, opened(made), job).exit_code == 0, job

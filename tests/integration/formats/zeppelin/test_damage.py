@@ -22,7 +22,7 @@ from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, 
 from tests.support.run_cli import contents, run_here
 from tests.support.zeppelin.merging import FAST, opened
 from tests.support.zeppelin.namespace import NamespaceUnderTest
-from tests.support.zeppelin.server import edit
+from tests.support.zeppelin.server import compact_carrying, edit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -290,6 +290,31 @@ def test_a_segment_of_another_program(made: NamespaceUnderTest, capfd: pytest.Ca
         assert name.partition("_")[0] in str(damaged_parts(opened(made))[0].error)
         assert run_here(capfd, "check", "--nagios", made.uri).code == 2
         path.write_bytes(whole)
+
+
+def test_carried_clusters_are_looked_for_where_they_are(tmp_path: Path) -> None:
+    """A server's compaction leaves untouched clusters with the older segment."""
+    made = NamespaceUnderTest(str(tmp_path / "ns"), "native")
+    made.put(*(f"v{at}" for at in range(40)))
+    run_job(made.uri, "merge", clusters=4)
+    (old,) = opened(made).manifest.segments
+    made.put("v1")
+    assert compact_carrying(made.uri, 9)
+    (new,) = opened(made).manifest.segments
+    carried = [number for number, owner in enumerate(new.owners) if owner == old.prefix]
+    assert 0 < len(carried) < 4
+    assert damaged_parts(opened(made)) == ()
+    assert made.read() == made.expected()
+    path = Path(made.uri, old.prefix, f"attrs_{carried[0]}.bin")
+    for harm in HARMS:
+        whole = path.read_bytes()
+        harm(path)
+        (part,) = damaged_parts(opened(made))
+        assert (part.id, part.path) == (new.id, f"{old.prefix}{path.name}")
+        path.write_bytes(whole)
+    for number in {*range(4)} - {*carried}:
+        Path(made.uri, old.prefix, f"cluster_{number}.bin").unlink()
+    assert damaged_parts(opened(made)) == (), "nothing needs these any more"
 
 
 def test_all_objects_of_a_segment_and_of_the_log(made: NamespaceUnderTest, capfd: pytest.CaptureFixture[str]) -> None:
