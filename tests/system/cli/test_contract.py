@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 INSPECT = {
     "uri", "layout", "version", "rows", "fragments", "primary_key", "regions", "indexes", "snapshot", "backlog",
-    "strays", "versions", "truncated",
+    "strays", "versions", "truncated", "branch", "branches", "last_writer",
 }  # fmt: skip
 REGION = {
     "region_id", "spec_id", "status", "writer_epoch", "manifest_version", "current_generation", "replay_after_wal_id",

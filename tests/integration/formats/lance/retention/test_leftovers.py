@@ -98,7 +98,7 @@ def test_a_commit_that_died_beside_the_table(bucket: tuple[str, dict[str, str]])
     _, before = leftovers(made)
     killed_commit(table, "put_if_absent", after=False)
     detached, transactions = leftovers(made)
-    assert (detached, len(transactions - before)) == ([], 2), "it was killed at two calls"
+    assert (detached, len(transactions - before)) == ([], 3), "it was killed at three calls"
     assert sweep_leftovers(table.newest(), abandoned_after=NOW) == 0
     assert run_job(made.uri, "merge", storage_options=made.storage_options).decision == "merged"
 
