@@ -212,7 +212,7 @@ def assert_shape(then: Any, now: Any, where: str) -> None:
         assert isinstance(now, list), f"{where} is {now}, and was a list"
         if then and now:
             assert_shape(then[0], now[0], f"{where}[]")
-    elif "NoneType" not in {then, now}:
+    elif "NoneType" not in (then, now):
         assert now == then, f"{where} is {now}, and was {then}"
 
 
