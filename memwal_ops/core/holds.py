@@ -1,6 +1,6 @@
 """Reader holds: keep a revision of a table readable until a given time. For every format.
 
-A hold is a numbered object, written by put-if-absent, so that it works on every store. An expiry of
+A hold is a numbered record (:mod:`memwal_ops.core.numbered_records`), so that it works on every store. An expiry of
 revisions writes an announcement in the same way and reads the holds only after that; taking a hold reads
 the announcements only after the hold is written. So at least one of the two sees the other, without a lock.
 """
@@ -8,13 +8,13 @@ the announcements only after the hold is written. So at least one of the two see
 from __future__ import annotations
 
 import getpass
-import re
 import socket
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.numbered_records import NumberedRecords, printable
 from memwal_ops.errors import (
     InvalidUsageError,
     ObjectNotFoundError,
@@ -23,7 +23,6 @@ from memwal_ops.errors import (
     VersionGoneError,
 )
 from memwal_ops.storage.clock import store_time
-from memwal_ops.storage.records import decode_record, encode_record
 from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 
 HOLDS_FOLDER = "_mem_wal_ops/holds"
 EXPIRIES_FOLDER = "_mem_wal_ops/expiries"
-_DIGITS = 20
+_RELEASED = "released"
+"""The suffix of the empty file beside a hold that was ended before its time."""
 _MAX_VERSION = 2**64 - 1
-_NAME = re.compile(rf"[0-9]{{{_DIGITS}}}\.json")
 _ATTEMPTS = 100
 _MAX_TTL = timedelta(days=3650)
 # How long an announcement counts if its process was killed, or was suspended and resumes: no clean-up takes longer
@@ -134,7 +133,7 @@ def release_hold(table: Table, number: int) -> Hold:
     if hold is None:
         raise InvalidUsageError(f"There is no hold {number}.", remedy="memwal-ops hold URI --list shows all.")
     if not hold.released:
-        _release(table.store, HOLDS_FOLDER, number)
+        table.store.put(_records(table.store, HOLDS_FOLDER).path(number, _RELEASED), b"{}")
     return replace(hold, released=True)
 
 
@@ -156,7 +155,7 @@ def announced_expiry(store: Store, versions: Collection[int]) -> Iterator[None]:
         yield
     finally:
         with suppress(StorageError):  # it ends by itself
-            store.delete_many([_path(EXPIRIES_FOLDER, announcement.number)])
+            _records(store, EXPIRIES_FOLDER).delete([announcement.number])
 
 
 def _check_exists(table: Table, version: int) -> None:
@@ -171,22 +170,18 @@ def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, n
         "by": user_at_host(),
         "note": note,
     }
+    records = _records(store, folder)
     entries = _entries(store, folder)
     number = max((entry.number for entry in entries), default=0)
     for _ in range(_ATTEMPTS):
         number += 1
-        if number >= 10**_DIGITS:
-            raise StorageError(
-                f"The numbers in {folder} are used up.",
-                remedy="Inspect the file with the highest number; delete it if it is not one of your holds.",
-            )
-        if store.put_if_absent(_path(folder, number), encode_record(document)):
+        if records.put_if_absent(number, document):
             _sweep(store, folder, entries)
             for entry in _entries(store, folder):
                 if entry.number == number:
                     return entry
             raise TableReplacedError(
-                f"{_path(folder, number)} was deleted right after it was written: the table was removed or replaced.",
+                f"{records.path(number)} was deleted right after it was written: the table was removed or replaced.",
                 remedy="Open the table again, and take a new hold.",
             )
     raise StorageError(
@@ -198,39 +193,34 @@ def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, n
 def _sweep(store: Store, folder: str, entries: Collection[Hold]) -> None:
     """Delete entries that ended more than a day ago. The newest number always stays, so that no number is reused."""
     now = store_time(store)
-    ended = [entry.number for entry in entries if now > entry.until + _ENDED_KEPT_FOR]
-    if ended:
-        store.delete_many([_path(folder, number, released=released) for number in ended for released in (True, False)])
+    _records(store, folder).delete(
+        (entry.number for entry in entries if now > entry.until + _ENDED_KEPT_FOR), _RELEASED
+    )
 
 
 def _entries(store: Store, folder: str) -> tuple[Hold, ...]:
-    listed = {meta.path: meta for meta in store.list(folder)}
+    records = _records(store, folder)
+    listed = records.listed()
     entries = []
-    for path, meta in sorted(listed.items()):
-        name = path.rsplit("/", 1)[-1]
-        if _NAME.fullmatch(name) is None:
-            continue
-        number = int(name[:_DIGITS])
+    for number, written in listed["json"].items():
         try:
-            document = decode_record(store.get(path), path)
+            document = records.read(number)
             entries.append(
                 Hold(
                     number,
                     _versions(document["versions"]),
-                    meta.last_modified + timedelta(seconds=float(document["ttl_seconds"])),
-                    _text(document["by"]),
-                    _text(document["note"]),
-                    _path(folder, number, released=True) in listed,
+                    written + timedelta(seconds=float(document["ttl_seconds"])),
+                    printable(str(document["by"])),
+                    printable(str(document["note"])),
+                    number in listed.get(_RELEASED, ()),
                 )
             )
         except ObjectNotFoundError:
             continue
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             # It may hold a revision: a deletion must not continue as if there were no hold.
-            raise StorageError(
-                f"{path} is not a readable hold ({error}).",
-                remedy="Inspect the file; delete it if it is not one of your holds.",
-            ) from error
+            remedy = "Inspect the file; delete it if it is not one of your holds."
+            raise records.unreadable(number, error, remedy) from error
     return tuple(entries)
 
 
@@ -242,17 +232,8 @@ def _versions(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _text(value: object) -> str:
-    """The value as printable text: JSON can contain lone surrogates."""
-    return str(value).encode(errors="replace").decode()
-
-
-def _release(store: Store, folder: str, number: int) -> None:
-    store.put(_path(folder, number, released=True), b"{}")
-
-
-def _path(folder: str, number: int, *, released: bool = False) -> str:
-    return f"{folder}/{number:0{_DIGITS}d}{'.released' if released else '.json'}"
+def _records(store: Store, folder: str) -> NumberedRecords:
+    return NumberedRecords(store, folder, "hold")
 
 
 def user_at_host() -> str:

@@ -1,7 +1,7 @@
 """Leases of a job on a table, so that two supervisors do not do the same work twice.
 
-A lease is a sequence of numbered objects, written by put-if-absent, so that it works on every store; only the
-newest one counts, and it is never deleted. Taking, renewing, releasing and breaking each add a number.
+A lease is a sequence of numbered records (:mod:`memwal_ops.core.numbered_records`), so that it works on every store;
+only the newest one counts, and it is never deleted. Taking, renewing, releasing and breaking each add a number.
 
 * The **token** of a lease is the number under which it was taken: it only rises, and no two holders ever
   have the same one.
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.numbered_records import NumberedRecords, printable
 from memwal_ops.errors import InvalidUsageError, LeaseLostError, MemwalOpsError, ObjectNotFoundError, StorageError
 from memwal_ops.storage.clock import store_clock
-from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
@@ -35,8 +35,6 @@ LEASES_FOLDER = "_mem_wal_ops/leases"
 BY_HAND = "by hand"
 """The instance in the record of a run that held no lease (:func:`record_by_hand`)."""
 DEFAULT_TTL = timedelta(minutes=5)
-_DIGITS = 20
-_NAME = re.compile(rf"[0-9]{{{_DIGITS}}}\.json")
 _JOB = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _KEPT = 16
 _ATTEMPTS = 20
@@ -128,7 +126,7 @@ def read_lease(store: Store, job: str) -> Lease | None:
             return None
         number, written = newest
         try:
-            return _decode(job, number, written, store.get(_path(job, number)))
+            return _decode(_records(store, job), job, number, written)
         except ObjectNotFoundError:
             continue  # pruned: there is a newer one
     raise StorageError(f"The lease of {job} changes faster than it can be read.")
@@ -194,7 +192,7 @@ def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
     number = lease.number
     for _ in range(_ATTEMPTS):
         number += 1
-        if _put(store, lease.job, number, document):
+        if _records(store, lease.job).put_if_absent(number, document):
             return
         newest = read_lease(store, lease.job)
         if newest is None or not _same_lease(newest, lease):
@@ -213,7 +211,7 @@ def record_by_hand(store: Store, job: str, outcome: str) -> None:
         if newest is None or newest.ended is None:
             return
         document = _document(newest.token, newest.holder, newest.acquired, newest.ttl, newest.ended, outcome)
-        if _put(store, job, newest.number + 1, {**document, "finished_by": BY_HAND}):
+        if _records(store, job).put_if_absent(newest.number + 1, {**document, "finished_by": BY_HAND}):
             _prune(store, job, newest.number + 1)
 
 
@@ -246,7 +244,7 @@ def break_lease(store: Store, job: str, by: str) -> Lease:
         token = current.number + 1
         why = f"broken by {by}"
         document = _document(token, current.holder, current.acquired, current.ttl, why, current.last)
-        if _put(store, job, token, document):
+        if _records(store, job).put_if_absent(token, document):
             broken = read_lease(store, job)
             assert broken is not None  # noqa: S101 - the newest is never deleted
             return broken
@@ -271,7 +269,7 @@ def end_expired(store: Store, job: str) -> Lease | None:
             return None
         number, why = current.number + 1, "released: it had expired"
         document = _document(number, current.holder, current.acquired, current.ttl, why, current.last)
-        if _put(store, job, number, document):
+        if _records(store, job).put_if_absent(number, document):
             return read_lease(store, job)
     raise _conflicts_error(job)
 
@@ -306,23 +304,13 @@ def _same_lease(newest: Lease, lease: Lease) -> bool:
 
 def _write(store: Store, job: str, number: int, document: dict[str, object]) -> Lease | None:
     """Put a number; return None unless it is then the newest object, and this holder's."""
-    if not _put(store, job, number, document):
+    if not _records(store, job).put_if_absent(number, document):
         return None
     newest = read_lease(store, job)
     if newest is None or newest.number != number:
         return None
     own = newest.token == document["token"] and newest.holder.instance == document["instance"]
     return newest if own else None
-
-
-def _put(store: Store, job: str, number: int, document: dict[str, object]) -> bool:
-    if number >= 10**_DIGITS:
-        raise StorageError(
-            f"The numbers of the lease of {job} are used up.",
-            remedy="Inspect the file with the highest number; if memwal-ops did not write it, delete it while no "
-            "supervisor runs.",
-        )
-    return store.put_if_absent(_path(job, number), encode_record(document))
 
 
 def _document(
@@ -347,10 +335,9 @@ def _document(
     }
 
 
-def _decode(job: str, number: int, written: datetime, data: bytes) -> Lease:
-    path = _path(job, number)
+def _decode(records: NumberedRecords, job: str, number: int, written: datetime) -> Lease:
     try:
-        document = decode_record(data, path)
+        document = records.read(number)
         return Lease(
             job=job,
             number=number,
@@ -367,28 +354,19 @@ def _decode(job: str, number: int, written: datetime, data: bytes) -> Lease:
             ),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise StorageError(
-            f"{path} is not a readable lease ({error}).",
-            remedy="Inspect the file; if memwal-ops did not write it, delete it while no supervisor runs.",
-        ) from error
+        remedy = "Inspect the file; if memwal-ops did not write it, delete it while no supervisor runs."
+        raise records.unreadable(number, error, remedy) from error
 
 
 def _newest(store: Store, job: str) -> tuple[int, datetime] | None:
-    objects = (
-        (int(name[:_DIGITS]), meta.last_modified)
-        for meta in store.list(f"{LEASES_FOLDER}/{job}")
-        if _NAME.fullmatch(name := meta.path.rsplit("/", 1)[-1]) is not None
-    )
-    return max(objects, default=None)
+    return max(_records(store, job).written().items(), default=None)
 
 
 def _prune(store: Store, job: str, newest: int) -> None:
     """Delete old numbers, best effort; the newest ones always stay."""
-    if newest % _KEPT:
-        return
-    names = (meta.path for meta in store.list(f"{LEASES_FOLDER}/{job}"))
-    numbered = (path for path in names if _NAME.fullmatch(path.rsplit("/", 1)[-1]) is not None)
-    store.delete_many([path for path in numbered if int(path.rsplit("/", 1)[-1][:_DIGITS]) <= newest - _KEPT])
+    if newest % _KEPT == 0:
+        records = _records(store, job)
+        records.delete(number for number in records.written() if number <= newest - _KEPT)
 
 
 def _time(value: object, written: datetime) -> datetime:
@@ -404,10 +382,10 @@ def _token(value: object, number: int) -> int:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a string")
-    return value.encode(errors="replace").decode()
+    return printable(value)
 
 
-def _path(job: str, number: int) -> str:
+def _records(store: Store, job: str) -> NumberedRecords:
     if _JOB.fullmatch(job) is None:
         raise InvalidUsageError(f"{job!r} is not a valid job name.")
-    return f"{LEASES_FOLDER}/{job}/{number:0{_DIGITS}d}.json"
+    return NumberedRecords(store, f"{LEASES_FOLDER}/{job}", "lease")

@@ -181,10 +181,12 @@ def test_numbers_that_others_write_first(table: Any, others: int, done: bool) ->
 def test_the_numbers_are_used_up(table: Any) -> None:
     write(table, 10**20 - 2)
     assert take_hold(table, 4, HOUR).number == 10**20 - 1
-    with pytest.raises(StorageError, match=f"The numbers in {HOLDS_FOLDER} are used up") as raised:
+    with pytest.raises(StorageError, match=f"No number is left for another hold in {HOLDS_FOLDER}") as raised:
         take_hold(table, 4, HOUR)
     assert raised.value.remedy is not None
-    assert raised.value.remedy.startswith("Inspect the file with the highest number; delete it")
+    assert raised.value.remedy.startswith(
+        "Inspect the file with the highest number; if memwal-ops did not write it, delete it"
+    )
 
 
 @pytest.mark.parametrize(("age", "gone"), [(25 * HOUR, False), (25 * HOUR + timedelta(seconds=1), True)])

@@ -302,7 +302,7 @@ def test_the_leases_of_all_jobs(store: Any) -> None:
 
 def test_the_numbers_are_used_up(store: Any) -> None:
     put(store, 10**20 - 1, ended="released")
-    with pytest.raises(StorageError, match="The numbers of the lease of merge are used up"):
+    with pytest.raises(StorageError, match="No number is left for another lease in"):
         acquire(store, "merge", A)
 
 
