@@ -98,13 +98,11 @@ protos: $(VENV)/.dev  ## Generate the protobuf modules from protos/
 protos-check: $(VENV)/.dev
 	@$(BIN)/python tools/build_protos.py --check
 
-docs: $(VENV)/.dev  ## Write docs/cli.md from the commands' options, docs/spec.md from the requirement marks
+docs: $(VENV)/.dev  ## Write docs/cli.md from the commands' options
 	@$(BIN)/python -m tools.build_docs
-	@$(BIN)/python -m tools.requirements --page
 
 docs-check: $(VENV)/.dev
 	@$(BIN)/python -m tools.build_docs --check
-	@$(BIN)/python -m tools.requirements --page --check
 
 site: $(VENV)/.docs  ## Build the documentation site into build/site; a dead link ends it (half a minute)
 	@$(BIN)/python -m tools.build_site
@@ -117,7 +115,7 @@ next-pylance: $(VENV)/.dev  ## Try the newest pylance in an environment of its o
 	@nice $(BIN)/python -m tools.next_pylance $(if $(RELEASE),--release $(RELEASE))
 
 requirements: $(VENV)/.dev  ## Show which statements of the specification no test proves
-	@$(BIN)/python tools/requirements.py
+	@$(BIN)/python -m tools.requirements
 
 clean:  ## Remove what make made
 	rm -rf $(VENV) $(AIRFLOW_VENV) build dist mutants *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -19,8 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tools import requirements
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[1]
 _FOLDERS = ("benchmarks", "docs", "runbooks", "tests")
@@ -49,9 +51,10 @@ class DeadLinkError(Exception):
 
 @dataclass
 class Site:
-    """The site of the project below ``root``."""
+    """Site of the project's pages: those below ``root``, and ``generated`` ones, by where they would be."""
 
     root: Path = ROOT
+    generated: Mapping[Path, str] = field(default_factory=dict)
     _leads_to: set[Path] = field(default_factory=set)
 
     @cached_property
@@ -60,7 +63,7 @@ class Site:
         found = [*self.root.glob("*.md")]
         for folder in _FOLDERS:
             found += (self.root / folder).rglob("*.md")
-        return frozenset(path.relative_to(self.root) for path in found)
+        return frozenset(path.relative_to(self.root) for path in found) | self.generated.keys()
 
     def contents(self) -> dict[Path, str | bytes]:
         """What MkDocs reads: pages, images, and the other files that pages lead to, by their places.
@@ -104,7 +107,8 @@ class Site:
                 self._leads_to.add(aim)
             return f"{opening}{self._from(path, self.place(aim))}{mark}{heading}"
 
-        parts = _CODE.split((self.root / path).read_text(encoding="utf-8"))
+        text = self.generated.get(path)
+        parts = _CODE.split((self.root / path).read_text(encoding="utf-8") if text is None else text)
         for at, part in enumerate(parts):
             if at % 2:
                 # GitHub wants a bar within code escaped in a table; Python-Markdown shows the escape.
@@ -137,6 +141,11 @@ class Site:
     def _from(self, path: Path, aim: Path) -> str:
         """A link from a page or file to a place."""
         return os.path.relpath(aim, self.place(path).parent)
+
+
+def whole_site() -> Site:
+    """The site of this project, with the page of the specifications' statements."""
+    return Site(generated={requirements.PAGE: requirements.page()})
 
 
 def _reference() -> str:
@@ -180,7 +189,7 @@ def build(contents: dict[Path, str | bytes], folder: Path) -> subprocess.Complet
 def main() -> int:
     """Build the site into ``build/site``; return the exit code."""
     try:
-        done = build(Site().contents(), ROOT / "build")
+        done = build(whole_site().contents(), ROOT / "build")
     except DeadLinkError as error:
         sys.exit(str(error))
     print(done.stdout if done.returncode else "build/site/index.html")

@@ -3,14 +3,12 @@
 Reads tests/requirements.md, the ``@pytest.mark.req(...)`` markers in tests/ and the numbers that the
 docstrings and comments of memwal_ops/ cite, without running anything.
 
-* no option (``make requirements``): prints the statements without a test or a reason (tests/untested.md).
-  Exits with 1 where one of them names a statement that does not exist.
-* ``--page`` (``make docs``): writes docs/spec.md. With ``--check``, reports whether it is current.
+``make requirements`` prints the statements without a test or a reason (tests/untested.md), and exits with 1 where one
+of them names a statement that does not exist. The documentation site has :func:`page`.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
@@ -22,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "spec.md"
+PAGE = Path("docs/spec.md")
+"""Where the page would be among the others; only the site has it."""
 _ROW = re.compile(r"\| (S\d-\d+) \| (.*) \| ([^|]+) \|")
 _CITED = re.compile(r"\b(S\d)-(\d{3})(?: to (S\d)-(\d{3}))?")
 _UNTESTED = re.compile(r"\| ((?:S\d-\d{3}(?:, )?)+) \| (.+) \|")
@@ -30,7 +29,7 @@ _TITLE = re.compile(r"## (S\d): (.+)")
 _WIDTH = 110
 _HEAD = """# Which statement is implemented where
 
-Generated from the requirement marks by `make docs`; do not edit. [tests/requirements.md](../tests/requirements.md)
+Generated from the requirement marks by `make site`. [tests/requirements.md](../tests/requirements.md)
 numbers the statements of each document. A row below is a statement that the code cites by its number, or that a test
 proves (`@pytest.mark.req("S0-187")`). A statement without a row is about another program (writers, readers), is
 background, or is not implemented; `make requirements` lists those that no test proves. The last table has the
@@ -80,7 +79,7 @@ def tests_by_statement() -> dict[str, list[str]]:
 
 
 def page() -> str:
-    """The text of docs/spec.md. It names files and no lines, so that an edit elsewhere leaves it as it is."""
+    """The page of all statements that the code cites or a test proves, in Markdown, for the place :data:`PAGE`."""
     known = statements()
     code: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "memwal_ops").rglob("*.py")):
@@ -109,20 +108,6 @@ def _links(places: list[str]) -> str:
 
 
 def main() -> None:
-    """Entry of ``make requirements`` and ``make docs``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", action="store_true")
-    parser.add_argument("--check", action="store_true")
-    given = parser.parse_args()
-    if not given.page:
-        _print_untested()
-    elif not given.check:
-        PAGE.write_text(page(), encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
-        sys.exit("docs/spec.md is not what the requirement marks tell; run make docs and commit the result")
-
-
-def _print_untested() -> None:
     """Print the statements without a test, and how many of each document have one."""
     known = statements()
     places, reasons = tests_by_statement(), untested()

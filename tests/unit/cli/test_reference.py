@@ -1,4 +1,4 @@
-"""docs/cli.md is what the options are, docs/spec.md what the requirement marks are."""
+"""docs/cli.md is what the options are; a citation of statements is read as what it names."""
 
 from __future__ import annotations
 
