@@ -152,7 +152,7 @@ Examples:
   memwal-ops snapshot orders.lance --dry-run
 
 An LM-DiskANN index folder is copied to DEST, a folder or the URI of a store, and a copy on a store back to a folder:
-docs/formats/lm-diskann.md.
+docs/formats/lm-diskann-operation.md.
 
 Exit codes: 0 built, unchanged or dry_run; 10 a region could not be read (the others are in the snapshot); others:
 runbooks/README.md.""",

@@ -42,7 +42,7 @@ RUN_BY = {
     "docs/configuration.md": "tests/integration/supervisor/test_commands.py",
     "docs/formats/adding-one.md": "tests/conformance/test_docs.py",
     "docs/formats/lance.md": HERE,
-    "docs/formats/lm-diskann.md": HERE,
+    "docs/formats/lm-diskann-operation.md": HERE,
     "docs/formats/zeppelin.md": HERE,
     "docs/index.md": HERE,
     "docs/install.md": "tests/system/deploy/test_systemd.py",
@@ -166,17 +166,16 @@ def test_the_writer_and_the_queries_of_the_zeppelin_page(tmp_path: Path) -> None
 def test_the_index_of_the_lm_diskann_page(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/formats/lm-diskann.md: the library, an index that follows a table, and its copies."""
+    """docs/formats/lm-diskann-operation.md: the library, an index that follows a table, and its copies."""
     monkeypatch.chdir(tmp_path)
     vectors = np.random.default_rng(3).random((200, 128), dtype=np.float32)
-    left = run_python(
-        "docs/formats/lm-diskann.md", row_ids=np.arange(200, dtype=np.int64), vectors=vectors, queries=vectors[:2]
-    )
+    page = "docs/formats/lm-diskann-operation.md"
+    left = run_python(page, row_ids=np.arange(200, dtype=np.int64), vectors=vectors, queries=vectors[:2])
     assert left["found"][:, 0].tolist() == [0, 1]
     (tmp_path / "vectors.lmd").rename(tmp_path / "first.lmd")
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 128)
     lance.write_dataset(pa.table({"id": np.arange(200), "vec": column}), "rows.lance", enable_stable_row_ids=True)
-    for line in commands((ROOT / "docs/formats/lm-diskann.md").read_text()):
+    for line in commands((ROOT / page).read_text()):
         here = (
             line.partition("   ")[0].replace("s3://bucket/rows.lance", "rows.lance").replace("[--key id]", "--key id")
         )
