@@ -211,8 +211,8 @@ class CodebookChangedError(MemwalOpsError):
     exit_code = 19
     reason = "codebook_changed"
     remedy = (
-        "To change a codebook on purpose, run memwal-ops catchup URI --migrate-codebook OLD NEW; of a plain table, "
-        "memwal-ops catchup URI --retrain --index NAME."
+        "Build the index anew: memwal-ops catchup URI --index NAME --rebuild; to change a codebook on purpose, where "
+        "there is a log, memwal-ops catchup URI --migrate-codebook OLD NEW."
     )
 
 

@@ -167,6 +167,10 @@ class CatchupOptions(Options):
     retrain: bool = flag(
         help="Plain tables only: train new centroids for vector indexes from the current rows; --index selects one."
     )
+    rebuild: bool = flag(
+        help="Build the indexes of --index anew by their own parameters, beside the old ones; of a table with a log, "
+        "vector indexes with their codebook."
+    )
     allow_upgrade: bool = flag(
         help="Let an index get a version that the releases which wrote the table last do not maintain."
     )
@@ -177,7 +181,12 @@ class CatchupOptions(Options):
     )
 
     def validate(self) -> None:
-        """Refuse two ways to new centroids at once."""
+        """Refuse two ways to new centroids at once, and to build every index anew by accident."""
+        if self.rebuild and not self.indexes:
+            raise OptionError("{rebuild} needs {indexes}.", "rebuild", remedy="Name each index with {indexes}.")
+        if self.rebuild and (self.retrain or self.migrate_codebook):
+            other = "retrain" if self.retrain else "migrate_codebook"
+            raise OptionError(f"{{rebuild}} and {{{other}}} exclude each other.", "rebuild", other)
         if self.retrain and self.migrate_codebook:
             raise OptionError("{retrain} and {migrate_codebook} exclude each other.", "retrain", "migrate_codebook")
 

@@ -125,6 +125,17 @@ def _finish_catchup(prepared: Prepared) -> None:
         assert table.index.index_catchup.get(name) == table.index.merged_generations, name
 
 
+def _rebuild(table: Table) -> Any:
+    """Every index, the vector index with its codebook."""
+    return catchup.apply(table, catchup.CatchupOptions(indexes=tuple(base_indexes(table)), rebuild=True))
+
+
+def _finish_rebuild(prepared: Prepared) -> None:
+    report = _rebuild(open_table(prepared.uri))
+    assert {one.decision for one in report.indexes} == {"updated"}
+    _finish_catchup(prepared)
+
+
 def _migrate(table: Table) -> Any:
     """All steps in one run, as a script might do; writers that were not restarted end it early."""
     for _ in range(ENOUGH_RUNS):
@@ -281,6 +292,14 @@ JOBS = {
         Job("merge", "memwal_ops.formats.lance.jobs.merge.job", _merge, _finish_merge),
         Job("snapshot", "memwal_ops.formats.lance.jobs.snapshot.job", _snapshot, _finish_snapshot),
         Job("catchup", "memwal_ops.formats.lance.jobs.catchup.job", _catchup, _finish_catchup),
+        Job(
+            "rebuild",
+            "memwal_ops.formats.lance.jobs.catchup.job",
+            _rebuild,
+            _finish_rebuild,
+            regions=1,
+            is_beside=False,
+        ),
         Job(
             "migrate-codebook",
             "memwal_ops.formats.lance.jobs.catchup.codebook_migration",

@@ -250,6 +250,7 @@ def pylance_points() -> Iterator[None]:
         for owner, attribute, name in (
             (lance.LanceDataset, "commit", "pylance.commit"),
             (lance.LanceDataset, "create_index", "pylance.create_index"),
+            (lance.LanceDataset, "create_scalar_index", "pylance.create_scalar_index"),
             (lance.LanceDataset, "alter_columns", "pylance.alter_columns"),
             (lance.LanceDataset, "update_field_metadata", "pylance.update_field_metadata"),
             (lance.LanceDataset, "cleanup_old_versions", "pylance.cleanup_old_versions"),

@@ -1,4 +1,4 @@
-"""What works on a plain table alone, with every fault at every point: ``init --primary-key``, ``catchup --retrain``."""
+"""What works otherwise on a plain table, with every fault at every point: ``init --primary-key``, new indexes."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ def _retrain(table: Table) -> Any:
 
 def _is_retrained(made: PlainTable) -> None:
     assert _retrain(open_table(made.uri)).decision == "caught_up"
+    assert run_job(made.uri, "catchup").decision == "unchanged"
+
+
+def _rebuild(table: Table) -> Any:
+    return catchup.apply(table, CatchupOptions(indexes=("id_idx", "vector_index"), rebuild=True))
+
+
+def _is_rebuilt(made: PlainTable) -> None:
+    assert _rebuild(open_table(made.uri)).decision == "caught_up"
     assert run_job(made.uri, "catchup").decision == "unchanged"
 
 
@@ -109,8 +118,8 @@ def _refusals(fault: Fault, other: str) -> tuple[type[BaseException], ...]:
 
 @pytest.mark.parametrize(
     ("command", "finish", "commits"),
-    [(_init, _is_initialized, 3), (_retrain, _is_retrained, 2)],
-    ids=["init", "retrain"],
+    [(_init, _is_initialized, 3), (_retrain, _is_retrained, 2), (_rebuild, _is_rebuilt, 2)],
+    ids=["init", "retrain", "rebuild"],
 )
 def test_every_point_of_a_command(
     matrix: Matrix,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INDEX_KEYS = {
     *("name", "type", "uncovered_fragments", "uncovered_rows", "segments", "before", "after", "decision"),
-    *("partitions", "error", "seconds"),
+    *("method", "partitions", "error", "seconds"),
 }
 
 
@@ -179,7 +179,7 @@ def test_an_index_that_fails_is_named_and_the_others_are_updated(
     assert set(decisions.values()) == {"updated"}
     error = next(one["error"] for one in ran.document["indexes"] if one["name"] == "kind_idx")
     assert error["reason"] == "indexes_behind"
-    assert "create it again" in error["detail"]
+    assert "catchup URI --index kind_idx --rebuild" in error["detail"]
     text = run_here(capfd, "catchup", uri)
     assert text.code == 18
     assert "incomplete: 1 index failed" in text.out
@@ -203,7 +203,7 @@ def test_a_refused_codebook_has_its_own_code(
     ran = run_here(capfd, "catchup", uri, "--index", "vector_idx")
     assert ran.code == 19
     assert "codebook_changed" in ran.out
-    assert "--migrate-codebook" in ran.out
+    assert "--rebuild" in ran.out
     assert open_table(uri).version == before.version
 
 

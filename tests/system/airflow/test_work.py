@@ -111,7 +111,7 @@ def test_an_index_that_fails_is_named(table: Workload, monkeypatch: pytest.Monke
     def fail(*_: object, **__: object) -> None:
         raise errors.StorageError("no space left on device")
 
-    monkeypatch.setattr("memwal_ops.formats.lance.jobs.catchup.update.update_index", fail)
+    monkeypatch.setattr("memwal_ops.formats.lance.jobs.catchup.building.update_index", fail)
     outcome = run("catchup", table.uri)
     assert outcome.document is not None
     assert outcome.failure is not None

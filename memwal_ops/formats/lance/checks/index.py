@@ -94,8 +94,8 @@ def check_rows_of_indexes(table: Table) -> Iterator[Finding]:
             yield Finding(
                 Severity.WARNING, "index_rows", f"the index {name!r}", f"It {fault.why}.",
                 "Queries by it may not find all rows. Merges and reads of memwal-ops do not ask it.",
-                "See the page; create it again by create_scalar_index(..., replace=True) of the release that writes "
-                "the table.", runbook(18) or "", about=name,
+                f"See the page; once no release before 14.0 writes the table, memwal-ops catchup URI --index {name} "
+                "--rebuild builds it anew.", runbook(18) or "", about=name,
             )  # fmt: skip
 
 

@@ -37,6 +37,8 @@ _POSITIONS = ("codebook_position", "rotate_mat_position")
 _SUPPORTED_PARAMETERS = frozenset(
     {"dim", "codebook_position", "nbits", "num_sub_vectors", "dimension", "codebook_tensor", "transposed"}
 )
+# Parameters of the graph of HNSW, as the file and pylance's call name them.
+_GRAPH = ("m", "ef_construction", "max_level")
 # numpy types by Lance's number of the tensor type.
 _TENSOR_TYPES = {1: "<f2", 2: "<f4", 3: "<f8"}
 
@@ -152,6 +154,39 @@ def read_model(location: Location, folder: str, name: str) -> VectorModel:
     except (KeyError, IndexError, TypeError, ValueError, DecodeError, OSError) as error:
         raise UnsupportedFeatureError(f"The model of index {name} cannot be read from {folder}: {error}") from error
     return VectorModel(centroids, codebook)
+
+
+def vector_parameters(location: Location, folder: str, name: str) -> dict[str, Any]:
+    """The parameters of a vector index by which pylance builds another one; arguments as :func:`codebook_at`.
+
+    Those of the quantizer by its type; bounds, rotations and codebooks are trained, and left out.
+
+    Raises: as :func:`read_codebook`.
+    """
+    try:
+        index = _open(location, f"{folder}/{_INDEX_FILE}")
+        storage = _open(location, f"{folder}/{_STORAGE_FILE}")
+        described = json.loads(_text(index, "lance:index"))
+        kind = str(described["type"])
+        found = {"metric": described["distance_type"], "num_partitions": len(_ivf(storage).lengths)}
+        stored = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
+        if kind.endswith("PQ"):
+            found |= {"num_sub_vectors": stored["num_sub_vectors"], "num_bits": stored["nbits"]}
+        elif kind.endswith("RQ"):
+            found["num_bits"] = stored["num_bits"]
+        if "HNSW" in kind:
+            graphs = [json.loads(text) for text in json.loads(_text(index, "lance:hnsw")) if text]
+            parameters = graphs[0]["params"] if graphs else {}
+            found |= {key: parameters[key] for key in _GRAPH if key in parameters}
+    except StorageError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, DecodeError, OSError) as error:
+        raise UnsupportedFeatureError(
+            f"How index {name} was built cannot be read from {folder}: {error}",
+            remedy="Create it again yourself with dataset.create_index(..., name=NAME, replace=True); where there is a "
+            "log, under another name: then memwal-ops catchup URI --migrate-codebook OLD NEW.",
+        ) from error
+    return found
 
 
 def _tensor(stored: vector_pb2.Tensor) -> NDArray[np.floating[Any]]:

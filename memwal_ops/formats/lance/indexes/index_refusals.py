@@ -20,7 +20,8 @@ class IndexUpgradeRefusedError(IndexesBehindError):
     reason = "index_upgrade_refused"
     remedy = (
         "Update it with the release that writes the table: dataset.optimize.optimize_indices(), in LanceDB "
-        "table.optimize(). Once no older release writes it any more, run memwal-ops catchup URI --allow-upgrade."
+        "table.optimize(). Once no older release writes it any more, run memwal-ops catchup URI --allow-upgrade, with "
+        "--rebuild --index NAME if it answers wrongly."
     )
 
 
@@ -47,7 +48,9 @@ def refusal(table: Table, index: BaseIndex, options: CatchupOptions) -> IndexesB
             "of the table."
         )
     emptied = index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
-    return None if options.retrain or emptied else dot_product_error(table, index)  # else all rows get new codes
+    return (
+        None if options.retrain or options.rebuild or emptied else dot_product_error(table, index)
+    )  # else all rows get new codes
 
 
 def dot_product_error(table: Table, index: BaseIndex) -> DotProductIndexError | None:
@@ -56,7 +59,5 @@ def dot_product_error(table: Table, index: BaseIndex) -> DotProductIndexError | 
         return None
     return DotProductIndexError(
         f"Index {index.name} is {index.type} with the metric dot: rows that pylance adds to it hide all others.",
-        remedy=f"Train it anew: memwal-ops catchup URI --index {index.name} --retrain"
-        if table.memwal is None
-        else f"Replace it by a new one: memwal-ops catchup URI --migrate-codebook {index.name} NEW",
+        remedy=f"Build it anew: memwal-ops catchup URI --index {index.name} --rebuild",
     )

@@ -7,17 +7,16 @@ are compared with the base's; parameters that pylance does not accept as argumen
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from lance.query import DocumentGranularity
-
 from memwal_ops.errors import CodebookChangedError, UnsupportedFeatureError
-from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
+from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
-from memwal_ops.formats.lance.indexes.codebook import Codebook, codebook_at, index_folder, read_model
+from memwal_ops.formats.lance.indexes.codebook import Codebook, codebook_at, index_folder
+from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments, arguments_like, without_hints
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.log import get_logger
 
@@ -29,10 +28,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
 
-_HINTS = "runtime_hints"
 _SCALAR = frozenset({"BTREE", "BITMAP", "LABEL_LIST", "NGRAM", "INVERTED", "ZONEMAP"})
-_TYPES = {"LABELLIST": "LABEL_LIST"}
-_GRAPH = {"max_connections": "m", "construction_ef": "ef_construction", "max_level": "max_level"}
 
 
 @dataclass(frozen=True)
@@ -41,25 +37,22 @@ class GenerationIndex:
 
     Attributes:
         name: that of the base's index.
-        columns: of the base.
         arguments: of pylance's call; with centroids and codebook for a vector index.
-        details: of the base's index, as pylance describes it.
         codebook: of the base's index; None for a scalar one.
     """
 
     name: str
-    columns: tuple[str, ...]
-    arguments: dict[str, Any] = field(repr=False)
-    details: dict[str, Any] = field(repr=False)
+    arguments: IndexArguments
     codebook: Codebook | None
+
+    @property
+    def column(self) -> str:
+        """Of the base."""
+        return self.arguments.column
 
     def build(self, dataset: lance.LanceDataset) -> None:
         """Build it, and commit it to the generation."""
-        column = self.columns[0]
-        if self.codebook is None:
-            dataset.create_scalar_index(column, name=self.name, **self.arguments)
-        else:
-            dataset.create_index(column, name=self.name, **self.arguments)
+        self.arguments.create(dataset, self.name)
 
 
 def generation_indexes(table: Table, *, strict: bool) -> tuple[GenerationIndex, ...]:
@@ -98,12 +91,12 @@ def build_indexes(table: Table, folder: str, indexes: Sequence[GenerationIndex])
     for one in indexes:
         with lance_errors(f"build index {one.name} on", folder):
             dataset = open_dataset(table.location, folder)
-            if not {*one.columns} <= {*dataset.schema.names}:
+            if one.column not in dataset.schema.names:
                 continue  # entries of a writer that began before the column was added
             one.build(dataset)
             (built,) = (made for made in dataset.describe_indices() if made.name == one.name)
             (segment,) = (UUID(str(made.uuid)) for made in built.segments)
-        same = _without_hints(built.details) == one.details
+        same = without_hints(built.details) == one.arguments.described
         if one.codebook is not None:
             place = f"{table.location.uri}/{folder}/{INDICES_FOLDER}/{segment}"
             same = codebook_at(table.location, place, one.name) == one.codebook
@@ -123,43 +116,16 @@ def planned_index(table: Table, index: BaseIndex) -> GenerationIndex:
         UnsupportedFeatureError: pylance cannot build one like it.
         StorageError: the store failed.
     """
-    with lance_errors("read the indexes of", table.location.uri):
-        described = next(one for one in table.dataset.describe_indices() if one.name == index.name)
-    details, columns = _without_hints(described.details), tuple(described.field_names)
-    kind = index.type.upper()
-    kind = _TYPES.get(kind, kind)
-    if len(columns) != 1:
-        raise UnsupportedFeatureError(f"Index {index.name} has {len(columns)} columns: pylance builds it on one.")
+    arguments = arguments_like(table, index, trained=True)
     if not index.is_vector:
-        if kind not in _SCALAR:
+        if arguments.kind not in _SCALAR:
             raise UnsupportedFeatureError(f"Index {index.name} is of the type {index.type}, which is not built here.")
-        parameters = {name: value for name, value in details.items() if value is not None}
-        if "document_granularity" in parameters:
-            parameters["document_granularity"] = DocumentGranularity(parameters["document_granularity"])
-        return GenerationIndex(index.name, columns, {"index_type": kind, **parameters}, details, None)
-    folder = index_folder(table, index.segments[-1])
-    model = read_model(table.location, folder, index.name)
-    arguments: dict[str, Any] = {
-        "index_type": kind,
-        "metric": str(details.get("metric_type", "")).lower(),
-        "ivf_centroids": model.centroids,
-        "num_partitions": len(model.centroids),
-    }
-    if model.codebook is not None:
-        arguments |= {"pq_codebook": model.codebook, "num_sub_vectors": len(model.codebook)}
-        arguments["num_bits"] = details.get("compression", {}).get("num_bits", 8)
-    arguments |= {_GRAPH[name]: value for name, value in details.get("hnsw", {}).items() if name in _GRAPH}
-    if lance_options(table.location):
-        arguments["storage_options"] = lance_options(table.location)
-    codebook = codebook_at(table.location, folder, index.name)
-    return GenerationIndex(index.name, columns, arguments, details, codebook)
+        return GenerationIndex(index.name, arguments, None)
+    codebook = codebook_at(table.location, index_folder(table, index.segments[-1]), index.name)
+    return GenerationIndex(index.name, arguments, codebook)
 
 
 def _is_of_key(table: Table, index: BaseIndex) -> bool:
     ids = {one.name: one.id for one in table.manifest.manifest.fields if one.parent_id == -1}
     keys = [ids[name] for name in table.primary_key]
     return index.type.lower() == "btree" and all([*segment.fields] == keys for segment in index.segments)
-
-
-def _without_hints(details: dict[str, Any] | None) -> dict[str, Any]:
-    return {name: value for name, value in (details or {}).items() if name != _HINTS}

@@ -103,7 +103,7 @@ def text_index(table: Table, column: str) -> GenerationIndex | None:
     """How to build an index like the base's of a text column; None: it has none."""
     known = [one for one in base_indexes(table).values() if one.type.upper() == "INVERTED"]
     planned = (planned_index(table, one) for one in known)
-    return next((one for one in planned if one.columns == (column,)), None)
+    return next((one for one in planned if one.column == column), None)
 
 
 def _with_columns(scan: Scan, found: Winning, keys: pa.Table, scores: pa.ChunkedArray) -> pa.Table:

@@ -12,25 +12,21 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
-from memwal_ops.errors import (
-    InvalidUsageError,
-    InvariantViolatedError,
-    MemwalOpsError,
-    UnsupportedFeatureError,
-)
+from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.wal import has_unflushed_rows
-from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.catchup_entries import catchup_entry
-from memwal_ops.formats.lance.indexes.codebook import read_codebook
+from memwal_ops.formats.lance.indexes.index_arguments import arguments_like
+from memwal_ops.formats.lance.indexes.index_refusals import dot_product_error
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
 from memwal_ops.formats.lance.options import CatchupOptions
@@ -40,8 +36,6 @@ from memwal_ops.text import paragraph
 
 if TYPE_CHECKING:
     from uuid import UUID
-
-    import lance
 
     from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
@@ -66,6 +60,7 @@ _STEPS = {
     "dry_run": "dry_run: nothing was changed.",
 }
 _HOLDS_SHOWN = 10
+_BY_HAND = "Create the new index yourself with dataset.create_index(..., name=NEW), then run this again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +196,8 @@ def _perform(table: Table, step: str, old: str, new: str, note: CommitNote) -> s
         publish_change(table, partial(_maintain, new), note, retry)
         return "maintained"
     if step == "catch_up":
-        report = catch_up(table, CatchupOptions(indexes=(new,)), RunContext(), keep_codebook=True)
+        anew = dot_product_error(table, base_indexes(table)[new]) is not None  # with its own codebook
+        report = catch_up(table, CatchupOptions(indexes=(new,), rebuild=anew), RunContext())
         if report.failures:
             raise report.failures[0]
         return "caught_up"
@@ -244,9 +240,13 @@ def _create(table: Table, old: str, new: str, note: CommitNote, retry: CommitRet
         step, _ = _next_step(table, old, new)
         if step != "create":
             return  # another run published it first
-        arguments = _arguments(table, base_indexes(table)[old])
         try:
-            build = create_index(table, new, partial(_create_with_pylance, new, arguments))
+            arguments = arguments_like(table, base_indexes(table)[old])
+        except MemwalOpsError as error:
+            message = f"Index {old} has no record of how it was built: {error}"
+            raise UnsupportedFeatureError(message, remedy=_BY_HAND) from error
+        try:
+            build = create_index(table, new, partial(arguments.create, name=new))
             if build is None:
                 raise InvariantViolatedError(f"pylance made no index {new}.")
             publish_build(table, new, build, partial(_created, new, build, table), note, retry)
@@ -256,40 +256,9 @@ def _create(table: Table, old: str, new: str, note: CommitNote, retry: CommitRet
             return
 
 
-def _create_with_pylance(new: str, arguments: dict[str, Any], dataset: lance.LanceDataset) -> None:
-    dataset.create_index(name=new, **arguments)
-
-
 def _created(new: str, build: IndexBuild, built_on: Table, newest: Table) -> IndexChange:
     generations = catchup_entry(newest, build.covered, progress_when_built=built_on.index.merged_generations)
     return IndexChange(with_catchup(newest.index.details, {new: generations}), added=build.added)
-
-
-def _arguments(table: Table, index: BaseIndex) -> dict[str, Any]:
-    """Arguments of ``create_index`` for an index like ``index``, with centroids of its own."""
-    with lance_errors("read the indexes of", table.location.uri):
-        described = next(other for other in table.dataset.describe_indices() if other.name == index.name)
-    details = described.details or {}
-    try:
-        arguments = {
-            "column": described.field_names[0],
-            "index_type": described.index_type,
-            "metric": details["metric_type"].lower(),
-            "num_partitions": read_codebook(table, index.segments[-1]).partitions,
-        }
-        compression, graph = details.get("compression", {}), details.get("hnsw", {})
-        if "num_sub_vectors" in compression:
-            arguments["num_sub_vectors"] = compression["num_sub_vectors"]
-        if "num_bits" in compression and compression.get("type") != "sq":
-            arguments["num_bits"] = compression["num_bits"]
-        names = {"max_connections": "m", "construction_ef": "ef_construction", "max_level": "max_level"}
-        arguments |= {names[key]: value for key, value in graph.items() if key in names}
-    except (KeyError, IndexError, AttributeError, MemwalOpsError) as error:
-        raise UnsupportedFeatureError(
-            f"Index {index.name} has no record of how it was built: {error}.",
-            remedy="Create the new index yourself with dataset.create_index(..., name=NEW), then run this again.",
-        ) from error
-    return arguments
 
 
 def _maintain(new: str, table: Table) -> IndexChange | None:

@@ -71,6 +71,7 @@ class IndexReport:
             would_update in a dry run.
         partitions: balance of an IVF index; None for others, and if it could not be read.
         error: the error if it failed.
+        method: how it was built, or would be: update, retrain or rebuild; None: it was not.
         seconds: spent on this index.
     """
 
@@ -85,6 +86,7 @@ class IndexReport:
     partitions: Partitions | None
     error: MemwalOpsError | None
     seconds: float
+    method: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """The ``indexes`` entry of a report."""
@@ -97,6 +99,7 @@ class IndexReport:
             "before": {str(region_id): generation for region_id, generation in sorted(self.before.items())},
             "after": {str(region_id): generation for region_id, generation in sorted(self.after.items())},
             "decision": self.decision,
+            "method": self.method,
             "partitions": None if self.partitions is None else self.partitions.to_json(),
             "error": None
             if self.error is None
@@ -206,7 +209,7 @@ def _table(report: CatchupReport) -> str:
         (
             index.name,
             index.type,
-            index.decision,
+            index.decision if index.method in {None, "update"} else f"{index.decision} ({index.method})",
             f"{index.uncovered_fragments:,}",
             f"{index.uncovered_rows:,}",
             f"{index.segments:,}",

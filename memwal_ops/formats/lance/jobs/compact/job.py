@@ -413,13 +413,13 @@ def _why(table: Table, options: CompactOptions) -> str:
     if _indexed_elsewhere(table):
         reason += (
             " Fragments that an index of the source of this shallow clone covers are not rewritten: "
-            "create the index again in this table by pylance's create_index(..., replace=True)."
+            "build the index anew in this table: memwal-ops catchup URI --index NAME --rebuild."
         )
     if moved := {entry.name for entry in moved_later(table.manifest)}:
         reason += (
             " Fragments that were compacted with defer_index_remap are not rewritten under an index that is older: "
-            "pylance would lose rows of it: create it again by pylance's create_index(..., replace=True) or "
-            f"create_scalar_index(..., replace=True): {', '.join(sorted(moved))}."
+            "pylance would lose rows of it: build it anew, memwal-ops catchup URI --index NAME --rebuild: "
+            f"{', '.join(sorted(moved))}."
         )
     if sum(fragment.physical_rows < options.target_rows for fragment in fragments) > 1:
         indexes = base_indexes(table)

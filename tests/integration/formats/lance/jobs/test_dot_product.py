@@ -81,8 +81,9 @@ def is_complete(uri: str, name: str) -> bool:
     return coverage(base_indexes(table)[name].covered, table.manifest).complete
 
 
+@pytest.mark.parametrize("anew", ["retrain", "rebuild"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_update_is_refused_and_training_anew_helps(tmp_path: Path, kind: str) -> None:
+def test_an_update_is_refused_and_training_anew_helps(tmp_path: Path, kind: str, anew: str) -> None:
     uri = make(tmp_path, kind)
     assert run_job(uri, "catchup").decision == "unchanged"
     lance.write_dataset(rows(ROWS, ROWS + ADDED), uri, mode="append")
@@ -93,11 +94,11 @@ def test_an_update_is_refused_and_training_anew_helps(tmp_path: Path, kind: str)
         assert report.decision == ("incomplete" if apply else "dry_run")
         [index] = report.to_json()["indexes"]
         assert (index["decision"], index["error"]["reason"]) == ("failed", "dot_product_index")
-        assert "catchup URI --index by_vector --retrain" in index["error"]["detail"]
+        assert "catchup URI --index by_vector --rebuild" in index["error"]["detail"]
     [need] = [one.what for one in scan_table(open_table(uri)).needs if one.job == "catchup"]
     assert need == "refuse to update by_vector: dot_product_index"
     assert (lance.dataset(uri).version, recall(uri)) == (version, before)
-    assert run_job(uri, "catchup", indexes=["by_vector"], retrain=True).decision == "caught_up"
+    assert run_job(uri, "catchup", indexes=["by_vector"], **{anew: True}).decision == "caught_up"
     assert is_complete(uri, "by_vector")
     assert recall(uri) > of_a_fresh_build(tmp_path, kind, ROWS + ADDED) - 0.1
     assert run_job(uri, "catchup").decision == "unchanged"
@@ -116,8 +117,8 @@ def test_verify_finds_an_index_that_pylance_updated(tmp_path: Path, metric: str)
     assert report.findings.counts["index_distances"] == (metric == "dot")
     if metric == "dot":
         [finding] = report.findings.kept
-        assert "--index by_vector --retrain" in finding.remedy
-        assert run_job(uri, "catchup", indexes=["by_vector"], retrain=True).decision == "caught_up"
+        assert "--index by_vector --rebuild" in finding.remedy
+        assert run_job(uri, "catchup", indexes=["by_vector"], rebuild=True).decision == "caught_up"
         assert run_job(uri, "verify").decision == "healthy"
 
 
@@ -129,7 +130,7 @@ def test_beside_a_log_it_is_replaced_by_a_new_one(tmp_path: Path, kind: str) -> 
     merge(uri, ROWS, ROWS + ADDED)
     [index] = run_job(uri, "catchup").to_json()["indexes"]
     assert index["error"]["reason"] == "dot_product_index"
-    assert "--migrate-codebook by_vector NEW" in index["error"]["detail"]
+    assert "catchup URI --index by_vector --rebuild" in index["error"]["detail"]
     migrate = {"migrate_codebook": ["by_vector", "other"]}
     assert run_job(uri, "catchup", **migrate).decision == "created"
     trained = codebooks(uri, "other")
@@ -140,6 +141,18 @@ def test_beside_a_log_it_is_replaced_by_a_new_one(tmp_path: Path, kind: str) -> 
     assert [*base_indexes(open_table(uri))] == ["other"]
     assert codebooks(uri, "other") == trained
     assert recall(uri) > of_a_fresh_build(tmp_path, kind, ROWS + 2 * ADDED) - 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_beside_a_log_it_is_built_anew_with_its_codebook(tmp_path: Path, kind: str) -> None:
+    uri = make(tmp_path, kind)
+    lance.dataset(uri).initialize_mem_wal()
+    merge(uri, ROWS, ROWS + ADDED)
+    trained = codebooks(uri, "by_vector")
+    assert run_job(uri, "catchup", indexes=["by_vector"], rebuild=True).decision == "caught_up"
+    assert is_complete(uri, "by_vector")
+    assert codebooks(uri, "by_vector") == trained
+    assert recall(uri) > of_a_fresh_build(tmp_path, kind, ROWS + ADDED) - 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,8 +13,8 @@ from memwal_ops.errors import CodebookChangedError, InvalidUsageError, NoMemWalI
 from memwal_ops.formats.lance.commit import rebased_commit
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
+from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
-from memwal_ops.formats.lance.jobs.catchup import update
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from tests.support.tables.indexed import VECTOR_KINDS
 from tests.support.tables.plain import PlainTable
@@ -91,7 +91,7 @@ def test_every_kind_of_index(tmp_path: Path, vector: str, monkeypatch: pytest.Mo
 
 def test_a_changed_codebook_is_not_published(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
     version = made.dataset.version
-    monkeypatch.setattr(update, "_codebooks", lambda *_: frozenset())
+    monkeypatch.setattr(building, "_codebooks", lambda *_: frozenset())
     report = run_job(made.uri, "catchup", indexes=["vector_index"])
     assert report.exit_code == CodebookChangedError.exit_code
     assert made.dataset.version == version
@@ -113,7 +113,7 @@ def test_writers_do_not_stop_a_build(
     made: PlainTable, monkeypatch: pytest.MonkeyPatch, write: Callable[[PlainTable], object]
 ) -> None:
     """They commit between build and commit: pylance rebases, and no build is thrown away."""
-    builds, build = [], update.update_index
+    builds, build = [], building.update_index
 
     def slow(*args: object, **more: object) -> object:
         builds.append(args[1])
@@ -121,7 +121,7 @@ def test_writers_do_not_stop_a_build(
         write(made)
         return done
 
-    monkeypatch.setattr(update, "update_index", slow)
+    monkeypatch.setattr(building, "update_index", slow)
     report = run_job(made.uri, "catchup", indexes=["id_btree"])
     assert report.decision == "caught_up"
     assert builds[0] == "id_btree"
@@ -196,17 +196,17 @@ def test_a_lost_answer_is_no_failure(made: PlainTable, monkeypatch: pytest.Monke
 
 def test_a_table_that_was_made_again_gets_no_index(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder was removed while the segments were built: they belong to the table that was there."""
-    build = update.update_index
+    build = building.update_index
 
     def replaced(*args: object, **more: object) -> object:
         done = build(*args, **more)  # type: ignore[arg-type]
-        monkeypatch.setattr(update, "update_index", build)
+        monkeypatch.setattr(building, "update_index", build)
         shutil.rmtree(made.uri)
         other = PlainTable(made.uri).create(rows=400).create_indexes()
         other.append(100)
         return done
 
-    monkeypatch.setattr(update, "update_index", replaced)
+    monkeypatch.setattr(building, "update_index", replaced)
     report = run_job(made.uri, "catchup", indexes=["id_btree"])
     assert report.to_json()["lost_races"] == 1
     assert run_job(made.uri, "verify").decision == "healthy"

@@ -18,8 +18,8 @@ from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, comm
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
+from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.catchup import update
 from memwal_ops.formats.lance.jobs.catchup.job import CatchupOptions
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupReport
 from memwal_ops.formats.lance.jobs.merge import job as merge
@@ -221,7 +221,7 @@ def test_a_codebook_that_would_change_is_refused(tmp_path: Path, monkeypatch: py
         catchup.apply(open_table(uri), CatchupOptions(("vector_idx",) if at == 1 else ("id_idx",)))
     before = open_table(uri)
     files = set(Files(uri).listing("_indices"))
-    monkeypatch.setattr("memwal_ops.formats.lance.jobs.catchup.update._segments_to_merge", lambda *_: None)
+    monkeypatch.setattr("memwal_ops.formats.lance.jobs.catchup.building._segments_to_merge", lambda *_: None)
     report = catchup.apply(before, CatchupOptions())
     assert report.decision == "incomplete"
     failed = {one.name: one for one in report.indexes}["vector_idx"]
@@ -349,8 +349,8 @@ def test_a_merge_in_between_costs_no_second_build(tmp_path: Path, monkeypatch: p
     uri = create(str(tmp_path / "t.lance"))
     write(uri, 0)
     builds = []
-    real = update.update_index
-    monkeypatch.setattr(update, "update_index", lambda *a, **k: (builds.append(a[1]), real(*a, **k))[1])
+    real = building.update_index
+    monkeypatch.setattr(building, "update_index", lambda *a, **k: (builds.append(a[1]), real(*a, **k))[1])
     report = run_beside(uri, lambda: write(uri, 1), CatchupOptions(indexes=("id_idx",)))
     assert builds == ["id_idx"]
     assert report.lost_races == 1
@@ -405,7 +405,7 @@ def test_a_build_that_pylance_gives_up_for_a_compaction_is_a_conflict(
     uri = create(str(tmp_path / "t.lance"))
     write(uri, 0)
     write(uri, 1)
-    real = update.update_index
+    real = building.update_index
     builds: list[int] = []
 
     def late(table: Table, name: str, **options: Any) -> Any:
@@ -414,7 +414,7 @@ def test_a_build_that_pylance_gives_up_for_a_compaction_is_a_conflict(
         builds.append(table.version)
         return real(table, name, **options)
 
-    monkeypatch.setattr(update, "update_index", late)
+    monkeypatch.setattr(building, "update_index", late)
     report = catchup.apply(open_table(uri), CatchupOptions(indexes=("kind_idx",)))
     assert [one.decision for one in report.indexes] == ["updated"]
     assert report.lost_races == 1

@@ -1,0 +1,227 @@
+"""Read from an index how it was built, as arguments of pylance's call for another one like it.
+
+What pylance describes of an index is not complete (nothing of a B-tree, zone map or bloom filter), and is empty for
+indexes of older releases. So parameters are read from the files of its newest segment where they have them. A file
+without a parameter is of a release that had only the default.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import any_pb2, empty_pb2
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+from lance.file import LanceFileReader
+from lance.indices import IndexConfig
+from lance.query import DocumentGranularity
+
+from memwal_ops.errors import ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.formats.lance.files.datasets import lance_options
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.indexes.codebook import index_folder, read_model, vector_parameters
+from memwal_ops.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import lance
+
+    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+
+_HINTS = "runtime_hints"
+_BY_HAND = (
+    "Create it again yourself: dataset.create_scalar_index(COLUMN, TYPE, name=NAME, replace=True), for a vector index "
+    "dataset.create_index(...). Where there is a log, merge everything before."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The file with the parameters of a type: by its key there each parameter's name, and its type."""
+
+    name: str
+    parameters: Mapping[str, tuple[str, type]] = field(default_factory=dict)
+
+
+_FILES = {
+    "BTREE": _File("page_lookup.lance", {"batch_size": ("zone_size", int)}),
+    "BITMAP": _File(""),
+    "LABEL_LIST": _File(""),
+    "NGRAM": _File(""),
+    "ZONEMAP": _File("zonemap.lance", {"rows_per_zone": ("rows_per_zone", int)}),
+    "BLOOMFILTER": _File(
+        "bloomfilter.lance",
+        {"bloomfilter_item": ("number_of_items", int), "bloomfilter_probability": ("probability", float)},
+    ),
+    "RTREE": _File("page_data.lance", {"page_size": ("page_size", int)}),
+}
+_TEXT, _JSON, _SIMILAR = "INVERTED", "JSON", "MINHASHLSH"
+_TYPES = {"LABELLIST": "LABEL_LIST"}
+_SIMILAR_PARAMETERS = ("num_hashes", "num_bands", "shingle_size", "tokenizer")
+# Field numbers of JsonIndexDetails (protos/index.proto of Lance).
+_PATH, _TARGET = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class IndexArguments:
+    """How to create an index like another one.
+
+    Attributes:
+        column: its path, as pylance takes it.
+        kind: the type, in pylance's spelling.
+        options: the parameters, by the names that pylance's call gives them.
+        vector: whether it is a vector index.
+        described: what pylance describes of the other index; without hints.
+    """
+
+    column: str
+    kind: str
+    options: Mapping[str, Any] = field(repr=False)
+    vector: bool
+    described: Mapping[str, Any] = field(repr=False, compare=False)
+
+    def create(self, dataset: lance.LanceDataset, name: str) -> None:
+        """Let pylance create it under that name, in the place of any other."""
+        options = dict(self.options)
+        if self.vector:
+            dataset.create_index(self.column, self.kind, name=name, replace=True, **options)
+        elif self.kind == _TEXT:
+            dataset.create_scalar_index(self.column, "INVERTED", name=name, replace=True, **options)
+        else:
+            kind = IndexConfig(self.kind.replace("_", "").lower(), options)
+            dataset.create_scalar_index(self.column, kind, name=name, replace=True)
+
+
+def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> IndexArguments:
+    """How to create an index like one of the table's.
+
+    Args:
+        table: the version that has the index.
+        index: the other index.
+        trained: of a vector index: with its centroids and codebook, instead of ones that are trained by the rows.
+
+    Where the file is gone that has the sizes of a scalar index's pages or zones, they are pylance's defaults.
+
+    Raises:
+        UnsupportedFeatureError: its parameters cannot be read, or pylance takes no trained ones of its type.
+        StorageError: the store failed.
+    """
+    with lance_errors("read the indexes of", table.location.uri):
+        described = next(one for one in table.dataset.describe_indices() if one.name == index.name)
+    details = without_hints(described.details)
+    columns = list(described.field_names)
+    if len(columns) != 1 or not index.segments:
+        raise UnsupportedFeatureError(f"Index {index.name} has {len(columns)} columns: pylance builds it on one.")
+    kind = _kind_of(index)
+    arguments = IndexArguments(_quoted(table, index, columns[0]), kind, {}, index.is_vector, details)
+    entry = index.segments[-1]
+    if index.is_vector:
+        options = parameters_of(table, index, entry)
+        if trained:
+            model = read_model(table.location, index_folder(table, entry), index.name)
+            options["ivf_centroids"] = model.centroids
+            if model.codebook is not None:
+                options["pq_codebook"] = model.codebook
+        options |= {"storage_options": stored} if (stored := lance_options(table.location)) else {}
+        return replace(arguments, options=options)
+    try:
+        options = parameters_of(table, index, entry)
+    except ObjectNotFoundError as error:
+        # Answers do not depend on the sizes of pages and zones; of a full-text index all is described.
+        if kind not in _FILES and not (kind == _TEXT and details):
+            raise
+        get_logger(__name__).warning("index_parameters_lost", index=index.name, error=str(error))
+        options = _without_none(details) if kind == _TEXT else {}
+    if kind == _TEXT:
+        options.pop("lance_tokenizer", None)  # follows from the column's type, and is not accepted
+        if granularity := details.get("document_granularity"):
+            options["document_granularity"] = DocumentGranularity(granularity)
+    elif kind == _SIMILAR:
+        options = {name: _without_none(details[name]) for name in _SIMILAR_PARAMETERS if name in details}
+    return replace(arguments, options=options)
+
+
+def parameters_of(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> dict[str, Any]:
+    """The parameters of one segment of an index, published or not, that its files have.
+
+    Raises:
+        UnsupportedFeatureError: its type is not known, or a file is not as this release knows it.
+        StorageError: a file is missing, or the store failed.
+    """
+    folder, kind = index_folder(table, entry), _kind_of(index)
+    if index.is_vector:
+        return vector_parameters(table.location, folder, index.name)
+    try:
+        if kind == _JSON:
+            path, target = _json_target(entry)
+            inner = _of_file(table, folder, _FILES[target])
+            more = {"target_index_parameters": json.dumps(inner)} if inner else {}
+            return {"target_index_type": target.lower(), "path": path, **more}
+        if kind == _TEXT:
+            return _of_text(table, folder, int(entry.index_version))
+        if kind == _SIMILAR:
+            return {}
+        return _of_file(table, folder, _FILES[kind])
+    except (KeyError, ValueError, TypeError, DecodeError) as error:
+        raise UnsupportedFeatureError(
+            f"How index {index.name} ({index.type}) was built cannot be read: {type(error).__name__} {error}.",
+            remedy=_BY_HAND,
+        ) from error
+
+
+def without_hints(details: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What pylance describes of an index, without what only its build used."""
+    return {name: value for name, value in (details or {}).items() if name != _HINTS}
+
+
+def _kind_of(index: BaseIndex) -> str:
+    kind = index.type.upper()
+    return _TYPES.get(kind, kind)
+
+
+def _quoted(table: Table, index: BaseIndex, described: str) -> str:
+    """The path of the index's column; names with a dot are quoted, which pylance does not do."""
+    known = {one.id: one for one in table.manifest.manifest.fields}
+    names, at = list[str](), known.get(index.segments[0].fields[0])
+    while at is not None:
+        names.insert(0, at.name)
+        at = known.get(at.parent_id)
+    if ".".join(names) != described:
+        return described
+    return ".".join(f"`{name}`" if "." in name else name for name in names)
+
+
+def _metadata(table: Table, folder: str, file: str) -> Mapping[str, str]:
+    path = f"{folder}/{file}"
+    with lance_errors("read index", path):
+        reader = LanceFileReader(path, storage_options=lance_options(table.location))
+        return {key.decode(): value.decode() for key, value in (reader.metadata().schema.metadata or {}).items()}
+
+
+def _of_file(table: Table, folder: str, file: _File) -> dict[str, Any]:
+    found = _metadata(table, folder, file.name) if file.name else {}
+    return {name: read(found[key]) for key, (name, read) in file.parameters.items() if key in found}
+
+
+def _of_text(table: Table, folder: str, version: int) -> dict[str, Any]:
+    """The parameters of a full-text index; the version of its format only if pylance can still write it."""
+    parameters: dict[str, Any] = _without_none(json.loads(_metadata(table, folder, "metadata.lance")["params"]))
+    return parameters | ({"format_version": version} if version in {1, 2, 3} else {})
+
+
+def _json_target(entry: table_pb2.IndexMetadata) -> tuple[str, str]:
+    """The path of an index of a JSON column, and the type of the index of its values."""
+    fields = UnknownFieldSet(empty_pb2.Empty.FromString(entry.index_details.value))
+    found = {one.field_number: one.data for one in fields}  # type: ignore[attr-defined]  # iterable, missing in the stub
+    target = any_pb2.Any.FromString(found[_TARGET])
+    kind = target.type_url.rpartition(".")[2].removesuffix("IndexDetails").upper()
+    return found[_PATH].decode(), _TYPES.get(kind, kind)
+
+
+def _without_none(value: Any) -> Any:
+    return {name: inner for name, inner in value.items() if inner is not None} if isinstance(value, dict) else value

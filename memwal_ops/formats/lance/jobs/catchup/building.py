@@ -1,0 +1,208 @@
+"""Build the segments that bring one index up to a version, and check them before they are published.
+
+Three ways: new rows are added to the index (``update``); a vector index is trained anew, with a number of partitions
+that fits its rows (``retrain``); an index of any type is built anew by its own parameters (``rebuild``). In all of them
+the segments are stored beside the old ones, which serve until one commit exchanges them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from memwal_ops.errors import (
+    CodebookChangedError,
+    IndexesBehindError,
+    InvariantViolatedError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    UnsupportedFeatureError,
+)
+from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index, discard, update_index
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, coverage, covered_by
+from memwal_ops.formats.lance.indexes.codebook import Codebook, read_codebook
+from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments, arguments_like, parameters_of
+from memwal_ops.formats.lance.indexes.index_faults import fault_of
+from memwal_ops.formats.lance.indexes.index_refusals import refusal
+
+if TYPE_CHECKING:
+    from memwal_ops.formats.lance.options import CatchupOptions
+    from memwal_ops.formats.lance.table import Table
+
+
+def method_of(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
+    """How the index is built: ``update``, ``retrain`` or ``rebuild``.
+
+    One that lacks rows which it claims to cover is built anew, as an update would keep the gap.
+    """
+    if options.rebuild or lacks_rows(table, index):
+        return "rebuild"
+    return "retrain" if options.retrain and index.is_vector and not keeps_codebook(table) else "update"
+
+
+def keeps_codebook(table: Table) -> bool:
+    """Whether vector indexes keep their codebook: distances from generations in the log must compare with theirs."""
+    return table.memwal is not None
+
+
+def lacks_rows(table: Table, index: BaseIndex) -> bool:
+    """Whether an index lacks rows that it claims to cover."""
+    fault = fault_of(table, index)
+    return fault is not None and fault.proven
+
+
+def refused(table: Table, index: BaseIndex, options: CatchupOptions) -> MemwalOpsError | None:
+    """The error with which a build would fail before it began; for a plan."""
+    try:
+        found = refusal(table, index, options)
+        if found is None and method_of(table, index, options) == "rebuild":
+            _arguments(table, index)
+    except UnsupportedFeatureError as error:
+        return error
+    return found
+
+
+def build_segments(table: Table, index: BaseIndex, options: CatchupOptions, method: str) -> IndexBuild | str:
+    """Build by ``method`` (see :func:`method_of`) and check.
+
+    Returns:
+        The segments, or the decision if there is nothing to publish.
+
+    Raises:
+        IndexesBehindError: pylance must not update the index, or did not.
+        CodebookChangedError: they have another codebook than the log has.
+        CommitLostError: another process changes the index.
+        MemwalOpsError: they could not be built.
+    """
+    if (error := refusal(table, index, options)) is not None:
+        raise error
+    emptied = index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
+    trained = keeps_codebook(table) or (method == "update" and not emptied)
+    codebooks = _codebooks(table, index) if trained else None
+    if method == "rebuild":
+        build = _rebuilt(table, index)
+    elif method == "update" and emptied and codebooks and _accepts_codebook(table, index):
+        build = _rebuilt(table, index)  # pylance's update would train another codebook
+    else:
+        retrain = method == "retrain"
+        build = update_index(table, index.name, merge=_segments_to_merge(index, options), retrain=retrain)
+    if build is None:
+        _refuse_unbuilt(table, index)
+        return "unchanged"
+    if codebooks is None and not build.covered:  # there are too few rows to train with, and the segment is empty
+        discard(table, build)
+        return "below_threshold"
+    try:
+        _check(table, index, build, codebooks)
+        if method == "rebuild":
+            _check_parameters(table, index, build)
+    except MemwalOpsError:
+        discard(table, build)
+        raise
+    return build
+
+
+def covered_after(index: BaseIndex, build: IndexBuild) -> frozenset[int]:
+    """The fragments that the index covers once the segments are published."""
+    kept = [entry for entry in index.segments if UUID(bytes=entry.uuid.uuid) not in build.removed]
+    return build.covered | covered_by(kept)
+
+
+def _rebuilt(table: Table, index: BaseIndex) -> IndexBuild | None:
+    """Build an index anew by its own parameters; where there is a log, a vector index with its own codebook."""
+    arguments = _arguments(table, index)
+    build = create_index(table, index.name, lambda dataset: arguments.create(dataset, index.name))
+    return None if build is None else IndexBuild(build.added, build.removed | index.segment_ids)
+
+
+def _arguments(table: Table, index: BaseIndex) -> IndexArguments:
+    if not (keeps_codebook(table) and index.is_vector):
+        return arguments_like(table, index)
+    try:
+        return arguments_like(table, index, trained=True)
+    except UnsupportedFeatureError as error:
+        raise UnsupportedFeatureError(
+            f"Index {index.name} cannot be built anew with its codebook, with which distances from the log compare: "
+            f"{error}",
+            remedy=_migrate(index),
+        ) from error
+
+
+def _migrate(index: BaseIndex) -> str:
+    return f"Replace it by a new one: memwal-ops catchup URI --migrate-codebook {index.name} NEW"
+
+
+def _accepts_codebook(table: Table, index: BaseIndex) -> bool:
+    """Whether pylance builds an index of that kind with a codebook that it is given."""
+    try:
+        arguments_like(table, index, trained=True)
+    except UnsupportedFeatureError:
+        return False
+    return True
+
+
+def _refuse_unbuilt(table: Table, index: BaseIndex) -> None:
+    """Raise if the index is behind although pylance built nothing: it silently skips an index with missing files."""
+    covers = coverage(index.covered, table.manifest)
+    if covers.uncovered_rows:
+        raise IndexesBehindError(
+            f"pylance built nothing for index {index.name} and raised no error, although the index does not cover "
+            f"{covers.uncovered_rows:,} rows in fragments {sorted(covers.uncovered)}.",
+            remedy=f"Its files may be missing or damaged. Build it anew: memwal-ops catchup URI --index {index.name} "
+            "--rebuild (runbooks/index-behind.md).",
+        )
+
+
+def _segments_to_merge(index: BaseIndex, options: CatchupOptions) -> int | None:
+    """How many segments the new rows are merged with; see :func:`update_index`.
+
+    A vector index gets a new segment each time, until there are too many; a scalar index is merged
+    as pylance does it, into one.
+    """
+    if len(index.segments) >= options.max_segments:
+        return len(index.segments)
+    return 0 if index.is_vector else None
+
+
+def _codebooks(table: Table, index: BaseIndex) -> frozenset[Codebook]:
+    return frozenset(read_codebook(table, entry) for entry in index.segments) if index.is_vector else frozenset()
+
+
+def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[Codebook] | None) -> None:
+    """Refuse a build that does not cover its version, or has another codebook (``before`` is None: that is allowed)."""
+    uncovered = coverage(covered_after(index, build), table.manifest).uncovered
+    if uncovered:
+        raise InvariantViolatedError(
+            f"pylance updated index {index.name}, but it does not cover fragments {sorted(uncovered)}."
+        )
+    if before is None:
+        return
+    after = frozenset(read_codebook(table, entry) for entry in build.added) if index.is_vector else frozenset()
+    if after - before:
+        old, new = (sorted(codebook.partitions for codebook in codebooks) for codebooks in (before, after))
+        raise CodebookChangedError(
+            f"pylance changed the codebook of index {index.name} (partitions before {old}, after {new}); "
+            "that build was not published.",
+            remedy=f"Build it anew: memwal-ops catchup URI --index {index.name} --rebuild"
+            if not keeps_codebook(table) or _accepts_codebook(table, index)
+            else _migrate(index),
+        )
+
+
+def _check_parameters(table: Table, index: BaseIndex, build: IndexBuild) -> None:
+    """Refuse an index that was built anew by other parameters than the old one has."""
+    try:
+        before = parameters_of(table, index, index.segments[-1])
+    except ObjectNotFoundError:
+        before = {}
+    for entry in build.added:
+        after = parameters_of(table, index, entry)
+        # Files of older releases lack parameters, of which there was one value alone.
+        changed = sorted(name for name, value in before.items() if after.get(name) != value)
+        if changed:
+            raise UnsupportedFeatureError(
+                f"pylance built index {index.name} anew with other parameters ({', '.join(changed)}); that build was "
+                "not published.",
+                remedy="Create it again yourself, with the parameters that you want: dataset.create_scalar_index(..., "
+                "replace=True) or dataset.create_index(..., replace=True).",
+            )

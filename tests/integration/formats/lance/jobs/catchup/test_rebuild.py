@@ -1,0 +1,312 @@
+"""``catchup --rebuild``: an index of each type built anew by its own parameters, beside the old one, and exchanged."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from lance.indices import IndexConfig
+from lance.query import DocumentGranularity
+
+from memwal_ops import open_table, run_job
+from memwal_ops.errors import CommitConflictError, InvalidUsageError, UnsupportedFeatureError
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.codebook import read_codebook
+from memwal_ops.formats.lance.indexes.index_arguments import parameters_of, without_hints
+from memwal_ops.formats.lance.jobs.catchup import building
+from tests.support.tables import indexed
+from tests.support.tables.plain import PlainTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+DIMENSION, ROWS, ADDED = 8, 600, 100
+_POINT = {"ARROW:extension:name": "geoarrow.point"}
+
+
+def rows(start: int, end: int) -> pa.Table:
+    numbers = np.arange(start, end)
+    vectors = np.random.default_rng(start).random((len(numbers), DIMENSION), dtype=np.float32)
+    vector = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), DIMENSION)
+    words = pa.array([f"Word{number % 7} of number {number}" for number in numbers])
+    inner = pa.StructArray.from_arrays([pa.array(numbers), words], ["a.b", "text"])
+    point = pa.StructArray.from_arrays([pa.array(numbers, pa.float64())] * 2, ["x", "y"])
+    columns = {
+        "id": pa.array(numbers),
+        "text": words,
+        "tags": pa.array([[f"t{number % 5}", "all"] for number in numbers]),
+        "document": pa.array([json.dumps({"x": int(number)}) for number in numbers], pa.json_()),
+        "vector": vector,
+        "in": inner,
+        "point": point,
+    }
+    fields = [pa.field(name, one.type, metadata=_POINT if name == "point" else None) for name, one in columns.items()]
+    return pa.Table.from_arrays([*columns.values()], schema=pa.schema(fields))
+
+
+def scalar(column: str, kind: Any, **more: Any) -> Callable[[lance.LanceDataset], object]:
+    return lambda dataset: dataset.create_scalar_index(column, kind, name="one", **more)
+
+
+def vector(kind: str, **more: Any) -> Callable[[lance.LanceDataset], object]:
+    return lambda dataset: dataset.create_index("vector", kind, name="one", num_partitions=3, **more)
+
+
+PQ = {"num_sub_vectors": 4, "num_bits": 4}
+GRAPH = {"m": 10, "ef_construction": 70}
+INDEXES: dict[str, Callable[[lance.LanceDataset], object]] = {
+    "btree": scalar("id", "BTREE"),
+    "btree-pages": scalar("id", IndexConfig("btree", {"zone_size": 128})),
+    "btree-nested": scalar("in.`a.b`", "BTREE"),
+    "bitmap": scalar("text", "BITMAP"),
+    "label-list": scalar("tags", "LABEL_LIST"),
+    "ngram": scalar("text", "NGRAM"),
+    "zonemap": scalar("id", IndexConfig("zonemap", {"rows_per_zone": 50})),
+    "bloomfilter": scalar("id", IndexConfig("bloomfilter", {"number_of_items": 50, "probability": 0.01})),
+    "rtree": scalar("point", IndexConfig("rtree", {"page_size": 64})),
+    "inverted": scalar("text", "INVERTED"),
+    "inverted-german": scalar(
+        "text",
+        "INVERTED",
+        with_position=True,
+        stem=False,
+        language="German",
+        lower_case=False,
+        max_token_length=20,
+        custom_stop_words=["of"],
+    ),
+    "inverted-ngram": scalar("text", "INVERTED", base_tokenizer="ngram", min_ngram_length=2, prefix_only=True),
+    "inverted-v1": scalar("in.text", "INVERTED", format_version=1),
+    "inverted-blocks": scalar("text", "INVERTED", block_size=256),
+    "inverted-elements": scalar("tags", "INVERTED", document_granularity=DocumentGranularity.LIST_ELEMENT),
+    "minhash": scalar("text", IndexConfig("minhashlsh", {"num_hashes": 64, "num_bands": 8, "shingle_size": 2})),
+    "json": scalar("document", IndexConfig("json", {"target_index_type": "btree", "path": "x"})),
+    "json-bitmap": scalar("document", IndexConfig("json", {"target_index_type": "bitmap", "path": "$.x"})),
+    "ivf-flat": vector("IVF_FLAT", metric="cosine"),
+    "ivf-pq": vector("IVF_PQ", metric="dot", **PQ),
+    "ivf-sq": vector("IVF_SQ"),
+    "ivf-rq": vector("IVF_RQ", num_bits=3),
+    "ivf-hnsw-flat": vector("IVF_HNSW_FLAT", **GRAPH),
+    "ivf-hnsw-pq": vector("IVF_HNSW_PQ", metric="cosine", **PQ, **GRAPH),
+    "ivf-hnsw-sq": vector("IVF_HNSW_SQ", **GRAPH),
+}
+
+
+def described(uri: str) -> tuple[Any, ...]:
+    """What pylance describes of the index, and what its files have."""
+    [one] = lance.dataset(uri).describe_indices()
+    table = open_table(uri)
+    index = base_indexes(table)["one"]
+    parameters = {json.dumps(parameters_of(table, index, entry), sort_keys=True) for entry in index.segments}
+    return one.index_type, one.field_names, without_hints(one.details), parameters
+
+
+def is_complete(uri: str) -> bool:
+    table = open_table(uri)
+    return coverage(base_indexes(table)["one"].covered, table.manifest).complete
+
+
+def unnamed_segments(uri: str, folder: Path) -> set[str]:
+    """Folders of index files that no version names."""
+    named = set()
+    for version in lance.dataset(uri).versions():
+        table = open_table(uri)
+        dataset = lance.dataset(uri, version=version["version"])
+        named |= {str(segment.uuid) for index in dataset.describe_indices() for segment in index.segments}
+        del table
+    return {path.name for path in (folder / "_indices").iterdir()} - named
+
+
+@pytest.mark.parametrize("kind", INDEXES)
+def test_every_type_keeps_its_parameters(tmp_path: Path, kind: str) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(rows(0, ROWS), uri, data_storage_version="2.2")
+    INDEXES[kind](lance.dataset(uri))
+    before, version = described(uri), lance.dataset(uri).version
+    old = base_indexes(open_table(uri))["one"].segment_ids
+    lance.write_dataset(rows(ROWS, ROWS + ADDED), uri, mode="append")
+    plan = run_job(uri, "catchup", apply=False, indexes=["one"], rebuild=True)
+    assert [one.decision for one in plan.indexes] == ["would_update"]
+    report = run_job(uri, "catchup", indexes=["one"], rebuild=True)
+    assert [(one.decision, one.method) for one in report.indexes] == [("updated", "rebuild")]
+    assert described(uri) == before
+    assert lance.dataset(uri).version == version + 2
+    after = base_indexes(open_table(uri))["one"]
+    assert len(after.segments) == 1
+    assert after.segment_ids.isdisjoint(old)
+    assert is_complete(uri)
+    assert not unnamed_segments(uri, tmp_path / "t.lance")
+    assert run_job(uri, "catchup").decision == "unchanged"
+
+
+WRITES: dict[str, Callable[[PlainTable], object]] = {
+    "append": lambda made: made.append(5),
+    "delete": lambda made: made.delete(3, 450),
+    "upsert": lambda made: made.upsert(4, 460, 900),
+    "update": lambda made: made.update(7, text="new words"),
+    "compaction": lambda made: made.dataset.optimize.compact_files(),
+    "index": lambda made: made.dataset.create_scalar_index("id", "BTREE", name="id_btree", replace=True),
+    "rebuild": lambda made: run_job(made.uri, "catchup", indexes=["id_btree"], rebuild=True),
+}
+CONFLICTS = {"compaction", "index", "rebuild"}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> PlainTable:
+    """400 rows under indexes of every kind, and 100 that none covers; some rows are deleted."""
+    made = PlainTable(str(tmp_path / "t.lance")).create(rows=400).create_indexes()
+    made.append(100)
+    made.delete(*range(100, 160))
+    return made
+
+
+def found(made: PlainTable, condition: str) -> list[int]:
+    return sorted(made.dataset.to_table(filter=condition, columns=["id"])["id"].to_pylist())
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_others_commit_while_an_index_is_built(made: PlainTable, monkeypatch: pytest.MonkeyPatch, write: str) -> None:
+    """What they write is found; what took the ground from the build makes it be built again."""
+    builds, create = [], building.create_index
+
+    def slow(*args: object, **more: object) -> object:
+        done = create(*args, **more)  # type: ignore[arg-type]
+        builds.append(args[1])
+        if len(builds) == 1:
+            WRITES[write](made)
+        return done
+
+    monkeypatch.setattr(building, "create_index", slow)
+    report = run_job(made.uri, "catchup", indexes=["id_btree"], rebuild=True)
+    assert [one.decision for one in report.indexes] == ["updated"]
+    assert len(builds) == (1 + (write in CONFLICTS) + (write == "rebuild"))
+    assert report.lost_races == (write in CONFLICTS)
+    assert made.read() == made.model
+    assert found(made, "id >= 0") == sorted(made.model)
+    for number in (3, 4, 7, 450, 460, 499, 900):
+        assert found(made, f"id = {number}") == ([number] if number in made.model else [])
+    assert run_job(made.uri, "verify", deep=True).decision == "healthy"
+
+
+def _rebuild_in_process(uri: str, start: Any, told: Any) -> None:
+    start.wait(60)
+    try:
+        told.put([one.decision for one in run_job(uri, "catchup", indexes=["id_btree"], rebuild=True).indexes])
+    except CommitConflictError as error:
+        told.put([error.reason])
+
+
+def test_two_processes_at_once(made: PlainTable) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, told = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=_rebuild_in_process, args=(made.uri, start, told)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    try:
+        outcomes = [told.get(timeout=120) for _ in processes]
+        for process in processes:
+            process.join(60)
+    finally:
+        for process in processes:
+            process.kill()
+    assert ["updated"] in outcomes
+    assert all(one in (["updated"], ["failed"], ["commit_conflict"]) for one in outcomes)
+    assert found(made, "id >= 0") == sorted(made.model)
+    assert len(base_indexes(open_table(made.uri))["id_btree"].segments) == 1
+    assert run_job(made.uri, "verify", deep=True).decision == "healthy"
+
+
+@pytest.mark.parametrize("vector_kind", ["IVF_FLAT", "IVF_PQ", "IVF_HNSW_FLAT", "IVF_HNSW_PQ"])
+def test_beside_a_log_with_the_same_codebook(tmp_path: Path, vector_kind: str) -> None:
+    uri = indexed.create(str(tmp_path / "t.lance"), vector=vector_kind)
+    indexed.write(uri, 0)
+    table = open_table(uri)
+    names = [*base_indexes(table)]
+    codebooks = {read_codebook(table, one) for one in base_indexes(table)["vector_idx"].segments}
+    report = run_job(uri, "catchup", indexes=names, rebuild=True)
+    assert {(one.decision, one.method) for one in report.indexes} == {("updated", "rebuild")}
+    after = open_table(uri)
+    assert {read_codebook(after, one) for one in base_indexes(after)["vector_idx"].segments} == codebooks
+    indexed.check_claims(after)
+    indexed.check_queries(uri, indexed.expected(1))
+    indexed.write(uri, 1)
+    assert run_job(uri, "catchup").decision == "caught_up"
+    indexed.check_queries(uri, indexed.expected(2))
+
+
+@pytest.mark.parametrize("vector_kind", ["IVF_SQ", "IVF_HNSW_SQ", "IVF_RQ"])
+def test_beside_a_log_a_quantizer_that_pylance_trains_anew_is_refused(tmp_path: Path, vector_kind: str) -> None:
+    uri = indexed.create(str(tmp_path / "t.lance"), vector=vector_kind)
+    version = lance.dataset(uri).version
+    for apply in (False, True):
+        report = run_job(uri, "catchup", apply=apply, indexes=["vector_idx"], rebuild=True)
+        [error] = report.failures
+        assert isinstance(error, UnsupportedFeatureError)
+        assert "--migrate-codebook vector_idx NEW" in error.remedy
+    assert lance.dataset(uri).version == version
+
+
+@pytest.mark.parametrize(
+    "name", ["id_btree", "id_zonemap", "id_bloomfilter", "id_bitmap", "text_ngram", "text_inverted"]
+)
+def test_a_scalar_index_whose_files_are_gone_is_built_anew(made: PlainTable, name: str) -> None:
+    lose_files(made, name)
+    report = run_job(made.uri, "catchup", indexes=[name], rebuild=True)
+    assert [one.decision for one in report.indexes] == ["updated"]
+    assert found(made, "id >= 0") == sorted(made.model)
+    assert found(made, "contains(text, 'of 499')") == [499]
+    assert found(made, "id = 499") == [499]
+    assert run_job(made.uri, "catchup").decision in {"caught_up", "unchanged"}
+
+
+def test_a_vector_index_whose_files_are_gone_is_refused(made: PlainTable) -> None:
+    """How many partitions it had is known by them alone."""
+    lose_files(made, "vector_index")
+    version = made.dataset.version
+    [error] = run_job(made.uri, "catchup", indexes=["vector_index"], rebuild=True).failures
+    assert error.reason == "table_corrupt"
+    assert made.dataset.version == version
+
+
+def lose_files(made: PlainTable, name: str) -> None:
+    [entry] = base_indexes(open_table(made.uri))[name].segments
+    shutil.rmtree(Path(made.uri) / "_indices" / str(UUID(bytes=entry.uuid.uuid)))
+
+
+def test_other_parameters_are_not_published(made: PlainTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A pylance that ignores a parameter."""
+    files, version = made.files("_indices"), made.dataset.version
+    create = lance.LanceDataset.create_scalar_index
+
+    def ignoring(self: object, column: str, kind: Any, **more: Any) -> None:
+        create(self, column, IndexConfig("btree", {"zone_size": 77}), **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lance.LanceDataset, "create_scalar_index", ignoring)
+    [error] = run_job(made.uri, "catchup", indexes=["id_btree"], rebuild=True).failures
+    assert "zone_size" in str(error)
+    assert made.dataset.version == version
+    assert made.files("_indices") == files
+
+
+@pytest.mark.parametrize("more", [{}, {"indexes": ["id_btree"], "retrain": True}])
+def test_what_contradicts_is_refused(made: PlainTable, more: dict[str, Any]) -> None:
+    with pytest.raises(InvalidUsageError, match="rebuild"):
+        run_job(made.uri, "catchup", rebuild=True, **more)
+
+
+def test_a_table_without_rows_keeps_its_indexes(made: PlainTable) -> None:
+    made.dataset.delete("true")
+    names, version = [*base_indexes(open_table(made.uri))], made.dataset.version
+    report = run_job(made.uri, "catchup", indexes=names, rebuild=True)
+    assert report.exit_code == 0
+    assert {one.decision for one in report.indexes} == {"below_threshold"}
+    assert made.dataset.version == version
