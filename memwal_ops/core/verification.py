@@ -7,12 +7,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.options import Options, count, flag
+from memwal_ops.core.options import Options, count, flag, size, texts
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
-from memwal_ops.text import counted, counted_as, paragraph
+from memwal_ops.text import counted, counted_as, paragraph, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from memwal_ops.core.answers import IndexAnswers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,25 @@ class VerifyOptions(Options):
 
     deep: bool = flag(help="Also read rows (of a Lance table their keys), and compare indexes and filters with them.")
     max_findings: int = count(100, minimum=1, metavar="N", help="List at most N findings of a check; all are counted.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswersOptions(VerifyOptions):
+    """Options of a verification that can ask indexes."""
+
+    answers: bool = flag(help="Also ask each index, and compare with a search without it; --deep does so, too.")
+    index: tuple[str, ...] = texts(metavar="NAME", help="Ask only this index; may be repeated.")
+    samples: int = count(64, minimum=8, maximum=4096, metavar="N", help="Draw at least N rows for an index.")
+    seed: int | None = count(
+        None, minimum=0, metavar="N", shown_default="the revision", help="Draw the same rows again as a run before."
+    )
+    max_bytes: int = size(256 << 20, minimum=1 << 20, help="Read at most about this much to ask all indexes.")
+    show_values: bool = flag(help="Show values of the rows that are examples, which are data.")
+
+    @property
+    def asks(self) -> bool:
+        """Whether indexes are asked."""
+        return self.answers or self.deep or bool(self.index)
 
 
 class Severity(enum.StrEnum):
@@ -129,6 +150,8 @@ class VerifyReport:
         checked: what was read, by name in the plural.
         skipped: of a table that is read from an export: what could not be checked there.
         rows_read: what was read of the rows themselves, and not only of what describes them.
+        answers: how well each index answers; empty: none was asked.
+        seed: with which the queries were drawn.
     """
 
     revision: int
@@ -136,6 +159,8 @@ class VerifyReport:
     checked: Mapping[str, Any]
     skipped: Sequence[str] = ()
     rows_read: RowsRead = RowsRead.ALL
+    answers: Sequence[IndexAnswers] = ()
+    seed: int | None = None
 
     @property
     def decision(self) -> VerifyDecision:
@@ -162,6 +187,8 @@ class VerifyReport:
             "checked": dict(self.checked),
             "rows_read": self.rows_read.value,
             "skipped": [*self.skipped],
+            "answers": [one.to_json() for one in self.answers],
+            "seed": self.seed,
         }
 
     def describe(self) -> str:
@@ -175,6 +202,12 @@ class VerifyReport:
             lines.append(paragraph(f"{one.consequence} {one.remedy}", indent="  ", hanging="  "))
             if one.page:
                 lines.append(f"  See {one.page}")
+        if self.answers:
+            cost = sum(one.bytes_at_most for one in self.answers)
+            lines += ["", f"Answers of {counted(len(self.answers), 'index', 'indexes')} (seed {self.seed}, at most "
+                      f"{size_text(cost)} read), beside a search without them:"]  # fmt: skip
+            lines += [paragraph(one.describe(), indent="  ", hanging="    ") for one in self.answers]
+            lines += [paragraph(one, indent="  ", hanging="    ") for each in self.answers for one in each.values]
         if self.skipped:
             left = f"Not checked, as an export does not have it: {', '.join(self.skipped)}."
             lines += ["", paragraph(left, hanging="  ")]

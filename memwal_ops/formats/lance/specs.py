@@ -7,7 +7,7 @@ from datetime import timedelta
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job
 from memwal_ops.core.repair_spec import repair_job
-from memwal_ops.core.verification import VerifyOptions
+from memwal_ops.core.verification import AnswersOptions
 from memwal_ops.formats.lance.options import (
     AdoptOptions,
     CatchupOptions,
@@ -301,16 +301,18 @@ VERIFY = read_only_job(
     name="verify",
     summary="Check the objects of a table; changes nothing.",
     help="""Check the table at URI: files of the newest version, older versions, region manifests, generations, logs,
-the MemWAL index, leases and holds; with --deep also rows and keys. Changes nothing. Each finding names the object, the
-consequence and the remedy.
+the MemWAL index, leases and holds; with --deep also rows and keys. With --answers (and --deep), each index is asked for
+rows of every fragment, and compared with a scan (docs/index-answers.md). Changes nothing. Each finding names the
+object, the consequence and the remedy.
 
 \b
 Examples:
   memwal-ops verify s3://bucket/orders.lance
   memwal-ops verify orders.lance --deep --json
+  memwal-ops verify orders.lance --answers --index by_vector
 
 Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks/README.md.""",
-    options=VerifyOptions,
+    options=AnswersOptions,
     load=f"{_JOBS}.verify",
     load_by_layout={"legacy": f"{_JOBS}.legacy.verify"},
     from_export=True,

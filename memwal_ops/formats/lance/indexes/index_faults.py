@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
 _TREE = "BTree"
-_FRAGMENTS_IN = {"ZoneMap": "zonemap.lance", "BloomFilter": "bloomfilter.lance"}
+FRAGMENTS_IN = {"ZoneMap": "zonemap.lance", "BloomFilter": "bloomfilter.lance"}
 _TREE_PAGES = "page_data.lance"
 # The first release that maintains B-trees of addresses on tables with stable row ids
 # (tests/integration/contracts/old_pylance.md); the pinned pylance makes each one that it updates such a B-tree.
@@ -93,7 +93,7 @@ def _known_faults(table: Table) -> Mapping[str, IndexFault]:
         for entry in moved_later(table.manifest)
     }
     for index in base_indexes(table).values():
-        fault = _stale(table, index) if index.type in _FRAGMENTS_IN else _not_maintained(table, index)
+        fault = _stale(table, index) if index.type in FRAGMENTS_IN else _not_maintained(table, index)
         if fault is not None and (fault.proven or index.name not in faults):
             faults[index.name] = fault
     return faults
@@ -166,7 +166,7 @@ def _stale(table: Table, index: BaseIndex) -> IndexFault | None:
     if exported_store(table) is not None:
         return None  # without the index's files
     try:
-        named = frozenset[int]().union(*(_fragments_in(table, index, entry) for entry in index.segments))
+        named = frozenset[int]().union(*(fragments_in(table, index, entry) for entry in index.segments))
     except MemwalOpsError as error:
         return IndexFault(f"cannot be read: {error}".rstrip("."), proven=False)
     if claimed <= named:
@@ -179,8 +179,9 @@ def _stale(table: Table, index: BaseIndex) -> IndexFault | None:
     )
 
 
-def _fragments_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
-    path = f"{index_folder(table, entry)}/{_FRAGMENTS_IN[index.type]}"
+def fragments_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
+    """The fragments of which a segment of a zone map or bloom filter has zones. One file is read."""
+    path = f"{index_folder(table, entry)}/{FRAGMENTS_IN[index.type]}"
     with lance_errors("read index", path):
         reader = LanceFileReader(path, storage_options=lance_options(table.location), columns=["fragment_id"])
         return frozenset(reader.read_all().to_table()["fragment_id"].unique().to_pylist())

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.export import exported_store
 from memwal_ops.core.own_files import check_own_files
-from memwal_ops.core.verification import Finding, Findings, RowsRead, Severity, VerifyReport, finding_of
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.core.verification import (
+    AnswersOptions,
+    Finding,
+    Findings,
+    RowsRead,
+    Severity,
+    VerifyReport,
+    finding_of,
+)
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.checks.index import (
     check_catchup,
@@ -30,7 +39,7 @@ from memwal_ops.formats.lance.checks.regions import (
 from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
-from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, MEM_WAL_FOLDER
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
 
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from uuid import UUID
 
+    from memwal_ops.core.answers import IndexAnswers
     from memwal_ops.core.verification import VerifyOptions
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.generations.generation import Generation
@@ -67,7 +77,9 @@ def plan(table: Table, options: VerifyOptions, context: RunContext | None = None
     run = _Verification(table, options, context or RunContext())
     run.check()
     rows_read = RowsRead.KEYS if run.reads_rows and table.primary_key else RowsRead.NONE
-    return VerifyReport(table.version, run.findings, run.checked, run.skipped, rows_read)
+    return VerifyReport(
+        table.version, run.findings, run.checked, run.skipped, rows_read, run.answers, run.seed if run.answers else None
+    )
 
 
 apply = plan
@@ -89,6 +101,9 @@ class _Verification:
         self.history = SchemaHistory(table)
         self.export = exported_store(table)
         self.reads_rows = options.deep and self.export is None
+        self.asked = options if isinstance(options, AnswersOptions) and options.asks else None
+        self.seed = table.version if self.asked is None or self.asked.seed is None else self.asked.seed
+        self.answers: list[IndexAnswers] = []
 
     @property
     def skipped(self) -> list[str]:
@@ -97,7 +112,8 @@ class _Verification:
             return []
         contents = {next(what for kind, what in _CONTENTS if kind.match(path)) for path in self.export.left_out}
         tags = ["tags"] if self.table.branch_name else []  # they are in the root
-        return [*sorted(contents), *tags, "rows of indexes", *(["rows and keys"] if self.options.deep else [])]
+        return [*sorted(contents), *tags, "rows of indexes", *(["rows and keys"] if self.options.deep else []),
+                *(["answers of indexes"] if self.asked is not None else [])]  # fmt: skip
 
     def check(self) -> None:
         """All checks, the base table first."""
@@ -128,10 +144,14 @@ class _Verification:
         regions = backlog_.regions
         self._add("progress", lambda: check_progress(table, regions))
         self._add("catch-up entries", lambda: check_catchup(table))
-        if not self.findings.counts["base_file"]:  # with files missing, rows cannot be read
-            self._add("rows of indexes", lambda: check_rows_of_indexes(table))
+        damaged = [one.place for one in self.findings.kept if one.check == "base_file"]
+        if self.asked is not None and self.export is None and all(path.startswith(INDICES_FOLDER) for path in damaged):
+            self._add("answers of indexes", self._answers)
+        found = frozenset(one.about for one in self.findings.kept if one.check in ANSWERS)
+        if not damaged:  # with files missing, rows cannot be read
+            self._add("rows of indexes", lambda: check_rows_of_indexes(table, found))
             if self.export is None:
-                self._add("distances of indexes", lambda: check_distances(table))
+                self._add("distances of indexes", lambda: check_distances(table, found))
         self._add("region snapshot", lambda: check_snapshot(table, regions))
         self._add("leases and holds", lambda: check_own_files(table))
         for path in table.regions.strays:
@@ -145,6 +165,11 @@ class _Verification:
             self._add("row ids", lambda: check_row_ids(table))
             self._add("rows of generations", lambda: check_generation_rows(table, opened))
 
+    def _answers(self) -> list[Finding]:
+        assert self.asked is not None  # noqa: S101 - the caller checked
+        self.answers, found = check_answers(self.table, replace(self.asked, seed=self.seed), self.context)
+        return found
+
     def _add(self, what: str, check: Callable[[], Iterable[Finding]]) -> None:
         """Run a check; if it cannot be finished, that is a finding as well."""
         self.context.checkpoint()
@@ -152,6 +177,8 @@ class _Verification:
             self.findings.extend(check())
         except NotExportedError:
             pass  # it is in ``skipped``
+        except InvalidUsageError:
+            raise
         except LinkError as error:
             self.findings.add(finding_of(error, "link", what, "Files behind a link are not checked."))
         except MemwalOpsError as error:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.context import RunContext
 from memwal_ops.core.own_files import check_own_files
-from memwal_ops.core.verification import Finding, Findings, RowsRead, Severity, VerifyReport, finding_of
+from memwal_ops.core.verification import (
+    AnswersOptions,
+    Finding,
+    Findings,
+    RowsRead,
+    Severity,
+    VerifyReport,
+    finding_of,
+)
 from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.answers.check import check_answers
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.legacy.emptied import find_emptied
 from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of, unmerged
@@ -18,7 +29,7 @@ from memwal_ops.formats.lance.wire.legacy_index import MemWal, State
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from memwal_ops.core.context import RunContext
+    from memwal_ops.core.answers import IndexAnswers
     from memwal_ops.core.verification import VerifyOptions
     from memwal_ops.formats.lance.table import Table
 
@@ -31,7 +42,7 @@ def plan(table: Table, options: VerifyOptions, context: RunContext | None = None
     Raises:
         StorageError: the store failed.
     """
-    del context
+    context = context or RunContext()
     findings = Findings(options.max_findings)
     checked = {"fragments": len(table.manifest.manifest.fragments), "MemWALs": 0}
     findings.extend(check_files(table))
@@ -51,7 +62,13 @@ def plan(table: Table, options: VerifyOptions, context: RunContext | None = None
         if options.deep:
             findings.extend(check_rows(table, mem_wals))
     rows_read = RowsRead.KEYS if options.deep else RowsRead.NONE
-    return VerifyReport(table.version, findings, checked, rows_read=rows_read)
+    answers: list[IndexAnswers] = []
+    seed = None
+    if isinstance(options, AnswersOptions) and options.asks:
+        seed = table.version if options.seed is None else options.seed
+        answers, wrong = check_answers(table, replace(options, seed=seed), context)
+        findings.extend(wrong)
+    return VerifyReport(table.version, findings, checked, rows_read=rows_read, answers=answers, seed=seed)
 
 
 apply = plan

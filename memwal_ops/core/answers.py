@@ -1,0 +1,175 @@
+"""How well an index answers: the result of asking it beside a search without it, for tables of every format."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_RESAMPLES = 500
+_CONFIDENCE = 0.99
+_Z = 2.576  # of 99 %
+_SHOWN = 5
+_FEW = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A share of 0 to 1 that was measured by a sample, with its confidence interval (99 %)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexAnswers:
+    """Answers of one index, compared.
+
+    Attributes:
+        index: its name.
+        type: its type, as the format names it.
+        queries: how many were asked.
+        wrong: how many of these got an answer that lacks rows, or has rows that do not match.
+        missing: rows that answers lack, each counted once per query.
+        extra: rows in answers that do not match.
+        examples_missing, examples_extra: addresses of a few of them.
+        values: of these rows, by address: only on demand, because they are data.
+        recall: of a vector index: the share of the nearest rows that it finds; None for others.
+        built_rows_recall: the same for the rows that it was trained with; None: there are too few to measure it.
+        appended_rows_recall: the same for the rows that were appended since.
+        appended_rows_excess: by how much the share of newer rows is larger in what a search finds than in the nearest
+            rows, -1 to 1: about 0 in a healthy index, also where its codes are coarse.
+        found_itself: the share of rows that a search by their own vector finds; not for the metric dot.
+        segments: parts of which the index consists.
+        rows_compared: rows of which every answer was compared; of others only those that were drawn.
+        bytes_at_most: an upper bound of what was read for it.
+        settings: of searches: k, nprobes, refine factor.
+        skipped: why it was not asked; empty: it was.
+        error: the error with which it answered; empty: none.
+    """
+
+    index: str
+    type: str
+    queries: int = 0
+    wrong: int = 0
+    missing: int = 0
+    extra: int = 0
+    examples_missing: Sequence[int | str] = ()
+    examples_extra: Sequence[int | str] = ()
+    values: Sequence[str] = ()
+    recall: Interval | None = None
+    built_rows_recall: Interval | None = None
+    appended_rows_recall: Interval | None = None
+    appended_rows_excess: Interval | None = None
+    found_itself: Interval | None = None
+    segments: int = 0
+    rows_compared: int = 0
+    bytes_at_most: int = 0
+    settings: str = ""
+    skipped: str = ""
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``answers`` in reports."""
+        document = {
+            "index": self.index,
+            "type": self.type,
+            "queries": self.queries,
+            "wrong": self.wrong,
+            "recall": _value(self.recall),
+            "recall_low": None if self.recall is None else self.recall.low,
+            "recall_high": None if self.recall is None else self.recall.high,
+            "built_rows_recall": _value(self.built_rows_recall),
+            "appended_rows_recall": _value(self.appended_rows_recall),
+            "appended_rows_excess": _value(self.appended_rows_excess),
+            "found_itself": _value(self.found_itself),
+            "missing": self.missing,
+            "extra": self.extra,
+            "examples_missing": [*self.examples_missing],
+            "examples_extra": [*self.examples_extra],
+            "segments": self.segments,
+            "rows_compared": self.rows_compared,
+            "bytes_at_most": self.bytes_at_most,
+            "settings": self.settings,
+            "skipped": self.skipped or None,
+            "error": self.error or None,
+        }
+        return document | ({"values": [*self.values]} if self.values else {})
+
+    def describe(self) -> str:
+        """One line of a report."""
+        if self.skipped:
+            return f"{self.index} ({self.type}): not asked: {self.skipped}"
+        figures = [f"{self.queries:,} queries", f"{self.wrong:,} wrong"]
+        if self.recall is not None:
+            figures.append(f"recall {_text(self.recall)}")
+        if self.built_rows_recall is not None and self.appended_rows_recall is not None:
+            figures.append(
+                f"built rows {self.built_rows_recall.value:.3f}, appended rows {self.appended_rows_recall.value:.3f}"
+            )
+        if self.settings:
+            figures.append(self.settings)
+        return f"{self.index} ({self.type}): {', '.join(figures)}; {self.rows_compared:,} rows compared"
+
+
+def wilson(hits: int, total: int) -> Interval | None:
+    """A share of independent trials with Wilson's interval; None without trials."""
+    if not total:
+        return None
+    share, z2 = hits / total, _Z * _Z
+    middle = (share + z2 / (2 * total)) / (1 + z2 / total)
+    half = _Z * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total)) / (1 + z2 / total)
+    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def share_by_query(hits: Sequence[int], totals: Sequence[int], seed: int = 0) -> Interval | None:
+    """A share of rows, with its interval by a bootstrap over the queries; None without rows.
+
+    Rows of one query are not independent: a search that misses a partition misses several. With few queries, or a share
+    of 0 or 1, the bootstrap has no width; Wilson's interval of as many trials as there are queries bounds it.
+    """
+    found, of = np.asarray(hits, np.int64), np.asarray(totals, np.int64)
+    found, of = found[of > 0], of[of > 0]
+    if not of.size:
+        return None
+    share = float(found.sum() / of.sum())
+    drawn = np.random.default_rng(seed).integers(0, of.size, size=(_RESAMPLES, of.size))
+    shares = found[drawn].sum(axis=1) / of[drawn].sum(axis=1)
+    outside = (1 - _CONFIDENCE) / 2
+    low, high = (float(one) for one in np.quantile(shares, [outside, 1 - outside]))
+    if not 0 < share < 1:
+        bound = wilson(round(share * of.size), int(of.size))
+        assert bound is not None  # noqa: S101 - there are trials
+        low, high = min(low, bound.low), max(high, bound.high)
+    return Interval(share, low, high)
+
+
+def mean_by_query(differences: NDArray[np.float64], seed: int = 0) -> Interval | None:
+    """The mean of one figure for each query, with its interval by a bootstrap; None with fewer than 10 queries."""
+    if differences.size < _FEW:
+        return None
+    drawn = np.random.default_rng(seed).integers(0, differences.size, size=(_RESAMPLES, differences.size))
+    outside = (1 - _CONFIDENCE) / 2
+    low, high = (float(one) for one in np.quantile(differences[drawn].mean(axis=1), [outside, 1 - outside]))
+    return Interval(float(differences.mean()), low, high)
+
+
+def examples(addresses: Sequence[int | str]) -> Sequence[int]:
+    """The first few of them, as reports list them."""
+    return [int(one) for one in addresses[:_SHOWN]]
+
+
+def _value(share: Interval | None) -> float | None:
+    return None if share is None else round(share.value, 4)
+
+
+def _text(share: Interval) -> str:
+    return f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})"

@@ -1,0 +1,235 @@
+"""Ask a scalar or text index, and read the same answers without it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from memwal_ops.core.answers import IndexAnswers, examples
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
+    from memwal_ops.formats.lance.answers.sample import Queries, Query
+
+    Addresses = NDArray[np.uint64]
+
+_TOGETHER = 32
+_SHOWN = 5
+_TEXT_ROWS = 1 << 17
+_BUILD_ONLY = frozenset({"document_granularity"})
+
+
+@dataclass
+class _Difference:
+    """What was found wrong so far; flat memory."""
+
+    wrong: set[int] = field(default_factory=set)
+    missing: int = 0
+    extra: int = 0
+    missed: list[int] = field(default_factory=list)
+    added: list[int] = field(default_factory=list)
+
+    def compare(self, number: int, expected: Addresses, found: Addresses) -> None:
+        """Add the difference of one answer."""
+        lacking = np.setdiff1d(expected, found)
+        more = np.setdiff1d(found, expected)
+        self.missing += lacking.size
+        self.extra += more.size
+        if lacking.size or more.size:
+            self.wrong.add(number)
+        self.missed += lacking[: _SHOWN - len(self.missed)].tolist() if len(self.missed) < _SHOWN else []
+        self.added += more[: _SHOWN - len(self.added)].tolist() if len(self.added) < _SHOWN else []
+
+
+def ask(
+    pinned: Pinned, index: AskedIndex, drawn: Queries, checkpoint: Callable[[], object] = lambda: None
+) -> IndexAnswers:
+    """Compare the answers of a scalar or text index with those of a scan.
+
+    Args:
+        pinned: the version.
+        index: one of its indexes.
+        drawn: the queries.
+        checkpoint: called between reads; it may raise.
+
+    Raises:
+        StorageError: rows of the table cannot be read without the index.
+    """
+    base: dict[str, Any] = {"index": index.name, "type": index.type, "segments": len(index.segments)}
+    if drawn.skipped:
+        return IndexAnswers(**base, skipped=drawn.skipped)
+    try:
+        queries = [one for one in drawn.queries if uses(pinned, index, one)]
+    except MemwalOpsError as error:
+        return IndexAnswers(**base, queries=len(drawn.queries), wrong=len(drawn.queries), error=str(error))
+    if not queries:
+        return IndexAnswers(**base, skipped="pylance does not use it, or does not say which index it uses")
+    difference, failed = _Difference(), ""
+    rows = 0
+    text = index.type == "Inverted"
+    try:
+        for group in pinned.chunks([*drawn.fragments], _TEXT_ROWS if text else 1 << 21):
+            checkpoint()
+            rows += sum(pinned.live[one] for one in group)
+            truth = text_answers(pinned, index, queries, group) if text else scanned_answers(pinned, queries, group)
+            for number, query in enumerate(queries):
+                difference.compare(number, truth[number], answer_of(pinned, index, query, group))
+        _look_up(pinned, index, drawn, queries, difference, checkpoint)
+    except _IndexError as failure:
+        failed = str(failure)
+    wrong = max(len(difference.wrong), 1 if failed else 0)
+    return IndexAnswers(
+        **base,
+        queries=len(queries),
+        wrong=wrong,
+        missing=difference.missing,
+        extra=difference.extra,
+        examples_missing=examples(difference.missed),
+        examples_extra=examples(difference.added),
+        rows_compared=rows,
+        bytes_at_most=drawn.bytes_at_most,
+        error=failed,
+    )
+
+
+class _IndexError(MemwalOpsError):
+    """An index fails to answer."""
+
+    reason = "index_fails"
+
+
+def uses(pinned: Pinned, index: AskedIndex, query: Query) -> bool:
+    """Whether pylance answers a query by this index (and not by another one of its column, or by none).
+
+    Raises:
+        StorageError: it fails to plan the query.
+    """
+    if query.text is not None:
+        return sum(one.type == index.type and one.column == index.column for one in pinned.indexes.values()) == 1
+    with lance_errors("plan a query of", pinned.uri):
+        plan = _scanner(pinned, query).explain_plan(verbose=True)
+    return any("ScalarIndexQuery" in line and f"@{index.name}(" in line for line in plan.splitlines())
+
+
+def answer_of(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[int]) -> Addresses:
+    """Addresses of the rows of these fragments that the index finds, in order."""
+    found = [batch.column(ROW_ADDRESS).to_numpy() for batch in _asked(pinned, index, query, fragments)]
+    return np.sort(np.concatenate([np.empty(0, np.uint64), *found]))
+
+
+def scanned_answers(pinned: Pinned, queries: Sequence[Query], fragments: Sequence[int]) -> Mapping[int, Addresses]:
+    """For each condition the addresses of the rows of these fragments for which a scan computes that it is true."""
+    answers: dict[int, Addresses] = {}
+    for start in range(0, len(queries), _TOGETHER):
+        part = queries[start : start + _TOGETHER]
+        columns = {f"q{number}": query.condition for number, query in enumerate(part)}
+        found: list[list[Addresses]] = [[] for _ in part]
+        with lance_errors("scan", pinned.uri):
+            scanner = pinned.dataset.scanner(
+                columns=columns,
+                fragments=[pinned.fragments[one] for one in fragments],
+                with_row_address=True,
+                use_scalar_index=False,
+            )
+            for batch in scanner.to_batches():
+                addresses = batch.column(ROW_ADDRESS).to_numpy()
+                for number in range(len(part)):
+                    matches = batch.column(f"q{number}").fill_null(False)  # noqa: FBT003 - NULL does not match
+                    found[number].append(addresses[matches.to_numpy(zero_copy_only=False)])
+        for number, parts in enumerate(found):
+            answers[start + number] = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
+    return answers
+
+
+def text_answers(
+    pinned: Pinned, index: AskedIndex, queries: Sequence[Query], fragments: Sequence[int]
+) -> Mapping[int, Addresses]:
+    """For each full-text query the addresses of the rows that it matches, by an index in memory of these rows alone.
+
+    It is built with the same analyzer, because only Lance knows it (stemming, stop words).
+    """
+    parameters = {name: value for name, value in index.details.items() if value is not None and name not in _BUILD_ONLY}
+    with lance_errors("scan", pinned.uri):
+        rows = pinned.dataset.scanner(
+            columns=[index.column],
+            fragments=[pinned.fragments[one] for one in fragments],
+            with_row_address=True,
+            use_scalar_index=False,
+        ).to_table()
+        addresses = rows[ROW_ADDRESS].to_numpy()
+        memory = lance.write_dataset(
+            pa.table({index.column: rows[index.column]}), "memory://answers", max_rows_per_file=_TEXT_ROWS * 8
+        )
+        memory.create_scalar_index(index.column, "INVERTED", **parameters)
+        answers = {}
+        for number, query in enumerate(queries):
+            scanner = memory.scanner(
+                columns=[],
+                full_text_query=query.text,
+                with_row_address=True,
+                disable_scoring_autoprojection=True,
+            )
+            answers[number] = np.sort(addresses[scanner.to_table()[ROW_ADDRESS].to_numpy().astype(np.int64)])
+    return answers
+
+
+def _look_up(
+    pinned: Pinned,
+    index: AskedIndex,
+    drawn: Queries,
+    queries: Sequence[Query],
+    difference: _Difference,
+    checkpoint: Callable[[], object],
+) -> None:
+    """The drawn rows of the other fragments must be in the answers whose condition they fulfil."""
+    if not drawn.others or drawn.rows is None or index.type == "Inverted":
+        return
+    addresses = drawn.rows[ROW_ADDRESS].to_numpy()
+    outside = np.isin((addresses >> np.uint64(32)).astype(np.int64), np.array(drawn.others))
+    if not outside.any():
+        return
+    rows = drawn.rows.filter(pa.array(outside))
+    with lance_errors("compare rows of", pinned.uri):
+        few = lance.write_dataset(rows.rename_columns([index.column, "address"]), "memory://drawn")
+        truth = few.scanner(columns={f"q{number}": query.condition for number, query in enumerate(queries)}).to_table()
+    wanted = rows[ROW_ADDRESS].to_numpy()
+    for number, query in enumerate(queries):
+        checkpoint()
+        matches = truth[f"q{number}"].fill_null(False).to_numpy()  # noqa: FBT003 - NULL does not match
+        expected = np.sort(wanted[matches])
+        if not expected.size:
+            continue
+        there = np.zeros(expected.size, bool)
+        touched = np.unique(expected >> np.uint64(32)).tolist()
+        for batch in _asked(pinned, index, query, touched):
+            there |= np.isin(expected, batch.column(ROW_ADDRESS).to_numpy())
+        difference.compare(number, expected, expected[there])
+
+
+def _asked(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    try:
+        with lance_errors("ask an index of", pinned.uri):
+            yield from _scanner(pinned, query, fragments).to_batches()
+    except MemwalOpsError as error:
+        raise _IndexError(f"index {index.name} does not answer: {error}") from error
+
+
+def _scanner(pinned: Pinned, query: Query, fragments: Sequence[int] | None = None) -> lance.LanceScanner:
+    asked: dict[str, Any] = {"filter": query.condition} if query.text is None else {"full_text_query": query.text}
+    if fragments is not None:
+        asked["fragments"] = [pinned.fragments[one] for one in fragments]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pinned.dataset.scanner(columns=[], with_row_address=True, disable_scoring_autoprojection=True, **asked)

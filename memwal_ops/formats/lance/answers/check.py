@@ -1,0 +1,201 @@
+"""Ask every index of a table, and turn what is wrong into findings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from memwal_ops.core.answers import IndexAnswers
+from memwal_ops.core.verification import Finding, Severity
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.formats.lance.answers.ask import ask
+from memwal_ops.formats.lance.answers.asked_index import Pinned
+from memwal_ops.formats.lance.answers.coverage import coverage_of
+from memwal_ops.formats.lance.answers.lost_rows import ask_for_rows
+from memwal_ops.formats.lance.answers.sample import sample_queries
+from memwal_ops.formats.lance.answers.vector import measure
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
+from memwal_ops.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.core.verification import AnswersOptions
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex
+    from memwal_ops.formats.lance.answers.coverage import Coverage
+    from memwal_ops.formats.lance.table import Table
+
+ANSWERS = frozenset({"index_misses_rows", "index_returns_dead_rows", "index_recall_low", "index_coverage_wrong"})
+"""The checks of findings on answers."""
+PAGE = "runbooks/wrong-answers.md"
+# A healthy index of any type finds nearly each row by its own vector.
+_FINDS_ITSELF = 0.9
+# Beyond the confidence intervals, which are of 99 %.
+_MARGIN = 0.05
+# Of a healthy index the excess is about 0.
+_EXCESS = 0.2
+_SHOWN = 5
+
+
+def check_answers(
+    table: Table, options: AnswersOptions, context: RunContext
+) -> tuple[list[IndexAnswers], list[Finding]]:
+    """Ask each index, or those that are named, on the pinned version. The budget is shared by them.
+
+    Raises:
+        InvalidUsageError: there is no index of a name that was given.
+        StorageError: the table cannot be read without its indexes.
+    """
+    pinned = Pinned(table.dataset, table.location.uri)
+    manifest = base_indexes(table)
+    unknown = sorted(set(options.index) - manifest.keys())
+    if unknown:
+        listed = ", ".join(sorted(manifest)) or "none"
+        raise InvalidUsageError(f"The table has no index {unknown[0]!r}; it has: {listed}.")
+    names = [name for name in manifest if not options.index or name in options.index]
+    left = options.max_bytes
+    results: list[IndexAnswers] = []
+    findings: list[Finding] = []
+    for number, name in enumerate(names):
+        context.advance("asking indexes", "indexes", total=len(names))
+        index = pinned.indexes.get(name)
+        if index is None:
+            results.append(IndexAnswers(index=name, type=manifest[name].type, skipped="pylance does not describe it"))
+            continue
+        share = left // (len(names) - number)
+        answers, held = _check(table, pinned, index, options, share, context)
+        left = max(0, left - answers.bytes_at_most)
+        if options.show_values:
+            answers = replace(answers, values=_shown(pinned, index, answers))
+        results.append(answers)
+        findings += _findings(answers, held)
+    return results, findings
+
+
+def _check(
+    table: Table, pinned: Pinned, index: AskedIndex, options: AnswersOptions, max_bytes: int, context: RunContext
+) -> tuple[IndexAnswers, Coverage | None]:
+    """Ask one index, then for rows that its files lack."""
+    held = None
+    base = base_indexes(table)[index.name]
+    try:
+        held = coverage_of(table, pinned, index, base, lambda values: _indexed(index, values), max_bytes // 4)
+    except MemwalOpsError as error:
+        answers = IndexAnswers(
+            index=index.name, type=index.type, segments=len(index.segments), queries=1, wrong=1, error=str(error)
+        )
+        return answers, None
+    drawn = sample_queries(pinned, index, options.samples, options.seed or 0, max_bytes - held.bytes_at_most)
+    if index.is_vector:
+        answers = measure(pinned, index, drawn, context.checkpoint)
+    else:
+        answers = ask(pinned, index, drawn, context.checkpoint)
+        if held.rows and index.type == "Inverted" and not answers.error:
+            answers, held = ask_for_rows(pinned, index, answers, held, options.seed or 0)
+    return replace(answers, bytes_at_most=answers.bytes_at_most + held.bytes_at_most), held
+
+
+def _indexed(index: AskedIndex, values: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Which values an index has to hold: any; of a text index all texts; of a vector index finite vectors."""
+    if index.type == "BTree":
+        return np.ones(len(values), bool)
+    if not index.is_vector:
+        return np.array([one is not None for one in values.to_pylist()], bool)
+    if pa.types.is_fixed_size_list(values.type):
+        return np.array([one is not None and bool(np.isfinite(one).all()) and any(one) for one in values.to_pylist()])
+    return np.array([bool(one) for one in values.to_pylist()], bool)
+
+
+def _findings(answers: IndexAnswers, held: Coverage | None) -> Iterator[Finding]:
+    place = f"the index {answers.index!r}"
+    remedy = f"Build it anew: memwal-ops catchup URI --rebuild --index {answers.index}"
+
+    def finding(check: str, evidence: str, consequence: str) -> Finding:
+        return Finding(Severity.ERROR, check, place, evidence, consequence, remedy, PAGE, about=answers.index)
+
+    if answers.error:
+        yield finding("index_misses_rows", f"It fails: {answers.error}".rstrip(".") + ".", "Queries by it fail.")
+    if answers.missing:
+        yield finding(
+            "index_misses_rows",
+            f"{counted(answers.wrong, 'answer')} of {answers.queries:,} {_were(answers.wrong)} wrong; "
+            f"{counted(answers.missing, 'row')} {_were(answers.missing)} missing, for example at "
+            f"{_listed(answers.examples_missing)}.",
+            "Queries by it do not find rows that exist, and pylance's merge_insert would insert their keys again.",
+        )
+    if answers.extra:
+        yield finding(
+            "index_returns_dead_rows",
+            f"{counted(answers.extra, 'row')} that do not match {_were(answers.extra)} in answers, for example at "
+            f"{_listed(answers.examples_extra)}.",
+            "Queries by it return rows that do not match, or that a later write replaced.",
+        )
+    for why in _why_low(answers):
+        yield finding("index_recall_low", why, "Searches by it do not find the nearest rows.")
+    if held is not None and held.fragments:
+        yield finding(
+            "index_coverage_wrong",
+            f"It claims to cover {'fragment' if len(held.fragments) == 1 else 'fragments'} "
+            f"{_listed(held.fragments[:_SHOWN])}{' and more' if len(held.fragments) > _SHOWN else ''}, of which its "
+            "files have no row.",
+            "Queries by it do not find rows that exist.",
+        )
+    elif held is not None and held.rows and not answers.missing:
+        yield finding(
+            "index_coverage_wrong",
+            f"Its files lack {counted(held.lacking, 'row')} of the fragments that it claims, for example at "
+            f"{_listed(held.rows[:_SHOWN])}.",
+            "Queries by it do not find rows that exist.",
+        )
+
+
+def _why_low(answers: IndexAnswers) -> Iterator[str]:
+    """Why the recall of a vector index is too low for a healthy one; nothing: it is not.
+
+    Recall as such is no reason: that of few probes or coarse codes is low by design.
+    """
+    itself, excess = answers.found_itself, answers.appended_rows_excess
+    built, appended = answers.built_rows_recall, answers.appended_rows_recall
+    if itself is not None and itself.high < _FINDS_ITSELF:
+        yield (
+            f"A search by the vector of a row finds that row in {itself.value:.0%} of {answers.queries:,} cases: its "
+            "centroids or codes are not those of its rows."
+        )
+    if excess is not None and excess.low > _EXCESS:
+        yield (
+            f"Rows that were appended hide older ones: their share of what it finds is larger by {excess.value:.2f} "
+            "than their share of the nearest rows."
+        )
+    elif built is not None and appended is not None and appended.high < built.low - _MARGIN:
+        yield (
+            f"It finds {appended.value:.1%} of the nearest rows that were appended since it was trained, and "
+            f"{built.value:.1%} of those that it was trained with."
+        )
+
+
+def _shown(pinned: Pinned, index: AskedIndex, answers: IndexAnswers) -> list[str]:
+    """The values of the rows that are examples."""
+    wanted = [int(one) for one in (*answers.examples_missing, *answers.examples_extra)]
+    values: Mapping[int, object] = {}
+    for fragment in sorted({one >> 32 for one in wanted}):
+        rows = pinned.dataset.scanner(
+            columns=[index.column], fragments=[pinned.fragments[fragment]], with_row_address=True
+        ).to_table()
+        chosen = rows.filter(pa.array(np.isin(rows[ROW_ADDRESS].to_numpy(), np.array(wanted, np.uint64))))
+        values = {**values, **dict(zip(chosen[ROW_ADDRESS].to_pylist(), chosen[index.column].to_pylist(), strict=True))}
+    return [f"{address}: {values[address]!r:.200}" for address in wanted if address in values]
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
+def _listed(addresses: object) -> str:
+    return ", ".join(map(str, addresses)) or "?"  # type: ignore[call-overload]

@@ -1,0 +1,216 @@
+"""Compare the rows that an index claims to cover with the rows that its files hold.
+
+The manifest says which fragments a segment covers; nothing but its files says which rows are in it. Read are only the
+row ids of its files, 8 bytes each.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from lance.file import LanceFileReader
+
+from memwal_ops.errors import TableCorruptError
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_options
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.indexes.base_indexes import covered_by
+from memwal_ops.formats.lance.indexes.codebook import index_folder
+from memwal_ops.formats.lance.indexes.index_faults import FRAGMENTS_IN, fragments_in
+from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
+from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
+    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+
+_ROW_ID = "_rowid"
+_IDS = {"BTree": ("page_data.lance", "ids")}
+_MAPS = frozenset({"Bitmap"})
+_MAP_FILE = "bitmap_page_lookup.lance"
+_MAX_ROWS = 8 << 20
+_LOOKED_AT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What files of an index lack.
+
+    Attributes:
+        fragments: fragments that the index claims, and of which its files have no row.
+        rows: addresses of rows (up to 256 random ones) that it claims and has to hold, and that its files lack.
+        lacking: how many rows its files lack, null values included.
+        bytes_at_most: an upper bound of what was read.
+        unread: why the files were not compared; empty: they were.
+    """
+
+    fragments: Sequence[int] = ()
+    rows: Sequence[int] = ()
+    lacking: int = 0
+    bytes_at_most: int = 0
+    unread: str = ""
+
+
+def coverage_of(
+    table: Table,
+    pinned: Pinned,
+    index: AskedIndex,
+    base: BaseIndex,
+    usable: Callable[[pa.ChunkedArray], NDArray[np.bool_]],
+    max_bytes: int,
+) -> Coverage:
+    """Compare one index.
+
+    Args:
+        table: the table.
+        pinned: its dataset.
+        index: the index.
+        base: the same in the manifest.
+        usable: for values whether an index of this type has to hold them.
+        max_bytes: about how much may be read.
+
+    Raises:
+        StorageError: a file of the index cannot be read.
+    """
+    claimed = sorted(one for one in index.covered if pinned.live.get(one))
+    rows = sum(pinned.live[one] for one in claimed)
+    if table.manifest.indexes is not None and any(one.name == FRAGMENT_REUSE for one in table.manifest.indexes.indices):
+        return Coverage(unread="a compaction left it to readers to find the rows that it moved")
+    stable = bool(table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS)
+    cost = 8 * sum(pinned.physical(one) for one in claimed)
+    if index.type in FRAGMENTS_IN or (index.type in _MAPS and not stable and index.size <= max_bytes):
+        read = fragments_in if index.type in FRAGMENTS_IN else _fragments_of_maps
+        return Coverage(
+            tuple(sorted(one for entry in base.segments for one in _not_held(pinned, entry, read(table, base, entry)))),
+            bytes_at_most=index.size,
+        )
+    if index.type not in _IDS and index.type != "Inverted" and not index.is_vector:
+        return Coverage(unread=f"files of {index.type} have no list of rows")
+    if rows > _MAX_ROWS or cost > max_bytes:
+        return Coverage(unread=f"it has {rows:,} rows, more than the budget lets be read")
+    version = max((int(entry.index_version) for entry in base.segments), default=0)
+    by_address = not stable or (index.type == "BTree" and version > 0)
+    with lance_errors("read row ids of", pinned.uri):
+        live = pinned.dataset.scanner(
+            columns=[],
+            fragments=[pinned.fragments[one] for one in claimed],
+            with_row_address=True,
+            with_row_id=True,
+            use_scalar_index=False,
+        ).to_table()
+    addresses = live[ROW_ADDRESS].to_numpy()
+    ids = addresses if by_address else live[_ROW_ID].to_numpy()
+    lacking = np.sort(addresses[_lacking(table, index, base, addresses, ids, by_segment=not stable)])
+    if not lacking.size:
+        return Coverage(bytes_at_most=cost)
+    chosen = np.sort(np.random.default_rng(table.version).permutation(lacking)[:_LOOKED_AT])
+    needed = chosen[usable(_values(pinned, index, chosen))]
+    gone = [one for one in _fragment_ids(needed) if (_fragments(lacking) == one).sum() == pinned.live[one]]
+    return Coverage(tuple(gone), tuple(int(one) for one in needed), int(lacking.size), cost)
+
+
+def _lacking(
+    table: Table,
+    index: AskedIndex,
+    base: BaseIndex,
+    addresses: NDArray[np.uint64],
+    ids: NDArray[np.uint64],
+    *,
+    by_segment: bool,
+) -> NDArray[np.bool_]:
+    """Which rows the files lack: each segment those that it claims; with stable row ids, all together.
+
+    (An update moves rows with stable ids to fragments that it adds to what any segment claims.)
+    """
+    if not by_segment:
+        parts = [one for entry in base.segments for one in _ids(table, index, entry)]
+        return ~np.isin(ids, np.concatenate([np.empty(0, np.uint64), *parts]))
+    lacking = np.zeros(len(ids), bool)
+    for entry in base.segments:
+        held = np.concatenate([np.empty(0, np.uint64), *_ids(table, index, entry)])
+        claimed = np.isin(_fragments(addresses), np.array(sorted(covered_by([entry])), np.int64))
+        lacking |= claimed & ~np.isin(ids, held)
+    return lacking
+
+
+def _not_held(pinned: Pinned, entry: table_pb2.IndexMetadata, held: frozenset[int]) -> frozenset[int]:
+    return frozenset(one for one in covered_by([entry]) - held if pinned.live.get(one))
+
+
+def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
+    """The fragments in the row address maps of a bitmap index: of each map a number, then fragment, size and bytes."""
+    path = f"{index_folder(table, entry)}/{_MAP_FILE}"
+    reader = _open(table, path, ["bitmaps"])
+    found: set[int] = set()
+    with lance_errors("read index", path):
+        for batch in reader.read_all(batch_size=1024).to_batches():
+            for value in batch.column("bitmaps").to_pylist():
+                try:
+                    [count] = struct.unpack_from("<I", value)
+                    at = 4
+                    for _ in range(count):
+                        fragment, size = struct.unpack_from("<II", value, at)
+                        found.add(fragment)
+                        at += 8 + size
+                except struct.error as error:
+                    raise TableCorruptError(f"A map of index {index.name} in {path} cannot be decoded.") from error
+    return frozenset(found)
+
+
+def _fragments(addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
+    return (addresses >> np.uint64(32)).astype(np.int64)
+
+
+def _fragment_ids(addresses: NDArray[np.uint64]) -> list[int]:
+    return [int(one) for one in np.unique(_fragments(addresses))]
+
+
+def _values(pinned: Pinned, index: AskedIndex, addresses: NDArray[np.uint64]) -> pa.ChunkedArray:
+    """The values of rows, in order of their addresses, which is that of the dataset's fragments."""
+    order = list(pinned.fragments)
+    starts = dict(zip(order, np.cumsum([0, *(pinned.live[one] for one in order[:-1])]).tolist(), strict=True))
+    positions: list[int] = []
+    for fragment in np.unique(addresses >> np.uint64(32)).astype(int).tolist():
+        with lance_errors("read rows of", pinned.uri):
+            live = pinned.dataset.scanner(
+                columns=[], fragments=[pinned.fragments[fragment]], with_row_address=True, use_scalar_index=False
+            ).to_table()[ROW_ADDRESS]
+        inside = addresses[(addresses >> np.uint64(32)).astype(int) == fragment]
+        positions += (starts[fragment] + np.searchsorted(live.to_numpy(), inside)).tolist()
+    with lance_errors("read rows of", pinned.uri):
+        return pinned.dataset.take(sorted(positions), columns=[index.column])[index.column]
+
+
+def _ids(table: Table, index: AskedIndex, entry: table_pb2.IndexMetadata) -> Iterator[NDArray[np.uint64]]:
+    """The row ids in the files of a segment."""
+    folder = index_folder(table, entry)
+    if index.is_vector:
+        names, column = ["auxiliary.idx"], _ROW_ID
+    elif index.type == "Inverted":
+        described = _open(table, f"{folder}/metadata.lance").metadata().schema.metadata or {}
+        parts = json.loads(described.get(b"partitions", b"[]"))
+        names, column = [f"part_{one}_docs.lance" for one in parts], _ROW_ID
+    else:
+        name, column = _IDS[index.type]
+        names = [name]
+    for name in names:
+        path = f"{folder}/{name}"
+        reader = _open(table, path, [column])
+        with lance_errors("read index", path):
+            for batch in reader.read_all(batch_size=65536).to_batches():
+                yield batch.column(column).to_numpy()
+
+
+def _open(table: Table, path: str, columns: list[str] | None = None) -> LanceFileReader:
+    with lance_errors("read index", path):
+        return LanceFileReader(path, storage_options=lance_options(table.location), columns=columns)

@@ -1,0 +1,45 @@
+"""Write values of a column as SQL literals that pylance compares without rounding, and with its index."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyarrow as pa
+
+_INT64_MIN = -(2**63)
+_NARROW = 32
+
+
+def literal(value: Any, kind: pa.DataType) -> str | None:  # noqa: PLR0911 - one for each kind
+    """The literal of a value of ``kind``; None: there is none."""
+    if pa.types.is_boolean(kind):
+        return "true" if value else "false"
+    if pa.types.is_integer(kind):
+        return str(value) if value > _INT64_MIN else f"cast('{value}' as bigint)"
+    if pa.types.is_float16(kind):
+        return repr(float(value)) if math.isfinite(value) else None
+    if pa.types.is_floating(kind):
+        text = str(value) if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+        return f"cast('{text}' as {'float' if pa.types.is_float32(kind) else 'double'})"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "'" + value.replace("'", "''") + "'"  # type: ignore[no-any-return]  # values are Any
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
+    if pa.types.is_date(kind):
+        return f"date '{value}'"
+    if pa.types.is_timestamp(kind):
+        return f"cast('{value}' as timestamp(9))"
+    if pa.types.is_decimal(kind):
+        return f"cast('{value}' as decimal({kind.precision},{kind.scale}))"
+    return None
+
+
+def plain(values: pa.ChunkedArray) -> list[Any]:
+    """Values as :func:`literal` takes them; timestamps as text, because Python has no nanoseconds."""
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        return values.cast(pa.timestamp(kind.unit)).cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        return values.cast(pa.int32() if kind.bit_width == _NARROW else pa.int64()).to_pylist()  # type: ignore[no-any-return]
+    return values.to_pylist()  # type: ignore[no-any-return]

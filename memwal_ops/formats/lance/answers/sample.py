@@ -1,0 +1,295 @@
+"""Draw queries for an index: from rows of every fragment, and for all rows of those that the budget lets be read."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from lance.query import FullTextOperator, MatchQuery, PhraseQuery
+
+from memwal_ops.formats.lance.answers.literals import literal, plain
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
+
+SAMPLES = 64
+MAX_BYTES = 256 << 20
+_ORDERED = frozenset({"BTree", "Bitmap", "ZoneMap"})
+_EQUAL = frozenset({"BloomFilter"})
+_SAMPLED_FRAGMENTS = 256
+_CUTS = 24
+_IN_LIST = 16
+_GRAM = 3
+_WORDS = re.compile(r"\w+")
+_NO_WORD = "qzxjvkwy"
+_MAX_WIDTH = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One query: an SQL condition, or a full-text query."""
+
+    what: str
+    condition: str = ""
+    text: Any = None
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What an index is asked.
+
+    Attributes:
+        queries: for scalar and text indexes; empty: see ``skipped``.
+        rows: the rows that were drawn: their value and address.
+        fragments: of these, each answer is compared row by row.
+        others: fragments of which only the drawn rows are looked up.
+        seed: with which they were drawn; the same seed and version draw the same.
+        bytes_at_most: an upper bound of what asking them reads.
+        skipped: why the index is not asked.
+    """
+
+    queries: Sequence[Query] = ()
+    rows: pa.Table | None = None
+    fragments: Sequence[int] = ()
+    others: Sequence[int] = ()
+    seed: int = 0
+    bytes_at_most: int = 0
+    skipped: str = ""
+    vectors: bool = field(default=False, compare=False)
+
+
+def sample_queries(
+    pinned: Pinned, index: AskedIndex, samples: int = SAMPLES, seed: int = 0, max_bytes: int = MAX_BYTES
+) -> Queries:
+    """Draw about ``samples`` queries for an index.
+
+    Values come from the first, the last and random rows of each fragment that it claims (of more than 256 fragments, of
+    the oldest, the newest, those with deletions, and random ones). Ranges between drawn values cover all values, so
+    that every row of ``fragments`` is in some answer.
+
+    Args:
+        pinned: the version.
+        index: one of its indexes.
+        samples: how many rows are drawn at least, if there are so many, and about how many queries there are.
+        seed: draws the same again.
+        max_bytes: about how much asking them may read.
+    """
+    if index.arrow is None or "`" in index.column:
+        return Queries(skipped="its column is nested, or has a name that no condition can have")
+    random = np.random.default_rng([seed, _hash(index.name)])
+    covered = [one for one in pinned.fragments if one in index.covered and pinned.live[one]]
+    if not covered:
+        return Queries(skipped="it covers no rows")
+    order = _by_interest(pinned, covered, random)
+    rows = drawn_rows(pinned, index.column, order[:_SAMPLED_FRAGMENTS], samples, random)
+    width = max(1, -(-rows.nbytes // max(1, rows.num_rows)))
+    if width > _MAX_WIDTH:
+        return Queries(skipped=f"its values have {width:,} bytes on average")
+    left = max_bytes - rows.nbytes
+    sized = index.size * 2 if not index.is_vector else 0
+    chosen, cost = [], rows.nbytes + sized
+    for one in order if sized <= left else ():
+        needed = pinned.physical(one) * width
+        if cost + needed <= left:
+            chosen.append(one)
+            cost += needed
+    fragments = sorted(chosen)
+    others = sorted(set(order[:_SAMPLED_FRAGMENTS]) - set(chosen))
+    if index.is_vector:
+        return Queries((), rows, fragments, others, seed, cost, vectors=True)
+    queries = tuple(_queries(index, rows, samples, random))
+    why = "" if queries else f"no condition on {index.arrow} is known that pylance answers by it"
+    return Queries(queries, rows, fragments, others, seed, cost, why)
+
+
+def drawn_rows(
+    pinned: Pinned, column: str, fragments: Sequence[int], samples: int, random: np.random.Generator
+) -> pa.Table:
+    """Values and addresses of live rows: the first, the last and random ones of each fragment, in order."""
+    order = list(pinned.fragments)
+    starts = dict(zip(order, np.cumsum([0, *(pinned.live[one] for one in order[:-1])]).tolist(), strict=True))
+    each = max(1, -(-samples // len(fragments)))
+    positions: set[int] = set()
+    for one in fragments:
+        rows, start = pinned.live[one], starts[one]
+        inside = random.integers(0, rows, size=each)
+        positions.update(start + int(at) for at in (0, rows - 1, *inside))
+    with lance_errors("read rows of", pinned.uri):
+        return pinned.dataset.take(sorted(positions), columns=[column, ROW_ADDRESS])
+
+
+def _by_interest(pinned: Pinned, covered: list[int], random: np.random.Generator) -> list[int]:
+    """The newest fragment, the oldest, those with deletions, then the others in random order."""
+    ends = [covered[-1], covered[0]]
+    deleted = [one for one in covered if pinned.live[one] < pinned.physical(one)]
+    shuffled = [*random.permutation(deleted).tolist(), *random.permutation(covered).tolist()]
+    return list(dict.fromkeys([*ends, *shuffled]))
+
+
+def _queries(index: AskedIndex, rows: pa.Table, samples: int, random: np.random.Generator) -> Iterator[Query]:
+    column, values = f"`{index.column}`", rows[index.column]
+    kind = index.arrow
+    if index.type == "Json":
+        yield from _json(index, column, values, samples)
+    elif index.type == "LabelList":
+        yield from _labels(column, values, samples, random)
+    elif index.type == "NGram":
+        yield from _grams(column, values, samples, random)
+    elif index.type == "Inverted":
+        yield from text_queries(index, values, samples, random)
+    elif index.type in _ORDERED | _EQUAL:
+        yield from _scalars(column, values, kind, samples, random, ranges=index.type in _ORDERED)
+
+
+def _scalars(
+    column: str,
+    values: pa.ChunkedArray,
+    kind: pa.DataType,
+    samples: int,
+    random: np.random.Generator,
+    *,
+    ranges: bool,
+) -> Iterator[Query]:
+    """Equality, IN, NULL and ranges; ranges cover all values."""
+    distinct = sorted({one for one in plain(values) if one is not None and one == one}, key=_key(kind))  # noqa: PLR0124 - NaN
+    written = [text for one in distinct if (text := literal(one, kind)) is not None]
+    if distinct and not written:
+        return
+    yield Query("null", f"{column} IS NULL")
+    if pa.types.is_floating(kind) and not pa.types.is_float16(kind):
+        nan = f"cast('NaN' as {'float' if pa.types.is_float32(kind) else 'double'})"
+        yield Query("equal", f"{column} = {nan}")
+    if not written:
+        return
+    if ranges and not pa.types.is_boolean(kind):
+        at = np.unique(np.linspace(0, len(written) - 1, min(_CUTS, max(2, samples // 3), len(written))).astype(int))
+        cuts = [written[one] for one in at]
+        yield Query("range", f"{column} < {cuts[0]}")
+        for low, high in pairwise(cuts):
+            yield Query("range", f"{column} >= {low} AND {column} < {high}")
+        yield Query("range", f"{column} >= {cuts[-1]}")
+    some = [written[one] for one in sorted(random.permutation(len(written))[: max(4, samples // 2)].tolist())]
+    yield from (Query("equal", f"{column} = {one}") for one in dict.fromkeys([written[0], written[-1], *some]))
+    for start in range(0, len(written), _IN_LIST):
+        listed = written[start : start + _IN_LIST]
+        yield Query("in", f"{column} IN ({', '.join(listed)})")
+    absent = _absent(distinct, kind)
+    if absent is not None:
+        yield Query("absent", f"{column} = {absent}")
+
+
+def _key(kind: pa.DataType) -> Any:
+    return None if not pa.types.is_decimal(kind) else lambda one: one
+
+
+def _absent(distinct: list[Any], kind: pa.DataType) -> str | None:
+    """A value that probably no row has; a scan tells."""
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return literal(f"{distinct[len(distinct) // 2]}~{_NO_WORD}", kind)
+    if pa.types.is_floating(kind) and not pa.types.is_float16(kind):
+        return literal(distinct[0] - 0.123456789, kind)
+    if pa.types.is_integer(kind):
+        gaps = [low + 1 for low, high in pairwise(distinct) if high - low > 1]
+        return literal(gaps[len(gaps) // 2], kind) if gaps else None
+    return None
+
+
+def _labels(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[Query]:
+    """Membership of one label, of any and of all of several."""
+    kind = values.type.value_type
+    lists = [one for one in values.to_pylist() if one]
+    labels = sorted({label for one in lists for label in one if label is not None})
+    written = [text for one in labels if (text := literal(one, kind)) is not None]
+    if not written:
+        return
+    chosen = [written[one] for one in sorted(random.permutation(len(written))[:samples].tolist())]
+    yield from (Query("label", f"array_has_any({column}, [{one}])") for one in chosen)
+    for start in range(0, len(written), _IN_LIST):
+        yield Query("any label", f"array_has_any({column}, [{', '.join(written[start : start + _IN_LIST])}])")
+    several = [one for one in lists if len(one) > 1 and None not in one][: max(1, samples // 8)]
+    for one in several:
+        both = [literal(label, kind) for label in one[:2]]
+        if None not in both:
+            yield Query("all labels", f"array_has_all({column}, [{', '.join(map(str, both))}])")
+
+
+def _grams(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[Query]:
+    """Parts of the texts, three characters and longer."""
+    texts = [one for one in values.to_pylist() if one and len(one) >= _GRAM]
+    if not texts:
+        return
+    parts = set()
+    for at in random.integers(0, len(texts), size=samples).tolist():
+        text = texts[at]
+        length = min(len(text), int(random.integers(_GRAM, 13)))
+        start = int(random.integers(0, len(text) - length + 1))
+        part = text[start : start + length]
+        if not set(part) & set("%_\\"):
+            parts.add(part)
+    for part in sorted(parts):
+        yield Query("part", f"contains({column}, {literal(part, pa.string())})")
+    yield Query("absent", f"contains({column}, '{_NO_WORD}')")
+
+
+def text_queries(
+    index: AskedIndex, values: pa.ChunkedArray, samples: int, random: np.random.Generator
+) -> Iterator[Query]:
+    """Words, several words at once, and phrases if the index has positions."""
+    texts = [" ".join(one) if isinstance(one, list) else one for one in values.to_pylist() if one]
+    words = [found for one in texts if (found := _WORDS.findall(one))]
+    if not words:
+        return
+    asked = set()
+    for at in random.permutation(len(words))[:samples].tolist():
+        document = words[at]
+        asked.add(document[int(random.integers(0, len(document)))])
+    yield from (Query("word", text=MatchQuery(one, index.column)) for one in sorted(asked))
+    for at in random.permutation(len(words))[: max(2, samples // 8)].tolist():
+        some = sorted(set(random.choice(words[at], size=3).tolist()))
+        yield Query("words", text=MatchQuery(" ".join(some), index.column, operator=FullTextOperator.AND))
+    if index.details.get("with_position"):
+        for at in random.permutation(len(words))[: max(2, samples // 8)].tolist():
+            if len(words[at]) > 1:
+                start = int(random.integers(0, len(words[at]) - 1))
+                yield Query("phrase", text=PhraseQuery(" ".join(words[at][start : start + 2]), index.column))
+    yield Query("absent", text=MatchQuery(_NO_WORD, index.column))
+
+
+def _json(index: AskedIndex, column: str, values: pa.ChunkedArray, samples: int) -> Iterator[Query]:
+    """Equality of what is at the path of the index."""
+    path = str(index.details.get("path", ""))
+    if "." in path:
+        return  # pylance takes the whole of it for a key where it scans, and for a path in the index
+    found = sorted({one for text in values.to_pylist() if (one := _at(text, path)) is not None}, key=repr)
+    for one in found[: max(4, samples)]:
+        key = "'" + path.replace("'", "''") + "'"
+        if isinstance(one, bool):
+            yield Query("equal", f"json_get_bool({column}, {key}) = {str(one).lower()}")
+        elif isinstance(one, int):
+            yield Query("equal", f"json_get_int({column}, {key}) = {one}")
+        elif isinstance(one, float):
+            yield Query("equal", f"json_get_float({column}, {key}) = {one!r}")
+        else:
+            yield Query("equal", f"json_get_string({column}, {key}) = {literal(one, pa.string())}")
+
+
+def _at(text: Any, path: str) -> bool | int | float | str | None:
+    try:
+        value = json.loads(text)[path]
+    except (TypeError, ValueError, KeyError, IndexError):
+        return None
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def _hash(name: str) -> int:
+    """A number of a name that does not change from process to process."""
+    return int.from_bytes(name.encode()[:16].ljust(16, b"\0"), "little") % (1 << 63)

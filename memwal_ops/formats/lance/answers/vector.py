@@ -1,0 +1,373 @@
+"""Measure the recall of a vector index against exact distances, by the age of the rows.
+
+One pass over the vectors gives the exact nearest rows of all queries at once; the index is asked for the same rows of
+the same fragments, with the number of partitions that LanceDB probes by default.
+
+Recall of a healthy index may be low by nature: of a product quantizer with few codes, of few probes. So these compare:
+
+* Rows that were appended since the index was trained with rows that it was trained with.
+* Each row with itself: a search by its own vector finds it in any healthy index, however coarse its codes are, because
+  the codes of a row are those nearest to it, and so is its partition. With foreign centroids or codes it does not.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from memwal_ops.core.answers import IndexAnswers, Interval, examples, mean_by_query, share_by_query, wilson
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
+    from memwal_ops.formats.lance.answers.sample import Queries
+
+K = 10
+NPROBES = 20
+REFINE = 10
+_MULTIVECTOR_QUERIES = 8
+_TIES = 1e-5
+_BATCH = 4096
+# Fewer true neighbours of an age than that do not measure its recall.
+_ENOUGH = 20
+
+
+@dataclass
+class _Nearest:
+    """The nearest rows of each query, the nearest first."""
+
+    distances: NDArray[np.float64]
+    addresses: NDArray[np.uint64]
+
+    def add(self, distances: NDArray[np.float64], addresses: NDArray[np.uint64]) -> None:
+        """Take in rows: queries x rows."""
+        all_ = np.concatenate([self.distances, distances], axis=1)
+        known = np.concatenate([self.addresses, np.broadcast_to(addresses, distances.shape)], axis=1)
+        keep = np.argpartition(all_, K - 1, axis=1)[:, :K]
+        self.distances = np.take_along_axis(all_, keep, axis=1)
+        self.addresses = np.take_along_axis(known, keep, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a search found: addresses and vectors of rows."""
+
+    addresses: NDArray[np.uint64]
+    vectors: NDArray[Any]
+
+
+def measure(
+    pinned: Pinned, index: AskedIndex, drawn: Queries, checkpoint: Callable[[], object] = lambda: None
+) -> IndexAnswers:
+    """Measure one vector index; arguments as :func:`memwal_ops.formats.lance.answers.ask.ask`.
+
+    Raises:
+        StorageError: vectors cannot be read without the index.
+    """
+    base: dict[str, Any] = {"index": index.name, "type": index.type, "segments": len(index.segments)}
+    if drawn.skipped or drawn.rows is None:
+        return IndexAnswers(**base, skipped=drawn.skipped)
+    metric = str(index.details.get("metric_type", "")).lower() or _metric(pinned, index)
+    multi = pa.types.is_list(index.arrow)
+    base["settings"] = f"k {K}, nprobes {NPROBES}, no refine"
+    if not drawn.fragments:
+        return IndexAnswers(**base, skipped="no fragment fits into --max-bytes")
+    try:
+        if multi:
+            return _measure_multivector(pinned, index, drawn, base)
+        vectors = _vectors(drawn.rows[index.column])
+        usable = _usable(vectors, metric)
+        inside = np.isin(_fragments(drawn.rows[ROW_ADDRESS].to_numpy()), np.array(drawn.fragments))
+        asked, own = vectors[usable & inside], drawn.rows[ROW_ADDRESS].to_numpy()[usable & inside]
+        if not len(asked):
+            return IndexAnswers(**base, skipped="none of its drawn vectors can be searched by")
+        truth, rows = _exact(pinned, index, asked, drawn.fragments, metric, checkpoint)
+        found = _search(pinned, index, asked, drawn.fragments)
+        again = None if metric == "dot" else _search(pinned, index, asked, drawn.fragments, refine=REFINE)
+    except _SearchError as error:
+        return IndexAnswers(**base, queries=1, wrong=1, error=str(error))
+    measured = _measured(index, asked, truth, found, metric, drawn.seed)
+    return IndexAnswers(
+        **base,
+        queries=len(asked),
+        examples_missing=examples(measured.missed),
+        recall=measured.recall,
+        built_rows_recall=measured.built,
+        appended_rows_recall=measured.appended,
+        appended_rows_excess=measured.excess,
+        found_itself=None if again is None else _found_itself(asked, own, again, metric),
+        rows_compared=rows,
+        bytes_at_most=drawn.bytes_at_most,
+    )
+
+
+class _SearchError(MemwalOpsError):
+    """A vector index fails to answer."""
+
+    reason = "index_fails"
+
+
+def _metric(pinned: Pinned, index: AskedIndex) -> str:
+    with lance_errors("read the statistics of an index of", pinned.uri):
+        stats = pinned.dataset.stats.index_stats(index.name)
+    return str(stats["indices"][0].get("metric_type", "l2")).lower()
+
+
+def _vectors(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
+    """A column of vectors as a matrix; null is NaN (of bytes, zero)."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    flat = array.values.slice(array.offset * array.type.list_size, len(array) * array.type.list_size)
+    values = flat.to_numpy(zero_copy_only=False).reshape(len(array), array.type.list_size)
+    if array.null_count:
+        values = values.astype(np.float64)
+        values[np.asarray(array.is_null())] = np.nan
+    matrix: NDArray[Any] = values
+    return matrix
+
+
+def _usable(vectors: NDArray[Any], metric: str) -> NDArray[np.bool_]:
+    """Those with a distance to others: finite, and for cosine not zero."""
+    finite = np.isfinite(vectors).all(axis=1) if vectors.dtype.kind == "f" else np.ones(len(vectors), bool)
+    return finite & (vectors != 0).any(axis=1) if metric == "cosine" else finite
+
+
+def _distances(queries: NDArray[Any], vectors: NDArray[Any], metric: str) -> NDArray[np.float64]:
+    """Queries x vectors; infinite for vectors that have none."""
+    usable = _usable(vectors, metric)
+    if metric == "hamming":
+        bits = np.bitwise_count(queries[:, None, :] ^ np.nan_to_num(vectors).astype(queries.dtype)[None, :, :])
+        distances = bits.sum(axis=2).astype(np.float64)
+    else:
+        asked, rows = queries.astype(np.float64), np.where(usable[:, None], vectors, 0).astype(np.float64)
+        if metric == "cosine":
+            asked = asked / np.linalg.norm(asked, axis=1, keepdims=True)
+            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+        products = asked @ rows.T
+        if metric == "l2":
+            distances = np.maximum((asked**2).sum(axis=1)[:, None] + (rows**2).sum(axis=1)[None] - 2 * products, 0)
+        else:
+            distances = 1 - products
+    distances[:, ~usable] = np.inf
+    measured: NDArray[np.float64] = distances
+    return measured
+
+
+def _exact(
+    pinned: Pinned,
+    index: AskedIndex,
+    asked: NDArray[Any],
+    fragments: Sequence[int],
+    metric: str,
+    checkpoint: Callable[[], object],
+) -> tuple[_Nearest, int]:
+    """The exact nearest rows of these fragments, and how many rows they have. One pass; memory by the batch."""
+    nearest = _Nearest(np.full((len(asked), K), np.inf), np.zeros((len(asked), K), np.uint64))
+    rows = 0
+    with lance_errors("scan", pinned.uri):
+        scanner = pinned.dataset.scanner(
+            columns=[index.column],
+            fragments=[pinned.fragments[one] for one in fragments],
+            with_row_address=True,
+            batch_size=_BATCH,
+        )
+        for batch in scanner.to_batches():
+            checkpoint()
+            rows += batch.num_rows
+            distances = _distances(asked, _vectors(batch.column(index.column)), metric)
+            nearest.add(distances, batch.column(ROW_ADDRESS).to_numpy())
+    order = np.argsort(nearest.distances, axis=1, kind="stable")
+    nearest.distances = np.take_along_axis(nearest.distances, order, axis=1)
+    nearest.addresses = np.take_along_axis(nearest.addresses, order, axis=1)
+    return nearest, rows
+
+
+def _search(
+    pinned: Pinned, index: AskedIndex, asked: NDArray[Any], fragments: Sequence[int], refine: int | None = None
+) -> list[_Found]:
+    """For each query the addresses and vectors that the index finds in these fragments."""
+    nearest: dict[str, Any] = {"column": index.column, "q": asked, "k": K, "nprobes": NPROBES}
+    if refine is not None:
+        nearest["refine_factor"] = refine
+    try:
+        with lance_errors("search", pinned.uri):
+            found = pinned.dataset.scanner(
+                columns=[index.column],
+                nearest=nearest,
+                with_row_address=True,
+                disable_scoring_autoprojection=True,
+                fast_search=True,
+                **_only(pinned, fragments),
+                **_of(pinned, index),
+            ).to_table()
+    except MemwalOpsError as error:
+        raise _SearchError(f"index {index.name} does not answer: {error}") from error
+    of = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(found.num_rows, np.int32)
+    addresses = found[ROW_ADDRESS].to_numpy()
+    vectors = _vectors(found[index.column]) if found.num_rows else np.empty((0, asked.shape[1]), asked.dtype)
+    return [_Found(addresses[of == number], vectors[of == number]) for number in range(len(asked))]
+
+
+def _of(pinned: Pinned, index: AskedIndex) -> dict[str, Any]:
+    """The argument that chooses one of several vector indexes of a column."""
+    same = [one for one in pinned.indexes.values() if one.is_vector and one.column == index.column]
+    return {} if len(same) == 1 else {"index_segments": [one.uuid for one in index.segments]}
+
+
+def _only(pinned: Pinned, fragments: Sequence[int]) -> dict[str, Any]:
+    """The argument that restricts a search to fragments: a treemap of row addresses, each fragment whole."""
+    if len(fragments) == len(pinned.fragments):
+        return {}
+    entries = b"".join(struct.pack("<II", one, 0) for one in sorted(fragments))
+    return {"row_addr_allowlist": struct.pack("<I", len(fragments)) + entries}
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Recall of all rows and by age, the excess of appended rows, and a few rows that were missed."""
+
+    recall: Interval | None
+    built: Interval | None
+    appended: Interval | None
+    excess: Interval | None
+    missed: Sequence[int]
+
+
+def _measured(
+    index: AskedIndex, asked: NDArray[Any], truth: _Nearest, found: list[_Found], metric: str, seed: int
+) -> _Measured:
+    """Compare what was found with the nearest rows. Rows at the same distance are equal."""
+    near, real, missed = [], [], []
+    for number, one in enumerate(found):
+        finite = np.isfinite(truth.distances[number])
+        nearest = truth.addresses[number][finite]
+        limit = float(truth.distances[number][finite][-1]) if nearest.size else -np.inf
+        limit += _TIES * max(abs(limit), 1e-6) if nearest.size else 0.0
+        distances = _distances(asked[number : number + 1], one.vectors, metric)[0]
+        near.append(one.addresses[distances <= limit])
+        real.append(nearest)
+        missed += np.setdiff1d(nearest, near[-1])[:1].tolist()
+    recall = _share(real, near, None, seed)
+    built = index.segments[0].fragments if len(index.segments) > 1 else index.covered
+    ages = [built] if len(index.segments) > 1 else _older_parts(index)
+    excesses = [_excess(real, [one.addresses for one in found], age, seed) for age in ages]
+    excess = max((one for one in excesses if one is not None), key=lambda one: one.low, default=None)
+    old = np.array(sorted(built), dtype=np.int64)
+    if len(index.segments) < 2:  # noqa: PLR2004 - one has no appended rows that are known
+        return _Measured(recall, recall, None, excess, missed)
+    return _Measured(
+        recall, _share(real, near, old, seed), _share(real, near, old, seed, inverted=True), excess, missed
+    )
+
+
+def _share(
+    real: list[NDArray[np.uint64]],
+    near: list[NDArray[np.uint64]],
+    ages: NDArray[np.int64] | None,
+    seed: int,
+    *,
+    inverted: bool = False,
+) -> Interval | None:
+    """The share of the nearest rows that were found: of those in fragments ``ages``, or not in them."""
+
+    def counted(addresses: NDArray[np.uint64]) -> int:
+        if ages is None:
+            return int(addresses.size)
+        return int((np.isin(_fragments(addresses), ages) != inverted).sum())
+
+    totals = [counted(one) for one in real]
+    hits = [min(total, counted(one)) for total, one in zip(totals, near, strict=True)]
+    return share_by_query(hits, totals, seed) if sum(totals) >= (1 if ages is None else _ENOUGH) else None
+
+
+def _older_parts(index: AskedIndex) -> list[frozenset[int]]:
+    """Of an index with one segment: an update into it does not say which rows it added, but they are the newest."""
+    ordered = sorted(index.covered)
+    ends = {len(ordered) - 1, len(ordered) * 3 // 4, len(ordered) // 2} - {0}
+    return [frozenset(ordered[:end]) for end in sorted(ends)]
+
+
+def _excess(
+    real: list[NDArray[np.uint64]], found: list[NDArray[np.uint64]], older: frozenset[int], seed: int
+) -> Interval | None:
+    """By how much the share of newer rows is larger in what was found than in the nearest rows; -1 to 1.
+
+    Codes that are merely coarse give wrong rows of every age alike, and new rows that are like each other are near each
+    other in both. Only distances of one age that cannot be compared with those of another one change the share.
+    """
+    ages = np.array(sorted(older), dtype=np.int64)
+    differences = np.array(
+        [
+            float((~np.isin(_fragments(got), ages)).mean() - (~np.isin(_fragments(of), ages)).mean())
+            for of, got in zip(real, found, strict=True)
+            if of.size and got.size
+        ]
+    )
+    return mean_by_query(differences, seed)
+
+
+def _found_itself(
+    asked: NDArray[Any],
+    own: NDArray[np.uint64],
+    found: list[_Found],
+    metric: str,
+) -> Interval | None:
+    """The share of rows that the search by their own vector finds, or one that is the same."""
+    hits = 0
+    for number, one in enumerate(found):
+        same = _distances(asked[number : number + 1], one.vectors, metric)[0]
+        scale = 1.0 if metric != "l2" else float((asked[number].astype(np.float64) ** 2).sum())
+        hits += bool((one.addresses == own[number]).any() or (same <= _TIES * max(scale, 1e-6)).sum() >= K)
+    return wilson(hits, len(found))
+
+
+def _measure_multivector(pinned: Pinned, index: AskedIndex, drawn: Queries, base: dict[str, Any]) -> IndexAnswers:
+    """Recall of an index of several vectors per row: Lance computes the exact answers, one scan for each query."""
+    assert drawn.rows is not None  # noqa: S101 - the caller checked
+    queries = [one for one in drawn.rows[index.column].to_pylist() if one][:_MULTIVECTOR_QUERIES]
+    hits, totals = [], []
+    for query in queries:
+        asked = {"column": index.column, "q": np.asarray(query, np.float32), "k": K, "nprobes": NPROBES}
+        answers = []
+        for use_index in (False, True):
+            try:
+                with lance_errors("search", pinned.uri):
+                    found = pinned.dataset.scanner(
+                        columns=["_distance"],
+                        nearest=asked | {"use_index": use_index, "refine_factor": REFINE},
+                        with_row_address=True,
+                        disable_scoring_autoprojection=True,
+                        **(_of(pinned, index) if use_index else {}),
+                    ).to_table()
+            except MemwalOpsError as error:
+                raise _SearchError(f"index {index.name} does not answer: {error}") from error
+            answers.append(found)
+        limit = max(answers[0]["_distance"].to_pylist(), default=0.0)
+        near = sum(one <= limit + _TIES * max(abs(limit), 1e-6) for one in answers[1]["_distance"].to_pylist())
+        totals.append(answers[0].num_rows)
+        hits.append(min(near, answers[0].num_rows))
+    base["settings"] = f"k {K}, nprobes {NPROBES}, refine {REFINE}"
+    return IndexAnswers(
+        **base,
+        queries=len(queries),
+        recall=share_by_query(hits, totals, drawn.seed),
+        rows_compared=sum(pinned.live.values()),
+        bytes_at_most=drawn.bytes_at_most * len(queries),
+    )
+
+
+def _fragments(addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
+    return (addresses >> np.uint64(32)).astype(np.int64)

@@ -1,0 +1,202 @@
+"""verify --answers finds indexes that answer wrongly, and is silent on those that do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from memwal_ops import run_job
+from tests.support.tables.answering import (
+    DIMENSION,
+    SCALARS,
+    VECTORS,
+    folders,
+    index_json,
+    json_rows,
+    make_scalars,
+    make_vectors,
+    rebuilt_elsewhere,
+    replace_files,
+    rows,
+    swap,
+    vectors,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COUNT = 4_000
+KINDS = {"index_misses_rows", "index_returns_dead_rows", "index_recall_low", "index_coverage_wrong"}
+
+
+def checked(uri: str, **options: Any) -> Any:
+    return run_job(uri, "verify", answers=True, **options)
+
+
+def found(report: Any) -> set[tuple[str, str]]:
+    return {(one.about, one.check) for one in report.findings.kept if one.check in KINDS}
+
+
+def assert_silent(uri: str) -> Any:
+    report = checked(uri)
+    assert not report.findings.kept, report.describe()
+    return report
+
+
+@pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
+@pytest.mark.parametrize("stable", [False, True])
+def test_silent_on_healthy_scalar_indexes(tmp_path: Path, version: str, stable: bool) -> None:
+    uri = str(tmp_path / "t.lance")
+    make_scalars(uri, np.random.default_rng(1), COUNT, data_storage_version=version, enable_stable_row_ids=stable)
+    report = assert_silent(uri)
+    answers = {one.index: one for one in report.answers}
+    assert answers.keys() == {*SCALARS, "by_phrase"}
+    assert not [one.skipped for one in answers.values() if one.skipped]
+    assert min(one.queries for one in answers.values()) >= 15
+    entry = answers["by_number"].to_json()
+    assert (entry["wrong"], entry["recall"], entry["rows_compared"] > 0) == (0, None, True)
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_silent_on_healthy_vector_indexes(tmp_path: Path, kind: str) -> None:
+    uri = str(tmp_path / "t.lance")
+    make_vectors(uri, np.random.default_rng(2), COUNT, kind)
+    [answers] = assert_silent(uri).to_json()["answers"]
+    assert (answers["type"], answers["segments"], answers["wrong"]) == (kind, 2, 0)
+    assert answers["recall_low"] <= answers["recall"] <= answers["recall_high"]
+    assert answers["recall"] > 0.3
+    assert answers["built_rows_recall"] > 0.3
+    assert answers["appended_rows_recall"] > 0.3
+
+
+def test_json_paths_are_asked(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    index_json(lance.write_dataset(json_rows(1000), uri, max_rows_per_file=300))
+    report = assert_silent(uri)
+    assert {one.index: one.queries > 5 for one in report.answers} == {"by_x": True, "by_y": True}
+
+
+@pytest.mark.parametrize("merged", [0, 1])
+def test_dot_product_after_optimize_indices(tmp_path: Path, merged: int) -> None:
+    uri = str(tmp_path / "t.lance")
+    random = np.random.default_rng(3)
+    centers = 3 * random.normal(size=(30, DIMENSION))
+    dataset = lance.write_dataset(
+        pa.table({"vector": vectors(random, COUNT, centers=centers)}), uri, max_rows_per_file=1000
+    )
+    dataset.create_index("vector", "IVF_PQ", name="v", metric="dot", num_partitions=8, num_sub_vectors=8)
+    assert_silent(uri)
+    dataset.insert(pa.table({"vector": vectors(random, 400, centers=centers)}))
+    dataset.optimize.optimize_indices(num_indices_to_merge=merged)
+    report = checked(uri)
+    assert found(report) == {("v", "index_recall_low")}, report.describe()
+    assert report.exit_code == 9
+    assert "--rebuild --index v" in report.findings.kept[0].remedy
+
+
+def test_foreign_centroids(tmp_path: Path) -> None:
+    uri, aside = str(tmp_path / "t.lance"), str(tmp_path / "aside.lance")
+    random = np.random.default_rng(4)
+    centers = 3 * random.normal(size=(100, DIMENSION))
+    for place in (uri, aside):
+        dataset = lance.write_dataset(pa.table({"vector": vectors(random, COUNT, centers=centers)}), place)
+        dataset.create_index("vector", "IVF_FLAT", name="v", num_partitions=100)
+    assert_silent(uri)
+    [place], [other] = folders(uri, "v"), folders(aside, "v")
+    (place / "index.idx").write_bytes((other / "index.idx").read_bytes())
+    report = checked(uri)
+    assert found(report) == {("v", "index_recall_low")}, report.describe()
+
+
+def test_bitmap_that_lost_a_value(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    kinds = pa.table({"kind": [f"kind{n % 500}" for n in range(20_000)]})
+    lance.write_dataset(kinds, uri, max_rows_per_file=5000)
+
+    def without(table: pa.Table) -> pa.Table:
+        kept = pc.if_else(pc.equal(table["kind"], "kind77"), "kind78", table["kind"])
+        return pa.table({"kind": kept})
+
+    rebuilt_elsewhere(uri, str(tmp_path / "aside"), "b", "kind", "BITMAP", without)
+    report = checked(uri)
+    assert found(report) == {("b", "index_misses_rows"), ("b", "index_returns_dead_rows")}, report.describe()
+    [entry] = report.to_json()["answers"]
+    assert entry["wrong"] > 0
+    assert all(isinstance(one, int) for one in entry["examples_missing"])
+    assert "kind77" not in report.describe()
+    assert "kind77" in checked(uri, show_values=True).describe()
+
+
+def test_inverted_list_that_lost_a_document(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    table = rows(np.random.default_rng(5), 0, COUNT).select(["text"])
+    lance.write_dataset(table, uri, max_rows_per_file=1000)
+
+    def without(table: pa.Table) -> pa.Table:
+        texts = table["text"].to_pylist()
+        texts[1234] = None
+        return pa.table({"text": texts})
+
+    rebuilt_elsewhere(uri, str(tmp_path / "aside"), "i", "text", "INVERTED", without)
+    report = checked(uri)
+    assert ("i", "index_misses_rows") in found(report), report.describe()
+    assert report.answers[0].examples_missing == [(1 << 32) + 234]
+
+
+@pytest.mark.parametrize("kind", ["BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER", "IVF_PQ"])
+def test_swapped_segments(tmp_path: Path, kind: str) -> None:
+    uri = str(tmp_path / "t.lance")
+    two_segments(uri, kind)
+    assert_silent(uri)
+    swap(*folders(uri, "x"))
+    report = checked(uri)
+    assert ("x", "index_coverage_wrong") in found(report), report.describe()
+
+
+@pytest.mark.parametrize("kind", ["BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER", "IVF_PQ"])
+def test_a_fragment_that_it_does_not_hold(tmp_path: Path, kind: str) -> None:
+    uri = str(tmp_path / "t.lance")
+    two_segments(uri, kind)
+    first, second = folders(uri, "x")
+    replace_files(second, first)
+    report = checked(uri)
+    assert found(report) & {("x", "index_misses_rows"), ("x", "index_coverage_wrong")}, report.describe()
+
+
+def test_a_segment_of_another_index(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    random = np.random.default_rng(6)
+    table = pa.table({"a": random.permutation(COUNT), "b": random.permutation(COUNT)})
+    dataset = lance.write_dataset(table, uri, max_rows_per_file=1000)
+    for column in "ab":
+        dataset.create_scalar_index(column, "BTREE", name=f"by_{column}")
+    assert_silent(uri)
+    [place], [other] = folders(uri, "by_a"), folders(uri, "by_b")
+    replace_files(place, other)
+    assert {name for name, _ in found(checked(uri))} == {"by_a"}
+
+
+def two_segments(uri: str, kind: str) -> None:
+    random = np.random.default_rng(7)
+
+    def some(first: int) -> pa.Table:
+        return pa.table({"n": pa.array(range(first, first + COUNT), pa.int64()), "v": vectors(random, COUNT)})
+
+    dataset = lance.write_dataset(some(0), uri)
+    dataset.insert(some(COUNT))
+    parts = [
+        dataset.create_index_uncommitted(
+            "v" if kind.startswith("IVF") else "n",
+            kind,
+            name="x",
+            fragment_ids=[fragment],
+            **({"num_partitions": 4, "num_sub_vectors": 4} if kind.startswith("IVF") else {}),
+        )
+        for fragment in (0, 1)
+    ]
+    dataset.commit_existing_index_segments("x", "v" if kind.startswith("IVF") else "n", parts)
