@@ -83,6 +83,23 @@ def test_it_is_done_once(uri: str) -> None:
         assert index.covered - existing <= set(range(4))
 
 
+def test_where_no_row_was_dropped_nothing_is_claimed(tmp_path: Path) -> None:
+    """Else each search would exclude rows, and those of pylance up to 8 by an HNSW index would never end."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(rows(0, 100), uri, enable_stable_row_ids=True, max_rows_per_file=25)
+    lance.dataset(uri).create_index("vector", "IVF_HNSW_FLAT", num_partitions=1, name="near")
+    lance.dataset(uri).create_scalar_index("text", "INVERTED", name="words")
+    for _ in range(2):
+        run_job(uri, "compact")
+        table = open_table(uri)
+        existing = {fragment.id for fragment in table.manifest.manifest.fragments}
+        assert {name: index.covered - existing for name, index in base_indexes(table).items()} == {
+            "near": set(),
+            "words": set(),
+        }
+    check(uri, *range(100))
+
+
 def test_a_run_finishes_what_a_killed_one_left(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(table: Table, before: Table | None, note: CommitNote, retry: CommitRetry) -> Table:
         if before is not None:
