@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.options import Duration, IntRange, storage_options
 from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
@@ -97,7 +98,7 @@ def backlog_limits(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(short_help="One line and an exit code from 0 to 3, for Nagios.")
-@click.argument("uri", required=False)
+@click.argument("uri", type=TABLE, required=False)
 @click.option("--config", "file", metavar="FILE", help="Check all tables of the service with this configuration.")
 @click.option("--nagios", is_flag=True, help="Required: the output format.")
 @backlog_limits

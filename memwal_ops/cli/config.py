@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 import memwal_ops
+from memwal_ops.cli.completion import FILE
 from memwal_ops.cli.options import json_output
 from memwal_ops.cli.printing import echo_result, error_document
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError
@@ -33,7 +34,7 @@ def config() -> None:
 
 
 @config.command(short_help="Explain every error, or show the effective configuration.")
-@click.argument("file", default=default_config_path)
+@click.argument("file", type=FILE, default=default_config_path)
 @json_output
 def check(file: str, as_json: bool) -> int:
     """Check FILE: explain every error with its line and a fix, or print the effective configuration.

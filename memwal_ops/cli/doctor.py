@@ -15,6 +15,7 @@ import click
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.options import branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo, echo_json
 from memwal_ops.core.registry import location_of
@@ -67,7 +68,7 @@ class Check:
 
 
 @click.command(short_help="Check this machine, and a store, before a job fails.")
-@click.argument("uri", required=False)
+@click.argument("uri", type=TABLE, required=False)
 @branch_option
 @storage_options
 @json_output

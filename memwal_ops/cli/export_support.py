@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.doctor import environment_checks
 from memwal_ops.cli.options import IntRange, branch_option, json_output, storage_options
 from memwal_ops.cli.output_file import check_replaceable, written_file
@@ -26,7 +27,7 @@ _SUFFIX = "-support.zip"
 
 
 @click.command(short_help="Write a table's metadata, without values, into a file.")
-@click.argument("uri")
+@click.argument("uri", type=TABLE)
 @click.option("-o", "--output", metavar="FILE", help=f"The file to write.  [default: NAME{_SUFFIX}]")
 @click.option("--force", is_flag=True, help="Replace FILE even if it is not an earlier export.")
 @click.option("--versions", type=IntRange(min=1), default=1000, show_default=True, help="At most N versions.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.options import Duration, IntRange, branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Keep a base version for a long-running reader.")
-@click.argument("uri")
+@click.argument("uri", type=TABLE)
 @click.option("--version", "version", type=IntRange(min=1), help="The version to keep.  [default: the newest]")
 @click.option(
     "--ttl",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.job_command import chosen_options, option_parameters, read_options
 from memwal_ops.cli.options import branch_parameter, json_parameter, on, storage_parameters
 from memwal_ops.cli.printing import echo_result
@@ -72,7 +73,7 @@ def _command() -> click.Command:
         short_help="Prepare a table for its jobs.",
         help=_HELP.format("\n\n".join(f"{name}: {one.summary}" for name, one in specs.items())),
         params=[
-            click.Argument(["uri"]),
+            click.Argument(["uri"], type=TABLE),
             click.Option(
                 ["--format", "format_name"],
                 type=click.Choice(sorted(specs)),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 from click.core import ParameterSource
 
+from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.options import branch_parameter, json_parameter, on, storage_parameters
 from memwal_ops.cli.printing import echo, echo_json, error_document
 from memwal_ops.cli.process import open_table
@@ -80,7 +81,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
         return run_command(first.name, open_table(place, storage_options, job=first.name), chosen, as_json=as_json)
 
     from_export = any(spec.from_export for spec in specs.values())
-    parameters: list[click.Parameter] = [click.Argument(["uri"], required=not from_export)]
+    parameters: list[click.Parameter] = [click.Argument(["uri"], type=TABLE, required=not from_export)]
     parameters += option_parameters(specs)
     if from_export:
         about = "Read the table from a file of export-support, instead of URI."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.options import branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.holds import user_at_host
@@ -28,7 +29,7 @@ def lease() -> None:
 
 
 @lease.command("list", short_help="Show the leases of a table and their holders.")
-@click.argument("uri")
+@click.argument("uri", type=TABLE)
 @click.option("--job", help="Only this job's.")
 @branch_option
 @storage_options
@@ -54,7 +55,7 @@ def show(uri: str, job: str | None, storage_options: dict[str, str], as_json: bo
 
 
 @lease.command("break", short_help="End a lease that another supervisor holds.")
-@click.argument("uri")
+@click.argument("uri", type=TABLE)
 @click.option("--job", help="Only this job's.  [default: all that are held]")
 @branch_option
 @storage_options

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwal_ops.cli.check import last_run_fault_of
+from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.options import IntRange, branch_option, json_output, storage_options
 from memwal_ops.cli.output_file import check_replaceable, written_file
 from memwal_ops.cli.printing import echo, echo_json
@@ -43,7 +44,7 @@ _LEVELS = {Severity.ERROR: CRITICAL, Severity.WARNING: WARNING, Severity.INFO: O
 
 
 @click.command(short_help="Write one HTML page about a table, with its history.")
-@click.argument("uri")
+@click.argument("uri", type=TABLE)
 @click.option("-o", "--output", metavar="FILE", help="The file to write; - is stdout. An earlier report is replaced.")
 @click.option("--force", is_flag=True, help="Replace FILE even if it is not an earlier report.")
 @click.option("--limit", type=IntRange(1, 1000), default=100, show_default=True, help="At most N versions.")

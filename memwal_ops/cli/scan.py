@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.past_runs import RunHistory
 from memwal_ops.cli.printing import echo_result
@@ -35,8 +36,10 @@ _MAX_SKIPPED = 10
 
 
 @click.command(short_help="Show what tables need, and the configuration that does it.")
-@click.argument("uris", metavar="[URI]...", nargs=-1)
-@click.option("--database", metavar="DIR", help="All tables of this LanceDB folder, those of its namespaces, too.")
+@click.argument("uris", type=TABLE, metavar="[URI]...", nargs=-1)
+@click.option(
+    "--database", type=TABLE, metavar="DIR", help="All tables of this LanceDB folder, those of its namespaces, too."
+)
 @click.option(
     "--namespace", metavar="URI", help="All tables of this catalog: lance+namespace://IMPL/PATH?PROPERTY=VALUE."
 )

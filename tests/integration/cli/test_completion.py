@@ -23,7 +23,17 @@ def test_the_script_of_a_shell(capfd: pytest.CaptureFixture[str], monkeypatch: p
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("com", {"compact"}), ("merge --max", {"--max-bytes", "--max-generations"}), ("config c", {"check"})],
+    [
+        ("com", {"compact"}),
+        ("merge --max", {"--max-bytes", "--max-generations"}),
+        ("config c", {"check"}),
+        # the shell's own completion of paths
+        ("merge /data/o", {"dir,/data/o"}),
+        ("lease list ord", {"dir,ord"}),
+        ("scan --database /d", {"dir,/d"}),
+        ("run --config mem", {"file,mem"}),
+        ("config check mem", {"file,mem"}),
+    ],
 )
 def test_what_is_completed(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, completed: set[str]
