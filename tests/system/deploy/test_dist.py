@@ -152,6 +152,14 @@ def test_licenses(expression: str, permissive: bool) -> None:
     assert [fault.split()[0] for fault in faults] == ([] if permissive else ["other"])
 
 
+def test_the_page_on_installing_weighs_each_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[<>=~ ]", one)[0] for one in project["dependencies"]}
+    table = (ROOT / "docs/install.md").read_text().partition("## What is installed with it")[2]
+    named = [name for names in re.findall(r"^\| ([^|]+) \| \d+ \|", table, re.MULTILINE) for name in names.split(", ")]
+    assert sorted(named) == sorted(needed)
+
+
 def test_the_man_page_has_each_command_and_exit_code() -> None:
     page = man_page.page(0)
     assert '.TH MEMWAL-OPS 1 "1970-01-01"' in page
