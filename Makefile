@@ -12,7 +12,7 @@ COMMA := ,
 EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test campaigns test-all test-airflow mutate dist dist-pythons audit lint format bench bench-spark bench-supervisor soak fuzz replay protos protos-check docs \
+.PHONY: help demo check test campaigns test-all test-airflow mutate dist dist-pythons audit release-check lint format bench figures bench-spark bench-supervisor soak fuzz replay protos protos-check docs \
   docs-check site models next-pylance requirements clean
 
 help:  ## Show the targets
@@ -42,9 +42,9 @@ test-airflow: $(AIRFLOW_VENV)/.ready  ## Run operators, sensor and example DAG i
 	@$(if $(SHORT),,AIRFLOW_SERVICES=1) $(AIRFLOW_VENV)/bin/python -m pytest --confcutdir tests/system/airflow -m "not s3" \
 	  -W default --disable-warnings tests/system/airflow
 
-# MUTANTS=N: at most N mutants of each module. AGAIN=1: those that no test killed the last time. Reports: build/mutation.
+# MUTANTS=N: at most N mutants of each module. LEAST=N: fail if fewer than N % are killed. AGAIN=1: those that no test killed the last time. Reports: build/mutation.
 mutate: $(VENV)/.mutate  ## Mutation testing of the code that decides: report mutants that no test kills (ONLY=retention; all: hours)
-	@RUST_LOG=off nice $(BIN)/python -m tools.mutate $(if $(MUTANTS),--sample $(MUTANTS)) $(if $(AGAIN),--again) $(ONLY)
+	@RUST_LOG=off nice $(BIN)/python -m tools.mutate $(if $(MUTANTS),--sample $(MUTANTS)) $(if $(LEAST),--least $(LEAST)) $(if $(AGAIN),--again) $(ONLY)
 
 # URL=https://...: of the repository, for the metadata and the links of the README.
 dist: $(VENV)/.dist  ## Build wheel and source archive into dist, twice the same; install it elsewhere and use it (2 minutes)
@@ -57,6 +57,11 @@ dist-pythons: $(VENV)/.dist  ## Use the wheel of dist by Python 3.11 to 3.13; re
 audit: $(VENV)/.dist  ## Look for known vulnerabilities in the pinned packages (each night; needs PyPI's advisories)
 	@$(BIN)/python -m pip_audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt || \
 	  { echo "Where the advisories of PyPI cannot be reached, nothing was checked."; exit 1; }
+
+# ONLY="dist site": these alone. FROM=dist: this and those after it. SKIP="models=no spin here": not that one. What passed on this
+# commit is not run again. build/release-check.md has the table.
+release-check: $(VENV)/.dev  ## Walk the checklist of a release: all tests, real stores, dist, site, audit, mutants, figures (hours)
+	@$(BIN)/python -m tools.release_check $(ONLY:%=--only %) $(if $(FROM),--from $(FROM)) $(if $(SKIP),--skip "$(SKIP)")
 
 lint: $(VENV)/.dev protos-check docs-check  ## Check style, types, layers and generated code (a minute)
 	@$(BIN)/ruff check .
@@ -76,6 +81,10 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@RUST_LOG=off $(BIN)/python -m benchmarks.gc
 	@RUST_LOG=off $(BIN)/python -m benchmarks.writer
 	@RUST_LOG=off $(BIN)/python -m benchmarks.large
+
+# AGAINST=release: exit code 1 if one is worse by more than 15 % than the last release's. OUT=FILE keeps them.
+figures: $(VENV)/.dev  ## Measure the figures that releases are compared by: requests, and ratios, no times (5 minutes)
+	@RUST_LOG=off $(BIN)/python -m benchmarks.figures $(if $(AGAINST),--against $(AGAINST)) $(if $(OUT),--out $(OUT))
 
 bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs Java; half an hour, some GB)
 	@$(BIN)/python -m benchmarks.spark

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchmarks.markdown import head, row
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
 from memwal_ops.core.run import run_job
@@ -19,6 +20,7 @@ from memwal_ops.formats.lance.table import open_lance_table
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Iterator
 
 _COMMANDS = (
     ("inspect", inspect.inspect),
@@ -34,23 +36,23 @@ _COMMANDS = (
 _METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
 
 
+def measured(options: dict[str, str], counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    """Run each command on each table; yields their names, while ``counts`` has the requests."""
+    for regions, generations in ((1, 1), (1, 5), (1, 20), (4, 5)):
+        uri = f"s3://{BUCKET}/{regions}-{generations}.lance"
+        make(uri, Shape(base=20_000, regions=regions, generations=generations, rows=500), storage_options=options)
+        for name, job in _COMMANDS:
+            counts.clear()
+            job(open_lance_table(uri, options))
+            yield name, f"{regions} regions x {generations} generations"
+
+
 def main() -> None:
     """Start a server, run the commands, print the table."""
+    head("command", "table", *_METHODS, "all")
     with counting_server() as (options, counts):
-        print("| command | table | " + " | ".join(_METHODS) + " | all |\n|---|---|" + "---|" * (len(_METHODS) + 1))
-        for regions, generations in ((1, 1), (1, 5), (1, 20), (4, 5)):
-            uri = f"s3://{BUCKET}/{regions}-{generations}.lance"
-            make(uri, Shape(base=20_000, regions=regions, generations=generations, rows=500), storage_options=options)
-            table = f"{regions} regions x {generations} generations"
-            for name, job in _COMMANDS:
-                counts.clear()
-                job(open_lance_table(uri, options))
-                _row(name, table, counts)
-
-
-def _row(command: str, table: str, counts: Counter[str]) -> None:
-    cells = [command, table, *(str(counts[method]) for method in _METHODS), f"**{counts.total()}**"]
-    print("| " + " | ".join(cells) + " |", flush=True)
+        for command, table in measured(options, counts):
+            row(command, table, *(counts[method] for method in _METHODS), f"**{counts.total()}**")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import urllib.request
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ def counting_server() -> Iterator[tuple[dict[str, str], Counter[str]]]:
     server.start()
     try:
         endpoint = "http://{}:{}".format(*server.get_host_and_port())
+        urllib.request.urlopen(f"{endpoint}/moto-api/reset", b"").close()  # what an earlier server of this process had
         boto3.client(
             "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=_KEY, aws_secret_access_key=_KEY
         ).create_bucket(Bucket=BUCKET)

@@ -30,6 +30,7 @@ from memwal_ops.storage.counting import CountingStore
 from tests.support.tables.many_regions import make_regions
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable
 
     from memwal_ops.formats.lance.layouts.api import Layout
@@ -61,17 +62,20 @@ def requests_on_local_files(folder: str, regions: int, layout: Layout) -> list[s
     ]
 
 
-def requests_on_s3(options: dict[str, str], counts: dict[str, int], regions: int, layout: Layout) -> list[str]:
+def requests_on_s3(options: dict[str, str], counts: Counter[str], regions: int, layout: Layout) -> list[str]:
     """The same on the S3 stand-in, counted at the server."""
+    total, seconds = requests_of(options, counts, regions, layout)
+    return ["S3 stand-in", layout.name, f"{regions:,}", f"**{total / regions:.2f}**", f"{seconds:.2f} s", ""]
+
+
+def requests_of(options: dict[str, str], counts: Counter[str], regions: int, layout: Layout) -> tuple[int, float]:
+    """The requests of a snapshot in the steady state, and its seconds."""
     uri = f"s3://{BUCKET}/{layout.name}-{regions}.lance"
-    table = make_regions(uri, regions, layout, options)
-    snapshot.apply(table, snapshot.SnapshotOptions())
+    snapshot.apply(make_regions(uri, regions, layout, options), snapshot.SnapshotOptions())
     counts.clear()
     started = time.monotonic()
     assert snapshot.apply(open_lance_table(uri, options), snapshot.SnapshotOptions()).decision == "unchanged"
-    seconds = time.monotonic() - started
-    cells = ["S3 stand-in", layout.name, f"{regions:,}", f"**{sum(counts.values()) / regions:.2f}**"]
-    return [*cells, f"{seconds:.2f} s", ""]
+    return counts.total(), time.monotonic() - started
 
 
 def child(uri: str) -> None:

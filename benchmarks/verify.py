@@ -32,6 +32,8 @@ from memwal_ops.storage.counting import CountingStore
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from memwal_ops.formats.lance.table import Table
 
 _MIB = 1 << 20
@@ -103,15 +105,20 @@ def on_local_files(folder: str, regions: int, generations: int) -> list[str]:
     return ["local files", f"{regions:,}", f"{generations}", f"{found['calls']:,}", f"**{calls:.2f}**", seconds, peak]
 
 
-def on_s3(options: dict[str, str], counts: dict[str, int], regions: int, generations: int) -> list[str]:
+def on_s3(options: dict[str, str], counts: Counter[str], regions: int, generations: int) -> list[str]:
     """One row: all requests, counted at the server."""
+    total, seconds = requests_of(options, counts, regions, generations)
+    per = f"**{total / (regions * generations):.2f}**"
+    return ["S3 stand-in", f"{regions:,}", f"{generations}", f"{total:,}", per, f"{seconds:.1f} s", ""]
+
+
+def requests_of(options: dict[str, str], counts: Counter[str], regions: int, generations: int) -> tuple[int, float]:
+    """The requests of a verification of a new table, and its seconds."""
     table = make(f"s3://{BUCKET}/{regions}x{generations}.lance", regions, generations, options)
     counts.clear()
     started = time.monotonic()
     assert verify.plan(table, VerifyOptions(), RunContext()).decision == "healthy"
-    seconds, total = time.monotonic() - started, sum(counts.values())
-    per = f"**{total / (regions * generations):.2f}**"
-    return ["S3 stand-in", f"{regions:,}", f"{generations}", f"{total:,}", per, f"{seconds:.1f} s", ""]
+    return counts.total(), time.monotonic() - started
 
 
 def main() -> None:

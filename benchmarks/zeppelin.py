@@ -38,7 +38,7 @@ from memwal_ops.formats.zeppelin.wire.segment import encode_attributes, encode_c
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from memwal_ops.formats.zeppelin.namespace import Namespace
 
@@ -245,20 +245,25 @@ def requests(fragments: int) -> None:
     """Requests of a compaction at the S3 stand-in, by fragments and clusters."""
     head("fragments", "clusters", "rows", "GET", "HEAD", "PUT", "POST", "all")
     with counting_server() as (options, counts):
-        for number, (parts, clusters) in enumerate([(1, 1), (fragments, 1), (fragments, 8), (0, 8)]):
-            uri = f"s3://{BUCKET}/requests{number}"
-            zeppelin.create(uri, dimensions=8, dialect="native", storage_options=options)
-            writer = zeppelin.open_writer(uri, options)
-            source, rows = Source(8), max(1, parts) * 20
-            for part in range(max(1, parts)):
-                vectors = source.vectors(20)
-                writer.append([{"id": f"{part}-{at}", "values": one} for at, one in enumerate(vectors)])
+        for cells in compacted(options, counts, fragments):
+            row(*cells, *(counts[method] for method in ("GET", "HEAD", "PUT", "POST")), f"**{counts.total()}**")
+
+
+def compacted(options: dict[str, str], counts: Counter[str], fragments: int) -> Iterator[tuple[int | str, int, int]]:
+    """Compact namespaces; yields fragments, clusters and rows of each, while ``counts`` has the requests."""
+    for number, (parts, clusters) in enumerate([(1, 1), (fragments, 1), (fragments, 8), (0, 8)]):
+        uri = f"s3://{BUCKET}/requests{number}"
+        zeppelin.create(uri, dimensions=8, dialect="native", storage_options=options)
+        writer = zeppelin.open_writer(uri, options)
+        source, rows = Source(8), max(1, parts) * 20
+        for part in range(max(1, parts)):
+            vectors = source.vectors(20)
+            writer.append([{"id": f"{part}-{at}", "values": one} for at, one in enumerate(vectors)])
+        _compact(uri, options, counts, clusters)
+        if not parts:  # one more onto a segment
+            writer.append([{"id": "new", "values": source.vectors(1)[0]}])
             _compact(uri, options, counts, clusters)
-            if not parts:  # one more onto a segment
-                writer.append([{"id": "new", "values": source.vectors(1)[0]}])
-                _compact(uri, options, counts, clusters)
-            cells = [counts[method] for method in ("GET", "HEAD", "PUT", "POST")]
-            row(parts or "1 onto a segment", clusters, rows, *cells, f"**{counts.total()}**")
+        yield parts or "1 onto a segment", clusters, rows
 
 
 def _compact(uri: str, options: dict[str, str], counts: Counter[str], clusters: int) -> None:

@@ -4,7 +4,7 @@ mutmut makes the changes and runs the tests. Its settings are in pyproject.toml:
 ``[tool.memwal-ops.mutate]`` with the tests of each module. ``build/mutation/MODULE.json`` has the outcome of each
 mutant, ``MODULE.txt`` the counts, and the diff of each mutant that no test killed.
 
-Usage: python -m tools.mutate [--sample N] [--again] [MODULE ...]
+Usage: python -m tools.mutate [--sample N] [--least PERCENT] [--again] [MODULE ...]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mutmut.__main__ import _run
 from mutmut.configuration import config
@@ -26,6 +27,9 @@ from mutmut.mutation.diff_apply import get_diff_for_mutant
 from mutmut.mutation.file_mutation import mutate_file_contents
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.format_utils import get_mutant_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 REPORTS = Path("build/mutation")
 KILLED = {"killed", "timeout"}
@@ -78,6 +82,7 @@ def main() -> int:
     """Mutate the modules that are named, or all; each in a process of its own, since mutmut's state is global."""
     parser = argparse.ArgumentParser(description="Report which changes of the deciding code no test notices.")
     parser.add_argument("--sample", type=int, metavar="N", help="at most N mutants of each module")
+    parser.add_argument("--least", type=int, default=0, metavar="PERCENT", help="fail if fewer of a module are killed")
     parser.add_argument("--again", action="store_true", help="only those that no test killed the last time")
     parser.add_argument("module", nargs="*", help="file name without .py; all if none is given")
     args = parser.parse_args()
@@ -87,12 +92,17 @@ def main() -> int:
     if len(chosen) == 1:
         (path, tests), *_ = chosen.items()
         print(mutate(path, tests, args.sample, again=args.again))
-        return 0
+        return int(not are_noticed(json.loads((REPORTS / f"{Path(path).stem}.json").read_text()), args.least))
     options = [*([f"--sample={args.sample}"] if args.sample else []), *(["--again"] if args.again else [])]
-    return max(
-        subprocess.run([sys.executable, "-m", "tools.mutate", *options, Path(path).stem], check=False).returncode
-        for path in chosen
-    )
+    command = [sys.executable, "-m", "tools.mutate", f"--least={args.least}", *options]
+    failed = [path for path in chosen if subprocess.run([*command, Path(path).stem], check=False).returncode]
+    print(f"{len(chosen)} modules; too few mutants are killed of: {', '.join(failed) or 'none'}")
+    return int(bool(failed))
+
+
+def are_noticed(statuses: Mapping[str, str], least: int) -> bool:
+    """Whether at least that percentage of the mutants was killed."""
+    return sum(status in KILLED for status in statuses.values()) * 100 >= least * len(statuses)
 
 
 if __name__ == "__main__":
