@@ -16,6 +16,8 @@ from tests.campaigns.faults.jobs import JOBS, OTHERS
 from tests.campaigns.faults.plan import Fault, Plan, Point, described
 from tests.campaigns.faults.points import is_indifferent, kind_of
 from tests.campaigns.faults.tables import LAYOUTS, START, Prepared, prepare, scan
+from tests.campaigns.traces.protocol import Protocol
+from tests.campaigns.traces.recorder import recording
 from tests.support.dying_store import Killed
 from tests.support.tables import wire
 from tests.support.tables.files import Files
@@ -179,8 +181,12 @@ class _Run:
     witness: Witness = field(init=False)
 
     def run(self) -> Plan:
+        self.witness = self.prepared.restore()
+        with recording(self.prepared.uri, Protocol().accept):
+            return self._run()
+
+    def _run(self) -> Plan:
         cell, prepared = self.cell, self.prepared
-        self.witness = prepared.restore()
         self.takes |= self.job.takes
         plan = Plan(cell.point, cell.fault, self._others)
         try:

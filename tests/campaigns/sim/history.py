@@ -14,6 +14,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tests.campaigns.sim.steps import Steps, make_table
+from tests.campaigns.traces.protocol import Protocol
+from tests.campaigns.traces.recorder import recording
 from tests.support.calm import calm
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class History:
 
     def run(self) -> Counter[str]:
         """All steps, then the end; how often each had an effect."""
-        with calm():
+        with calm(), recording(self.steps.uri, Protocol().accept):
             return self._run()
 
     def _run(self) -> Counter[str]:
