@@ -223,6 +223,14 @@ class NamesWriters(Protocol):
 
 
 @runtime_checkable
+class RecordsRevisions(Protocol):
+    """A format that stores what its revisions show, before other programs delete them; optional."""
+
+    def record_revisions(self, table: Any) -> None:
+        """Store it for a table that was just opened; a few requests, and none that fails the caller."""
+
+
+@runtime_checkable
 class DetectsChanges(Protocol):
     """A format that can detect by a few requests that nothing was written to a table; optional.
 

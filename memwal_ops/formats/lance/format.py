@@ -72,6 +72,12 @@ class LanceFormat:
 
         return last_writer(table)
 
+    def record_revisions(self, table: Table) -> None:
+        """See :class:`memwal_ops.core.protocols.RecordsRevisions`."""
+        from memwal_ops.formats.lance.retention.schema_recorder import try_to_record_schema  # noqa: PLC0415 - as above
+
+        try_to_record_schema(table)
+
     def work_of(self, table: Table, need: Need) -> Work:
         """See :class:`memwal_ops.core.outlook.EstimatesWork`."""
         from memwal_ops.formats.lance.work import work_of  # noqa: PLC0415 - pylance, as above

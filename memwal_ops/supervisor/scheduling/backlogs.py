@@ -164,7 +164,9 @@ class BacklogPolling:
         options = dict(state.table.settings.storage_options)
         known = self._fingerprint(state, jobs)
         failing = tuple(name for name, entry in state.entries.items() if entry.failures)
-        request = PollRequest(self._number(), state.table.uri, options, jobs, state.history_wanted, known, failing)
+        request = PollRequest(
+            self._number(), state.table.uri, options, jobs, state.history_wanted, known, failing, record=True
+        )
         state.history_wanted = False
         state.polling, state.poll_due, state.poll_again = True, None, False
         state.poll_began = self._clock.monotonic()

@@ -52,6 +52,7 @@ class PollRequest:
         fingerprint: of an idle table, the fingerprint in an earlier result: if it is the same now, nothing else is
             read. Empty: there is none yet. None: the table is not idle, and no fingerprint is needed.
         failing: the jobs whose last runs are read from their leases: others may have run them successfully.
+        record: also store in the table what its revisions show; False: nothing is written.
     """
 
     id: int
@@ -61,6 +62,7 @@ class PollRequest:
     history: bool = False
     fingerprint: str | None = None
     failing: tuple[str, ...] = ()
+    record: bool = False
     do: str = "poll"
 
 

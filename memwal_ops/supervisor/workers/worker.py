@@ -26,6 +26,7 @@ from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.leases import check, read_lease
+from memwal_ops.core.protocols import RecordsRevisions
 from memwal_ops.core.registry import all_job_specs, location_of, open_table, skip_import_probe
 from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected_error
 from memwal_ops.core.table_history import history_document
@@ -261,6 +262,8 @@ def _poll(request: Mapping[str, Any]) -> Result:
     jobs = [table.jobs[name] for name in request["jobs"] if name in table.jobs]
     fingerprint = None if known is None else fingerprint_of(table, jobs)  # before the figures are read
     figures, faults = poll_table(table, jobs)
+    if request["record"] and isinstance(table.format, RecordsRevisions):
+        table.format.record_revisions(table)
     report = _history(table) if request["history"] else None
     if faults:
         return replace(_failed(request["id"], faults[0]), figures=figures, version=table.revision, report=report)

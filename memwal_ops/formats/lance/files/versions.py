@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.wire.names import NamingScheme, parse_version_manifest_name, version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, decode_version_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.storage.api import ObjectMeta, Store
 
 VERSIONS_FOLDER = "_versions"
@@ -22,6 +25,24 @@ TRANSACTIONS_FOLDER = "_transactions"
 SET_ASIDE_FOLDER = "_mem_wal_ops/expired"
 """Where an expiry copies manifests before it deletes them (:mod:`memwal_ops.formats.lance.retention.set_aside`)."""
 VERSION_HINT = f"{VERSIONS_FOLDER}/latest_version_hint.json"
+# Field numbers of the operations of a transaction (protos/transaction.proto of Lance).
+_OPERATIONS: Mapping[int, str] = {
+    100: "append",
+    101: "delete",
+    102: "overwrite",
+    103: "create index",
+    104: "rewrite",
+    105: "merge columns",
+    106: "restore",
+    107: "reserve fragments",
+    108: "update",
+    109: "project",
+    110: "update config",
+    111: "replace data",
+    112: "update MemWAL state",
+    113: "clone",
+    114: "update base paths",
+}
 PAGE = 1000
 """The page size of a listing on every store."""
 
@@ -114,6 +135,13 @@ def parent_version(version: VersionManifest) -> int | None:
         restored = int(transaction.restore.version)
         return restored if restored < number else None
     return 0 if transaction.HasField("overwrite") else number - 1
+
+
+def operation_of(transaction: table_pb2.Transaction) -> str:
+    """The name of the operation of a transaction; empty: unknown."""
+    present = {field.number for field, _ in transaction.ListFields()}
+    present |= {field.field_number for field in UnknownFieldSet(transaction)}  # type: ignore[attr-defined]  # iterable, missing in the stub
+    return next((name for number, name in _OPERATIONS.items() if number in present), "")
 
 
 def decode_named(path: str, data: bytes) -> VersionManifest:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, file_key, references, version_of_main
-from memwal_ops.formats.lance.retention.schema_history import nanoseconds
+from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.locations import LOCAL

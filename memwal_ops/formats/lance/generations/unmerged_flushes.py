@@ -19,7 +19,7 @@ from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.generation import read_flush
 from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
-from memwal_ops.formats.lance.retention.schema_history import nanoseconds
+from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

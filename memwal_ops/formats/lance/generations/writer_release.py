@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.versions import read_version_manifest, version_path
-from memwal_ops.formats.lance.retention.schema_history import Flush, nanoseconds
+from memwal_ops.formats.lance.retention.schema_history import Flush
+from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.version_manifest import lance_major
 

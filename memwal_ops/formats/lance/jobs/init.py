@@ -16,6 +16,7 @@ from memwal_ops.formats.lance.log.create import (
     refuse_existing,
 )
 from memwal_ops.formats.lance.regions.specs import RegionField, RegionSpec
+from memwal_ops.formats.lance.retention.schema_recorder import try_to_record_schema
 from memwal_ops.formats.lance.table import Table, read_table
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 
@@ -138,6 +139,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     details = plan_creation(table, **wanted).details
     if not dry_run:
         table = create_mem_wal(location, store, **wanted)
+        try_to_record_schema(table)
         details = table.index.details
     return _report("dry_run" if dry_run else "created", table, details)
 
@@ -149,6 +151,7 @@ def _add(table: Table, wanted: dict[str, Any], *, dry_run: bool) -> InitReport:
         return _report("unchanged", table, details)
     if not dry_run:
         table = create_mem_wal(table.location, table.store, **wanted)
+        try_to_record_schema(table)
         details = table.index.details
     return _report("dry_run" if dry_run else "added", table, details, before)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import SchemaProjectionError, UnsupportedFeatureError
 from memwal_ops.formats.lance.log.region_columns import stored_columns
 from memwal_ops.formats.lance.log.region_files import entry_path
-from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory, nanoseconds
+from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
+from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 
 if TYPE_CHECKING:
     from uuid import UUID

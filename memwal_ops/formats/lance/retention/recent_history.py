@@ -8,11 +8,9 @@ from datetime import UTC, datetime
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
-from google.protobuf.unknown_fields import UnknownFieldSet
-
 from memwal_ops.core.table_history import IndexRecord, LogRecord, RevisionRecord, StorageRecord, TableHistory
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, RegionManifestCorruptError, TableCorruptError
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, operation_of
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_region_manifest_name, parse_version_manifest_name
@@ -31,24 +29,6 @@ if TYPE_CHECKING:
 _CONCURRENT_READS = 16
 _MAX_REGIONS = 20
 _MAX_MANIFESTS = 20
-# Field numbers of the operations of a transaction (protos/transaction.proto of Lance).
-_OPERATIONS: Mapping[int, str] = {
-    100: "append",
-    101: "delete",
-    102: "overwrite",
-    103: "create index",
-    104: "rewrite",
-    105: "merge columns",
-    106: "restore",
-    107: "reserve fragments",
-    108: "update",
-    109: "project",
-    110: "update config",
-    111: "replace data",
-    112: "update MemWAL state",
-    113: "clone",
-    114: "update base paths",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +113,7 @@ def _revision(
         version.number,
         version.committed,
         _author(manifest, transaction),
-        "" if transaction is None else _operation(transaction),
+        "" if transaction is None else operation_of(transaction),
         sum(int(one.physical_rows) - int(one.deletion_file.num_deleted_rows) for one in manifest.fragments),
         sum(int(file.file_size_bytes) for file in files) if all(file.file_size_bytes for file in files) else None,
         sum(max(0, one.stop - one.start) for one in merged.values()),
@@ -154,12 +134,6 @@ def _author(manifest: table_pb2.Manifest, transaction: table_pb2.Transaction | N
     if job:
         return f"memwal-ops {job}"
     return f"{manifest.writer_version.library} {manifest.writer_version.version}".strip() or "unknown"
-
-
-def _operation(transaction: table_pb2.Transaction) -> str:
-    present = {field.number for field, _ in transaction.ListFields()}
-    present |= {field.field_number for field in UnknownFieldSet(transaction)}  # type: ignore[attr-defined]  # iterable, missing in the stub
-    return next((name for number, name in _OPERATIONS.items() if number in present), "")
 
 
 def _region(table: Table, region_id: UUID) -> _Region:

@@ -8,26 +8,32 @@ writes every old note into ``email``. The same if ``note`` is added again: dropp
 A field exists from the version that added it to the one that dropped it. Two versions have the same field under
 an id if both descend, through versions that have the field, from a common one. The parent of a restored version is
 the one that it restores, not the one before it.
+
+Of versions that were deleted, the record that was made before shows it
+(:mod:`memwal_ops.formats.lance.retention.schema_recorder`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from threading import RLock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
 from memwal_ops.formats.lance.files.versions import parent_version, read_version_manifest
+from memwal_ops.formats.lance.retention.field_id_reuse import fewest_versions
+from memwal_ops.formats.lance.retention.schema_record import Field
+from memwal_ops.formats.lance.retention.schema_recorder import extended_record, nanoseconds, read_schema_record
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from memwal_ops.formats.lance.retention.schema_record import Part, SchemaRecord, Span
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -45,14 +51,6 @@ Its value is the number of that version. It is used only if the versions that wo
 _CONCURRENT_READS = 16
 _DATA_FILES_CHECKED = 8
 _SECOND = 1_000_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class _Field(NamedTuple):
-    id: int
-    name: str
-    logical_type: str
-    parent_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class _Version:
     """
 
     written: int
-    fields: tuple[_Field, ...]
+    fields: tuple[Field, ...]
     ids: frozenset[int]
     parent: int | None
     has_transaction: bool
@@ -110,6 +108,7 @@ class SchemaHistory:
         self._at: dict[int, int | None] = {}
         self._stored: dict[int, int] | None = None
         self._verdicts: dict[tuple[int, int], bool | None] = {}
+        self._spans: dict[int, _Version] = {}
 
     def is_same_field(self, field_id: int, flush: Flush, *, renamed: bool, adopted: int = 0) -> bool | None:
         """Whether the field that the newest version has under an id is the one that a generation was flushed with.
@@ -135,7 +134,11 @@ class SchemaHistory:
         if verdict is False and at != by_store:
             # With a clock that is behind, values of a column that was added before the flush would be lost.
             verdict = False if by_store is not None and self._same(field_id, by_store) is False else None
-        if verdict is None and (self._confirmed(field_id, flush) or (not renamed and self._in_file(field_id, flush))):
+        if verdict is None and (
+            self._confirmed(field_id, flush)
+            or (not renamed and self._in_file(field_id, flush))
+            or self._not_reused(field_id, flush)
+        ):
             return True
         return verdict
 
@@ -156,9 +159,18 @@ class SchemaHistory:
         have been expired. They were written after it.
         """
         listed = {number for number in self._table.history.listed() if number < self._table.version}
-        for number in sorted({*listed, self._table.version}, reverse=True):
+        found = self._newest_of(listed, is_before)
+        if found is None and self._record.parts:
+            # All versions of a span have the same fields: the last of those that are gone stands for them.
+            recorded = {number for span in self._record.spans() for number in (span.first, span.last)}
+            found = self._newest_of(listed | recorded, is_before)
+        return found
+
+    def _newest_of(self, numbers: set[int], is_before: Callable[[int], bool]) -> int | None:
+        newest = self._table.version
+        for number in sorted({*(one for one in numbers if one < newest), newest}, reverse=True):
             if is_before(number):
-                known = number == self._table.version or number + 1 in listed or number + 1 == self._table.version
+                known = number == newest or number + 1 in numbers or number + 1 == newest
                 return number if known and self._version(number) is not None else None
         return None
 
@@ -166,7 +178,9 @@ class SchemaHistory:
         """The newest version at that time by the store's clock; None if it is gone."""
         if self._stored is None:
             listed = self._table.history.listed()
-            self._stored = {version: nanoseconds(meta.last_modified) for version, meta in listed.items()}
+            recorded = {number: span.stored for span in self._record.spans() for number in (span.first, span.last)}
+            stored = {version: nanoseconds(meta.last_modified) for version, meta in listed.items()}
+            self._stored = recorded | stored
         stored = self._stored
         number = self._newest_at(lambda number: stored.get(number, time) <= time)
         return number if number in stored else None
@@ -248,6 +262,20 @@ class SchemaHistory:
                 return True
         return False
 
+    def _not_reused(self, field_id: int, flush: Flush) -> bool:
+        """Whether too few versions are missing since the flush for the id to have been given to another field."""
+        newer: Part | None = None
+        for part in reversed(self._evidence.parts):
+            start = part.start_of(field_id)
+            if start is None or (newer is not None and not _joins(field_id, part, start, newer)):
+                return False
+            if max(start.written, start.stored) <= flush.earliest:
+                return True
+            if start.first > part.first:
+                return False
+            newer = part
+        return False
+
     def base_ids(self, generation: table_pb2.Manifest, *, ignore: str) -> dict[int, int] | None:
         """The base's ids for a generation whose fields are numbered independently of the base.
 
@@ -275,6 +303,16 @@ class SchemaHistory:
         ids = [field.id for field in oldest.fields]
         return {mine.id: mine.id for mine in fields} if ids == list(range(len(ids))) else None
 
+    @cached_property
+    def _record(self) -> SchemaRecord:
+        """What is recorded of versions; it is read once a version is missing."""
+        return read_schema_record(self._table)
+
+    @cached_property
+    def _evidence(self) -> SchemaRecord:
+        """The record with what the existing versions show."""
+        return extended_record(self._table, self._record)
+
     def _newest_first(self) -> Iterator[tuple[int, _Version]]:
         for number in range(self._table.version, 0, -1):
             version = self._version(number)
@@ -284,10 +322,31 @@ class SchemaHistory:
 
     def _version(self, number: int) -> _Version | None:
         with self._reading:
-            if number not in self._read:
+            if number not in self._read and not self._is_gone(number):
                 self._in_a_row = max(1, 2 * self._in_a_row) if number + 1 in self._read else 1
                 self._read_down(number, min(self._in_a_row, _CONCURRENT_READS))
-            return self._read[number]
+            return self._read.get(number) or self._recorded(number)
+
+    def _is_gone(self, number: int) -> bool:
+        """Whether a recorded version is known to be missing, without a request for it."""
+        return number not in self._table.history.listed() and self._recorded(number) is not None
+
+    def _recorded(self, number: int) -> _Version | None:
+        """A version that is gone; those of a span stand for each other, and each is based on the first of them."""
+        span = self._record.span_of(number)
+        if span is None:
+            return None
+        if span.first not in self._spans:
+            self._spans[span.first] = _Version(
+                written=span.written,
+                fields=span.fields,
+                ids=span.ids,
+                parent=span.parent,
+                has_transaction=span.has_transaction,
+                confirmed="",
+            )
+        first = self._spans[span.first]
+        return first if number == span.first else replace(first, parent=span.first, has_transaction=True)
 
     def _read_down(self, number: int, count: int) -> None:
         """Read a version and the ``count`` - 1 before it at once, as most searches go through consecutive versions.
@@ -344,14 +403,9 @@ class SchemaHistory:
             ) from error
 
 
-def nanoseconds(time: datetime) -> int:
-    """Nanoseconds since 1970 of an aware time, exactly: equal times stay equal, and a file may be given the time."""
-    return (time - _EPOCH) // timedelta(microseconds=1) * 1000
-
-
 def _version(found: VersionManifest) -> _Version:
     manifest, transaction = found.manifest, found.transaction
-    fields = tuple(_Field(one.id, one.name, one.logical_type, one.parent_id) for one in manifest.fields)
+    fields = tuple(Field(one.id, one.name, one.logical_type, one.parent_id) for one in manifest.fields)
     # Without a transaction, a restore cannot be recognized: see ``has_transaction``.
     parent = int(manifest.version) - 1 if transaction is None else parent_version(found)
     return _Version(
@@ -364,7 +418,20 @@ def _version(found: VersionManifest) -> _Version:
     )
 
 
-def _shape(fields: Iterable[_Field | table_pb2.Field]) -> _Shape:
+def _shape(fields: Iterable[Field | table_pb2.Field]) -> _Shape:
     listed = list(fields)
     places = {field.id: place for place, field in enumerate(listed)}
     return [(field.name, field.logical_type, places.get(field.parent_id, -1)) for field in listed]
+
+
+def _joins(field_id: int, part: Part, start: Span, newer: Part) -> bool:
+    """Whether a field is the same before and after the versions that are missing between two parts.
+
+    Any version that existed before may have been restored meanwhile, so none may have another field under the id.
+    """
+    others = any(field_id in span.ids for span in part.spans if span.first < start.first)
+    after = newer.spans[0]
+    if others or not part.complete or field_id not in after.ids or not newer.index[0] == part.index[1] != "":
+        return False
+    missing = after.first - 1 - part.last + (not after.keeps_fields)
+    return missing < fewest_versions(field_id, part.files(), after.ids)

@@ -26,6 +26,7 @@ PROOFS = {
     ("formats/lance/retention/merged_since.py", "record_progress"): "our own records, made needless by later ones",
     ("formats/lance/retention/merged_since.py", "drop_overtaken"): "our own records that a restore contradicts",
     ("formats/lance/retention/merged_since.py", "drop_contradicted"): "the same",
+    ("formats/lance/retention/schema_recorder.py", "record_schema"): "our own records, which a later one has as well",
     ("formats/lance/stub.py", "apply"): "of a folder without versions and data, older than any creation in progress",
 }
 # They are the stores; the probe and the clock delete what they wrote a moment ago under a random name.

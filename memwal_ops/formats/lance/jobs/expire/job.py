@@ -37,6 +37,7 @@ from memwal_ops.formats.lance.retention.identity import anchored
 from memwal_ops.formats.lance.retention.live_versions import Retention
 from memwal_ops.formats.lance.retention.merged_since import drop_overtaken
 from memwal_ops.formats.lance.retention.newest_files import NewestFiles, require_complete
+from memwal_ops.formats.lance.retention.schema_recorder import record_schema
 from memwal_ops.formats.lance.retention.set_aside import put_back, set_aside
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.storage.clock import store_time
@@ -119,6 +120,7 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
     planned, kept = run.choose()
     _require_expirable(table, options, kept)
     _refuse_unreadable(table, run.retention)
+    record_schema(table)
     frees = _frees(table, planned)
     if planned and table.memwal is not None:
         drop_overtaken(table.store, run.retention)
