@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from memwal_ops.core.registry import open_table
+from memwal_ops.core.registry import open_table, uri_of_branch
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.engines.read.reader import Reader
 from memwal_ops.formats.lance.engines.read.unmerged import CONSISTENCIES, Consistency
@@ -37,6 +37,7 @@ def create_mem_wal(
     maintained_indexes: Sequence[str] = (),
     *,
     storage_options: Mapping[str, str] | None = None,
+    branch: str | None = None,
 ) -> None:
     """Create the MemWAL index of a Lance table; or add specs and maintained indexes to the one that it has.
 
@@ -45,12 +46,12 @@ def create_mem_wal(
         region_specs: how its rows are routed to regions; none: writers choose their regions. One that is added gets the
             next id; before rows are written by it, the regions of earlier ones are sealed and merged.
         maintained_indexes: names of base indexes that writers mirror; the key's own is not listed.
-        storage_options: as :func:`memwal_ops.open_table` takes them.
+        storage_options, branch: as :func:`memwal_ops.open_table` takes them.
 
     Raises:
         MemwalOpsError: as :func:`memwal_ops.formats.lance.log.create.create_mem_wal`.
     """
-    location = resolve(uri, storage_options)
+    location = resolve(uri if branch is None else uri_of_branch(uri, branch, storage_options), storage_options)
     create.create_mem_wal(
         location, open_store(location), region_specs=region_specs, maintained_indexes=maintained_indexes
     )
@@ -62,6 +63,7 @@ def read(
     *,
     writer: RegionWriter | RegionRouter | None = None,
     storage_options: Mapping[str, str] | None = None,
+    branch: str | None = None,
 ) -> Reader:
     """Read a table with what is not merged yet: ``read(uri).scan(columns, filter).to_table()``.
 
@@ -74,7 +76,7 @@ def read(
             as the index's snapshot has them. Rows that a writer has in memory only are read from ``writer``
             alone.
         writer: a writer of this process, whose rows in memory are read as well, whatever the consistency.
-        storage_options: as :func:`memwal_ops.open_table` takes them.
+        storage_options, branch: as :func:`memwal_ops.open_table` takes them.
 
     Raises:
         InvalidUsageError: another consistency.
@@ -83,8 +85,9 @@ def read(
     """
     if consistency not in CONSISTENCIES:
         raise InvalidUsageError(f"Unknown consistency {consistency!r}; give one of {', '.join(CONSISTENCIES)}.")
-    table = open_table(uri, storage_options)
+    table = open_table(uri, storage_options, branch=branch)
     if isinstance(table, Table) and table.memwal is None:
         legacy_entry(table)  # a plain table is refused
         return cast("Reader", LegacyReader(table, MergeOptions()))
-    return Reader(table if isinstance(table, Table) else open_lance_table(uri, storage_options), consistency, writer)
+    lance_table = table if isinstance(table, Table) else open_lance_table(uri, storage_options, branch)
+    return Reader(lance_table, consistency, writer)

@@ -33,6 +33,7 @@ def bulk_merge(
     regions: Sequence[UUID] = (),
     max_bytes: int | None = None,
     max_generations: int | None = None,
+    branch: str | None = None,
 ) -> MergeReport:
     """Merge all generations that were flushed before the call, on the caller's Spark session.
 
@@ -44,6 +45,7 @@ def bulk_merge(
         regions: only these; empty for all.
         max_bytes: budget of one pass, by the sizes in the region manifests; None: 1 TiB.
         max_generations: at most this many generations in one pass.
+        branch: as :func:`memwal_ops.open_table` takes it.
 
     Raises:
         SparkUnavailableError: the executors' Python cannot run the tasks.
@@ -51,7 +53,7 @@ def bulk_merge(
         MemwalOpsError: as :func:`memwal_ops.formats.lance.jobs.merge.job.apply`.
     """
     options = merge.MergeOptions(tuple(regions), "spark", max_bytes, max_generations)
-    return merge.apply(open_lance_table(uri, storage_options), options, engine=SparkEngine(spark))
+    return merge.apply(open_lance_table(uri, storage_options, branch), options, engine=SparkEngine(spark))
 
 
 def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None = None) -> None:

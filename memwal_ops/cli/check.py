@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwal_ops.cli.completion import TABLE
-from memwal_ops.cli.options import Duration, IntRange, storage_options
+from memwal_ops.cli.options import BRANCH, Duration, IntRange, on, storage_options
 from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
@@ -100,12 +100,14 @@ def backlog_limits(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(short_help="One line and an exit code from 0 to 3, for Nagios.")
 @click.argument("uri", type=TABLE, required=False)
 @click.option("--config", "file", metavar="FILE", help="Check all tables of the service with this configuration.")
+@click.option("--branch", metavar="NAME", help=BRANCH)
 @click.option("--nagios", is_flag=True, help="Required: the output format.")
 @backlog_limits
 @storage_options
 def check(
     uri: str | None,
     file: str | None,
+    branch: str | None,
     nagios: bool,
     limits: Limits,
     storage_options: dict[str, str],
@@ -122,10 +124,13 @@ def check(
 
     Exit codes: 0 OK; 1 WARNING; 2 CRITICAL; 3 UNKNOWN.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    if not nagios or (uri is None) == (file is None):
-        raise InvalidUsageError("Give --nagios, and either a URI or --config FILE.")
+    if not nagios or (uri is None) == (file is None) or (uri is None and branch is not None):
+        raise InvalidUsageError("Give --nagios, and either a URI, with --branch or not, or --config FILE.")
     try:
-        found, summary = _service(file, limits) if file is not None else _table(str(uri), storage_options, limits)
+        if file is not None:
+            found, summary = _service(file, limits)
+        else:
+            found, summary = _table(on(str(uri), branch, storage_options), storage_options, limits)
     except MemwalOpsError as error:
         found, summary = Finding(UNKNOWN, [(UNKNOWN, f"{error.reason}: {error}")]), ""
     echo(printable(found.line(summary)))

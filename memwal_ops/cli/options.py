@@ -15,7 +15,7 @@ from memwal_ops.units import parse_duration, parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_BRANCH = "A branch of the table: URI/tree/NAME."
+BRANCH = "A branch of the table: URI/tree/NAME."
 
 
 class IntRange(click.IntRange):
@@ -88,9 +88,7 @@ def storage_parameters() -> list[click.Parameter]:
 
 def branch_parameter(*, every: bool = False) -> click.Option:
     """Return the ``--branch NAME`` parameter; ``every``: it may be ``all``."""
-    return click.Option(
-        ["--branch"], metavar="NAME", help=_BRANCH + (" 'all': main, and each branch." if every else "")
-    )
+    return click.Option(["--branch"], metavar="NAME", help=BRANCH + (" 'all': main, and each branch." if every else ""))
 
 
 def branch_option(command: Callable[..., Any]) -> Callable[..., Any]:

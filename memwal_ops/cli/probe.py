@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.completion import TABLE
-from memwal_ops.cli.options import json_output, storage_options
+from memwal_ops.cli.options import branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.registry import location_of
 from memwal_ops.errors import ConditionalWriteUnsupportedError, TableNotFoundError
@@ -30,6 +30,7 @@ _SWAP = {
 
 @click.command(short_help="Test a store's conditional writes and its clock.")
 @click.argument("uri", type=TABLE)
+@branch_option
 @storage_options
 @json_output
 def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:

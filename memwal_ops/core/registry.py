@@ -332,8 +332,9 @@ def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | 
     location = location_of(uri, storage_options)
     if not is_database_table(location.uri.rsplit("/", 1)[-1]):
         return None
+    store = open_store(location)
     finders = (one for one in formats().values() if isinstance(one, FindsStubs))
-    return next((stub for one in finders if (stub := one.find_stub(location, open_store(location))) is not None), None)
+    return next((stub for one in finders if (stub := one.find_stub(location, store)) is not None), None)
 
 
 def locate(

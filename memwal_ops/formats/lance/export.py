@@ -124,7 +124,7 @@ def _snapshot_of(store: Store, path: str) -> str:
     """
     try:
         indexes = decode_version_manifest(store.get(path)).indexes
-        entry = None if indexes is None else find_memwal_entry(indexes)
+        entry = find_memwal_entry(indexes)
         return "" if entry is None else snapshot_path(decode_memwal_index(entry).uuid)
     except (InvalidFormatError, TableCorruptError, ObjectNotFoundError):
         return ""  # verify reports it

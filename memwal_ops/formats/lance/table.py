@@ -224,7 +224,7 @@ class Table(GuardedTable):
 
         New regions are written in it. Detecting it takes some listings, at the first use.
         """
-        entry = None if self.manifest.indexes is None else find_memwal_entry(self.manifest.indexes)
+        entry = find_memwal_entry(self.manifest.indexes)
         recorded = None if self.layout_record is None else layout_named(self.layout_record.layout)
         return layout_of_entry(entry) or recorded or layout_of_regions(self.store, self.regions.region_ids)
 
@@ -299,7 +299,9 @@ def _distinguishes_regions(spec: JobSpec) -> bool:
     return one != other
 
 
-def open_lance_table(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Table:
+def open_lance_table(
+    uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None, branch: str | None = None
+) -> Table:
     """:func:`memwal_ops.core.registry.open_table`, for code that works on the regions of Lance tables only.
 
     Raises:
@@ -307,7 +309,7 @@ def open_lance_table(uri: str | os.PathLike[str], storage_options: Mapping[str, 
         NotALanceTableError: it is a table of another format.
         MemwalOpsError: as :func:`memwal_ops.core.registry.open_table` and :func:`load`.
     """
-    table = registry.open_table(uri, storage_options)
+    table = registry.open_table(uri, storage_options, branch=branch)
     if not isinstance(table, Table):
         raise NotALanceTableError(
             f"{table.location.uri} is a table of the format {table.format.name}, and this works on Lance tables only.",
@@ -385,7 +387,7 @@ def _table_of(
     handle: PinnedDataset | None = None,
 ) -> Table:
     check_readable(manifest.manifest)
-    entry = None if manifest.indexes is None else find_memwal_entry(manifest.indexes)
+    entry = find_memwal_entry(manifest.indexes)
     memwal = None if entry is None or is_legacy(entry) else decode_memwal_index(entry)
     handle = handle or PinnedDataset(location, manifest)
     return Table(location, store, handle, manifest, naming, memwal, _primary_key(manifest), listed)

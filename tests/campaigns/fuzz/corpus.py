@@ -49,7 +49,7 @@ def _collect(table: Path, layout: str) -> None:
         data = path.read_bytes()
         _add("version_manifest", layout, data)
         indexes = decode_version_manifest(data).indexes
-        entry = None if indexes is None else find_memwal_entry(indexes)
+        entry = find_memwal_entry(indexes)
         if entry is not None and indexes is not None:
             _add("memwal_details", layout, entry.index_details.value)
             inline = open_table(table).index.inline_snapshots

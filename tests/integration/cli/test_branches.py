@@ -12,11 +12,13 @@ from typing import Any
 import lance
 import pytest
 
-from memwal_ops import open_table, run_job
+from memwal_ops import memwal, open_table, run_job
+from memwal_ops.core import registry
 from memwal_ops.core.registry import branches
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.scheduling.discovery import discover
+from tests.integration.contracts import small
 from tests.support.run_cli import contents, run_here
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload
@@ -63,12 +65,49 @@ def test_each_front_end_opens_it(uri: str, name: str, capfd: pytest.CaptureFixtu
     assert (held.code, held.document["version"]) == (0, newest)
     assert Path(uri, "tree", name, "_mem_wal_ops/holds").is_dir()
     assert not Path(uri, "_mem_wal_ops/holds").exists()
-    for command in (["lease", "list"], ["doctor"]):
+    for command in (["lease", "list"], ["doctor"], ["check", "--nagios"], ["probe"]):
         assert run_here(capfd, *command, uri, "--branch", name).code == 0
     out = Path(uri).parent / "out"
     assert run_here(capfd, "export-support", uri, "--branch", name, "-o", f"{out}.tar.gz").code == 0
     assert run_here(capfd, "report", uri, "--branch", name, "-o", f"{out}.html").code == 0
     assert f"tree/{name}" in Path(f"{out}.html").read_text()
+
+
+def test_check_reports_an_unknown_branch(uri: str, capfd: pytest.CaptureFixture[str]) -> None:
+    run = run_here(capfd, "check", "--nagios", uri, "--branch", "nope")
+    assert (run.code, run.out.split(" - ")[0]) == (3, "MEMWAL UNKNOWN")
+    assert "has no branch 'nope'" in run.out
+    assert run_here(capfd, "check", "--nagios", "--config", "memwal.yaml", "--branch", "dev").code == 2
+
+
+def test_writers_and_readers_on_a_branch(tmp_path: Path) -> None:
+    uri = f"{tmp_path}/t.lance"
+    lance.write_dataset(small.rows(0, 3), uri)
+    lance.dataset(uri).create_branch("dev")
+    memwal.create_mem_wal(uri, branch="dev")
+    with memwal.RegionWriter(uri, branch="dev") as writer:
+        writer.put(small.rows(2, 5, 1.0))
+    assert memwal.read(uri, branch="dev").scan().to_table().num_rows == 5
+    assert run_job(uri, "merge", branch="dev").to_json()["decision"] == "merged"
+    assert lance.dataset(f"{uri}/tree/dev").count_rows() == 5
+    assert lance.dataset(uri).count_rows() == 3
+    assert not Path(uri, "_mem_wal").exists()
+    with pytest.raises(InvalidUsageError, match="has no branch 'nope'"):
+        memwal.read(uri, branch="nope")
+
+
+def test_all_branches_are_listed_once(
+    uri: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+
+    def listing(place: str, options: Any = None) -> Any:
+        listed.append(place)
+        return branches(place, options)
+
+    monkeypatch.setattr(registry, "branches", listing)
+    assert run_here(capfd, "maintain", uri, "--branch", "all", "--dry-run").code == 0
+    assert listed == [uri]
 
 
 def test_a_job_changes_its_branch_alone(uri: str, capfd: pytest.CaptureFixture[str]) -> None:

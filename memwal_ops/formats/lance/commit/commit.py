@@ -274,7 +274,7 @@ def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, n
 
     Returns: the new version. Raises: as :func:`commit_built`.
     """
-    old = None if table.manifest.indexes is None else find_memwal_entry(table.manifest.indexes)
+    old = find_memwal_entry(table.manifest.indexes)
     if old is None:
         raise InvariantViolatedError(f"Version {table.version} of {table.location.uri} has no MemWAL index.")
     new = next_entry(old, details, table.version)
@@ -320,7 +320,7 @@ def _publish_built(table: Table, built: VersionManifest, data: bytes, transactio
 
 
 def _progress(version: VersionManifest) -> Mapping[UUID, int]:
-    entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+    entry = find_memwal_entry(version.indexes)
     return {} if entry is None or is_legacy(entry) else decode_memwal_index(entry).merged_generations
 
 
@@ -407,7 +407,7 @@ def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
     same conflict check, which does not consider merge progress; its result is not the planned one. Through a pinned
     handle, as here, pylance 14.0 does not rebase; if another release does, its version is refused here.
     """
-    entry = None if built.indexes is None else find_memwal_entry(built.indexes)
+    entry = find_memwal_entry(built.indexes)
     if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
         raise lost(table, version)
 

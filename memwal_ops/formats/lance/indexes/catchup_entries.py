@@ -151,5 +151,5 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
         if any(fragment.id == oldest for fragment in earlier.manifest.fragments):
             return None  # the ids are not in order here: a version was restored
         candidate = earlier
-    entry = None if candidate.indexes is None else find_memwal_entry(candidate.indexes)
+    entry = find_memwal_entry(candidate.indexes)
     return {} if entry is None else decode_memwal_index(entry).merged_generations

@@ -120,7 +120,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
         if options.primary_key:
             check_primary_key(table, options.primary_key)
         return _add(table, wanted, dry_run=dry_run)
-    if table.manifest.indexes is not None and find_memwal_entry(table.manifest.indexes) is not None:
+    if find_memwal_entry(table.manifest.indexes) is not None:
         _ = table.index  # legacy: raises an error with a remedy
     refuse_existing(table)
     retry = CommitRetry()

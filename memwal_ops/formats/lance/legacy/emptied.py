@@ -122,5 +122,5 @@ def transaction_of(store: Store, version: VersionManifest) -> table_pb2.Transact
 
 
 def _index_id(version: VersionManifest) -> bytes | None:
-    entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+    entry = find_memwal_entry(version.indexes)
     return None if entry is None or entry.name != MEMWAL_INDEX_NAME else entry.uuid.uuid

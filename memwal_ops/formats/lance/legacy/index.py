@@ -37,7 +37,7 @@ def legacy_entry(table: Table) -> table_pb2.IndexMetadata:
     Raises:
         NoMemWalIndexError: a plain table.
     """
-    entry = None if table.manifest.indexes is None else find_memwal_entry(table.manifest.indexes)
+    entry = find_memwal_entry(table.manifest.indexes)
     if entry is None:
         table.require_memwal("A reader or writer of MemWAL")
     if entry is None or not is_legacy(entry):

@@ -118,7 +118,7 @@ def _with(table: Table, entry: table_pb2.IndexMetadata) -> table_pb2.IndexSectio
 def refuse_existing(table: Table) -> None:
     """Raise if the table has a MemWAL index, or region folders without one; see :func:`create_mem_wal`."""
     location = table.location
-    if table.manifest.indexes is not None and find_memwal_entry(table.manifest.indexes) is not None:
+    if find_memwal_entry(table.manifest.indexes) is not None:
         raise InvalidUsageError(
             f"{location.uri} has a MemWAL index already.",
             remedy="Open its regions and write; or give create_mem_wal region specs or indexes to add.",

@@ -45,6 +45,7 @@ class RegionRouter:
         durable: bool = True,
         limits: WriterLimits = _DEFAULT_LIMITS,
         storage_options: Mapping[str, str] | None = None,
+        branch: str | None = None,
     ) -> None:
         """Find the regions of a spec (S0-018, S0-081).
 
@@ -53,14 +54,14 @@ class RegionRouter:
             spec_id: id of the spec; None: the newest one, which has the highest id.
             durable: see :class:`RegionWriter`.
             limits: thresholds of each writer.
-            storage_options: for a URI, as in :func:`memwal_ops.open_table`.
+            storage_options, branch: for a URI, as in :func:`memwal_ops.open_table`.
 
         Raises:
             InvalidUsageError: the table has no such spec; or a region outside of the spec may hold or accept rows whose
                 keys the spec routes to other regions.
             StorageError: the store failed.
         """
-        table = table if isinstance(table, Table) else open_lance_table(table, storage_options)
+        table = table if isinstance(table, Table) else open_lance_table(table, storage_options, branch)
         table.require_memwal("A writer")
         specs = [one.spec_id for one in table.index.region_specs]
         if not specs and spec_id is None:

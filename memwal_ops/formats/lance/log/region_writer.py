@@ -89,6 +89,7 @@ class RegionWriter:
         limits: WriterLimits = _DEFAULT_LIMITS,
         values: RegionValues | None = None,
         storage_options: Mapping[str, str] | None = None,
+        branch: str | None = None,
     ) -> None:
         """Claim the region and replay its log (S0-120 to S0-123).
 
@@ -103,7 +104,7 @@ class RegionWriter:
             tombstones: False writes rows without ``_tombstone``; deletes are refused then.
             limits: thresholds at which the writer flushes by itself.
             values: region values of a new region that belongs to a spec; None for a manual one (S0-084).
-            storage_options: for a URI, as in :func:`memwal_ops.open_table`.
+            storage_options, branch: for a URI, as in :func:`memwal_ops.open_table`.
 
         Raises:
             InvalidUsageError: the region is sealed or has other values, pylance writes the table's regions, or the
@@ -116,7 +117,7 @@ class RegionWriter:
                 a column has a type that cannot be written to a log.
             StorageError: the store failed. An epoch may have been used up.
         """
-        table = table if isinstance(table, Table) else open_lance_table(table, storage_options)
+        table = table if isinstance(table, Table) else open_lance_table(table, storage_options, branch)
         table.require_memwal("A writer")
         self.region_id = region_id if isinstance(region_id, uuid.UUID) else parse_region_id(region_id)
         refuse_other_layout(table, self.region_id)

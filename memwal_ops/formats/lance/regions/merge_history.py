@@ -271,7 +271,7 @@ class MergeHistory:
 
 
 def _index(version: VersionManifest) -> MemWalIndex | None:
-    entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+    entry = find_memwal_entry(version.indexes)
     return None if entry is None else decode_memwal_index(entry)
 
 

@@ -95,7 +95,7 @@ def _version(table: Table, meta: ObjectMeta) -> _Version | None:
     """A version; None if it cannot be read: it was expired meanwhile, or is damaged (``verify`` reports that)."""
     try:
         read = decode_version_manifest(table.store.get(meta.path))
-        entry = None if read.indexes is None else find_memwal_entry(read.indexes)
+        entry = find_memwal_entry(read.indexes)
         merged = {} if entry is None or is_legacy(entry) else decode_memwal_index(entry).merged_generations
     except (ObjectNotFoundError, InvalidFormatError, TableCorruptError):
         return None

@@ -89,7 +89,7 @@ def span_of(number: int, found: VersionManifest, stored: int, key: Collection[st
 
 def index_of(found: VersionManifest) -> str:
     """The uuid of the MemWAL index; empty: there is none."""
-    entry = None if found.indexes is None else find_memwal_entry(found.indexes)
+    entry = find_memwal_entry(found.indexes)
     return "" if entry is None else entry.uuid.uuid.hex()
 
 

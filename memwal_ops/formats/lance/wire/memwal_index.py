@@ -63,9 +63,13 @@ class MemWalIndex:
     details: memwal_pb2.MemWalIndexDetails
 
 
-def find_memwal_entry(indexes: table_pb2.IndexSection) -> table_pb2.IndexMetadata | None:
-    """The MemWAL entry of an index section. Raises ``TableCorruptError`` if there are two (S0-011)."""
-    found = [entry for entry in indexes.indices if entry.name == MEMWAL_INDEX_NAME]
+def find_memwal_entry(indexes: table_pb2.IndexSection | None) -> table_pb2.IndexMetadata | None:
+    """The MemWAL entry of an index section, which is None without any index; None: there is none.
+
+    Raises:
+        TableCorruptError: there are two (S0-011).
+    """
+    found = [] if indexes is None else [entry for entry in indexes.indices if entry.name == MEMWAL_INDEX_NAME]
     if len(found) > 1:
         raise TableCorruptError(f"The table has {len(found)} MemWAL indexes; at most one is allowed.")
     return found[0] if found else None
@@ -243,7 +247,7 @@ def stamp_progress(
     if built.indexes is not None:
         indexes.CopyFrom(built.indexes)
     entry = find_memwal_entry(indexes)
-    old = None if parent.indexes is None else find_memwal_entry(parent.indexes)
+    old = find_memwal_entry(parent.indexes)
     if entry is None or old is None:
         raise InvariantViolatedError("The version that pylance built has no MemWAL index any more.")
     derived = decode_memwal_index(entry).index_catchup

@@ -75,5 +75,5 @@ def _merged_into(table: Table, fragments: frozenset[int]) -> Mapping[UUID, tuple
 
 
 def _progress(version: VersionManifest) -> Mapping[UUID, int]:
-    entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+    entry = find_memwal_entry(version.indexes)
     return {} if entry is None else decode_memwal_index(entry).merged_generations

@@ -45,7 +45,7 @@ def clear_coverage(table: Table, note: CommitNote, retry: CommitRetry) -> Table:
     """
 
     def change(newest: Table) -> IndexChange | None:
-        entry = None if newest.manifest.indexes is None else find_memwal_entry(newest.manifest.indexes)
+        entry = find_memwal_entry(newest.manifest.indexes)
         return IndexChange(newest.index.details) if entry is not None and entry.fragment_bitmap else None
 
     return publish_change(table, change, note, retry)
@@ -144,7 +144,7 @@ def _only(details: memwal_pb2.MemWalIndexDetails, name: str) -> memwal_pb2.MemWa
 
 def _read(table: Table, version: int) -> _Step:
     manifest = read_version_manifest(table.store, version, table.naming)
-    entry = None if manifest.indexes is None else find_memwal_entry(manifest.indexes)
+    entry = find_memwal_entry(manifest.indexes)
     if entry is None:
         raise InvariantViolatedError(f"Version {version} of {table.location.uri} has no MemWAL index.")
     return _Step(manifest, decode_memwal_index(entry))

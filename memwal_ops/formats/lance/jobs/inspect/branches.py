@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.registry import MAIN
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.branch import branch_folder, list_branches
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.protocols import TableBranch
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
-
-MAIN = "main"
 
 
 @dataclass(frozen=True, slots=True)

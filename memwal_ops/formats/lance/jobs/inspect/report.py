@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.registry import MAIN
 from memwal_ops.errors import NoMemWalIndexError
 from memwal_ops.formats.lance.indexes.snapshots import is_external
 from memwal_ops.formats.lance.jobs.faults_text import problem
-from memwal_ops.formats.lance.jobs.inspect.branches import MAIN, BranchState, describe_branches
+from memwal_ops.formats.lance.jobs.inspect.branches import BranchState, describe_branches
 from memwal_ops.text import counted, grid, paragraph, printable, size_text, span_text
 
 if TYPE_CHECKING:

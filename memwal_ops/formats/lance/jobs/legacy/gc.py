@@ -104,7 +104,7 @@ def _unmerged_logs(table: Table) -> dict[str, str]:
                 version = decode_version_manifest(store.get(path))
             except ObjectNotFoundError:
                 continue  # expired meanwhile
-            entry = None if version.indexes is None else find_memwal_entry(version.indexes)
+            entry = find_memwal_entry(version.indexes)
             if entry is not None and is_legacy(entry):
                 for one in decode_mem_wals(entry.index_details.value):
                     if one.state is not State.MERGED:

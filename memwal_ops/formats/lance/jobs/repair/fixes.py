@@ -291,7 +291,7 @@ def _rows_before(table: Table) -> VersionManifest:
         raise UnsafeError(f"Version {table.version - 1}, which had the rows, cannot be read.") from error
     if not before.manifest.fragments or list(before.manifest.fields) != list(table.manifest.manifest.fields):
         raise UnsafeError(f"Version {before.manifest.version} has no rows either, or other columns.")
-    entry = None if before.indexes is None else find_memwal_entry(before.indexes)
+    entry = find_memwal_entry(before.indexes)
     if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
         raise UnsafeError(f"The merge progress of version {before.manifest.version} differs.")
     if (gone := missing_of_manifest(table, before)) is not None:
