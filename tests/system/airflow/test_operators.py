@@ -17,6 +17,7 @@ import memwal_ops.airflow as ours
 from memwal_ops.errors import InvalidUsageError
 from tests.support.gc_options import AT_ONCE
 from tests.support.tables import damage
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.reading import read_base
 from tests.support.tables.workload import Workload, assert_same
 from tests.system.airflow.refusing_store import RefusingStore
@@ -66,6 +67,22 @@ def test_what_is_not_a_blocked_region_fails_all_the_same(
 ) -> None:
     uri = str(tmp_path / "none.lance")
     task = run_task(dags, monkeypatch, "MemWalMaintainOperator", uri=uri, soft_fail_on_blocked=True, retries=2)
+    assert (task.state, task.tries, task.xcom) == ("failed", 1, None)
+
+
+def test_a_job_on_a_branch(dags: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = PlainTable(str(tmp_path / "t.lance")).create(fragments=2)
+    main.dataset.create_branch("dev")
+    branch = PlainTable(f"{main.uri}/tree/dev")
+    branch.model, branch._next = dict(main.model), 1000
+    for _ in range(3):
+        branch.append()
+    version, rows = main.dataset.version, branch.dataset.count_rows()
+    task = run_task(dags, monkeypatch, "MemWalJobOperator", job="compact", uri=main.uri, branch="dev")
+    assert (task.state, task.xcom["decision"]) == ("success", "compacted")
+    assert (branch.dataset.count_rows(), len(branch.dataset.get_fragments())) == (rows, 1)
+    assert (main.dataset.version, len(main.dataset.get_fragments())) == (version, 2)
+    task = run_task(dags, monkeypatch, "MemWalJobOperator", job="compact", uri=main.uri, branch="nope", retries=2)
     assert (task.state, task.tries, task.xcom) == ("failed", 1, None)
 
 

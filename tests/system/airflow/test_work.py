@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lance
 import pytest
 
 from memwal_ops import errors, open_table
@@ -69,6 +70,23 @@ def test_deleting_jobs_plan_by_default(table: Workload, job: str) -> None:
     done = run(job, table.uri, apply=True, **careless)
     assert done.document["decision"] == ("expired" if job == "expire" else "deleted")
     assert_same(read_base(table.uri), table.expected())
+
+
+def test_a_job_and_a_poll_on_a_branch(table: Workload) -> None:
+    lance.dataset(table.uri).create_branch("dev")
+    branch = f"{table.uri}/tree/dev"
+    with lance.dataset(branch).mem_wal_writer(table.regions[0]) as writer:
+        writer.put(lance.dataset(branch).to_table(limit=1))
+    before = sorted(Path(table.uri).glob("_versions/*"))
+    assert poll("merge", table.uri, "generations == 1", storage={}, branch="dev").fires
+    outcome = run_job("merge", table.uri, {}, branch="dev", apply=None, storage={})
+    assert outcome.document["decision"] == "merged"
+    assert poll("merge", table.uri, "generations == 0", storage={}, branch="dev").fires
+    assert sorted(Path(table.uri).glob("_versions/*")) == before
+    assert_same(read_base(table.uri), table.expected(dict.fromkeys(table.regions, 0)))
+    refused = run_job("merge", table.uri, {}, branch="nope", apply=None, storage={})
+    assert refused.failure is not None
+    assert "it has main, dev" in str(refused.failure)
 
 
 def test_maintain_takes_the_options_of_its_steps(table: Workload) -> None:
