@@ -30,7 +30,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexe
 from memwal_ops.formats.lance.indexes.codebook import index_folder
 from memwal_ops.formats.lance.indexes.writers import last_written
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
-from memwal_ops.formats.lance.wire.index_entries import moved_later
+from memwal_ops.formats.lance.wire.index_entries import had_moves, moved_later
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
@@ -105,9 +105,12 @@ def base_scanner(table: Table, **options: Any) -> lance.LanceScanner:
 
 
 def fault_of(table: Table, index: BaseIndex) -> IndexFault | None:
-    """The fault of one index; one that a release may have made a B-tree of addresses wrong is sampled."""
+    """The fault of one index; a B-tree of addresses that a release may have made wrong is sampled.
+
+    After a compaction with ``defer_index_remap``, an update may have made it younger than that, with its rows lost.
+    """
     known = known_faults(table).get(index.name)
-    if index.type == _TREE and (version_of(index) or known):
+    if index.type == _TREE and (version_of(index) or known or had_moves(table.manifest)):
         return _sampled(table, index) or known
     return known
 

@@ -21,3 +21,8 @@ def moved_later(manifest: VersionManifest) -> list[table_pb2.IndexMetadata]:
     entries = [] if manifest.indexes is None else manifest.indexes.indices
     deferred = max((entry.dataset_version for entry in entries if entry.name == FRAGMENT_REUSE), default=0)
     return [one for one in entries if not one.name.startswith(SYSTEM_INDEX) and one.dataset_version < deferred]
+
+
+def had_moves(manifest: VersionManifest) -> bool:
+    """Whether a compaction left it to readers to find rows that it moved."""
+    return manifest.indexes is not None and any(entry.name == FRAGMENT_REUSE for entry in manifest.indexes.indices)

@@ -148,7 +148,7 @@ def test_managed_blobs_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mem_wal", [False, True])
 def test_files_in_folders_that_are_not_known_are_kept(tmp_path: Path, mem_wal: bool) -> None:
     uri = Workload(3, regions=1, base_rows=20).create(str(tmp_path / "t.lance")).uri if mem_wal else plain(tmp_path)
-    others = ("_fri/1/map.lance", "_blobs/0101.blob", "_new/deep/file", "_other.bin")
+    others = ("_fri/1/map.lance", "_blobs/0101.blob", "_bt/1/tree", "_new/deep/file", "_other.bin")
     for name in others:
         path = Path(uri, name)
         path.parent.mkdir(parents=True, exist_ok=True)

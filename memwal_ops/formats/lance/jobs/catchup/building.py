@@ -24,6 +24,7 @@ from memwal_ops.formats.lance.indexes.codebook import Codebook, read_codebook
 from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments, arguments_like, parameters_of
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
 from memwal_ops.formats.lance.indexes.index_refusals import refusal
+from memwal_ops.formats.lance.wire.index_entries import moved_later
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.options import CatchupOptions
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 def method_of(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     """How the index is built: ``update``, ``retrain`` or ``rebuild``.
 
-    One that lacks rows which it claims to cover is built anew, as an update would keep the gap.
+    One that lacks rows which it claims to cover is built anew, as an update would keep the gap. So is a scalar index
+    that is older than a compaction with ``defer_index_remap``: pylance updates nothing of what was moved.
     """
-    if options.rebuild or lacks_rows(table, index):
+    if options.rebuild or lacks_rows(table, index) or _waits_for_moved_rows(table, index):
         return "rebuild"
     return "retrain" if options.retrain and index.is_vector and not keeps_codebook(table) else "update"
 
@@ -49,6 +51,11 @@ def lacks_rows(table: Table, index: BaseIndex) -> bool:
     """Whether an index lacks rows that it claims to cover."""
     fault = fault_of(table, index)
     return fault is not None and fault.proven
+
+
+def _waits_for_moved_rows(table: Table, index: BaseIndex) -> bool:
+    waiting = {entry.name for entry in moved_later(table.manifest)}
+    return index.name in waiting and not index.is_vector and not coverage(index.covered, table.manifest).complete
 
 
 def refused(table: Table, index: BaseIndex, options: CatchupOptions) -> MemwalOpsError | None:
