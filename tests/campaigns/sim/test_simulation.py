@@ -5,17 +5,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from memwal_ops.formats.lance.commit.publication import CommitNote
+from memwal_ops.storage import records
 from tests.campaigns.sim.driver import WEIGHTS
 from tests.campaigns.sim.history import run_histories
 from tests.campaigns.sim.leases import KEPT_AWAY, LOST, TWO_HOLDERS
 from tests.campaigns.sim.machine import run_machine
 from tests.campaigns.sim.planted import BUGS, FOUND, hunt
 from tests.support.seeds import CAMPAIGN_SEED, env_number
+from tests.system.releases.next_release import KEY
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -59,6 +64,27 @@ def test_every_invariant_holds(tmp_path: Path, chunk: int) -> None:
 def test_every_invariant_holds_whatever_hypothesis_thinks_of() -> None:
     # Which steps it leaves out over so few histories is chance; that each of them works is proven above.
     _assert_not_vacuous(run_machine(BY_HYPOTHESIS, FIRST), BY_HYPOTHESIS, may_be_idle=len(WEIGHTS) // 4)
+
+
+@pytest.mark.long
+@_LONG
+def test_two_releases_share_a_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each second record, and each second commit, is of a later release: with a key that this one does not know."""
+    turns = {"records": itertools.count(), "commits": itertools.count()}
+    encode, properties = records.encode_record, CommitNote.properties
+
+    def encode_record(document: Any, newest: int = 1, *, indent: int | None = None) -> bytes:
+        more = {KEY: {"rows": [1]}} if next(turns["records"]) % 2 else {}
+        return encode({**document, **more}, newest, indent=indent)
+
+    def noted(note: CommitNote) -> dict[str, str]:
+        return properties(note) | ({f"memwal-ops.{KEY}": "1"} if next(turns["commits"]) % 2 else {})
+
+    for module in [one for one in [*sys.modules.values()] if getattr(one, "encode_record", None) is encode]:
+        monkeypatch.setattr(module, "encode_record", encode_record)
+    monkeypatch.setattr(CommitNote, "properties", noted)
+    run_histories(range(FIRST, FIRST + BY_HYPOTHESIS), str(tmp_path))
+    assert min(next(turn) for turn in turns.values()) > BY_HYPOTHESIS
 
 
 @pytest.mark.parametrize("name", BUGS)
