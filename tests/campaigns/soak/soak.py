@@ -101,7 +101,7 @@ def soak(form: Form, folder: str, *, say: Callable[[str], None] = lambda _: None
     started = time.monotonic()
     Path(folder).mkdir(parents=True, exist_ok=True)
     busy = _busy(folder)
-    with _store(form, folder) as (uri, options, direct, quieten):
+    with table_store(form, folder) as (uri, options, direct, quieten):
         place = Place(
             uri, options, folder, form.seed, _REGIONS, form.grace(busy), _SIZES, form.rows_per_second,
             form.stable_row_ids, not form.native,
@@ -124,7 +124,7 @@ Store = tuple[str, dict[str, str], dict[str, str], "Callable[[Account], None]"]
 
 
 @contextmanager
-def _store(form: Form, folder: str) -> Iterator[Store]:
+def table_store(form: Form, folder: str) -> Iterator[Store]:
     """Where the table is: URI, options by the faulty way, options by the direct one, and how to end the faults."""
     if form.on == "local":
         yield f"{folder}/table.lance", {}, {}, lambda _: None
