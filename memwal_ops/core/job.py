@@ -90,7 +90,8 @@ class JobSpec:
             ``package.module:NAME`` of an object that has them; imported when it runs.
         pool: the worker pool.
         deletes: it deletes objects: it only plans unless ``--apply`` is given.
-        reads_only: it never changes anything: it has no lease, no ``--apply`` and no ``--dry-run``.
+        reads_only: it never changes anything: by hand it has no lease, no ``--apply`` and no ``--dry-run``. A
+            supervisor takes its lease, so that of several one runs it.
         after: jobs that ``maintain`` and the supervisor run before it on the same table, if both are due.
         in_maintain: ``maintain`` runs it, at its place by ``after``; a job that says nothing is not run by it.
         by_hand: an operator runs it: it has no key in configuration files.
@@ -166,6 +167,8 @@ class JobSpec:
 
 read_only_job = partial(JobSpec, reads_only=True, by_hand=True)
 """The spec of a job that an operator runs to read a table; neither ``maintain`` nor the supervisor runs it."""
+scheduled_check = partial(JobSpec, reads_only=True, every=timedelta(days=1), skip_if_unchanged=True)
+"""The spec of a job that reads a table, and that the supervisor runs once a day where its configuration names it."""
 maintain_job = partial(JobSpec, name="maintain", load="memwal_ops.core.maintain:JOB", every=timedelta(hours=1))
 """The spec of the job that runs the others of a format in their order."""
 

@@ -41,7 +41,7 @@ def table(name: str, *, waiting: float = 2, blocked: float = 0, **changes: Any) 
     return {
         "name": name, "uri": f"s3://lake/{name}.lance", "format": "lance", "version": 41,
         "backlog": backlog, "looked_at": _ago(seconds=4),
-        "seconds_since_look": 4.0, "look_error": None, "clock_skew_seconds": 0.0,
+        "seconds_since_look": 4.0, "look_error": None, "clock_skew_seconds": 0.0, "answers": [],
         "jobs": {name: job() for name in JOBS}, **changes,
     }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job
+from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, scheduled_check
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.core.verification import AnswersOptions
 from memwal_ops.formats.lance.options import (
@@ -297,7 +297,7 @@ Exit code 0 also if a region is blocked: inspect reports it, and does not fail."
     load_by_layout={"legacy": f"{_JOBS}.legacy.inspect"},
     from_export=True,
 )
-VERIFY = read_only_job(
+VERIFY = scheduled_check(
     name="verify",
     summary="Check the objects of a table; changes nothing.",
     help="""Check the table at URI: files of the newest version, older versions, region manifests, generations, logs,

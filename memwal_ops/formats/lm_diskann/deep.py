@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwal_ops.core.answers import Interval, share_by_query, wilson
 from memwal_ops.formats.lm_diskann.healing import around
 from memwal_ops.formats.lm_diskann.kernels.reaching import reach
 from memwal_ops.formats.lm_diskann.kernels.searching import scan
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.view import View
 
 SAMPLE, K = 100, 10
+_ZERO = np.float32(1e-6)
 _ROUNDING = np.float32(1 + 1e-5)  # compiled code may add up a distance in another order
 
 
@@ -64,7 +67,17 @@ def late_epochs(store: Store) -> Iterator[str]:
     )
 
 
-def recall(index: Index, store: Store) -> float | None:
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What searches for a sample of rows find: of the nearest rows, and of each row itself; and how many were asked."""
+
+    share: Interval
+    itself: Interval
+    queries: int
+    rows: int
+
+
+def recall(index: Index, store: Store, samples: int = SAMPLE, seed: int = 0) -> Recall | None:
     """The share of the nearest rows that searches find, for a sample of rows; None: the index is empty.
 
     A row that is found counts if it is not farther than the k-th nearest: of equally far ones, each is right.
@@ -73,7 +86,7 @@ def recall(index: Index, store: Store) -> float | None:
     [live] = store.columns("SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY node_id")
     if not len(live):
         return None
-    chosen = np.sort(np.random.default_rng(0).choice(live.astype(np.int64), min(SAMPLE, len(live)), replace=False))
+    chosen = np.sort(np.random.default_rng(seed).choice(live.astype(np.int64), min(samples, len(live)), replace=False))
     queries = around(view, store, chosen, view.epoch).vectors
     k = min(K, len(live))
     nearest, far = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
@@ -86,4 +99,10 @@ def recall(index: Index, store: Store) -> float | None:
     if done < 0:
         raise view.fail()
     _, found = index.search(queries, k=k, as_of=view.epoch)
-    return float(np.mean(found <= index.given(far)[:, -1:] * _ROUNDING))
+    limits = index.given(far)
+    hits = (found <= limits[:, -1:] * _ROUNDING).sum(axis=1)
+    share = share_by_query(hits.tolist(), [k] * len(queries), seed)
+    itself = wilson(int((found[:, 0] <= limits[:, 0] * _ROUNDING + _ZERO).sum()), len(queries))
+    assert share is not None  # noqa: S101 - there are queries
+    assert itself is not None  # noqa: S101 - see above
+    return Recall(share, itself, len(queries), len(live))

@@ -8,7 +8,7 @@ from datetime import timedelta
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
 from memwal_ops.core.options import OptionError, Options, choice, count, duration, flag, group, number, size, text
-from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
+from memwal_ops.core.verification import AnswersOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,5 +117,5 @@ class InspectOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(BaseVerifyOptions, WaitOptions):
+class VerifyOptions(AnswersOptions, WaitOptions):
     """Options of verify."""

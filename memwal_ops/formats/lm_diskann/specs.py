@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job
+from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, scheduled_check
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.lm_diskann.options import (
     CatchupOptions,
@@ -197,12 +197,12 @@ INSPECT = read_only_job(
     options=InspectOptions,
     load=f"{_JOBS}.inspect",
 )
-VERIFY = read_only_job(
+VERIFY = scheduled_check(
     name="verify",
     summary="Read every block of an index folder, and check the index for consistency.",
     help="""Check the index folder at URI: checksums of all blocks, the slot map, rows against blocks, links in both
 directions, the published view against the store. With --deep also which nodes searches reach, lost slots, and the
-recall of a sample of rows. Changes nothing. Waits for another writer or job.
+recall of a sample of rows, which --answers measures alone. Changes nothing. Waits for another writer or job.
 
 \b
 Examples:

@@ -21,7 +21,7 @@ from memwal_ops.core.options import (
     text,
     texts,
 )
-from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
+from memwal_ops.core.verification import AnswersOptions
 from memwal_ops.units import duration_text
 
 DEFAULT_MAX_BYTES = 256 << 20
@@ -106,7 +106,7 @@ class WhyOptions(GcOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(BaseVerifyOptions):
+class VerifyOptions(AnswersOptions):
     """Options of verify."""
 
     metric: str | None = choice(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.job import JobSpec, MetricSpec, maintain_job, read_only_job
+from memwal_ops.core.job import JobSpec, MetricSpec, maintain_job, read_only_job, scheduled_check
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.zeppelin.options import (
     GcOptions,
@@ -87,11 +87,12 @@ GC = JobSpec(
 COMPACT = replace(
     MERGE, name="compact", in_maintain=False, by_hand=True, enabled=False, every=None, when=None, metrics={}
 )
-VERIFY = read_only_job(
+VERIFY = scheduled_check(
     name="verify",
     summary="Check all objects of a namespace for consistency.",
     help="""Check the Zeppelin namespace at URI: checksums of fragments, counts, missing objects, orphans, sizes of
-clusters, rows against centroids (a sample; all with --deep), lease and tokens. Changes nothing.
+clusters, rows against centroids (a sample; all with --deep), lease and tokens. With --answers, recall of
+queries, and bitmaps and inverted lists against rows. Changes nothing.
 
 \b
 Examples:

@@ -129,6 +129,7 @@ class FleetStatus:
             "error": None if reading.error is None else error_document(reading.error),
             "clock_skew_seconds": None if in_service is None else in_service["clock_skew_seconds"],
             "blocked": blocked,
+            "answers": [] if in_service is None else in_service["answers"],
             "jobs": {
                 name: self._job(Entry(table, jobs[name], now), leases.get(name), known.get(name), now)
                 for name in sorted(jobs)

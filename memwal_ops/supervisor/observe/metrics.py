@@ -178,7 +178,7 @@ class _StatusCollector(Collector):
         status = self._status()
         # Prometheus rejects the whole page if a name occurs twice.
         taken = set(self._registry._names_to_collectors)  # noqa: SLF001 - the library has no list of its names
-        for family in chain(self._service_gauges(status), self._job_gauges(status)):
+        for family in chain(self._service_gauges(status), self._answer_gauges(status), self._job_gauges(status)):
             if family.name not in taken:
                 taken.add(family.name)
                 yield family
@@ -193,6 +193,17 @@ class _StatusCollector(Collector):
                     rows[name].append((labels, value))
         for name, metric in exported.items():
             yield self._gauge(name, metric.help, rows[name], "table")
+
+    def _answer_gauges(self, status: StatusDocument) -> Iterator[Family]:
+        asked = [((table["name"], str(one["index"])), one) for table in status["tables"] for one in table["answers"]]
+        recall = [(labels, float(one["recall"])) for labels, one in asked if one.get("recall") is not None]
+        wrong = [(labels, float(one.get("wrong", 0))) for labels, one in asked if not one.get("skipped")]
+        segments = [(labels, float(one.get("segments", 0))) for labels, one in asked]
+        labels = "table", "index"
+        yield self._gauge("index_recall", "Recall of a vector index, by the last verification.", recall, *labels)
+        text = "Queries that an index answered wrongly in the last verification."
+        yield self._gauge("index_wrong_answers", text, wrong, *labels)
+        yield self._gauge("index_segments", "Segments of an index, by the last verification.", segments, *labels)
 
     def _service_gauges(self, status: StatusDocument) -> Iterator[Family]:
         service, tables, pools = status["service"], status["tables"], status["pools"]

@@ -54,6 +54,7 @@ def _table(
         "seconds_since_look": _since(state.polled, now),
         "look_error": state.error,
         "clock_skew_seconds": scheduler.skews.get(state.table.name),
+        "answers": [dict(one) for entry in state.entries.values() for one in entry.answers],
         "jobs": {
             name: job_status(entry, now, mono, next_run(*entry.key)) for name, entry in sorted(state.entries.items())
         },

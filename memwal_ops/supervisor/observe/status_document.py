@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class LeaseHolder(TypedDict):
@@ -47,7 +47,10 @@ class JobStatus(TypedDict):
 
 
 class TableStatus(TypedDict):
-    """A table: ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them."""
+    """A table: ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them.
+
+    ``answers``: how well its indexes answer, by the last ``verify --answers``: the entries of its report.
+    """
 
     name: str
     uri: str
@@ -58,6 +61,7 @@ class TableStatus(TypedDict):
     seconds_since_look: float | None
     look_error: str | None
     clock_skew_seconds: float | None
+    answers: list[dict[str, Any]]
     jobs: dict[str, JobStatus]
 
 

@@ -34,6 +34,7 @@ from memwal_ops.supervisor.state.history import COMPLETED, FAILURES
 from memwal_ops.supervisor.state.outcomes import (
     LEVELS,
     STOPPED,
+    answers_of,
     classify_exit,
     classify_result,
     error_fields,
@@ -403,6 +404,7 @@ class Scheduler:
         assert run is not None  # noqa: S101 - it is in flight
         self._runs = {number: running for number, running in self._runs.items() if running is not entry}
         self._recorder.finish(entry, run.number, now, outcome, details)
+        entry.answers = answers_of(details.get("report")) or entry.answers
         if not entry.removed:
             self.metrics.runs.labels(*entry.key, outcome).inc()
             sums = Figures(details.get("figures") or {}, entry.table.settings.format, "run")
@@ -484,6 +486,8 @@ class Scheduler:
             return running
         last = self._recorder.last(table.name, table.uri, settings.name, now)
         entry = Entry.from_history(last, table, settings)
+        if settings.job.reads_only:
+            entry.answers = answers_of(self._recorder.last_report(table.name, table.uri, settings.name))
         resume(entry, last, self.settings.config.backoff, self._random, now)
         return entry
 

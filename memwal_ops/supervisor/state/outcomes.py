@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.errors import JobHungError, LeaseLostError, WorkerDiedError, runbook
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.supervisor.state.tables import Entry
@@ -66,6 +66,12 @@ def _hung(entry: Entry, ended_by: str | None) -> JobHungError:
     limit = entry.settings.hung_after if ended_by == "hung" else entry.settings.timeout
     what = "made no progress for" if ended_by == "hung" else "ran longer than"
     return JobHungError(f"The job {entry.settings.name} on {entry.table.name} {what} {limit}, and was killed.")
+
+
+def answers_of(report: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
+    """The ``answers`` in a report: how well indexes answer; empty if none was asked."""
+    found = (report or {}).get("answers")
+    return [one for one in found if isinstance(one, dict) and "index" in one] if isinstance(found, list) else ()
 
 
 def error_fields(error: MemwalOpsError) -> dict[str, Any]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.state.tables import Entry
 
 _BUDGET_SECONDS = 30.0
+# Of these, the newest one that has a report: others failed.
+_WITH_REPORT = 10
 
 
 class RunRecorder:
@@ -75,6 +77,15 @@ class RunRecorder:
         except HistoryError as error:
             self._log.error("history_not_read", error=str(error))
             return LastRuns(now, None, None, None, None, 0)
+
+    def last_report(self, table: str, uri: str, job: str) -> Mapping[str, Any] | None:
+        """Return the report of the last run of a job that has one."""
+        try:
+            runs = self._history.runs(table=table, job=job, limit=_WITH_REPORT)
+        except HistoryError as error:
+            self._log.error("history_not_read", error=str(error))
+            return None
+        return next((run["report"] for run in runs if run["uri"] == uri and run["report"]), None)
 
     def is_over_budget(self, entry: Entry) -> bool:
         """Whether the runs of a job have used up its time budget; read from the history twice a minute."""

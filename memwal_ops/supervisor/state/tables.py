@@ -9,7 +9,7 @@ from memwal_ops.core.figures import Figures
 from memwal_ops.supervisor.state.samples import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
     from memwal_ops.core.leases import Lease
@@ -70,6 +70,7 @@ class Entry:
         unchanged_since: the table's fingerprint before the last run, and the settings of the run, if it succeeded and
             published nothing: with both unchanged, another run would find nothing to do.
         removed: its job or table is no longer configured; the run in flight finishes.
+        answers: how well indexes answered, by the last run that asked them.
     """
 
     table: FoundTable
@@ -97,6 +98,7 @@ class Entry:
     unproductive_backlog: dict[str, float] | None = None
     unchanged_since: tuple[str, JobSettings] | None = None
     removed: bool = False
+    answers: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def from_history(cls, last: LastRuns, table: FoundTable, settings: JobSettings) -> Entry:

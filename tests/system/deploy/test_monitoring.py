@@ -35,6 +35,10 @@ VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$table": ".*", "$job"
 # Metrics that the dashboard leaves out on purpose, and why.
 NOT_SHOWN: dict[str, str] = {
     "memwal_ops_backlog_wal_fragments": "a service without a Zeppelin namespace does not have it",
+    **dict.fromkeys(
+        ("memwal_ops_index_recall", "memwal_ops_index_wrong_answers", "memwal_ops_index_segments"),
+        "a service whose configuration does not name verify does not have it",
+    ),
     "memwal_ops_merged_fragments_total": "the rows of these fragments are in the panel of merged rows",
 }
 # Of those that Grafana knows.

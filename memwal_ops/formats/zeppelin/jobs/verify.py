@@ -5,19 +5,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.verification import Findings, VerifyReport
+from memwal_ops.core.verification import Findings, VerifyReport, finding_of
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.formats.zeppelin.answers import check_answers
 from memwal_ops.formats.zeppelin.verification import Checked, check_namespace
 
 if TYPE_CHECKING:
+    from memwal_ops.core.answers import IndexAnswers
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.options import VerifyOptions
 
 
 def plan(table: Namespace, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
     """Check all objects. Raises ``StorageError`` if the store fails."""
+    context = context or RunContext()
     checked, findings = Checked(), Findings(options.max_findings)
-    findings.extend(check_namespace(table, options, context or RunContext(), checked))
-    return VerifyReport(table.revision, findings, vars(checked))
+    findings.extend(check_namespace(table, options, context, checked))
+    if not options.asks:
+        return VerifyReport(table.revision, findings, vars(checked))
+    seed = table.revision if options.seed is None else options.seed
+    answers: list[IndexAnswers] = []
+    try:
+        answers, wrong = check_answers(table, options, context, seed)
+        findings.extend(wrong)
+    except InvalidUsageError:
+        raise
+    except MemwalOpsError as error:
+        findings.add(finding_of(error, "not_checked", "answers of indexes", "This part was not checked completely."))
+    return VerifyReport(table.revision, findings, vars(checked), answers=answers, seed=seed if answers else None)
 
 
 apply = plan

@@ -1,0 +1,62 @@
+"""verify --answers of an index folder: recall of searches, and whether each row finds itself."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from memwal_ops import open_table, run_job
+from memwal_ops.core.answers import wilson
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.formats import lm_diskann
+from memwal_ops.formats.lm_diskann import deep
+
+
+@pytest.fixture(scope="module")
+def built(template: str, vectors: np.ndarray) -> str:
+    lm_diskann.create(template, dimension=16, R=8, L=40)
+    with lm_diskann.open(template) as index:
+        index.insert(np.arange(1200), vectors[:1200])
+        index.merge()
+    return template
+
+
+@pytest.fixture
+def made(built: str, folder: str) -> str:
+    return shutil.copytree(built, folder)
+
+
+def test_recall_is_measured(made: str) -> None:
+    report = run_job(made, "verify", answers=True, samples=50, seed=7)
+    assert not report.findings.kept, report.describe()
+    [one] = report.to_json()["answers"]
+    assert (one["index"], one["queries"], one["wrong"], one["rows_compared"]) == ("graph", 50, 0, 1200)
+    assert 0.8 <= one["recall_low"] <= one["recall"] <= one["recall_high"] <= 1
+    assert one["found_itself"] > 0.95
+    with pytest.raises(InvalidUsageError, match="no index 'other'"):
+        run_job(made, "verify", index=["other"])
+
+
+def test_a_graph_that_does_not_find_its_rows_is_a_finding(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = deep.recall
+
+    def low(*arguments: object) -> deep.Recall | None:
+        found = measure(*arguments)  # type: ignore[arg-type]
+        assert found is not None
+        itself = wilson(10, found.queries)
+        assert itself is not None
+        return replace(found, itself=itself)
+
+    monkeypatch.setattr(deep, "recall", low)
+    report = run_job(made, "verify", answers=True)
+    assert [one.check for one in report.findings.kept] == ["index_recall_low"]
+    assert report.exit_code == 9
+
+
+def test_a_folder_above_the_budget_is_named_as_not_asked(made: str) -> None:
+    size = run_job(made, "verify").checked["blocks"] * open_table(made).parameters.layout.block_size
+    [one] = run_job(made, "verify", answers=True, max_bytes=max(size - 1, 1 << 20)).answers
+    assert ("above --max-bytes" in one.skipped, one.recall is None) == (size > 1 << 20,) * 2
