@@ -377,6 +377,14 @@ class InvariantViolatedError(MemwalOpsError):
     reason = "invariant_violated"
 
 
+class AnswersWorseError(MemwalOpsError):
+    """A new state of an index answers sampled queries worse than the state before; it was not published."""
+
+    exit_code = 41
+    reason = "answers_worse"
+    remedy = "Build the index anew: memwal-ops catchup URI --index NAME --rebuild; or publish it by --answers off."
+
+
 class SparkUnavailableError(MemwalOpsError):
     """PySpark, Java or pandas is missing or of an incompatible version, here or on the executors."""
 

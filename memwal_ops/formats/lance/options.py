@@ -171,6 +171,13 @@ class CatchupOptions(Options):
         help="Build the indexes of --index anew by their own parameters, beside the old ones; of a table with a log, "
         "vector indexes with their codebook."
     )
+    answers: str = choice(
+        "sample",
+        "off",
+        "sample",
+        "strict",
+        help="Publish no index that answers sampled queries worse than before; strict: more of them, no tolerance.",
+    )
     allow_upgrade: bool = flag(
         help="Let an index get a version that the releases which wrote the table last do not maintain."
     )

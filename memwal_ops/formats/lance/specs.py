@@ -88,8 +88,8 @@ Examples:
   memwal-ops catchup orders.lance --index embedding_idx --dry-run
 
 Exit codes: 0 caught_up, unchanged, no_indexes or dry_run; 10 a region's id was used before (region_replaced); 18 an
-index failed (the others were updated); 19 a rebuild would have changed the codebook of each index that failed; others:
-runbooks/README.md.""",
+index failed (the others were updated); 19 a rebuild would have changed the codebook of each index that failed; 41 each
+of them would answer worse; others: runbooks/README.md.""",
     options=CatchupOptions,
     load=f"{_JOBS}.catchup.job",
     layouts=_CURRENT,

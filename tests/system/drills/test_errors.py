@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 from lance.dataset import DatasetOptimizer
@@ -438,6 +439,29 @@ def test_40_invariant_violated(drill: Drill, table: Workload, monkeypatch: pytes
     assert read_base(table.uri) == table.expected({})
     drill.rest()
     all_is_merged(table)
+
+
+def test_41_answers_worse(drill: Drill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pylance ruins an index with product quantization and the metric dot; here nobody foresees that."""
+    uri = str(tmp_path / "t.lance")
+    rng = np.random.default_rng(3)
+    centers = rng.normal(size=(20, 16))
+
+    def vectors(count: int) -> pa.Table:
+        made = (centers[rng.integers(0, 20, count)] + 0.5 * rng.normal(size=(count, 16))).astype("f4")
+        return pa.table({"vector": pa.FixedSizeListArray.from_arrays(pa.array(made.reshape(-1)), 16)})
+
+    made = lance.write_dataset(vectors(2_000), uri)
+    made.create_index("vector", "IVF_PQ", metric="dot", num_partitions=2, num_sub_vectors=4, name="by_vector")
+    lance.write_dataset(vectors(400), uri, mode="append")
+    drill.given(URI=uri, INDEX="by_vector")
+    with monkeypatch.context() as patch:
+        patch.setattr("memwal_ops.formats.lance.jobs.catchup.building.refusal", lambda *_: None)
+        refused, verified = drill.follow(2)
+        assert [one["decision"] for one in refused.document["indexes"]] == ["answers_worse"]
+        assert verified.code == 0
+    [rebuilt] = drill.rest()
+    assert "updated (rebuild)" in rebuilt.out
 
 
 def test_45_spark_unavailable(drill: Drill, table: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def _findings(answers: IndexAnswers, held: Coverage | None) -> Iterator[Finding]
             f"{_listed(answers.examples_extra)}.",
             "Queries by it return rows that do not match, or that a later write replaced.",
         )
-    for why in _why_low(answers):
+    for why in why_low(answers):
         yield finding("index_recall_low", why, "Searches by it do not find the nearest rows.")
     if held is not None and held.fragments:
         yield finding(
@@ -156,7 +156,7 @@ def _findings(answers: IndexAnswers, held: Coverage | None) -> Iterator[Finding]
         )
 
 
-def _why_low(answers: IndexAnswers) -> Iterator[str]:
+def why_low(answers: IndexAnswers) -> Iterator[str]:
     """Why the recall of a vector index is too low for a healthy one; nothing: it is not.
 
     Recall as such is no reason: that of few probes or coarse codes is low by design.

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.core.answers import IndexAnswers, Interval, examples, mean_by_query, share_by_query, wilson
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import MemwalOpsError, StorageError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 K = 10
 NPROBES = 20
 REFINE = 10
-_MULTIVECTOR_QUERIES = 8
+MULTIVECTOR_QUERIES = 8
 _TIES = 1e-5
 _BATCH = 4096
 # Fewer true neighbours of an age than that do not measure its recall.
@@ -59,7 +59,7 @@ class _Nearest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class Found:
     """What a search found: addresses and vectors of rows."""
 
     addresses: NDArray[np.uint64]
@@ -77,7 +77,7 @@ def measure(
     base: dict[str, Any] = {"index": index.name, "type": index.type, "segments": len(index.segments)}
     if drawn.skipped or drawn.rows is None:
         return IndexAnswers(**base, skipped=drawn.skipped)
-    metric = str(index.details.get("metric_type", "")).lower() or _metric(pinned, index)
+    metric = str(index.details.get("metric_type", "")).lower() or metric_of(pinned, index)
     multi = pa.types.is_list(index.arrow)
     base["settings"] = f"k {K}, nprobes {NPROBES}, no refine"
     if not drawn.fragments:
@@ -85,16 +85,16 @@ def measure(
     try:
         if multi:
             return _measure_multivector(pinned, index, drawn, base)
-        vectors = _vectors(drawn.rows[index.column])
-        usable = _usable(vectors, metric)
+        vectors = matrix_of(drawn.rows[index.column])
+        usable = usable_rows(vectors, metric)
         inside = np.isin(_fragments(drawn.rows[ROW_ADDRESS].to_numpy()), np.array(drawn.fragments))
         asked, own = vectors[usable & inside], drawn.rows[ROW_ADDRESS].to_numpy()[usable & inside]
         if not len(asked):
             return IndexAnswers(**base, skipped="none of its drawn vectors can be searched by")
         truth, rows = _exact(pinned, index, asked, drawn.fragments, metric, checkpoint)
-        found = _search(pinned, index, asked, drawn.fragments)
-        again = None if metric == "dot" else _search(pinned, index, asked, drawn.fragments, refine=REFINE)
-    except _SearchError as error:
+        found = search(pinned, index, asked, drawn.fragments)
+        again = None if metric == "dot" else search(pinned, index, asked, drawn.fragments, refine=REFINE)
+    except SearchError as error:
         return IndexAnswers(**base, queries=1, wrong=1, error=str(error))
     measured = _measured(index, asked, truth, found, metric, drawn.seed)
     return IndexAnswers(
@@ -111,19 +111,20 @@ def measure(
     )
 
 
-class _SearchError(MemwalOpsError):
+class SearchError(StorageError):
     """A vector index fails to answer."""
 
     reason = "index_fails"
 
 
-def _metric(pinned: Pinned, index: AskedIndex) -> str:
+def metric_of(pinned: Pinned, index: AskedIndex) -> str:
+    """The metric of a vector index, as its statistics have it."""
     with lance_errors("read the statistics of an index of", pinned.uri):
         stats = pinned.dataset.stats.index_stats(index.name)
     return str(stats["indices"][0].get("metric_type", "l2")).lower()
 
 
-def _vectors(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
+def matrix_of(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
     """A column of vectors as a matrix; null is NaN (of bytes, zero)."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):
@@ -139,15 +140,15 @@ def _vectors(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
     return matrix
 
 
-def _usable(vectors: NDArray[Any], metric: str) -> NDArray[np.bool_]:
+def usable_rows(vectors: NDArray[Any], metric: str) -> NDArray[np.bool_]:
     """Those with a distance to others: finite, and for cosine not zero."""
     finite = np.isfinite(vectors).all(axis=1) if vectors.dtype.kind == "f" else np.ones(len(vectors), bool)
     return finite & (vectors != 0).any(axis=1) if metric == "cosine" else finite
 
 
-def _distances(queries: NDArray[Any], vectors: NDArray[Any], metric: str) -> NDArray[np.float64]:
+def distances_of(queries: NDArray[Any], vectors: NDArray[Any], metric: str) -> NDArray[np.float64]:
     """Queries x vectors; infinite for vectors that have none."""
-    usable = _usable(vectors, metric)
+    usable = usable_rows(vectors, metric)
     if metric == "hamming":
         bits = np.bitwise_count(queries[:, None, :] ^ np.nan_to_num(vectors).astype(queries.dtype)[None, :, :])
         distances = bits.sum(axis=2).astype(np.float64)
@@ -187,7 +188,7 @@ def _exact(
         for batch in scanner.to_batches():
             checkpoint()
             rows += batch.num_rows
-            distances = _distances(asked, _vectors(batch.column(index.column)), metric)
+            distances = distances_of(asked, matrix_of(batch.column(index.column)), metric)
             nearest.add(distances, batch.column(ROW_ADDRESS).to_numpy())
     order = np.argsort(nearest.distances, axis=1, kind="stable")
     nearest.distances = np.take_along_axis(nearest.distances, order, axis=1)
@@ -195,9 +196,9 @@ def _exact(
     return nearest, rows
 
 
-def _search(
+def search(
     pinned: Pinned, index: AskedIndex, asked: NDArray[Any], fragments: Sequence[int], refine: int | None = None
-) -> list[_Found]:
+) -> list[Found]:
     """For each query the addresses and vectors that the index finds in these fragments."""
     nearest: dict[str, Any] = {"column": index.column, "q": asked, "k": K, "nprobes": NPROBES}
     if refine is not None:
@@ -211,17 +212,17 @@ def _search(
                 disable_scoring_autoprojection=True,
                 fast_search=True,
                 **_only(pinned, fragments),
-                **_of(pinned, index),
+                **of_index(pinned, index),
             ).to_table()
     except MemwalOpsError as error:
-        raise _SearchError(f"index {index.name} does not answer: {error}") from error
+        raise SearchError(f"index {index.name} does not answer: {error}") from error
     of = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(found.num_rows, np.int32)
     addresses = found[ROW_ADDRESS].to_numpy()
-    vectors = _vectors(found[index.column]) if found.num_rows else np.empty((0, asked.shape[1]), asked.dtype)
-    return [_Found(addresses[of == number], vectors[of == number]) for number in range(len(asked))]
+    vectors = matrix_of(found[index.column]) if found.num_rows else np.empty((0, asked.shape[1]), asked.dtype)
+    return [Found(addresses[of == number], vectors[of == number]) for number in range(len(asked))]
 
 
-def _of(pinned: Pinned, index: AskedIndex) -> dict[str, Any]:
+def of_index(pinned: Pinned, index: AskedIndex) -> dict[str, Any]:
     """The argument that chooses one of several vector indexes of a column."""
     same = [one for one in pinned.indexes.values() if one.is_vector and one.column == index.column]
     return {} if len(same) == 1 else {"index_segments": [one.uuid for one in index.segments]}
@@ -247,7 +248,7 @@ class _Measured:
 
 
 def _measured(
-    index: AskedIndex, asked: NDArray[Any], truth: _Nearest, found: list[_Found], metric: str, seed: int
+    index: AskedIndex, asked: NDArray[Any], truth: _Nearest, found: list[Found], metric: str, seed: int
 ) -> _Measured:
     """Compare what was found with the nearest rows. Rows at the same distance are equal."""
     near, real, missed = [], [], []
@@ -256,7 +257,7 @@ def _measured(
         nearest = truth.addresses[number][finite]
         limit = float(truth.distances[number][finite][-1]) if nearest.size else -np.inf
         limit += _TIES * max(abs(limit), 1e-6) if nearest.size else 0.0
-        distances = _distances(asked[number : number + 1], one.vectors, metric)[0]
+        distances = distances_of(asked[number : number + 1], one.vectors, metric)[0]
         near.append(one.addresses[distances <= limit])
         real.append(nearest)
         missed += np.setdiff1d(nearest, near[-1])[:1].tolist()
@@ -322,13 +323,13 @@ def _excess(
 def _found_itself(
     asked: NDArray[Any],
     own: NDArray[np.uint64],
-    found: list[_Found],
+    found: list[Found],
     metric: str,
 ) -> Interval | None:
     """The share of rows that the search by their own vector finds, or one that is the same."""
     hits = 0
     for number, one in enumerate(found):
-        same = _distances(asked[number : number + 1], one.vectors, metric)[0]
+        same = distances_of(asked[number : number + 1], one.vectors, metric)[0]
         scale = 1.0 if metric != "l2" else float((asked[number].astype(np.float64) ** 2).sum())
         hits += bool((one.addresses == own[number]).any() or (same <= _TIES * max(scale, 1e-6)).sum() >= K)
     return wilson(hits, len(found))
@@ -337,7 +338,7 @@ def _found_itself(
 def _measure_multivector(pinned: Pinned, index: AskedIndex, drawn: Queries, base: dict[str, Any]) -> IndexAnswers:
     """Recall of an index of several vectors per row: Lance computes the exact answers, one scan for each query."""
     assert drawn.rows is not None  # noqa: S101 - the caller checked
-    queries = [one for one in drawn.rows[index.column].to_pylist() if one][:_MULTIVECTOR_QUERIES]
+    queries = [one for one in drawn.rows[index.column].to_pylist() if one][:MULTIVECTOR_QUERIES]
     hits, totals = [], []
     for query in queries:
         asked = {"column": index.column, "q": np.asarray(query, np.float32), "k": K, "nprobes": NPROBES}
@@ -350,10 +351,10 @@ def _measure_multivector(pinned: Pinned, index: AskedIndex, drawn: Queries, base
                         nearest=asked | {"use_index": use_index, "refine_factor": REFINE},
                         with_row_address=True,
                         disable_scoring_autoprojection=True,
-                        **(_of(pinned, index) if use_index else {}),
+                        **(of_index(pinned, index) if use_index else {}),
                     ).to_table()
             except MemwalOpsError as error:
-                raise _SearchError(f"index {index.name} does not answer: {error}") from error
+                raise SearchError(f"index {index.name} does not answer: {error}") from error
             answers.append(found)
         limit = max(answers[0]["_distance"].to_pylist(), default=0.0)
         near = sum(one <= limit + _TIES * max(abs(limit), 1e-6) for one in answers[1]["_distance"].to_pylist())

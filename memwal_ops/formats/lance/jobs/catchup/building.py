@@ -29,6 +29,7 @@ from memwal_ops.formats.lance.wire.index_entries import moved_later
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.options import CatchupOptions
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
 
 
 def method_of(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
@@ -109,10 +110,14 @@ def build_segments(table: Table, index: BaseIndex, options: CatchupOptions, meth
     return build
 
 
+def kept_segments(index: BaseIndex, build: IndexBuild) -> list[table_pb2.IndexMetadata]:
+    """The segments that the index keeps once the new ones are published."""
+    return [entry for entry in index.segments if UUID(bytes=entry.uuid.uuid) not in build.removed]
+
+
 def covered_after(index: BaseIndex, build: IndexBuild) -> frozenset[int]:
     """The fragments that the index covers once the segments are published."""
-    kept = [entry for entry in index.segments if UUID(bytes=entry.uuid.uuid) not in build.removed]
-    return build.covered | covered_by(kept)
+    return build.covered | covered_by(kept_segments(index, build))
 
 
 def _rebuilt(table: Table, index: BaseIndex) -> IndexBuild | None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.report import Need
-from memwal_ops.errors import CodebookChangedError, IndexesBehindError, RegionsBlockedError
+from memwal_ops.errors import AnswersWorseError, CodebookChangedError, IndexesBehindError, RegionsBlockedError
 from memwal_ops.formats.lance.jobs.faults_text import problem
-from memwal_ops.text import counted, grid, paragraph
+from memwal_ops.text import counted, grid, paragraph, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.backlog import Blocked
+    from memwal_ops.formats.lance.jobs.answers_guard import Comparison
 
 
 class CatchupDecision(enum.StrEnum):
@@ -27,6 +28,8 @@ class CatchupDecision(enum.StrEnum):
     NO_INDEXES = "no_indexes"
     INCOMPLETE = "incomplete"
     """An index failed; the others were processed."""
+    ANSWERS_WORSE = "answers_worse"
+    """An index would have answered worse, and was not published; the others were processed."""
     DRY_RUN = "dry_run"
 
 
@@ -67,11 +70,12 @@ class IndexReport:
         segments: segments at the end.
         before: ``index_catchup`` when the run began: per region the generation.
         after: and at the end.
-        decision: updated, recorded, unchanged, below_threshold, failed, dropped (by another writer meanwhile), or
-            would_update in a dry run.
+        decision: updated, recorded, unchanged, below_threshold, failed, answers_worse, dropped (by another writer
+            meanwhile), or would_update in a dry run.
         partitions: balance of an IVF index; None for others, and if it could not be read.
         error: the error if it failed.
         method: how it was built, or would be: update, retrain or rebuild; None: it was not.
+        answers: its answers before and after, compared; None: nothing was built.
         seconds: spent on this index.
     """
 
@@ -87,6 +91,7 @@ class IndexReport:
     error: MemwalOpsError | None
     seconds: float
     method: str | None = None
+    answers: Comparison | None = None
 
     def to_json(self) -> dict[str, object]:
         """The ``indexes`` entry of a report."""
@@ -100,6 +105,7 @@ class IndexReport:
             "after": {str(region_id): generation for region_id, generation in sorted(self.after.items())},
             "decision": self.decision,
             "method": self.method,
+            "answers": None if self.answers is None else self.answers.to_json(),
             "partitions": None if self.partitions is None else self.partitions.to_json(),
             "error": None
             if self.error is None
@@ -135,8 +141,10 @@ class CatchupReport:
         """Exit code of the command."""
         if not self.failures:
             return RegionsBlockedError.exit_code if self.blocked else 0
-        refused = all(isinstance(error, CodebookChangedError) for error in self.failures)
-        return CodebookChangedError.exit_code if refused else IndexesBehindError.exit_code
+        for reason in (CodebookChangedError, AnswersWorseError):
+            if all(isinstance(error, reason) for error in self.failures):
+                return reason.exit_code
+        return IndexesBehindError.exit_code
 
     def to_json(self) -> dict[str, object]:
         """The document of ``catchup --json``."""
@@ -181,6 +189,8 @@ class CatchupReport:
                         hanging="  ",
                     )
                 )
+        if (cost := _cost(self)) is not None:
+            parts.append(paragraph(cost, hanging="  "))
         parts += [problem(fault, "BLOCKED") for fault in self.blocked]
         return "\n\n".join(parts)
 
@@ -199,9 +209,26 @@ def _headline(report: CatchupReport) -> str:
         case "dry_run":
             waiting = counted(sum(index.decision == "would_update" for index in report.indexes), "index", "indexes")
             return f"dry_run: would update {waiting}; nothing was changed."
+        case "answers_worse":
+            worse = counted(len(report.failures), "index", "indexes")
+            return f"answers_worse: {worse} not published, {updated} updated, version {report.version}."
         case _:
             failed = counted(len(report.failures), "index", "indexes")
             return f"incomplete: {failed} failed, {updated} updated, version {report.version}."
+
+
+def _cost(report: CatchupReport) -> str | None:
+    """What it took to compare the answers of indexes; None: none was compared."""
+    compared = [index.answers for index in report.indexes if index.answers is not None and index.answers.queries]
+    if not compared:
+        return None
+    seconds = sum(one.seconds for one in compared)
+    share = seconds / max(report.seconds, seconds, 1e-9)
+    return (
+        f"answers: {counted(sum(one.queries for one in compared), 'query', 'queries')} of "
+        f"{counted(len(compared), 'index', 'indexes')} before and after; at most "
+        f"{size_text(sum(one.bytes_at_most for one in compared))} read, {share:.1%} of the time."
+    )
 
 
 def _table(report: CatchupReport) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import (
+    AnswersWorseError,
     CommitStateUnknownError,
     InvalidUsageError,
     LeaseLostError,
@@ -28,12 +29,21 @@ from memwal_ops.errors import (
     RegionReplacedError,
 )
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
+from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard
 from memwal_ops.formats.lance.commit.rebased_commit import drop_index, lacks_columns
 from memwal_ops.formats.lance.generations.backlog import Blocked, backlog_of, with_listed_log
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.formats.lance.indexes.catchup_entries import catchup_entry, stale_entries
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
-from memwal_ops.formats.lance.jobs.catchup.building import build_segments, covered_after, method_of, refused
+from memwal_ops.formats.lance.jobs.answers_guard import Comparison, compare_answers, refuse_worse
+from memwal_ops.formats.lance.jobs.catchup.building import (
+    build_segments,
+    covered_after,
+    keeps_codebook,
+    kept_segments,
+    method_of,
+    refused,
+)
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change, publish_rebased
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, CatchupReport, IndexReport, Partitions
 from memwal_ops.formats.lance.retention.damage import name_damage
@@ -53,13 +63,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Run:
-    """State of a run; ``table`` is the newest version that it has read, ``methods`` how indexes were built."""
+    """State of a run; ``table`` is the newest version that it has read.
+
+    ``methods``: by index how it was built; ``compared``: how it answered.
+    """
 
     table: Table
     options: CatchupOptions
     note: CommitNote
+    context: RunContext
     retry: CommitRetry = field(default_factory=CommitRetry)
     methods: dict[str, str] = field(default_factory=dict)
+    compared: dict[str, Comparison] = field(default_factory=dict)
 
 
 def plan_catch_up(table: Table, options: CatchupOptions) -> CatchupReport:
@@ -94,7 +109,7 @@ def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> Catc
     started = time.monotonic()
     _check_options(table, options)
     check_rewritable(table)
-    run = _Run(table, options, CommitNote.new("catchup"))
+    run = _Run(table, options, CommitNote.new("catchup"), context)
     wanted = [index.name for index in _wanted(table, options)]
     if any(_next_need(table, index, options) == "update" for index in _wanted(table, options)):
         probe_conditional_writes(table.store)
@@ -149,6 +164,8 @@ def _decide(reports: Iterable[IndexReport]) -> CatchupDecision:
         return CatchupDecision.NO_INDEXES
     if "failed" in decisions:
         return CatchupDecision.INCOMPLETE
+    if "answers_worse" in decisions:
+        return CatchupDecision.ANSWERS_WORSE
     return CatchupDecision.CAUGHT_UP if decisions & {"updated", "recorded"} else CatchupDecision.UNCHANGED
 
 
@@ -181,7 +198,7 @@ def _next_need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Result for one index: the version at its start, the decision, the error if it failed, and how it was built."""
+    """Result for one index: the version at its start, the decision, the error, how it was built and answered."""
 
     name: str
     first: Table
@@ -189,6 +206,7 @@ class _Outcome:
     error: MemwalOpsError | None
     seconds: float
     method: str | None = None
+    answers: Comparison | None = None
 
 
 def _catch_up(run: _Run, name: str) -> _Outcome:
@@ -200,18 +218,22 @@ def _catch_up(run: _Run, name: str) -> _Outcome:
         decision = _update(run, name)
     except (CommitStateUnknownError, LeaseLostError):
         raise
+    except AnswersWorseError as worse:
+        get_logger(__name__).warning("answers_worse", table=first.location.uri, index=name, error=str(worse))
+        decision, error = "answers_worse", worse
     except MemwalOpsError as failed:
         failure = name_damage(first, failed)
         get_logger(__name__).warning("index_failed", table=first.location.uri, index=name, error=str(failure))
         decision, error = "failed", failure
         run.table = run.table.newest()
-    return _Outcome(name, first, decision, error, time.monotonic() - started, run.methods.get(name))
+    seconds = time.monotonic() - started
+    return _Outcome(name, first, decision, error, seconds, run.methods.get(name), run.compared.get(name))
 
 
 def _finish(run: _Run, outcome: _Outcome, *, recorded: bool) -> IndexReport:
     decision = "recorded" if recorded and outcome.decision == "unchanged" else outcome.decision
     report = _report(outcome.first, run.table, outcome.name, run.options, decision)
-    return replace(report, error=outcome.error, seconds=outcome.seconds, method=outcome.method)
+    return replace(report, error=outcome.error, seconds=outcome.seconds, method=outcome.method, answers=outcome.answers)
 
 
 def _report(first: Table, last: Table, name: str, options: CatchupOptions, decision: str) -> IndexReport:
@@ -270,8 +292,8 @@ def _update(run: _Run, name: str) -> str:
             published = True  # pylance may have rebased it over the removal of its column
         except (CommitLostError, ObjectNotFoundError) as error:
             newest = run.table.newest()
-            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
-                raise  # not a file of an old version that was cleaned up meanwhile
+            if isinstance(error, ObjectNotFoundError) and newest.manifest == table.manifest:
+                raise  # not a file of a version that was cleaned up meanwhile, or of a table that was made again
             run.table = run.retry.conflict(newest, error)
 
 
@@ -282,6 +304,7 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> str:
     if isinstance(build, str):
         return build
     run.methods[index.name] = method
+    _compare_answers(run, table, index, build)
     if table.memwal is None:
         run.table = publish_rebased(table, index.name, build, run.note, run.retry)
         return "updated"
@@ -294,6 +317,33 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> str:
 
     run.table = publish_build(table, index.name, build, change, run.note, run.retry)
     return "updated"
+
+
+def _compare_answers(run: _Run, table: Table, index: BaseIndex, build: IndexBuild) -> None:
+    """Refuse segments with which the index would answer worse; their files are deleted.
+
+    Raises:
+        AnswersWorseError: with the figures.
+    """
+    accepted = False
+    try:
+        entries = [*kept_segments(index, build), *build.added]
+        compared = compare_answers(table, index, entries, run.options.answers, run.note, run.context)
+        run.compared[index.name] = compared
+        refuse_worse(index, compared, _way_out(table, index, run.methods[index.name]))
+        accepted = True
+    finally:
+        if not accepted:
+            discard(table, build)
+
+
+def _way_out(table: Table, index: BaseIndex, method: str) -> str:
+    """What to do about an index that would answer worse if it was built by ``method``."""
+    if method == "update":
+        return f"Build it anew: memwal-ops catchup URI --index {index.name} --rebuild."
+    if index.is_vector and keeps_codebook(table):
+        return f"Replace it by one with a new codebook: memwal-ops catchup URI --migrate-codebook {index.name} NEW."
+    return "The old one stays; memwal-ops verify URI --answers shows how well that answers."
 
 
 def _record(run: _Run, names: Collection[str]) -> frozenset[str]:

@@ -47,7 +47,7 @@ def test_requests_of_commands(counted: tuple[dict[str, str], Counter[str]]) -> N
         job = command.partition(" ")[0]
         run_job(uri, job, storage_options=options, apply=job == "maintain" or None)
         made[command] = requests.total()
-    most = {"inspect": 13, "merge": 23, "catchup": 29, "maintain": 137, "maintain again": 98}
+    most = {"inspect": 13, "merge": 23, "catchup": 44, "maintain": 152, "maintain again": 98}
     assert all(made[command] <= most[command] + TICKS for command in most), sorted(made.items())
 
 
@@ -77,7 +77,7 @@ def test_requests_of_further_generations(counted: tuple[dict[str, str], Counter[
 
 
 def test_requests_of_a_second_index(counted: tuple[dict[str, str], Counter[str]]) -> None:
-    """The newest version is read once for all indexes, and after each commit."""
+    """The newest version is read once for all indexes, and after each commit; about 15 compare the answers of one."""
     options, requests = counted
     uri = f"s3://{BUCKET}/indexes.lance"
     make(uri, SMALL, storage_options=options)
@@ -85,7 +85,7 @@ def test_requests_of_a_second_index(counted: tuple[dict[str, str], Counter[str]]
     run_job(uri, "merge", storage_options=options)
     requests.clear()
     assert run_job(uri, "catchup", storage_options=options).decision == "caught_up"
-    assert requests.total() <= 51, requests
+    assert requests.total() <= 81, requests
     requests.clear()
     run_job(uri, "catchup", storage_options=options)
     assert requests.total() <= 7, "as for one index"

@@ -1,0 +1,136 @@
+"""Compare what a vector index finds in two states of it, without a search of all rows.
+
+Both are asked the same queries. Of the rows that any of the two finds, the nearest by exact distances are what each
+should have found. So the cost is that of a few searches, however large the table is; and a state that has more rows is
+not worse for that: rows that are nearer are in the pool, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from memwal_ops.core.answers import Interval, mean_by_query
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.answers.vector import (
+    MULTIVECTOR_QUERIES,
+    NPROBES,
+    REFINE,
+    K,
+    SearchError,
+    distances_of,
+    matrix_of,
+    metric_of,
+    of_index,
+    search,
+    usable_rows,
+)
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
+
+_TIES = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """Shares of the nearest rows of the pool that the earlier and the later state find.
+
+    Attributes:
+        queries: how many were asked.
+        before: the mean share of the earlier state.
+        after: that of the later one.
+        change: the mean of ``after - before``, query by query, with its interval; None: too few queries.
+    """
+
+    queries: int
+    before: float
+    after: float
+    change: Interval | None
+
+
+def compare_searches(before: Pinned, after: Pinned, index: AskedIndex, rows: pa.Table, seed: int = 0) -> Pooled:
+    """Search by the vectors of ``rows`` in both states.
+
+    Args:
+        before: a version.
+        after: the same rows with another state of the index.
+        index: the index, as ``after`` has it.
+        rows: its column and the addresses of rows that were drawn; rows that the earlier state covers, for a fair test.
+        seed: of the confidence interval.
+
+    Raises:
+        SearchError: a state does not answer.
+        StorageError: the table cannot be read.
+    """
+    found = [_found(state, index, rows) for state in (before, after)]
+    shares = np.array([_shares(*one) for one in zip(*found, strict=True)], np.float64).reshape(-1, 2)
+    if not len(shares):
+        return Pooled(0, 0.0, 0.0, None)
+    earlier, later = (float(one) for one in shares.mean(axis=0))
+    return Pooled(len(shares), earlier, later, mean_by_query(shares[:, 1] - shares[:, 0], seed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What one search found: addresses and exact distances."""
+
+    addresses: NDArray[np.uint64]
+    distances: NDArray[np.float64]
+
+
+def _found(pinned: Pinned, index: AskedIndex, rows: pa.Table) -> list[_Answer]:
+    state = pinned.indexes[index.name]
+    metric = str(state.details.get("metric_type", "")).lower() or metric_of(pinned, state)
+    if pa.types.is_list(index.arrow):
+        return [_found_by_several(pinned, state, one) for one in _several(rows[index.column])]
+    vectors = matrix_of(rows[index.column])
+    asked = vectors[usable_rows(vectors, metric)]
+    every = list(pinned.fragments)
+    return [
+        _Answer(one.addresses, distances_of(asked[number : number + 1], one.vectors, metric)[0])
+        for number, one in enumerate(search(pinned, state, asked, every))
+    ]
+
+
+def _several(column: pa.ChunkedArray) -> list[Any]:
+    """Queries of several vectors."""
+    return [one for one in column.to_pylist() if one][:MULTIVECTOR_QUERIES]
+
+
+def _found_by_several(pinned: Pinned, index: AskedIndex, query: Any) -> _Answer:
+    """What a search by several vectors finds; Lance computes the exact distances of more candidates than it returns."""
+    nearest = {"column": index.column, "q": np.asarray(query, np.float32), "k": K, "nprobes": NPROBES}
+    try:
+        with lance_errors("search", pinned.uri):
+            found = pinned.dataset.scanner(
+                columns=["_distance"],
+                nearest=nearest | {"refine_factor": REFINE},
+                with_row_address=True,
+                disable_scoring_autoprojection=True,
+                fast_search=True,
+                **of_index(pinned, index),
+            ).to_table()
+    except MemwalOpsError as error:
+        raise SearchError(f"index {index.name} does not answer: {error}") from error
+    return _Answer(found[ROW_ADDRESS].to_numpy(), found["_distance"].to_numpy())
+
+
+def _shares(before: _Answer, after: _Answer) -> Sequence[float]:
+    """The share of the nearest rows of both answers that each of them has."""
+    addresses, first = np.unique(np.concatenate([before.addresses, after.addresses]), return_index=True)
+    if not addresses.size:
+        return 1.0, 1.0
+    distances = np.concatenate([before.distances, after.distances])[first]
+    nearest = np.sort(distances)[:K]
+    limit = float(nearest[-1]) + _TIES * max(abs(float(nearest[-1])), 1e-6)
+    return [min(1.0, float((one.distances <= limit).sum()) / nearest.size) for one in (before, after)]

@@ -1,0 +1,250 @@
+"""Ask an index state that is not published yet, and compare its answers with those of the state before.
+
+Scalar and text indexes are compared with a scan: answers that the later state gets wrong, and more of them than the
+earlier one, make it worse. Searches of vector indexes are compared with each other (:mod:`pooled`): their cost does not
+depend on the size of the table.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwal_ops.errors import AnswersWorseError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.answers.ask import ask
+from memwal_ops.formats.lance.answers.asked_index import Pinned
+from memwal_ops.formats.lance.answers.pooled import compare_searches
+from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, sample_queries
+from memwal_ops.formats.lance.answers.vector import SearchError
+from memwal_ops.formats.lance.commit.trial_version import opened_with
+from memwal_ops.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Segment
+    from memwal_ops.formats.lance.answers.sample import Queries
+    from memwal_ops.formats.lance.commit.publication import CommitNote
+    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+
+OFF, SAMPLE, STRICT = "off", "sample", "strict"
+_ATTEMPTS = 3
+_FEW = 16
+_FEW_BYTES = 8 << 20
+# Above, a sample asks for single values, which read a few pages of it, and for no ranges, which read all.
+_SMALL_INDEX = 8 << 20
+_WHOLE = frozenset({"range", "null"})
+# By how much the share of the pool may fall, beyond its interval of confidence.
+_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Answers of one index before and after, as far as they were compared.
+
+    Attributes:
+        queries: how many were asked.
+        wrong: of a scalar or text index: answers of the later state that are wrong.
+        wrong_before: the same of the earlier state; None: it was not asked, since none was wrong.
+        found: of a vector index: the share of the nearest rows that the later state finds.
+        found_before: and that of the earlier one.
+        worse: why the later state is worse; empty: it is not.
+        skipped: why nothing was asked; empty: it was.
+        bytes_at_most: an upper bound of what was read.
+        seconds: how long it took.
+    """
+
+    queries: int = 0
+    wrong: int = 0
+    wrong_before: int | None = None
+    found: float | None = None
+    found_before: float | None = None
+    worse: str = ""
+    skipped: str = ""
+    bytes_at_most: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """The ``answers`` entry of an index in a report."""
+        return {
+            "queries": self.queries,
+            "wrong": self.wrong,
+            "wrong_before": self.wrong_before,
+            "found": None if self.found is None else round(self.found, 4),
+            "found_before": None if self.found_before is None else round(self.found_before, 4),
+            "worse": self.worse or None,
+            "skipped": self.skipped or None,
+            "bytes_at_most": self.bytes_at_most,
+            "seconds": round(self.seconds, 6),
+        }
+
+
+def compare_answers(
+    table: Table,
+    index: BaseIndex,
+    entries: Sequence[table_pb2.IndexMetadata],
+    mode: str,
+    note: CommitNote,
+    context: RunContext,
+) -> Comparison:
+    """Compare the answers of an index with those that it would give with other segments.
+
+    Args:
+        table: the version that has the index.
+        index: as it is.
+        entries: all segments that it would have.
+        mode: ``sample``: a few queries, and recall may fall by a tolerance; ``strict``: more queries, and it must not
+            fall; ``off``: none.
+        note: the job and run.
+        context: can stop the run between two queries.
+
+    Raises:
+        StorageError: rows of the table cannot be read.
+    """
+    if mode == OFF:
+        return Comparison(skipped="--answers off")
+    started = time.monotonic()
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with opened_with(table, entries, note) as dataset:
+                after = Pinned(dataset, table.location.uri)
+                compared = _compare(table, index, after, mode, note, context)
+            break
+        except ObjectNotFoundError:  # the manifest of the trial was taken for a leftover: the table is unchanged
+            if attempt == _ATTEMPTS:
+                raise
+    return replace(compared, seconds=time.monotonic() - started)
+
+
+def refuse_worse(index: BaseIndex, compared: Comparison, remedy: str) -> None:
+    """Raise if the later state is worse.
+
+    Raises:
+        AnswersWorseError: with the figures.
+    """
+    if compared.worse:
+        raise AnswersWorseError(
+            f"Index {index.name} ({index.type}) would answer worse, and was not published: {compared.worse}.",
+            remedy=f"{remedy} With --answers off it is published as it is.",
+        )
+
+
+def _compare(
+    table: Table, index: BaseIndex, after: Pinned, mode: str, note: CommitNote, context: RunContext
+) -> Comparison:
+    asked = after.indexes.get(index.name)
+    if asked is None:
+        return Comparison(skipped="pylance does not describe it")
+    few = mode == SAMPLE
+    if not asked.is_vector:
+        return _of_scalar(table, index, after, asked, note, context, few=few)
+    # Rows that both states have: others would be found by one of them alone.
+    known = _some(sorted(index.covered & after.fragments.keys()), table.version)
+    if not known:
+        return Comparison(skipped="it had no rows")
+    of_known = replace(asked, segments=_covering(asked, known))
+    drawn = _draw(after, of_known, table.version, MAX_BYTES, few=few)
+    return _of_vectors(Pinned(table.dataset, table.location.uri), after, asked, drawn, few=few)
+
+
+def _of_scalar(
+    table: Table,
+    index: BaseIndex,
+    after: Pinned,
+    asked: AskedIndex,
+    note: CommitNote,
+    context: RunContext,
+    *,
+    few: bool,
+) -> Comparison:
+    small = asked.size <= _SMALL_INDEX
+    budget = (_FEW_BYTES if few else MAX_BYTES) + (asked.size * 2 if small or not few else 0)
+    drawn = _draw(after, asked, table.version, budget, few=few)
+    if few and not small:
+        drawn = replace(drawn, queries=tuple(one for one in drawn.queries if one.what not in _WHOLE))
+    answers = ask(after, asked, drawn, context.checkpoint)
+    if answers.skipped:
+        return Comparison(skipped=answers.skipped)
+    compared = Comparison(answers.queries, answers.wrong, bytes_at_most=answers.bytes_at_most)
+    if not answers.wrong and not answers.error:
+        return compared
+    wrong_before, failed = _wrong_before(table, index, drawn, note, context)
+    compared = replace(compared, wrong_before=wrong_before, bytes_at_most=2 * answers.bytes_at_most)
+    if answers.error and not failed:
+        return replace(compared, worse=f"it fails: {answers.error}".rstrip("."))
+    if answers.wrong <= wrong_before:
+        return compared
+    return replace(
+        compared,
+        worse=f"{answers.wrong:,} of {counted(answers.queries, 'answer')} are wrong, {wrong_before:,} before "
+        f"({answers.missing:,} rows are missing, {answers.extra:,} do not match)",
+    )
+
+
+def _wrong_before(
+    table: Table, index: BaseIndex, drawn: Queries, note: CommitNote, context: RunContext
+) -> tuple[int, bool]:
+    """How many of the same queries the index answers wrongly as it is, and whether it fails."""
+    with opened_with(table, index.segments, note) as dataset:
+        before = Pinned(dataset, table.location.uri)
+        asked = before.indexes.get(index.name)
+        if asked is None:
+            return 0, False
+        answers = ask(before, asked, drawn, context.checkpoint)
+    return answers.wrong, bool(answers.error)
+
+
+def _draw(pinned: Pinned, index: AskedIndex, seed: int, budget: int, *, few: bool) -> Queries:
+    return sample_queries(pinned, index, _FEW if few else SAMPLES, seed, budget)
+
+
+def _some(fragments: Sequence[int], seed: int) -> frozenset[int]:
+    """The oldest and the newest of them, and a few at random."""
+    chosen = np.random.default_rng(seed).permutation(fragments)[:_FEW].tolist()
+    return frozenset([*fragments[:1], *fragments[-1:], *chosen])
+
+
+def _covering(index: AskedIndex, fragments: frozenset[int]) -> tuple[Segment, ...]:
+    return tuple(replace(one, fragments=one.fragments & fragments) for one in index.segments)
+
+
+def _of_vectors(before: Pinned, after: Pinned, index: AskedIndex, drawn: Queries, *, few: bool) -> Comparison:
+    if drawn.skipped or drawn.rows is None:
+        return Comparison(skipped=drawn.skipped or "no rows could be drawn")
+    rows: pa.Table = drawn.rows
+    try:
+        pooled = compare_searches(before, after, index, rows, drawn.seed)
+    except SearchError as error:
+        return _failing(before, index, rows, error)
+    compared = Comparison(
+        pooled.queries, found=pooled.after, found_before=pooled.before, bytes_at_most=3 * rows.nbytes * 10
+    )
+    if pooled.change is None:
+        return replace(compared, skipped="fewer than 10 rows can be searched by")
+    fell = pooled.change.high < -_TOLERANCE if few else pooled.change.high < 0
+    if not fell:
+        return compared
+    return replace(
+        compared,
+        worse=f"of the nearest rows that are found before or after, {pooled.after:.1%} are found after, and "
+        f"{pooled.before:.1%} before, in {counted(pooled.queries, 'search', 'searches')}",
+    )
+
+
+def _failing(before: Pinned, index: AskedIndex, rows: pa.Table, error: SearchError) -> Comparison:
+    """A search failed: worse, if it does not fail before."""
+    try:
+        compare_searches(before, before, index, rows)
+    except SearchError:
+        return Comparison(skipped="it fails as it is")
+    except MemwalOpsError as failed:
+        return Comparison(skipped=str(failed))
+    return Comparison(1, 1, wrong_before=0, worse=f"it fails: {error}".rstrip("."))
