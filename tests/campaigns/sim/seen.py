@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 HINT = "version_hint.json"
 #: An unknown field of the MemWAL details, as a later release may write one: our commits must keep it.
 LATER_RELEASE = wire.Field(1001, b"kept", 2)
+# Of a data file, and of a deletion vector.
+_BASE_ID = 7
 _OUR_JOB = re.compile(rb"memwal-ops\.job.{2}([a-z]+)")
 
 
@@ -70,15 +72,20 @@ def job_of(manifest: wire.ManifestFile) -> str | None:
     return None if found is None else found[1].decode()
 
 
-def files_of(manifest: wire.ManifestFile) -> Iterator[str]:
-    """The data files and deletion vectors that a version names."""
+def files_of(manifest: wire.ManifestFile, folder: str = "") -> Iterator[str]:
+    """The data files and deletion vectors that a version names; of a branch those of its own are below ``folder``."""
     for fragment in wire.sub(manifest.fields, 2):
         for file in wire.sub(fragment, 2):
-            yield f"data/{bytes(wire.get(file, 1)).decode()}"
+            yield f"{_place(file, folder)}data/{bytes(wire.get(file, 1)).decode()}"
         for deleted in wire.sub(fragment, 3):
             suffix = "bin" if wire.get(deleted, 1) else "arrow"
             name = f"{wire.get(fragment, 1)}-{wire.get(deleted, 2)}-{wire.get(deleted, 3)}"
-            yield f"_deletions/{name}.{suffix}"
+            yield f"{_place(deleted, folder)}_deletions/{name}.{suffix}"
+
+
+def _place(file: list[wire.Field], folder: str) -> str:
+    """Where a file is: with a base path, below the root of the table."""
+    return "" if any(one.number == _BASE_ID for one in file) else folder
 
 
 def indexes_of(manifest: wire.ManifestFile) -> dict[str, frozenset[int]]:

@@ -71,6 +71,9 @@ _UNDECIDED = ("Cannot match the columns", "the versions that would distinguish a
 class Witness:
     """Looks at all of a table after each step."""
 
+    may_go = _MAY_GO
+    known = _KNOWN
+
     def __init__(self, made: RegionTable | ShardTable) -> None:
         self.made = made
         self.uri = made.uri
@@ -128,12 +131,12 @@ class Witness:
         gone = self.files.keys() - now.keys()
         changed = {path for path, state in self.files.items() if path in now and now[path] != state}
         kinds = {"any", *kinds}
-        allowed = [_MAY_GO[kind] for kind in kinds if kind in _MAY_GO]
+        allowed = [self.may_go[kind] for kind in kinds if kind in self.may_go]
         taken = sorted(path for path in gone if not any(one.fullmatch(path) for one in allowed))
         assert not taken, f"{kinds} took {taken}"
         rewritten = sorted(path for path in changed if not _MAY_CHANGE.fullmatch(path))
         assert not rewritten, f"{kinds} rewrote {rewritten}"
-        strange = sorted(path for path in now.keys() - self.files.keys() if not _KNOWN.fullmatch(path))
+        strange = sorted(path for path in now.keys() - self.files.keys() if not self.known.fullmatch(path))
         assert not strange, f"{kinds} made {strange}"
         self.files = now
         before = {(region, path) for region, path in self.generations}
@@ -275,9 +278,8 @@ class Witness:
             if not branch:
                 self._look_at_succession(number, progress, details, job_of(manifest))
         rows, fragments = self._read(branch, number)
-        wanted = self.made.columns.seen(self.made.expected(progress), number)
-        assert_same(rows, wanted, seed=f"version {branch} {number}")
-        files = frozenset(files_of(manifest))
+        assert_same(rows, self._wanted(branch, number, progress), seed=f"version {branch} {number}")
+        files = frozenset(files_of(manifest, f"tree/{branch}/" if branch else ""))
         self.named |= files
         version = SeenVersion(
             progress, rows, file if file in self.files else None, entry is not None, files, indexes_of(manifest),
@@ -311,7 +313,7 @@ class Witness:
     def _read(self, branch: str, number: int) -> tuple[Rows, dict[Key, int]]:
         """The rows by the columns' traits, and per key its fragment."""
         dataset = lance.dataset(f"{self.uri}/tree/{branch}" if branch else self.uri, version=number)
-        names = self.made.columns.at(number)
+        names = self.made.columns.at(self._left_at(branch, number))
         if names is not None:
             assert tuple(dataset.schema.names) == names, f"version {branch} {number} has columns {dataset.schema.names}"
         table = dataset.scanner(with_row_address=True).to_table()
@@ -321,6 +323,20 @@ class Witness:
             table = table.rename_columns([self.made.columns.trait(name) for name in table.schema.names])
         rows = rows_by_key(table, self.made.model.keys)
         return rows, {key: address >> 32 for key, address in zip(rows, addresses, strict=True)}
+
+    def _wanted(self, branch: str, number: int, progress: Mapping[str, int]) -> Rows:
+        """The rows that a version must have."""
+        del branch
+        return self.made.columns.seen(self.made.expected(progress), number)
+
+    def _left_at(self, branch: str, number: int) -> int:
+        """The version of main that has the columns of a version."""
+        del branch
+        return number
+
+    def _leads_to_the_newest(self, key: tuple[str, int]) -> bool:
+        """Whether a version and the generations are the newest rows: not one older than MemWAL, where none are read."""
+        return self.versions[key].has_mem_wal
 
     def _look_at_claims(self, number: int, version: SeenVersion) -> None:
         """What a catch-up says of an index is true of every row that the index lacks."""
@@ -434,8 +450,8 @@ class Witness:
         self._travelled = {key: seen for key, seen in self._travelled.items() if key in self.versions}
         wanted: Rows | None = None
         for key, version in self.versions.items():
-            if not version.has_mem_wal or self._travelled.get(key) == listing:
-                continue  # older than MemWAL: no reader uses generations there
+            if not self._leads_to_the_newest(key) or self._travelled.get(key) == listing:
+                continue
             wanted = self.made.expected(self._flushed()) if wanted is None else wanted
             rows = self._with_generations(version)
             seen = self.made.columns.seen(wanted, key[1])
