@@ -16,6 +16,7 @@ from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, deletio
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.storage.export_file import NotExportedError
+from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
 
@@ -93,6 +94,24 @@ class NamedFile:
         return None
 
 
+def absolute_base(uri: str, path: str) -> str:
+    """A base path; a relative one of a branch is its table's root, if a relative URI created the branch.
+
+    Raises:
+        UnsupportedFeatureError: it is relative to what is not known.
+    """
+    if "://" in path or os.path.isabs(path):
+        return path
+    root, tree, _ = uri.partition(f"/{BRANCHES_FOLDER}/")
+    if tree and f"{root}/".endswith(f"/{path.removeprefix('./')}/"):
+        return root
+    raise UnsupportedFeatureError(
+        f"The base path {path!r} of {uri} is relative: Lance looks for it below the folder in which a process works, "
+        "so that another process finds other files, or none.",
+        remedy="Give Lance absolute URIs: create the clone again, or write the rows again with an absolute base path.",
+    )
+
+
 class Places:
     """The places of a dataset's files.
 
@@ -128,13 +147,11 @@ class Places:
         return self._opened[entry.base_id]
 
     def _open(self, base: table_pb2.BasePath) -> Place:
-        path, own = base.path.rstrip("/"), f"{self._location.uri}/"
+        path, own = absolute_base(self._location.uri, base.path.rstrip("/")), f"{self._location.uri}/"
         if path.startswith(own):
             return Place(self._store, path.removeprefix(own), base.is_dataset_root)
         if self._location.files is not None:
             raise NotExportedError(f"The files at {path} are not in the export.")
-        if "://" not in path and not os.path.isabs(path):
-            raise UnsupportedFeatureError(f"The base path {path!r} of {self._location.uri} is relative.")
         return Place(open_store(resolve(path, self._location.lance_options)), "", base.is_dataset_root, path)
 
     def data_files(self, manifest: table_pb2.Manifest) -> Iterator[NamedFile]:

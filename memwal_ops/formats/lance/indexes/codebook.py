@@ -20,6 +20,7 @@ from lance.file import LanceFileReader
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_options
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.named_files import absolute_base
 from memwal_ops.formats.lance.wire._pb import vector_pb2
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 
@@ -200,7 +201,8 @@ def index_folder(table: Table, entry: table_pb2.IndexMetadata) -> str:
         return f"{table.location.uri}/{name}"
     for base in table.manifest.manifest.base_paths:
         if base.id == entry.base_id:
-            return f"{base.path.rstrip('/')}/{name if base.is_dataset_root else name.rsplit('/', 1)[-1]}"
+            folder = absolute_base(table.location.uri, base.path.rstrip("/"))
+            return f"{folder}/{name if base.is_dataset_root else name.rsplit('/', 1)[-1]}"
     raise UnsupportedFeatureError(f"Index {entry.name} is in base {entry.base_id}, which the table does not define.")
 
 

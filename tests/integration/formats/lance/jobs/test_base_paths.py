@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.errors import StorageError, TableCorruptError
+from memwal_ops.errors import StorageError, TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.retention.damage import name_damage
 from tests.integration.formats.lance.jobs.test_damage import cut, emptied, inverted
 from tests.support.run_cli import contents, run_here
@@ -107,3 +107,27 @@ def test_an_older_version_that_only_needs_a_file_elsewhere(child: tuple[str, Pat
     assert {"version": older, "missing": str(damaged)} in report["versions"]["unreadable"]
     table = open_table(uri)
     assert table.format.missing_of(table, older) == str(damaged)
+
+
+def test_a_branch_that_was_created_by_a_relative_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its base path is relative, and its files are those of its table."""
+    monkeypatch.chdir(tmp_path)
+    lance.write_dataset(rows(0, 20), "t.lance", max_rows_per_file=10)
+    lance.dataset("t.lance").create_scalar_index("id", "BTREE")
+    lance.dataset("t.lance").create_branch("dev")
+    uri = str(tmp_path / "t.lance" / "tree" / "dev")
+    lance.write_dataset(rows(20, 5), lance.dataset("t.lance").checkout_version(("dev", None)), mode="append")
+    for job in ("inspect", "compact", "catchup", "verify"):
+        assert run_job(uri, job).exit_code == 0, job
+    assert run_job(uri, "gc", apply=True).exit_code == 0
+    assert lance.dataset(uri).count_rows("id >= 0") == 25
+    monkeypatch.chdir(tmp_path.parent)
+    assert run_job(uri, "inspect").exit_code == 0
+
+
+def test_a_clone_that_was_created_by_a_relative_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lance.write_dataset(rows(0, 20), "t.lance").shallow_clone("clone.lance", 1)
+    with pytest.raises(UnsupportedFeatureError, match="is relative: Lance looks for it below the folder") as refused:
+        run_job(str(tmp_path / "clone.lance"), "inspect")
+    assert "absolute" in refused.value.remedy
