@@ -13,7 +13,7 @@ EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test campaigns test-all test-airflow mutate dist dist-pythons audit release-check lint format bench figures bench-spark bench-supervisor soak fuzz replay protos protos-check docs \
-  docs-check site models next-pylance requirements clean
+  docs-check site models next-pylance client-matrix requirements clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -122,6 +122,10 @@ models: $(VENV)/.dev  ## Check the models of the protocols in docs/models with s
 # RELEASE=14.1.0: that one instead of the newest. The environment is build/next-pylance.
 next-pylance: $(VENV)/.dev  ## Try the newest pylance in an environment of its own: failing tests, new API, new feature flags
 	@nice $(BIN)/python -m tools.next_pylance $(if $(RELEASE),--release $(RELEASE))
+
+# RELEASE="pylance 7.0.0": that one alone. CLIENT_ENVIRONMENTS: the folder of the environments; KEEP=1 does not remove it.
+client-matrix: $(VENV)/.dev  ## Let every release of pylance and LanceDB use tables before and after our jobs (an hour, 7 GB of packages)
+	@RUST_LOG=off nice $(BIN)/python -m tests.campaigns.clients.matrix $(if $(RELEASE),--release "$(RELEASE)") $(if $(KEEP),--keep)
 
 requirements: $(VENV)/.dev  ## Show which statements of the specification no test proves
 	@$(BIN)/python -m tools.requirements

@@ -1,0 +1,1 @@
+"""Tables of other releases of pylance and LanceDB through our jobs, and back in the hands of these releases."""
