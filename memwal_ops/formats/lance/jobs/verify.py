@@ -146,7 +146,7 @@ class _Verification:
         self._add("catch-up entries", lambda: check_catchup(table))
         damaged = [one.place for one in self.findings.kept if one.check == "base_file"]
         if self.asked is not None and self.export is None and all(path.startswith(INDICES_FOLDER) for path in damaged):
-            self._add("answers of indexes", self._answers)
+            self._add("answers of indexes", self._answers, named=True)
         found = frozenset(one.about for one in self.findings.kept if one.check in ANSWERS)
         if not damaged:  # with files missing, rows cannot be read
             self._add("rows of indexes", lambda: check_rows_of_indexes(table, found))
@@ -170,18 +170,24 @@ class _Verification:
         self.answers, found = check_answers(self.table, replace(self.asked, seed=self.seed), self.context)
         return found
 
-    def _add(self, what: str, check: Callable[[], Iterable[Finding]]) -> None:
-        """Run a check; if it cannot be finished, that is a finding as well."""
+    def _add(self, what: str, check: Callable[[], Iterable[Finding]], *, named: bool = False) -> None:
+        """Run a check; if it cannot be finished, that is a finding as well.
+
+        Args:
+            what: the part that is checked.
+            check: gives the findings.
+            named: whether an option names what is checked, so that it may not exist.
+        """
         self.context.checkpoint()
         try:
             self.findings.extend(check())
         except NotExportedError:
             pass  # it is in ``skipped``
-        except InvalidUsageError:
-            raise
         except LinkError as error:
             self.findings.add(finding_of(error, "link", what, "Files behind a link are not checked."))
         except MemwalOpsError as error:
+            if named and isinstance(error, InvalidUsageError):
+                raise
             self.findings.add(finding_of(error, "not_checked", what, "This part was not checked completely."))
 
     def _region(self, state: RegionBacklog) -> _Region:
