@@ -38,6 +38,8 @@ WORSE = 0.15
 # Requests: one or two more or less are log entries, as the clocks of writers tick. They are counted in several rounds.
 _TICKS = 2
 _ROUNDS = 3
+# A first snapshot makes 10 or 15 requests, as the clock of the writer ended the log.
+_VARIES = "snapshot"
 _RUNS = 5
 _REQUESTS = "requests: "
 
@@ -51,7 +53,8 @@ def of_requests() -> Iterator[tuple[str, float]]:
 def _requests() -> Iterator[tuple[str, float]]:
     with counting_server() as (options, counts):
         for command, table in requests.measured(options, counts):
-            yield f"{command}, {table}", counts.total()
+            if command != _VARIES:
+                yield f"{command}, {table}", counts.total()
         for regions in (1, 5):
             for step in gc.steps(f"s3://{BUCKET}/gc-{regions}.lance", options, counts, regions):
                 yield f"gc: {step.name}, {regions} regions", sum(step.requests.values())
