@@ -5,11 +5,14 @@ from __future__ import annotations
 import queue
 from typing import TYPE_CHECKING, Any
 
+import lance
 import pytest
 
+from memwal_ops.formats.lance.retention.schema_recorder import SCHEMA_FOLDER
 from memwal_ops.supervisor.workers import pools
 from memwal_ops.supervisor.workers.pools import WorkerProcess
 from memwal_ops.supervisor.workers.protocol import PollRequest
+from tests.support.run_cli import contents
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -29,8 +32,8 @@ def poll(made: Workload) -> Iterator[Callable[[str | None], dict[str, Any]]]:
     answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     worker = WorkerProcess("watch", lambda _, message: answers.put(message), "ERROR")
 
-    def ask(fingerprint: str | None) -> dict[str, Any]:
-        worker.send(PollRequest(1, made.uri, {}, ("merge", "gc"), fingerprint=fingerprint))
+    def ask(fingerprint: str | None, *, record: bool = False) -> dict[str, Any]:
+        worker.send(PollRequest(1, made.uri, {}, ("merge", "gc"), fingerprint=fingerprint, record=record))
         while (answer := answers.get(timeout=600)) is not None and answer["type"] != "done":
             pass
         assert answer is not None
@@ -55,6 +58,23 @@ def test_an_idle_table_is_read_once(made: Workload, poll: Callable[[str | None],
     written = poll(known)
     assert (written["unchanged"], written["figures"]["generations"]) == (False, 1)
     assert poll(written["fingerprint"])["unchanged"]
+
+
+def test_a_poll_of_the_supervisor_records_versions(made: Workload, poll: Callable[..., dict[str, Any]]) -> None:
+    """Once for each version; a poll by a command, which only reads, records nothing."""
+    before = contents(made.uri)
+    poll(None)
+    assert contents(made.uri) == before
+    assert poll(None, record=True)["outcome"] == "succeeded"
+    recorded = contents(made.uri)
+    (path,) = recorded.keys() - before.keys()
+    assert path.startswith(SCHEMA_FOLDER)
+    poll(None, record=True)
+    assert contents(made.uri) == recorded
+    lance.dataset(made.uri).update_config({"any": "thing"})
+    poll(None, record=True)
+    (later,) = (one for one in contents(made.uri) if one.startswith(SCHEMA_FOLDER))
+    assert later > path
 
 
 @pytest.mark.parametrize("known", ["lance log:0", "lance plain:0", "zeppelin x", "no such format", "lance"])

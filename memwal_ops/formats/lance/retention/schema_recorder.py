@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import re
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -38,7 +37,7 @@ from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -103,7 +102,11 @@ def read_schema_record(table: Table) -> SchemaRecord:
 
 def extended_record(table: Table, known: SchemaRecord, *, limit: int | None = _BOUND) -> SchemaRecord:
     """The record with the existing versions that it does not have, the newest ``limit`` of them."""
-    return SchemaRecord.of([*known.parts, *_unrecorded(table, known, limit)]) if known.last < table.version else known
+    made = known
+    if known.last < table.version:
+        for part in _unrecorded(table, known, limit):  # joined one by one: there may be many, of many fields
+            made = SchemaRecord.of([*made.parts, part])
+    return made
 
 
 def record_schema(table: Table, *, limit: int | None = None) -> None:
@@ -176,24 +179,23 @@ def _digest(mark: str) -> str:
     return hashlib.sha256(mark.encode()).hexdigest()[:16]
 
 
-def _unrecorded(table: Table, known: SchemaRecord, limit: int | None) -> list[Part]:
-    """The existing versions after those that are known, one part for each; damaged ones count as missing."""
+def _unrecorded(table: Table, known: SchemaRecord, limit: int | None) -> Iterator[Part]:
+    """The existing versions after those that are known, ascending; damaged ones count as missing."""
     listed = table.history.listed()
     numbers = sorted((one for one in listed if known.last < one < table.version), reverse=True)[:limit]
-    read = dict(concurrently(partial(_manifest, table), numbers, threads=_CONCURRENT_READS))
-    read[table.version] = table.manifest
-    stored = {number: nanoseconds(meta.last_modified) for number, meta in listed.items()}
     lowest = min(listed, default=table.version)
-    return [
-        Part(
-            (span_of(number, found, stored.get(number, 0), table.primary_key),),
-            number <= lowest,
-            (index_of(found),) * 2,
-            _mark(found),
-        )
-        for number, found in sorted(read.items())
-        if found is not None
-    ]
+
+    def read(number: int) -> Part | None:
+        found = table.manifest if number == table.version else _manifest(table, number)
+        if found is None:
+            return None
+        stored = nanoseconds(listed[number].last_modified) if number in listed else 0
+        span = span_of(number, found, stored, table.primary_key)
+        return Part((span,), number <= lowest, (index_of(found),) * 2, _mark(found))
+
+    for _, part in concurrently(read, [*reversed(numbers), table.version], threads=_CONCURRENT_READS):
+        if part is not None:
+            yield part
 
 
 def _read(table: Table, path: str) -> SchemaRecord | None:
