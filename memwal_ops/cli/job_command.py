@@ -90,7 +90,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
         parameters.append(click.Option(["--apply"], is_flag=True, help="Do it. Without it, nothing is changed."))
     elif not first.reads_only:
         parameters.append(click.Option(["--dry-run"], is_flag=True, help="Show what it would do and change nothing."))
-    command = click.Command(
+    command = _JobCommand(
         name, callback=run, params=parameters, help=first.help or first.summary, short_help=first.summary
     )
     about = "The catalog in which URI is the name of a table."
@@ -99,6 +99,22 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
     if len({spec.help for spec in specs.values()}) > 1:
         command.params.append(_help_for(name, specs))
     return command
+
+
+class _JobCommand(click.Command):
+    """A command that knows options whose value may be left out; click would take the next argument for it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, with the values that were left out."""
+        known = {flag: one for one in self.params if isinstance(one.type, _Value) for flag in one.opts}
+        end = args.index("--") if "--" in args else len(args)
+        spelled = []
+        for argument, following in zip(args[:end], [*args[1:end], ""], strict=False):  # of none, no pair
+            parameter = known.get(argument)
+            option = parameter.type.option if parameter is not None and isinstance(parameter.type, _Value) else None
+            left_out = option is not None and option.bare is not None and following not in option.choices
+            spelled.append(f"{argument}={option.bare}" if option is not None and left_out else argument)
+        return super().parse_args(ctx, [*spelled, *args[end:]])
 
 
 def _help_for(name: str, specs: Mapping[str, JobSpec]) -> click.Option:

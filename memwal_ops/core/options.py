@@ -69,6 +69,7 @@ class Option:
         flag: its spelling on the command line, if that is not ``--name-with-dashes``.
         positional: the command takes it as an argument, without its name.
         flat: of ``GROUP``: the options of the group that the command line of the outer job has, too.
+        bare: of a choice: its value where only its name is given, and for ``true``; ``false`` is the default.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Option:
     flag: str | None = None
     flat: tuple[str, ...] = ()
     positional: bool = False
+    bare: str | None = None
 
     @property
     def flags(self) -> str:
@@ -122,9 +124,14 @@ class Option:
     def read_one(self, value: Any) -> Any:
         """Convert one value; as :meth:`read` for an option that is not repeated."""
         try:
-            return _READ[self.kind](self, value)
+            return _READ[self.kind](self, self.unabbreviated(value))
         except ValueError as error:
             raise OptionError(f"{{{self.name}}}: {error}", self.name) from None
+
+    def unabbreviated(self, value: Any) -> Any:
+        """The value for which true and false stand, if they stand for one."""
+        known = {True: self.bare, False: self.default, "true": self.bare, "false": self.default}
+        return known.get(value, value) if self.bare is not None and isinstance(value, bool | str) else value
 
     def check(self, value: Any) -> None:
         """Refuse a value of the wrong type or out of bounds.
@@ -199,6 +206,9 @@ class Options:
                 if not isinstance(value, option.group):
                     raise OptionError(f"{{{option.name}}} must be {option.group.__name__}.", option.name)
                 continue
+            if option.bare is not None and isinstance(value, bool):
+                value = option.unabbreviated(value)
+                object.__setattr__(self, option.name, value)  # before anybody sees it
             option.check(value)
         self.validate()
 

@@ -164,8 +164,14 @@ class CatchupOptions(Options):
         minimum=1,
         help="Report an IVF index whose largest partition has this many times the rows of its smallest (S4-038).",
     )
-    retrain: bool = flag(
-        help="Plain tables only: train new centroids for vector indexes from the current rows; --index selects one."
+    retrain: str = choice(
+        "never",
+        "auto",
+        "never",
+        "always",
+        bare="always",
+        help="Plain tables only: train new centroids for vector indexes by the rows of today; auto: for those that "
+        "find appended rows less well. Without a value: always.",
     )
     rebuild: bool = flag(
         help="Build the indexes of --index anew by their own parameters, beside the old ones; of a table with a log, "
@@ -191,10 +197,11 @@ class CatchupOptions(Options):
         """Refuse two ways to new centroids at once, and to build every index anew by accident."""
         if self.rebuild and not self.indexes:
             raise OptionError("{rebuild} needs {indexes}.", "rebuild", remedy="Name each index with {indexes}.")
-        if self.rebuild and (self.retrain or self.migrate_codebook):
-            other = "retrain" if self.retrain else "migrate_codebook"
+        retrains = self.retrain == "always"
+        if self.rebuild and (retrains or self.migrate_codebook):
+            other = "retrain" if retrains else "migrate_codebook"
             raise OptionError(f"{{rebuild}} and {{{other}}} exclude each other.", "rebuild", other)
-        if self.retrain and self.migrate_codebook:
+        if retrains and self.migrate_codebook:
             raise OptionError("{retrain} and {migrate_codebook} exclude each other.", "retrain", "migrate_codebook")
 
 

@@ -456,7 +456,7 @@ def test_41_answers_worse(drill: Drill, tmp_path: Path, monkeypatch: pytest.Monk
     lance.write_dataset(vectors(400), uri, mode="append")
     drill.given(URI=uri, INDEX="by_vector")
     with monkeypatch.context() as patch:
-        patch.setattr("memwal_ops.formats.lance.jobs.catchup.building.refusal", lambda *_: None)
+        patch.setattr("memwal_ops.formats.lance.jobs.catchup.building.refusal", lambda *_, **__: None)
         refused, verified = drill.follow(2)
         assert [one["decision"] for one in refused.document["indexes"]] == ["answers_worse"]
         assert verified.code == 0

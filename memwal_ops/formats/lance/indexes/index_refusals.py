@@ -10,7 +10,6 @@ from memwal_ops.formats.lance.indexes.index_faults import refused_by
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
-    from memwal_ops.formats.lance.options import CatchupOptions
     from memwal_ops.formats.lance.table import Table
 
 
@@ -31,8 +30,10 @@ class DotProductIndexError(IndexesBehindError):
     reason = "dot_product_index"
 
 
-def refusal(table: Table, index: BaseIndex, options: CatchupOptions) -> IndexesBehindError | None:
-    """Why an index must not be updated; None: it may be.
+def refusal(
+    table: Table, index: BaseIndex, *, allow_upgrade: bool = False, anew: bool = False
+) -> IndexesBehindError | None:
+    """Why an index must not be updated, or with ``anew`` not built anew; None: it may be.
 
     Requests: those of its codebook, if it is a vector index; else those of
     :func:`memwal_ops.formats.lance.indexes.index_faults.known_faults`, if pylance would write another version of it.
@@ -40,7 +41,7 @@ def refusal(table: Table, index: BaseIndex, options: CatchupOptions) -> IndexesB
     Raises:
         UnsupportedFeatureError, StorageError: see :func:`memwal_ops.formats.lance.indexes.codebook.read_codebook`.
     """
-    older = None if options.allow_upgrade else refused_by(table, index)
+    older = None if allow_upgrade else refused_by(table, index)
     if older is not None:
         return IndexUpgradeRefusedError(
             f"Index {index.name} would get a version that releases before 14.0 do not maintain: they ignore it, drop "
@@ -48,9 +49,7 @@ def refusal(table: Table, index: BaseIndex, options: CatchupOptions) -> IndexesB
             "of the table."
         )
     emptied = index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
-    return (
-        None if options.retrain or options.rebuild or emptied else dot_product_error(table, index)
-    )  # else all rows get new codes
+    return None if anew or emptied else dot_product_error(table, index)  # where all rows get new codes, it is right
 
 
 def dot_product_error(table: Table, index: BaseIndex) -> DotProductIndexError | None:

@@ -31,16 +31,19 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
+ALWAYS, AUTO, NEVER = "always", "auto", "never"
+
 
 def method_of(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
-    """How the index is built: ``update``, ``retrain`` or ``rebuild``.
+    """How the index is built: ``update``, ``retrain`` or ``rebuild``; evidence may change an update into a rebuild.
 
     One that lacks rows which it claims to cover is built anew, as an update would keep the gap. So is a scalar index
     that is older than a compaction with ``defer_index_remap``: pylance updates nothing of what was moved.
     """
     if options.rebuild or lacks_rows(table, index) or _waits_for_moved_rows(table, index):
         return "rebuild"
-    return "retrain" if options.retrain and index.is_vector and not keeps_codebook(table) else "update"
+    retrains = options.retrain == ALWAYS and index.is_vector and not keeps_codebook(table)
+    return "retrain" if retrains else "update"
 
 
 def keeps_codebook(table: Table) -> bool:
@@ -59,11 +62,11 @@ def _waits_for_moved_rows(table: Table, index: BaseIndex) -> bool:
     return index.name in waiting and not index.is_vector and not coverage(index.covered, table.manifest).complete
 
 
-def refused(table: Table, index: BaseIndex, options: CatchupOptions) -> MemwalOpsError | None:
-    """The error with which a build would fail before it began; for a plan."""
+def refused(table: Table, index: BaseIndex, options: CatchupOptions, method: str) -> MemwalOpsError | None:
+    """The error with which a build by ``method`` would fail before it began; for a plan."""
     try:
-        found = refusal(table, index, options)
-        if found is None and method_of(table, index, options) == "rebuild":
+        found = refusal(table, index, allow_upgrade=options.allow_upgrade, anew=method != "update")
+        if found is None and method == "rebuild":
             _arguments(table, index)
     except UnsupportedFeatureError as error:
         return error
@@ -82,7 +85,7 @@ def build_segments(table: Table, index: BaseIndex, options: CatchupOptions, meth
         CommitLostError: another process changes the index.
         MemwalOpsError: they could not be built.
     """
-    if (error := refusal(table, index, options)) is not None:
+    if (error := refusal(table, index, allow_upgrade=options.allow_upgrade, anew=method != "update")) is not None:
         raise error
     emptied = index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
     trained = keeps_codebook(table) or (method == "update" and not emptied)

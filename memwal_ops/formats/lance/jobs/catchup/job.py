@@ -24,11 +24,10 @@ __all__ = ["CatchupOptions", "apply", "backlog", "plan"]
 @names_damage
 def plan(table: Table, options: CatchupOptions, context: RunContext | None = None) -> CatchupReport | MigrationReport:
     """Report what :func:`apply` would do, without changes: decision ``dry_run``."""
-    del context
     if options.migrate_codebook:
         table.require_memwal("--migrate-codebook")
         return migrate(table, *options.migrate_codebook, dry_run=True)
-    return plan_catch_up(table, options)
+    return plan_catch_up(table, options, context or RunContext())
 
 
 @names_damage

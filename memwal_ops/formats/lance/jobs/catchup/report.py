@@ -76,6 +76,7 @@ class IndexReport:
         error: the error if it failed.
         method: how it was built, or would be: update, retrain or rebuild; None: it was not.
         answers: its answers before and after, compared; None: nothing was built.
+        why: the evidence by which it was, or would be, built anew instead of updated; None: there is none.
         seconds: spent on this index.
     """
 
@@ -92,6 +93,7 @@ class IndexReport:
     seconds: float
     method: str | None = None
     answers: Comparison | None = None
+    why: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """The ``indexes`` entry of a report."""
@@ -105,6 +107,7 @@ class IndexReport:
             "after": {str(region_id): generation for region_id, generation in sorted(self.after.items())},
             "decision": self.decision,
             "method": self.method,
+            "why": self.why,
             "answers": None if self.answers is None else self.answers.to_json(),
             "partitions": None if self.partitions is None else self.partitions.to_json(),
             "error": None
@@ -177,6 +180,8 @@ class CatchupReport:
         for index in self.indexes:
             if (error := index.error) is not None:
                 parts.append(paragraph(f"FAILED: {index.name} ({error.reason}). {error} {error.remedy}", hanging="  "))
+            if index.why is not None:
+                parts.append(paragraph(f"ANEW: {index.name}: {index.why}", hanging="  "))
             if index.partitions is not None and index.partitions.imbalance > index.partitions.threshold:
                 retrain = (
                     f"--index {index.name} --retrain" if self.plain else f"--migrate-codebook {index.name} NEW_NAME"

@@ -37,6 +37,8 @@ from memwal_ops.formats.lance.indexes.catchup_entries import catchup_entry, stal
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.jobs.answers_guard import Comparison, compare_answers, refuse_worse
 from memwal_ops.formats.lance.jobs.catchup.building import (
+    ALWAYS,
+    AUTO,
     build_segments,
     covered_after,
     keeps_codebook,
@@ -46,6 +48,7 @@ from memwal_ops.formats.lance.jobs.catchup.building import (
 )
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change, publish_rebased
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, CatchupReport, IndexReport, Partitions
+from memwal_ops.formats.lance.jobs.catchup.retraining import why_retrain
 from memwal_ops.formats.lance.retention.damage import name_damage
 from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
 class _Run:
     """State of a run; ``table`` is the newest version that it has read.
 
-    ``methods``: by index how it was built; ``compared``: how it answered.
+    By index, ``methods``: how it was built; ``compared``: how it answered; ``reasons``: why it was trained anew.
     """
 
     table: Table
@@ -75,9 +78,10 @@ class _Run:
     retry: CommitRetry = field(default_factory=CommitRetry)
     methods: dict[str, str] = field(default_factory=dict)
     compared: dict[str, Comparison] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
-def plan_catch_up(table: Table, options: CatchupOptions) -> CatchupReport:
+def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) -> CatchupReport:
     """Report what :func:`catch_up` would do, without changes: decision ``dry_run``."""
     started = time.monotonic()
     _check_options(table, options)
@@ -85,12 +89,15 @@ def plan_catch_up(table: Table, options: CatchupOptions) -> CatchupReport:
     reports = []
     for index in _wanted(table, options):
         need = _need(table, index, options)
-        error = refused(table, index, options) if need == "update" else None
+        method, why = _method(table, index, options, context)
+        if method != "update":
+            need = "update"
+        error = refused(table, index, options, method) if need == "update" else None
         if need == "unchanged":
             need = _next_need(table, index, options)
         decision = "failed" if error else "would_update" if need == "update" else need
-        method = method_of(table, index, options) if need == "update" else None
-        reports.append(replace(_report(table, table, index.name, options, decision), error=error, method=method))
+        report = replace(_report(table, table, index.name, options, decision), error=error, why=why)
+        reports.append(replace(report, method=method if need == "update" else None))
     seconds = time.monotonic() - started
     return CatchupReport(
         CatchupDecision.DRY_RUN,
@@ -111,7 +118,8 @@ def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> Catc
     check_rewritable(table)
     run = _Run(table, options, CommitNote.new("catchup"), context)
     wanted = [index.name for index in _wanted(table, options)]
-    if any(_next_need(table, index, options) == "update" for index in _wanted(table, options)):
+    may_write = any(_next_need(table, index, options) == "update" for index in _wanted(table, options))
+    if may_write or options.retrain == AUTO:
         probe_conditional_writes(table.store)
         if table.listed.has_detached:
             sweep_leftovers(table)
@@ -140,7 +148,7 @@ def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> Catc
 
 
 def _check_options(table: Table, options: CatchupOptions) -> None:
-    if options.retrain and table.memwal is not None:
+    if options.retrain == ALWAYS and keeps_codebook(table):
         raise InvalidUsageError(
             f"{table.location.uri} has a log: distances from unmerged generations, which have the old centroids, could "
             "not be compared with those from retrained indexes.",
@@ -207,6 +215,7 @@ class _Outcome:
     seconds: float
     method: str | None = None
     answers: Comparison | None = None
+    why: str | None = None
 
 
 def _catch_up(run: _Run, name: str) -> _Outcome:
@@ -227,13 +236,21 @@ def _catch_up(run: _Run, name: str) -> _Outcome:
         decision, error = "failed", failure
         run.table = run.table.newest()
     seconds = time.monotonic() - started
-    return _Outcome(name, first, decision, error, seconds, run.methods.get(name), run.compared.get(name))
+    found = run.methods.get(name), run.compared.get(name), run.reasons.get(name)
+    return _Outcome(name, first, decision, error, seconds, *found)
 
 
 def _finish(run: _Run, outcome: _Outcome, *, recorded: bool) -> IndexReport:
     decision = "recorded" if recorded and outcome.decision == "unchanged" else outcome.decision
     report = _report(outcome.first, run.table, outcome.name, run.options, decision)
-    return replace(report, error=outcome.error, seconds=outcome.seconds, method=outcome.method, answers=outcome.answers)
+    return replace(
+        report,
+        error=outcome.error,
+        seconds=outcome.seconds,
+        method=outcome.method,
+        answers=outcome.answers,
+        why=outcome.why,
+    )
 
 
 def _report(first: Table, last: Table, name: str, options: CatchupOptions, decision: str) -> IndexReport:
@@ -282,9 +299,12 @@ def _update(run: _Run, name: str) -> str:
             if published:
                 return "updated"
             need = _need(table, index, run.options)
-            if need != "update":
+            method, why = _method(table, index, run.options, run.context)
+            if need != "update" and method == "update":
                 return need
-            built = _build_and_publish(run, table, index)
+            if why is not None:
+                run.reasons[name] = why
+            built = _build_and_publish(run, table, index, method)
             if built != "updated":
                 return built
             if table.memwal is not None:
@@ -297,14 +317,24 @@ def _update(run: _Run, name: str) -> str:
             run.table = run.retry.conflict(newest, error)
 
 
-def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> str:
+def _method(table: Table, index: BaseIndex, options: CatchupOptions, context: RunContext) -> tuple[str, str | None]:
+    """How an index is built, and by which evidence."""
+    method = method_of(table, index, options)
+    if method != "update" or not _may_retrain(table, index, options):
+        return method, None
+    why = why_retrain(table, index, context)
+    return ("rebuild", why) if why else (method, None)
+
+
+def _may_retrain(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:
+    return options.retrain == AUTO and index.is_vector and not keeps_codebook(table)
+
+
+def _build_and_publish(run: _Run, table: Table, index: BaseIndex, method: str) -> str:
     """Build once and publish; return the decision: updated, or why there was nothing to publish."""
-    method = method_of(table, index, run.options)
-    build = build_segments(table, index, run.options, method)
+    build = _build_and_compare(run, table, index, method)
     if isinstance(build, str):
         return build
-    run.methods[index.name] = method
-    _compare_answers(run, table, index, build)
     if table.memwal is None:
         run.table = publish_rebased(table, index.name, build, run.note, run.retry)
         return "updated"
@@ -317,6 +347,26 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex) -> str:
 
     run.table = publish_build(table, index.name, build, change, run.note, run.retry)
     return "updated"
+
+
+def _build_and_compare(run: _Run, table: Table, index: BaseIndex, method: str) -> IndexBuild | str:
+    """Build segments with which the index answers no worse; as :func:`build_segments`.
+
+    Raises:
+        AnswersWorseError: with the figures.
+    """
+    build = build_segments(table, index, run.options, method)
+    if isinstance(build, str):
+        return build
+    run.methods[index.name] = method
+    try:
+        _compare_answers(run, table, index, build)
+    except AnswersWorseError as worse:
+        if method != "update" or not _may_retrain(table, index, run.options):
+            raise
+        run.reasons[index.name] = str(worse)
+        return _build_and_compare(run, table, index, "rebuild")
+    return build
 
 
 def _compare_answers(run: _Run, table: Table, index: BaseIndex, build: IndexBuild) -> None:

@@ -121,7 +121,7 @@ def test_dot_products_that_pylance_ruins_are_not_published(tmp_path: Path, monke
     dataset = lance.write_dataset(rows(2_000), uri)
     dataset.create_index("vector", "IVF_PQ", metric="dot", num_partitions=2, num_sub_vectors=4, name="one")
     dataset = lance.write_dataset(rows(400), uri, mode="append")
-    monkeypatch.setattr(building, "refusal", lambda *_: None)
+    monkeypatch.setattr(building, "refusal", lambda *_, **__: None)
     report = run_job(uri, "catchup")
     assert report.exit_code == AnswersWorseError.exit_code
     [answers] = [one.answers for one in report.indexes]
