@@ -228,6 +228,9 @@ class CompactOptions(Options):
         shown_default="lance.compaction.data_storage_version of the table, else its own",
         help="Storage version of the data files that are written.",
     )
+    allow_upgrade: bool = flag(
+        help="Write another storage version though releases that cannot read such a table wrote it last."
+    )
 
     def validate(self) -> None:
         """Refuse a Spark master for the local engine."""

@@ -15,6 +15,9 @@ ALLOWED = (
     ("compact-setting-refused", "compact", r"refused: InvalidUsageError: .*data_storage_version = 9\.9"),
     # A B-tree that the pinned release would make one which the writer does not maintain is left to it.
     (".*stable.*", "catchup", "incomplete: .*index_upgrade_refused"),
+    # 7.0.0 loses the codes of such an index by an update of its own: both name it, and how it is built anew.
+    ("(stable-)?ivf_rq", "catchup", "incomplete: .*codebook_changed"),
+    ("(stable-)?ivf_rq", "verify", "findings: .*index_recall_low"),
     # An unstable format: the pinned release cannot read what earlier ones wrote.
     (_UNSTABLE, "compact", "refused: IndexesBehindError: .*cannot be opened"),
     (_UNSTABLE, "catchup", "incomplete: .*PlanarLayout"),

@@ -51,7 +51,7 @@ from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
 from memwal_ops.formats.lance.retention.merged_since import drop_contradicted
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES, TABLE_CONFIG, check_writable
+from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES, TABLE_CONFIG, check_next, check_writable
 from memwal_ops.formats.lance.wire.memwal_index import (
     decode_memwal_index,
     find_memwal_entry,
@@ -128,6 +128,7 @@ def check_rewritable(table: Table) -> None:
             fields (S3-013).
     """
     check_writable(table.manifest.manifest)
+    check_next(table.manifest.manifest)
     encode_version_manifest(table.manifest)
     if "+" in table.location.scheme:
         raise UnsupportedFeatureError(

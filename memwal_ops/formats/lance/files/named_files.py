@@ -94,6 +94,18 @@ class NamedFile:
         return None
 
 
+def recorded_size(file: table_pb2.DataFile) -> int:
+    """The size of a data file by its manifest; 0: not recorded.
+
+    For files of the version "legacy", pylance 7 recorded less than it wrote.
+    """
+    return int(file.file_size_bytes) if _has_footer(file) else 0
+
+
+def _has_footer(file: table_pb2.DataFile) -> bool:
+    return (file.file_major_version, file.file_minor_version) >= _FOOTER_SINCE
+
+
 def absolute_base(uri: str, path: str) -> str:
     """A base path; a relative one of a branch is its table's root, if a relative URI created the branch.
 
@@ -159,8 +171,7 @@ class Places:
         for fragment in manifest.fragments:
             for file in fragment.files:
                 place = self.of(file)
-                footer = (file.file_major_version, file.file_minor_version) >= _FOOTER_SINCE
-                yield NamedFile(place, place.path(DATA_FOLDER, file.path), file.file_size_bytes, footer)
+                yield NamedFile(place, place.path(DATA_FOLDER, file.path), recorded_size(file), _has_footer(file))
             if fragment.HasField("deletion_file"):
                 place = self.of(fragment.deletion_file)
                 folder, _, name = deletion_path(fragment.id, fragment.deletion_file).partition("/")

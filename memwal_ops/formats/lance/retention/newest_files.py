@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import TableCorruptError
+from memwal_ops.formats.lance.files.named_files import recorded_size
 from memwal_ops.formats.lance.files.referenced_files import (
     DATA_FOLDER,
     file_key,
@@ -46,7 +47,7 @@ class NewestFiles:
         """Nothing is read: the table has its manifest."""
         self._table = table
         self._sizes = {
-            f"{DATA_FOLDER}/{file.path}": file.file_size_bytes
+            f"{DATA_FOLDER}/{file.path}": recorded_size(file)
             for fragment in table.manifest.manifest.fragments
             for file in fragment.files
             if not file.HasField("base_id")

@@ -18,6 +18,7 @@ STABLE_ROW_IDS = 2
 TABLE_CONFIG = 8
 NO_TRANSACTION_FILES = 32
 MIXED_FILE_VERSIONS = 256
+_MANAGED, _MANAGED_SETTING = 1 << 14, "lance.blob.managed"
 SHOWN_FEATURES = STABLE_ROW_IDS | 16 | MIXED_FILE_VERSIONS
 """Those on which clients depend that are older than a table's writers."""
 
@@ -67,7 +68,7 @@ FEATURES = (
     Feature(2048, "spilled row lineage, or managed blobs of an unreleased Lance", "14"),
     Feature(4096, "a fragment tree"),
     Feature(8192, "independent covering fields"),
-    Feature(1 << 14, "managed blobs, in _blobs/", "14", paired=True),
+    Feature(_MANAGED, "managed blobs, in _blobs/", "14", paired=True),
     Feature(1 << 15, "field ids that are never reused", "14"),
     Feature(1 << 16, "zone write seeds", paired=True),
 )
@@ -104,6 +105,24 @@ def check_writable(manifest: table_pb2.Manifest) -> None:
     """Refuse reader and writer feature flags that this release does not support (S3-013); raises as above."""
     check_readable(manifest)
     _check(manifest.writer_feature_flags, "written")
+
+
+def check_next(manifest: table_pb2.Manifest) -> None:
+    """Refuse a table whose next version would have a feature that this release does not support.
+
+    Releases before 14 write the setting for managed blobs into the schema, and no flag; pylance 14 sets the flag in
+    each of its commits.
+
+    Raises:
+        UnsupportedFeatureError: with the name of the feature.
+    """
+    if manifest.schema_metadata.get(_MANAGED_SETTING, b"").strip().lower() == b"true":
+        raise UnsupportedFeatureError(
+            f"The schema has {_MANAGED_SETTING}, by which the next version would have a feature that this release of "
+            f"memwal-ops does not support: {next(one for one in FEATURES if one.flag == _MANAGED)}.",
+            remedy="With the release that writes the table, turn it off: lance.dataset(URI).update_schema_metadata("
+            f'{{"{_MANAGED_SETTING}": "false"}}).',
+        )
 
 
 def _check(flags: int, what: str) -> None:

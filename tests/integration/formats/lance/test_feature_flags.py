@@ -15,10 +15,13 @@ from memwal_ops import open_table, run_job
 from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.wire.feature_flags import MIXED_FILE_VERSIONS
 from memwal_ops.formats.lance.wire.index_entries import moved_later
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+from tests.support.run_cli import contents
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base, read_spec
 from tests.support.tables.region_layout import RegionLayout
+from tests.support.tables.stale_indexes import written_by
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -177,3 +180,53 @@ def test_a_legacy_table_keeps_its_version(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsageError, match="V1 and V2 storage versions cannot be mixed"):
         run_job(uri, "compact", storage_version="2.2")
     assert lance.dataset(uri).version == before
+
+
+def test_sizes_of_legacy_files_are_not_relied_on(tmp_path: Path) -> None:
+    """pylance 7 recorded less than it wrote; such tables were damaged by ours."""
+    uri = str(tmp_path / "t.lance")
+    for mode in ("create", "append"):
+        lance.write_dataset(pa.table({"k": range(40)}), uri, mode=mode, data_storage_version="legacy")
+    (newest, _) = sorted(Path(uri, "_versions").glob("*.manifest"))
+    version = decode_version_manifest(newest.read_bytes())
+    for fragment in version.manifest.fragments:
+        fragment.files[0].file_size_bytes -= 100
+    newest.write_bytes(encode_version_manifest(version))
+    assert run_job(uri, "verify").exit_code == 0
+    assert run_job(uri, "expire", apply=True, **ALL_AT_ONCE).exit_code == 0
+    assert [one["version"] for one in lance.dataset(uri).versions()] == [2]
+
+
+@pytest.mark.parametrize("job", ["compact", "catchup"])
+def test_a_schema_with_the_setting_of_managed_blobs_is_refused(tmp_path: Path, job: str) -> None:
+    """Releases before 14 write it, and no flag; each commit by pylance 14 would set it."""
+    uri = plain(tmp_path)
+    newest = min(Path(uri, "_versions").glob("*.manifest"))
+    version = decode_version_manifest(newest.read_bytes())
+    version.manifest.schema_metadata["lance.blob.managed"] = b"true"
+    newest.write_bytes(encode_version_manifest(version))
+    before = contents(uri)
+    for apply in (False, True):
+        with pytest.raises(UnsupportedFeatureError, match=r"managed blobs, in _blobs/ \(feature flag 16384"):
+            run_job(uri, job, apply=apply)
+    assert contents(uri) == before
+    assert run_job(uri, "expire", apply=True, **ALL_AT_ONCE).exit_code == 0
+
+
+@pytest.mark.parametrize("asked", ["setting", "option"])
+def test_mixed_versions_wait_for_older_releases(tmp_path: Path, asked: str) -> None:
+    """pylance 7 to 11 refuse a table with the flag."""
+    uri = plain(tmp_path)
+    if asked == "setting":
+        lance.dataset(uri).update_config({VERSION_SETTING: "2.2"})
+    options = {} if asked == "setting" else {"storage_version": "2.2"}
+    written_by(uri, "11.0.0")
+    for apply in (False, True):
+        with pytest.raises(
+            UnsupportedFeatureError, match=r"flag 256, since Lance 12.*11\.0\.0 wrote version"
+        ) as refused:
+            run_job(uri, "compact", apply=apply, **options)
+    assert "--allow-upgrade" in refused.value.remedy
+    assert not is_mixed(uri)
+    assert run_job(uri, "compact", allow_upgrade=True, **options).to_json()["decision"] == "compacted"
+    assert is_mixed(uri)

@@ -147,7 +147,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
     started = time.monotonic()
     check_rewritable(table)
     refuse_auto_cleanup(table)
-    refuse_settings(table, _lance_options(options, ()))
+    refuse_settings(table, _lance_options(options, ()), allow_upgrade=options.allow_upgrade)
     if options.engine == "spark":
         from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
 
@@ -371,7 +371,7 @@ def _checked_settings(table: Table, options: CompactOptions) -> Table:
         check_rewritable(table)
         refuse_auto_cleanup(table)
         try:
-            refuse_settings(table, _lance_options(options, ()))
+            refuse_settings(table, _lance_options(options, ()), allow_upgrade=options.allow_upgrade)
         except (ObjectNotFoundError, TableNotFoundError):
             newest = table.newest()
             if newest.version <= table.version:
