@@ -160,7 +160,6 @@ def text_answers(
 
     It is built with the same analyzer, because only Lance knows it (stemming, stop words).
     """
-    parameters = {name: value for name, value in index.details.items() if value is not None and name not in _BUILD_ONLY}
     with lance_errors("scan", pinned.uri):
         rows = pinned.dataset.scanner(
             columns=[index.column],
@@ -168,7 +167,16 @@ def text_answers(
             with_row_address=True,
             use_scalar_index=False,
         ).to_table()
-        addresses = rows[ROW_ADDRESS].to_numpy()
+    return _answers_of_texts(pinned, index, queries, rows)
+
+
+def _answers_of_texts(
+    pinned: Pinned, index: AskedIndex, queries: Sequence[Query], rows: pa.Table
+) -> Mapping[int, Addresses]:
+    """The addresses of those of ``rows`` that match."""
+    parameters = {name: value for name, value in index.details.items() if value is not None and name not in _BUILD_ONLY}
+    addresses = rows[ROW_ADDRESS].to_numpy()
+    with lance_errors("index texts of", pinned.uri):
         memory = lance.write_dataset(
             pa.table({index.column: rows[index.column]}), "memory://answers", max_rows_per_file=_TEXT_ROWS * 8
         )
@@ -194,21 +202,18 @@ def _look_up(
     checkpoint: Callable[[], object],
 ) -> None:
     """The drawn rows of the other fragments must be in the answers whose condition they fulfil."""
-    if not drawn.others or drawn.rows is None or index.type == "Inverted":
+    if not drawn.others or drawn.rows is None:
         return
     addresses = drawn.rows[ROW_ADDRESS].to_numpy()
     outside = np.isin((addresses >> np.uint64(32)).astype(np.int64), np.array(drawn.others))
     if not outside.any():
         return
     rows = drawn.rows.filter(pa.array(outside))
-    with lance_errors("compare rows of", pinned.uri):
-        few = lance.write_dataset(rows.rename_columns([index.column, "address"]), "memory://drawn")
-        truth = few.scanner(columns={f"q{number}": query.condition for number, query in enumerate(queries)}).to_table()
-    wanted = rows[ROW_ADDRESS].to_numpy()
+    answers = _answers_of_texts if index.type == "Inverted" else _answers_of_rows
+    truth = answers(pinned, index, queries, rows)
     for number, query in enumerate(queries):
         checkpoint()
-        matches = truth[f"q{number}"].fill_null(False).to_numpy()  # noqa: FBT003 - NULL does not match
-        expected = np.sort(wanted[matches])
+        expected = truth[number]
         if not expected.size:
             continue
         there = np.zeros(expected.size, bool)
@@ -216,6 +221,18 @@ def _look_up(
         for batch in _asked(pinned, index, query, touched):
             there |= np.isin(expected, batch.column(ROW_ADDRESS).to_numpy())
         difference.compare(number, expected, expected[there])
+
+
+def _answers_of_rows(
+    pinned: Pinned, index: AskedIndex, queries: Sequence[Query], rows: pa.Table
+) -> Mapping[int, Addresses]:
+    """For each condition the addresses of those of ``rows`` for which it is true."""
+    with lance_errors("compare rows of", pinned.uri):
+        few = lance.write_dataset(rows.rename_columns([index.column, "address"]), "memory://drawn")
+        truth = few.scanner(columns={f"q{number}": query.condition for number, query in enumerate(queries)}).to_table()
+    wanted = rows[ROW_ADDRESS].to_numpy()
+    matches = (truth[f"q{number}"].fill_null(False).to_numpy() for number in range(len(queries)))  # noqa: FBT003 - NULL does not match
+    return {number: np.sort(wanted[one]) for number, one in enumerate(matches)}
 
 
 def _asked(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[int]) -> Iterator[pa.RecordBatch]:

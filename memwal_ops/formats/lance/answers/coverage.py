@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 from lance.file import LanceFileReader
 
 from memwal_ops.errors import TableCorruptError
@@ -26,7 +27,6 @@ from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
@@ -40,6 +40,7 @@ _MAPS = frozenset({"Bitmap"})
 _MAP_FILE = "bitmap_page_lookup.lance"
 _MAX_ROWS = 8 << 20
 _LOOKED_AT = 256
+_TEXTS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,14 @@ def coverage_of(
     lacking = np.sort(addresses[_lacking(table, index, base, addresses, ids, by_segment=not stable)])
     if not lacking.size:
         return Coverage(bytes_at_most=cost)
-    chosen = np.sort(np.random.default_rng(table.version).permutation(lacking)[:_LOOKED_AT])
-    needed = chosen[usable(_values(pinned, index, chosen))]
+    text = index.type == "Inverted"
+    chosen = np.sort(np.random.default_rng(table.version).permutation(lacking)[: _TEXTS if text else _LOOKED_AT])
+    values = _values(pinned, index, chosen)
+    needed = chosen[usable(values)]
+    if text and (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        # An analyzer leaves nothing of many rows that are alike: stop words, signs. One of each tells.
+        _, first = np.unique(values.combine_chunks().dictionary_encode().indices.fill_null(-1), return_index=True)
+        needed = np.intersect1d(needed, chosen[first])[:_LOOKED_AT]
     gone = [one for one in _fragment_ids(needed) if (_fragments(lacking) == one).sum() == pinned.live[one]]
     return Coverage(tuple(gone), tuple(int(one) for one in needed), int(lacking.size), cost)
 

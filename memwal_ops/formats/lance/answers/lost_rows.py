@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
     from memwal_ops.formats.lance.answers.coverage import Coverage
 
-_ROWS = 32
+_ROWS = 256
 
 
 def ask_for_rows(

@@ -32,6 +32,10 @@ _GRAM = 3
 _WORDS = re.compile(r"\w+")
 _NO_WORD = "qzxjvkwy"
 _MAX_WIDTH = 64 << 10
+# Queries that read little of an index; and how much.
+_POINTS = frozenset({"equal", "label", "part", "word", "words", "phrase"})
+_PAGE = 64 << 10
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,9 @@ def sample_queries(
     if index.is_vector:
         return Queries((), rows, fragments, others, seed, cost, vectors=True)
     queries = tuple(_queries(index, rows, samples, random))
+    if not fragments:  # only drawn rows are looked up: each by a page or two of the index
+        queries = tuple(one for one in queries if one.what in _POINTS)[: max(_FEW, left // _PAGE)]
+        cost = rows.nbytes + len(queries) * _PAGE
     why = "" if queries else f"no condition on {index.arrow} is known that pylance answers by it"
     return Queries(queries, rows, fragments, others, seed, cost, why)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap
 
 from memwal_ops.core.answers import IndexAnswers, Interval, examples, mean_by_query, share_by_query, wilson
 from memwal_ops.errors import MemwalOpsError, StorageError
@@ -88,12 +89,13 @@ def measure(
         vectors = matrix_of(drawn.rows[index.column])
         usable = usable_rows(vectors, metric)
         inside = np.isin(_fragments(drawn.rows[ROW_ADDRESS].to_numpy()), np.array(drawn.fragments))
-        asked, own = vectors[usable & inside], drawn.rows[ROW_ADDRESS].to_numpy()[usable & inside]
+        asked, own = vectors[usable], drawn.rows[ROW_ADDRESS].to_numpy()[usable]
         if not len(asked):
             return IndexAnswers(**base, skipped="none of its drawn vectors can be searched by")
+        here, there = asked[inside[usable]], own[inside[usable]]
         truth, rows = _exact(pinned, index, asked, drawn.fragments, metric, checkpoint)
         found = search(pinned, index, asked, drawn.fragments)
-        again = None if metric == "dot" else search(pinned, index, asked, drawn.fragments, refine=REFINE)
+        again = [] if metric == "dot" or not len(here) else search(pinned, index, here, drawn.fragments, REFINE)
     except SearchError as error:
         return IndexAnswers(**base, queries=1, wrong=1, error=str(error))
     measured = _measured(index, asked, truth, found, metric, drawn.seed)
@@ -105,7 +107,7 @@ def measure(
         built_rows_recall=measured.built,
         appended_rows_recall=measured.appended,
         appended_rows_excess=measured.excess,
-        found_itself=None if again is None else _found_itself(asked, own, again, metric),
+        found_itself=_found_itself(here, there, again, metric),
         rows_compared=rows,
         bytes_at_most=drawn.bytes_at_most,
     )
@@ -232,6 +234,8 @@ def _only(pinned: Pinned, fragments: Sequence[int]) -> dict[str, Any]:
     """The argument that restricts a search to fragments: a treemap of row addresses, each fragment whole."""
     if len(fragments) == len(pinned.fragments):
         return {}
+    if pinned.dataset.has_stable_row_ids:
+        return {"row_addr_allowlist": _allowed_ids(pinned, fragments)}
     entries = b"".join(struct.pack("<II", one, 0) for one in sorted(fragments))
     return {"row_addr_allowlist": struct.pack("<I", len(fragments)) + entries}
 
@@ -318,6 +322,21 @@ def _excess(
         ]
     )
     return mean_by_query(differences, seed)
+
+
+def _allowed_ids(pinned: Pinned, fragments: Sequence[int]) -> bytes:
+    """The row ids of these fragments: of each group of 2 ** 32, a bitmap."""
+    with lance_errors("read row ids of", pinned.uri):
+        ids = pinned.dataset.scanner(
+            columns=[], fragments=[pinned.fragments[one] for one in fragments], with_row_id=True, use_scalar_index=False
+        ).to_table()["_rowid"]
+    numbers = np.sort(ids.to_numpy())
+    groups = numbers >> np.uint64(32)
+    entries = b""
+    for group in np.unique(groups).tolist():
+        bitmap = BitMap((numbers[groups == group] & np.uint64(0xFFFFFFFF)).astype(np.uint32)).serialize()
+        entries += struct.pack("<II", group, len(bitmap)) + bitmap
+    return struct.pack("<I", len(np.unique(groups))) + entries
 
 
 def _found_itself(

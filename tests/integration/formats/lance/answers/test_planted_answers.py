@@ -200,3 +200,26 @@ def two_segments(uri: str, kind: str) -> None:
         for fragment in (0, 1)
     ]
     dataset.commit_existing_index_segments("x", "v" if kind.startswith("IVF") else "n", parts)
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_recall_of_the_fragments_that_the_budget_lets_be_read(tmp_path: Path, stable: bool) -> None:
+    uri = str(tmp_path / "t.lance")
+    random = np.random.default_rng(8)
+    table = pa.table({"v": vectors(random, 40_000, centers=3 * random.normal(size=(30, DIMENSION)))})
+    dataset = lance.write_dataset(table, uri, max_rows_per_file=5000, enable_stable_row_ids=stable)
+    dataset.create_index("v", "IVF_FLAT", name="v", num_partitions=8)
+    [part] = checked(uri, max_bytes=1 << 20).answers
+    assert 0 < part.rows_compared < 40_000
+    assert part.recall is not None
+    assert part.recall.value == 1, "eight partitions, and twenty are probed"
+    assert part.bytes_at_most <= 1 << 20
+
+
+@pytest.mark.parametrize("name", ["by_number", "by_text"])
+def test_drawn_rows_are_looked_up_beyond_the_budget(tmp_path: Path, name: str) -> None:
+    uri = str(tmp_path / "t.lance")
+    make_scalars(uri, np.random.default_rng(9), 40_000)
+    [answers] = checked(uri, index=[name], max_bytes=1 << 20).answers
+    assert (answers.wrong, answers.queries > 4) == (0, True)
+    assert answers.rows_compared < 40_000
