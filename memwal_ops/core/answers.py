@@ -47,6 +47,8 @@ class IndexAnswers:
         appended_rows_recall: the same for the rows that were appended since.
         appended_rows_excess: by how much the share of newer rows is larger in what a search finds than in the nearest
             rows, -1 to 1: about 0 in a healthy index, also where its codes are coarse.
+        probed_recall: of codes with the metric dot: the recall of a search of all partitions, without refinement.
+        codes_recall: the recall that the trained codes of its rows give; a healthy index has it as ``probed_recall``.
         found_itself: the share of rows that a search by their own vector finds; not for the metric dot.
         segments: parts of which the index consists.
         rows_compared: rows of which every answer was compared; of others only those that were drawn.
@@ -69,6 +71,8 @@ class IndexAnswers:
     built_rows_recall: Interval | None = None
     appended_rows_recall: Interval | None = None
     appended_rows_excess: Interval | None = None
+    probed_recall: Interval | None = None
+    codes_recall: Interval | None = None
     found_itself: Interval | None = None
     segments: int = 0
     rows_compared: int = 0
@@ -90,6 +94,8 @@ class IndexAnswers:
             "built_rows_recall": _value(self.built_rows_recall),
             "appended_rows_recall": _value(self.appended_rows_recall),
             "appended_rows_excess": _value(self.appended_rows_excess),
+            "probed_recall": _value(self.probed_recall),
+            "codes_recall": _value(self.codes_recall),
             "found_itself": _value(self.found_itself),
             "missing": self.missing,
             "extra": self.extra,

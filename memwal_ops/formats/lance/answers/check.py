@@ -14,9 +14,10 @@ from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.answers.ask import ask
 from memwal_ops.formats.lance.answers.asked_index import Pinned
 from memwal_ops.formats.lance.answers.coverage import coverage_of
+from memwal_ops.formats.lance.answers.dot_codes import recall_of_codes
 from memwal_ops.formats.lance.answers.lost_rows import ask_for_rows
 from memwal_ops.formats.lance.answers.sample import sample_queries
-from memwal_ops.formats.lance.answers.vector import measure
+from memwal_ops.formats.lance.answers.vector import measure, metric_of
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.text import counted
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.verification import AnswersOptions
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex
     from memwal_ops.formats.lance.answers.coverage import Coverage
+    from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.table import Table
 
 ANSWERS = frozenset({"index_misses_rows", "index_returns_dead_rows", "index_recall_low", "index_coverage_wrong"})
@@ -39,6 +41,7 @@ PAGE = "runbooks/wrong-answers.md"
 _FINDS_ITSELF = 0.9
 # Beyond the confidence intervals, which are of 99 %.
 _MARGIN = 0.05
+_GRAPH_MARGIN = 0.2
 # Of a healthy index the excess is about 0.
 _EXCESS = 0.2
 _SHOWN = 5
@@ -95,11 +98,27 @@ def _check(
     drawn = sample_queries(pinned, index, options.samples, options.seed or 0, max_bytes - held.bytes_at_most)
     if index.is_vector:
         answers = measure(pinned, index, drawn, context.checkpoint)
+        answers = _with_codes(table, pinned, answers, drawn, max_bytes - held.bytes_at_most, context)
     else:
         answers = ask(pinned, index, drawn, context.checkpoint)
         if held.rows and index.type == "Inverted" and not answers.error:
             answers, held = ask_for_rows(pinned, index, answers, held, options.seed or 0)
     return replace(answers, bytes_at_most=answers.bytes_at_most + held.bytes_at_most), held
+
+
+def _with_codes(
+    table: Table, pinned: Pinned, answers: IndexAnswers, drawn: Queries, max_bytes: int, context: RunContext
+) -> IndexAnswers:
+    """Compare the recall of an index with the metric dot with that of its codes."""
+    index = pinned.indexes[answers.index]
+    if answers.error or answers.skipped or metric_of(pinned, index) != "dot":
+        return answers
+    base = base_indexes(table)[index.name]
+    recalls = recall_of_codes(table, pinned, index, base, drawn, max_bytes, context.checkpoint)
+    if recalls is None:
+        return answers
+    read = answers.bytes_at_most + drawn.bytes_at_most + index.size
+    return replace(answers, probed_recall=recalls[0], codes_recall=recalls[1], bytes_at_most=read)
 
 
 def _indexed(index: AskedIndex, values: pa.ChunkedArray) -> NDArray[np.bool_]:
@@ -163,6 +182,7 @@ def why_low(answers: IndexAnswers) -> Iterator[str]:
     """
     itself, excess = answers.found_itself, answers.appended_rows_excess
     built, appended = answers.built_rows_recall, answers.appended_rows_recall
+    probed, codes = answers.probed_recall, answers.codes_recall
     if itself is not None and itself.high < _FINDS_ITSELF:
         yield (
             f"A search by the vector of a row finds that row in {itself.value:.0%} of {answers.queries:,} cases: its "
@@ -173,11 +193,21 @@ def why_low(answers: IndexAnswers) -> Iterator[str]:
             f"Rows that were appended hide older ones: their share of what it finds is larger by {excess.value:.2f} "
             "than their share of the nearest rows."
         )
+    elif probed is not None and codes is not None and probed.high < codes.low - _margin(answers.type):
+        yield (
+            f"It finds {probed.value:.1%} of the nearest rows where their codes would give {codes.value:.1%}: its rows "
+            "have other codes."
+        )
     elif built is not None and appended is not None and appended.high < built.low - _MARGIN:
         yield (
             f"It finds {appended.value:.1%} of the nearest rows that were appended since it was trained, and "
             f"{built.value:.1%} of those that it was trained with."
         )
+
+
+def _margin(type_: str) -> float:
+    """How much a search of all partitions may lack of what the codes give: a graph is not searched to its end."""
+    return _GRAPH_MARGIN if "HNSW" in type_ else _MARGIN
 
 
 def _shown(pinned: Pinned, index: AskedIndex, answers: IndexAnswers) -> list[str]:

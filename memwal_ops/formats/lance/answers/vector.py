@@ -26,7 +26,7 @@ from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,11 +44,16 @@ _ENOUGH = 20
 
 
 @dataclass
-class _Nearest:
+class Nearest:
     """The nearest rows of each query, the nearest first."""
 
     distances: NDArray[np.float64]
     addresses: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, queries: int) -> Nearest:
+        """Before any row."""
+        return cls(np.full((queries, K), np.inf), np.zeros((queries, K), np.uint64))
 
     def add(self, distances: NDArray[np.float64], addresses: NDArray[np.uint64]) -> None:
         """Take in rows: queries x rows."""
@@ -176,10 +181,24 @@ def _exact(
     fragments: Sequence[int],
     metric: str,
     checkpoint: Callable[[], object],
-) -> tuple[_Nearest, int]:
+) -> tuple[Nearest, int]:
     """The exact nearest rows of these fragments, and how many rows they have. One pass; memory by the batch."""
-    nearest = _Nearest(np.full((len(asked), K), np.inf), np.zeros((len(asked), K), np.uint64))
+    nearest = Nearest.of(len(asked))
     rows = 0
+    for addresses, vectors in batches(pinned, index, fragments):
+        checkpoint()
+        rows += len(addresses)
+        nearest.add(distances_of(asked, vectors, metric), addresses)
+    order = np.argsort(nearest.distances, axis=1, kind="stable")
+    nearest.distances = np.take_along_axis(nearest.distances, order, axis=1)
+    nearest.addresses = np.take_along_axis(nearest.addresses, order, axis=1)
+    return nearest, rows
+
+
+def batches(
+    pinned: Pinned, index: AskedIndex, fragments: Sequence[int]
+) -> Iterator[tuple[NDArray[np.uint64], NDArray[Any]]]:
+    """Addresses and vectors of all rows of these fragments, some thousand at a time."""
     with lance_errors("scan", pinned.uri):
         scanner = pinned.dataset.scanner(
             columns=[index.column],
@@ -188,21 +207,20 @@ def _exact(
             batch_size=_BATCH,
         )
         for batch in scanner.to_batches():
-            checkpoint()
-            rows += batch.num_rows
-            distances = distances_of(asked, matrix_of(batch.column(index.column)), metric)
-            nearest.add(distances, batch.column(ROW_ADDRESS).to_numpy())
-    order = np.argsort(nearest.distances, axis=1, kind="stable")
-    nearest.distances = np.take_along_axis(nearest.distances, order, axis=1)
-    nearest.addresses = np.take_along_axis(nearest.addresses, order, axis=1)
-    return nearest, rows
+            yield batch.column(ROW_ADDRESS).to_numpy(), matrix_of(batch.column(index.column))
 
 
 def search(
-    pinned: Pinned, index: AskedIndex, asked: NDArray[Any], fragments: Sequence[int], refine: int | None = None
+    pinned: Pinned,
+    index: AskedIndex,
+    asked: NDArray[Any],
+    fragments: Sequence[int],
+    refine: int | None = None,
+    *,
+    nprobes: int = NPROBES,
 ) -> list[Found]:
     """For each query the addresses and vectors that the index finds in these fragments."""
-    nearest: dict[str, Any] = {"column": index.column, "q": asked, "k": K, "nprobes": NPROBES}
+    nearest: dict[str, Any] = {"column": index.column, "q": asked, "k": K, "nprobes": nprobes}
     if refine is not None:
         nearest["refine_factor"] = refine
     try:
@@ -252,7 +270,7 @@ class _Measured:
 
 
 def _measured(
-    index: AskedIndex, asked: NDArray[Any], truth: _Nearest, found: list[Found], metric: str, seed: int
+    index: AskedIndex, asked: NDArray[Any], truth: Nearest, found: list[Found], metric: str, seed: int
 ) -> _Measured:
     """Compare what was found with the nearest rows. Rows at the same distance are equal."""
     near, real, missed = [], [], []

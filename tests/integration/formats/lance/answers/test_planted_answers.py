@@ -99,6 +99,30 @@ def test_dot_product_after_optimize_indices(tmp_path: Path, merged: int) -> None
     assert "--rebuild --index v" in report.findings.kept[0].remedy
 
 
+@pytest.mark.parametrize("kind", ["positive", "any sign", "unit"])
+def test_dot_product_where_every_row_was_encoded_again(tmp_path: Path, kind: str) -> None:
+    """pylance's update joins the partitions: rows of every age are found equally badly."""
+    uri = str(tmp_path / "t.lance")
+    random = np.random.default_rng(7)
+
+    def rows(count: int) -> pa.Table:
+        drawn = random.random((count, 32)) if kind == "positive" else random.normal(size=(count, 32))
+        if kind == "unit":
+            drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+        return pa.table({"vector": pa.FixedSizeListArray.from_arrays(pa.array(drawn.ravel(), pa.float32()), 32)})
+
+    dataset = lance.write_dataset(rows(COUNT), uri, max_rows_per_file=1000)
+    dataset.create_index("vector", "IVF_PQ", name="v", metric="dot", num_partitions=16, num_sub_vectors=8)
+    [answers] = assert_silent(uri).answers
+    assert answers.probed_recall == answers.codes_recall is not None
+    dataset.insert(rows(COUNT // 20))
+    dataset.optimize.optimize_indices()
+    report = checked(uri)
+    assert found(report) == {("v", "index_recall_low")}, report.describe()
+    assert run_job(uri, "catchup", rebuild=True, indexes=("v",)).decision == "caught_up"
+    assert_silent(uri)
+
+
 def test_foreign_centroids(tmp_path: Path) -> None:
     uri, aside = str(tmp_path / "t.lance"), str(tmp_path / "aside.lance")
     random = np.random.default_rng(4)
