@@ -12,18 +12,17 @@ Recall of a healthy index may be low by nature: of a product quantizer with few 
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyroaring import BitMap
 
 from memwal_ops.core.answers import IndexAnswers, Interval, examples, mean_by_query, share_by_query, wilson
 from memwal_ops.errors import MemwalOpsError, StorageError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -249,13 +248,18 @@ def of_index(pinned: Pinned, index: AskedIndex) -> dict[str, Any]:
 
 
 def _only(pinned: Pinned, fragments: Sequence[int]) -> dict[str, Any]:
-    """The argument that restricts a search to fragments: a treemap of row addresses, each fragment whole."""
+    """The argument that restricts a search to the rows of fragments, by their addresses or stable row ids.
+
+    It could also say that fragments are allowed whole. Lance then subtracts deleted rows from 2 ** 32 bits, in half a
+    gigabyte for each fragment.
+    """
     if len(fragments) == len(pinned.fragments):
         return {}
-    if pinned.dataset.has_stable_row_ids:
-        return {"row_addr_allowlist": _allowed_ids(pinned, fragments)}
-    entries = b"".join(struct.pack("<II", one, 0) for one in sorted(fragments))
-    return {"row_addr_allowlist": struct.pack("<I", len(fragments)) + entries}
+    with lance_errors("read row ids of", pinned.uri):
+        rows = pinned.dataset.scanner(
+            columns=[], fragments=[pinned.fragments[one] for one in fragments], with_row_id=True, use_scalar_index=False
+        ).to_table()["_rowid"]
+    return {"row_addr_allowlist": encode_row_addresses(rows.to_numpy())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,21 +344,6 @@ def _excess(
         ]
     )
     return mean_by_query(differences, seed)
-
-
-def _allowed_ids(pinned: Pinned, fragments: Sequence[int]) -> bytes:
-    """The row ids of these fragments: of each group of 2 ** 32, a bitmap."""
-    with lance_errors("read row ids of", pinned.uri):
-        ids = pinned.dataset.scanner(
-            columns=[], fragments=[pinned.fragments[one] for one in fragments], with_row_id=True, use_scalar_index=False
-        ).to_table()["_rowid"]
-    numbers = np.sort(ids.to_numpy())
-    groups = numbers >> np.uint64(32)
-    entries = b""
-    for group in np.unique(groups).tolist():
-        bitmap = BitMap((numbers[groups == group] & np.uint64(0xFFFFFFFF)).astype(np.uint32)).serialize()
-        entries += struct.pack("<II", group, len(bitmap)) + bitmap
-    return struct.pack("<I", len(np.unique(groups))) + entries
 
 
 def _found_itself(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -247,3 +249,19 @@ def test_drawn_rows_are_looked_up_beyond_the_budget(tmp_path: Path, name: str) -
     [answers] = checked(uri, index=[name], max_bytes=1 << 20).answers
     assert (answers.wrong, answers.queries > 4) == (0, True)
     assert answers.rows_compared < 40_000
+
+
+def test_memory_does_not_grow_with_fragments_that_are_not_indexed(tmp_path: Path) -> None:
+    """Fragments that are allowed whole cost half a gigabyte each, where rows of any are deleted."""
+    uri = str(tmp_path / "t.lance")
+    random = np.random.default_rng(9)
+    dataset = lance.write_dataset(
+        pa.table({"n": range(1200), "vector": vectors(random, 1200)}), uri, max_rows_per_file=100
+    )
+    dataset.create_index("vector", "IVF_PQ", name="v", num_partitions=4, num_sub_vectors=8)
+    dataset.delete("n % 5 = 0")
+    dataset.insert(pa.table({"n": range(10), "vector": vectors(random, 10)}))
+    script = "import sys, resource; from memwal_ops import run_job; run_job(sys.argv[1], 'verify', answers=True); "
+    script += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)"
+    done = subprocess.run([sys.executable, "-c", script, uri], capture_output=True, text=True, check=True, timeout=300)
+    assert int(done.stdout) < 1024, f"{done.stdout.strip()} MiB"
