@@ -1,8 +1,9 @@
 """Compare what a vector index finds in two states of it, without a search of all rows.
 
-Both are asked the same queries. Of the rows that any of the two finds, the nearest by exact distances are what each
-should have found. So the cost is that of a few searches, however large the table is; and a state that has more rows is
-not worse for that: rows that are nearer are in the pool, too.
+Both are asked the same queries, for twice as many rows as are compared. Of the rows that any of the two finds, the
+nearest by exact distances are what each should have found. So the cost is that of a few searches, however large the
+table is. A state that has more rows is not worse for that: rows that are nearer are in the pool, too, and those that
+coarse codes make look nearer may take half of the places. If they take all of them, they hide the others.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
 
 _TIES = 1e-5
+_ASKED = 2 * K
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def _found(pinned: Pinned, index: AskedIndex, rows: pa.Table) -> list[_Answer]:
     every = list(pinned.fragments)
     return [
         _Answer(one.addresses, distances_of(asked[number : number + 1], one.vectors, metric)[0])
-        for number, one in enumerate(search(pinned, state, asked, every))
+        for number, one in enumerate(search(pinned, state, asked, every, k=_ASKED))
     ]
 
 
@@ -109,7 +111,7 @@ def _several(column: pa.ChunkedArray) -> list[Any]:
 
 def _found_by_several(pinned: Pinned, index: AskedIndex, query: Any) -> _Answer:
     """What a search by several vectors finds; Lance computes the exact distances of more candidates than it returns."""
-    nearest = {"column": index.column, "q": np.asarray(query, np.float32), "k": K, "nprobes": NPROBES}
+    nearest = {"column": index.column, "q": np.asarray(query, np.float32), "k": _ASKED, "nprobes": NPROBES}
     try:
         with lance_errors("search", pinned.uri):
             found = pinned.dataset.scanner(

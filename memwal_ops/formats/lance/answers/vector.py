@@ -216,10 +216,11 @@ def search(
     fragments: Sequence[int],
     refine: int | None = None,
     *,
+    k: int = K,
     nprobes: int = NPROBES,
 ) -> list[Found]:
     """For each query the addresses and vectors that the index finds in these fragments."""
-    nearest: dict[str, Any] = {"column": index.column, "q": asked, "k": K, "nprobes": nprobes}
+    nearest: dict[str, Any] = {"column": index.column, "q": asked, "k": k, "nprobes": nprobes}
     if refine is not None:
         nearest["refine_factor"] = refine
     try:
