@@ -155,7 +155,7 @@ def announced_expiry(store: Store, versions: Collection[int]) -> Iterator[None]:
         yield
     finally:
         with suppress(StorageError):  # it ends by itself
-            _records(store, EXPIRIES_FOLDER).delete([announcement.number])
+            _records(store, EXPIRIES_FOLDER).delete_records([announcement.number])
 
 
 def _check_exists(table: Table, version: int) -> None:
@@ -193,7 +193,7 @@ def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, n
 def _sweep(store: Store, folder: str, entries: Collection[Hold]) -> None:
     """Delete entries that ended more than a day ago. The newest number always stays, so that no number is reused."""
     now = store_time(store)
-    _records(store, folder).delete(
+    _records(store, folder).delete_records(
         (entry.number for entry in entries if now > entry.until + _ENDED_KEPT_FOR), _RELEASED
     )
 

@@ -366,7 +366,7 @@ def _prune(store: Store, job: str, newest: int) -> None:
     """Delete old numbers, best effort; the newest ones always stay."""
     if newest % _KEPT == 0:
         records = _records(store, job)
-        records.delete(number for number in records.written() if number <= newest - _KEPT)
+        records.delete_records(number for number in records.written() if number <= newest - _KEPT)
 
 
 def _time(value: object, written: datetime) -> datetime:

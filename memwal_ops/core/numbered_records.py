@@ -75,7 +75,7 @@ class NumberedRecords:
             )
         return self.store.put_if_absent(self.path(number), encode_record(document))
 
-    def delete(self, numbers: Iterable[int], *suffixes: str) -> None:
+    def delete_records(self, numbers: Iterable[int], *suffixes: str) -> None:
         """Delete records, and the files beside them that have one of the suffixes."""
         paths = [self.path(number, suffix) for number in numbers for suffix in (*suffixes, _RECORD)]
         if paths:

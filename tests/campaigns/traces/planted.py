@@ -60,7 +60,7 @@ def the_newest_lease_is_pruned() -> Iterable[Patch]:
     """All numbers of a lease are pruned: the next holder gets a token that there was before."""
 
     def prune(store: Any, job: str, newest: int) -> None:
-        leases._records(store, job).delete([newest])
+        leases._records(store, job).delete_records([newest])
 
     yield Patch(leases, "_prune", prune)
 

@@ -16,6 +16,7 @@ PROOFS = {
     ("formats/lm_diskann/destinations.py", "__exit__"): "parts of the run's own random name; no manifest names them",
     ("formats/zeppelin/jobs/merge.py", "_pass"): "the staging record of the run's own lease token",
     ("core/guard.py", "delete_many"): "passes on what it was asked for",
+    ("core/numbered_records.py", "delete_records"): "the caller's",
     ("core/leases.py", "_prune"): "numbers far behind the newest; a lease saves work, and proves nothing",
     (
         "core/leases.py",
@@ -46,7 +47,7 @@ def callers() -> set[tuple[str, str]]:
                     for call in ast.walk(function)
                     if isinstance(call, ast.Call)
                     and isinstance(call.func, ast.Attribute)
-                    and call.func.attr in {"delete_many", "cleanup_old_versions"}
+                    and call.func.attr in {"delete_many", "delete_records", "cleanup_old_versions"}
                 }
     return found
 
