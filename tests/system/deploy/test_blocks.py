@@ -14,8 +14,9 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 
-from memwal_ops import run_job
+from memwal_ops import open_table, run_job
 from memwal_ops.formats import zeppelin
 from memwal_ops.memwal import read
 from memwal_ops.supervisor.config.loader import load_settings
@@ -44,6 +45,7 @@ RUN_BY = {
     "docs/formats/lance.md": HERE,
     "docs/formats/lm-diskann-operation.md": HERE,
     "docs/formats/zeppelin.md": HERE,
+    "docs/index-answers.md": HERE,
     "docs/index.md": HERE,
     "docs/install.md": "tests/system/deploy/test_systemd.py",
     "docs/legacy-memwal.md": HERE,
@@ -160,6 +162,25 @@ def test_the_writer_and_the_queries_of_the_zeppelin_page(tmp_path: Path) -> None
     exec(compile(text.replace("/data/my_ns", str(tmp_path / "ns")), "zeppelin.md", "exec"), {})
     (found,) = zeppelin.query(str(tmp_path / "ns"), vector=[0.1] * 8, k=3, filter={"color": "red"})
     assert found["id"] == "vec-1"
+
+
+def test_the_commands_of_the_pages_on_answers(
+    table: PlainTable, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/index-answers.md, runbooks/wrong-answers.md: an index is asked, built anew, and asked again."""
+    monkeypatch.setenv("URI", table.uri)
+    monkeypatch.setenv("INDEX", "vector_index")
+    outcome = run_line(capfd, "memwal-ops verify $URI --answers")
+    assert outcome.code == 0
+    assert re.search(
+        r"Answers of \d+ indexes \(seed \d+, at most .* read\), beside a search without them:", outcome.out
+    )
+    for line in commands((ROOT / "runbooks/wrong-answers.md").read_text()):
+        assert run_line(capfd, line).code == 0, line
+    for _, text in blocks("docs/index-answers.md", "yaml"):
+        given = yaml.safe_load(text)
+        for job, settings in given.get("defaults", given)["jobs"].items():
+            open_table(table.uri).jobs[job].options(**settings["options"])
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="the extra memwal-ops[lm-diskann] is not installed")
