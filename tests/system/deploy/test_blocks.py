@@ -169,7 +169,7 @@ def test_the_commands_of_the_pages_on_answers(
 ) -> None:
     """docs/index-answers.md, runbooks/wrong-answers.md: an index is asked, built anew, and asked again."""
     monkeypatch.setenv("URI", table.uri)
-    monkeypatch.setenv("INDEX", "vector_index")
+    monkeypatch.setenv("INDEX", "vector_idx")
     outcome = run_line(capfd, "memwal-ops verify $URI --answers")
     assert outcome.code == 0
     assert re.search(
