@@ -46,7 +46,8 @@ def create_mem_wal(
         region_specs: how its rows are routed to regions; none: writers choose their regions. One that is added gets the
             next id; before rows are written by it, the regions of earlier ones are sealed and merged.
         maintained_indexes: names of base indexes that writers mirror; the key's own is not listed.
-        storage_options, branch: as :func:`memwal_ops.open_table` takes them.
+        storage_options: as :func:`memwal_ops.open_table` takes them.
+        branch: as :func:`memwal_ops.open_table` takes it.
 
     Raises:
         MemwalOpsError: as :func:`memwal_ops.formats.lance.log.create.create_mem_wal`.
@@ -76,7 +77,8 @@ def read(
             as the index's snapshot has them. Rows that a writer has in memory only are read from ``writer``
             alone.
         writer: a writer of this process, whose rows in memory are read as well, whatever the consistency.
-        storage_options, branch: as :func:`memwal_ops.open_table` takes them.
+        storage_options: as :func:`memwal_ops.open_table` takes them.
+        branch: as :func:`memwal_ops.open_table` takes it.
 
     Raises:
         InvalidUsageError: another consistency.

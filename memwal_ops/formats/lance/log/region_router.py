@@ -54,7 +54,8 @@ class RegionRouter:
             spec_id: id of the spec; None: the newest one, which has the highest id.
             durable: see :class:`RegionWriter`.
             limits: thresholds of each writer.
-            storage_options, branch: for a URI, as in :func:`memwal_ops.open_table`.
+            storage_options: for a URI, as :func:`memwal_ops.open_table` takes them.
+            branch: for a URI, likewise.
 
         Raises:
             InvalidUsageError: the table has no such spec; or a region outside of the spec may hold or accept rows whose
