@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -147,10 +147,7 @@ def share_by_query(hits: Sequence[int], totals: Sequence[int], seed: int = 0) ->
     if not of.size:
         return None
     share = float(found.sum() / of.sum())
-    drawn = np.random.default_rng(seed).integers(0, of.size, size=(_RESAMPLES, of.size))
-    shares = found[drawn].sum(axis=1) / of[drawn].sum(axis=1)
-    outside = (1 - _CONFIDENCE) / 2
-    low, high = (float(one) for one in np.quantile(shares, [outside, 1 - outside]))
+    low, high = _bootstrapped(of.size, lambda drawn: found[drawn].sum(axis=1) / of[drawn].sum(axis=1), seed)
     if not 0 < share < 1:
         bound = wilson(round(share * of.size), int(of.size))
         assert bound is not None  # noqa: S101 - there are trials
@@ -162,10 +159,24 @@ def mean_by_query(differences: NDArray[np.float64], seed: int = 0) -> Interval |
     """The mean of one figure for each query, with its interval by a bootstrap; None with fewer than 10 queries."""
     if differences.size < _FEW:
         return None
-    drawn = np.random.default_rng(seed).integers(0, differences.size, size=(_RESAMPLES, differences.size))
-    outside = (1 - _CONFIDENCE) / 2
-    low, high = (float(one) for one in np.quantile(differences[drawn].mean(axis=1), [outside, 1 - outside]))
+    low, high = _bootstrapped(differences.size, lambda drawn: differences[drawn].mean(axis=1), seed)
     return Interval(float(differences.mean()), low, high)
+
+
+def _bootstrapped(
+    queries: int, figure: Callable[[NDArray[np.int64]], NDArray[np.float64]], seed: int
+) -> tuple[float, float]:
+    """The interval of a figure by a bootstrap over the queries.
+
+    Args:
+        queries: how many there are.
+        figure: the figure of each resample; given resamples x queries.
+        seed: draws the same resamples again.
+    """
+    drawn = np.random.default_rng(seed).integers(0, queries, size=(_RESAMPLES, queries))
+    outside = (1 - _CONFIDENCE) / 2
+    low, high = np.quantile(figure(drawn), [outside, 1 - outside])
+    return float(low), float(high)
 
 
 def examples(addresses: Sequence[int | str]) -> Sequence[int]:

@@ -43,6 +43,10 @@ class AnswersOptions(VerifyOptions):
         """Whether indexes are asked."""
         return self.answers or self.deep or bool(self.index)
 
+    def seed_at(self, revision: int) -> int:
+        """The seed of a run at a revision: other rows for each, if none is given."""
+        return revision if self.seed is None else self.seed
+
 
 class Severity(enum.StrEnum):
     """The effect of a finding on readers and jobs, the worst first."""

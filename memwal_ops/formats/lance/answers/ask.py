@@ -14,6 +14,7 @@ from memwal_ops.core.answers import IndexAnswers, examples
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.wire.row_addresses import fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -205,7 +206,7 @@ def _look_up(
     if not drawn.others or drawn.rows is None:
         return
     addresses = drawn.rows[ROW_ADDRESS].to_numpy()
-    outside = np.isin((addresses >> np.uint64(32)).astype(np.int64), np.array(drawn.others))
+    outside = np.isin(fragments_of(addresses), np.array(drawn.others))
     if not outside.any():
         return
     rows = drawn.rows.filter(pa.array(outside))
@@ -217,7 +218,7 @@ def _look_up(
         if not expected.size:
             continue
         there = np.zeros(expected.size, bool)
-        touched = np.unique(expected >> np.uint64(32)).tolist()
+        touched = np.unique(fragments_of(expected)).tolist()
         for batch in _asked(pinned, index, query, touched):
             there |= np.isin(expected, batch.column(ROW_ADDRESS).to_numpy())
         difference.compare(number, expected, expected[there])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
@@ -114,6 +115,11 @@ class Pinned:
         """By fragment, the rows that are not deleted. Requests: one for each fragment that does not record it."""
         with lance_errors("count rows of", self.uri):
             return {number: one.count_rows() for number, one in self.fragments.items()}
+
+    @cached_property
+    def starts(self) -> Mapping[int, int]:
+        """By fragment, the position of its first row among all rows of the dataset."""
+        return dict(zip(self.fragments, accumulate(self.live.values(), initial=0), strict=False))
 
     def physical(self, fragment: int) -> int:
         """Rows of a fragment, deleted ones included."""

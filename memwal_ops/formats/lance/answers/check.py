@@ -48,7 +48,7 @@ _SHOWN = 5
 
 
 def check_answers(
-    table: Table, options: AnswersOptions, context: RunContext
+    table: Table, options: AnswersOptions, context: RunContext, seed: int
 ) -> tuple[list[IndexAnswers], list[Finding]]:
     """Ask each index, or those that are named, on the pinned version. The budget is shared by them.
 
@@ -73,7 +73,7 @@ def check_answers(
             results.append(IndexAnswers(index=name, type=manifest[name].type, skipped="pylance does not describe it"))
             continue
         share = left // (len(names) - number)
-        answers, held = _check(table, pinned, index, options, share, context)
+        answers, held = _check(table, pinned, index, options.samples, seed, share, context)
         left = max(0, left - answers.bytes_at_most)
         if options.show_values:
             answers = replace(answers, values=_shown(pinned, index, answers))
@@ -83,10 +83,9 @@ def check_answers(
 
 
 def _check(
-    table: Table, pinned: Pinned, index: AskedIndex, options: AnswersOptions, max_bytes: int, context: RunContext
+    table: Table, pinned: Pinned, index: AskedIndex, samples: int, seed: int, max_bytes: int, context: RunContext
 ) -> tuple[IndexAnswers, Coverage | None]:
     """Ask one index, then for rows that its files lack."""
-    held = None
     base = base_indexes(table)[index.name]
     try:
         held = coverage_of(table, pinned, index, base, lambda values: _indexed(index, values), max_bytes // 4)
@@ -95,14 +94,14 @@ def _check(
             index=index.name, type=index.type, segments=len(index.segments), queries=1, wrong=1, error=str(error)
         )
         return answers, None
-    drawn = sample_queries(pinned, index, options.samples, options.seed or 0, max_bytes - held.bytes_at_most)
+    drawn = sample_queries(pinned, index, samples, seed, max_bytes - held.bytes_at_most)
     if index.is_vector:
         answers = measure(pinned, index, drawn, context.checkpoint)
         answers = _with_codes(table, pinned, answers, drawn, max_bytes - held.bytes_at_most, context)
     else:
         answers = ask(pinned, index, drawn, context.checkpoint)
         if held.rows and index.type == "Inverted" and not answers.error:
-            answers, held = ask_for_rows(pinned, index, answers, held, options.seed or 0)
+            answers, held = ask_for_rows(pinned, index, answers, held, seed)
     return replace(answers, bytes_at_most=answers.bytes_at_most + held.bytes_at_most), held
 
 

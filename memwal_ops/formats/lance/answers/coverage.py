@@ -23,6 +23,7 @@ from memwal_ops.formats.lance.indexes.codebook import index_folder
 from memwal_ops.formats.lance.indexes.index_faults import FRAGMENTS_IN, fragments_in
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
+from memwal_ops.formats.lance.wire.row_addresses import fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -122,7 +123,7 @@ def coverage_of(
         # An analyzer leaves nothing of many rows that are alike: stop words, signs. One of each tells.
         _, first = np.unique(values.combine_chunks().dictionary_encode().indices.fill_null(-1), return_index=True)
         needed = np.intersect1d(needed, chosen[first])[:_LOOKED_AT]
-    gone = [one for one in _fragment_ids(needed) if (_fragments(lacking) == one).sum() == pinned.live[one]]
+    gone = [one for one in _fragment_ids(needed) if (fragments_of(lacking) == one).sum() == pinned.live[one]]
     return Coverage(tuple(gone), tuple(int(one) for one in needed), int(lacking.size), cost)
 
 
@@ -145,7 +146,7 @@ def _lacking(
     lacking = np.zeros(len(ids), bool)
     for entry in base.segments:
         held = np.concatenate([np.empty(0, np.uint64), *_ids(table, index, entry)])
-        claimed = np.isin(_fragments(addresses), np.array(sorted(covered_by([entry])), np.int64))
+        claimed = np.isin(fragments_of(addresses), np.array(sorted(covered_by([entry])), np.int64))
         lacking |= claimed & ~np.isin(ids, held)
     return lacking
 
@@ -174,26 +175,20 @@ def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMet
     return frozenset(found)
 
 
-def _fragments(addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
-    return (addresses >> np.uint64(32)).astype(np.int64)
-
-
 def _fragment_ids(addresses: NDArray[np.uint64]) -> list[int]:
-    return [int(one) for one in np.unique(_fragments(addresses))]
+    return [int(one) for one in np.unique(fragments_of(addresses))]
 
 
 def _values(pinned: Pinned, index: AskedIndex, addresses: NDArray[np.uint64]) -> pa.ChunkedArray:
     """The values of rows, in order of their addresses, which is that of the dataset's fragments."""
-    order = list(pinned.fragments)
-    starts = dict(zip(order, np.cumsum([0, *(pinned.live[one] for one in order[:-1])]).tolist(), strict=True))
     positions: list[int] = []
-    for fragment in np.unique(addresses >> np.uint64(32)).astype(int).tolist():
+    for fragment in _fragment_ids(addresses):
         with lance_errors("read rows of", pinned.uri):
             live = pinned.dataset.scanner(
                 columns=[], fragments=[pinned.fragments[fragment]], with_row_address=True, use_scalar_index=False
             ).to_table()[ROW_ADDRESS]
-        inside = addresses[(addresses >> np.uint64(32)).astype(int) == fragment]
-        positions += (starts[fragment] + np.searchsorted(live.to_numpy(), inside)).tolist()
+        inside = addresses[fragments_of(addresses) == fragment]
+        positions += (pinned.starts[fragment] + np.searchsorted(live.to_numpy(), inside)).tolist()
     with lance_errors("read rows of", pinned.uri):
         return pinned.dataset.take(sorted(positions), columns=[index.column])[index.column]
 

@@ -10,6 +10,7 @@ import numpy as np
 from memwal_ops.core.answers import IndexAnswers, examples
 from memwal_ops.formats.lance.answers.ask import answer_of, text_answers
 from memwal_ops.formats.lance.answers.sample import text_queries
+from memwal_ops.formats.lance.wire.row_addresses import fragments_of
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
@@ -26,8 +27,8 @@ def ask_for_rows(
     rows = np.array(held.rows[:_ROWS], np.uint64)
     missing: set[int] = set()
     wrong = asked = 0
-    for fragment in np.unique(rows >> np.uint64(32)).astype(int).tolist():
-        inside = rows[(rows >> np.uint64(32)).astype(int) == fragment]
+    for fragment in np.unique(fragments_of(rows)).tolist():
+        inside = rows[fragments_of(rows) == fragment]
         table = pinned.dataset.scanner(
             columns=[index.column], fragments=[pinned.fragments[fragment]], with_row_address=True
         ).to_table()

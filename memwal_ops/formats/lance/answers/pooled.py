@@ -92,7 +92,7 @@ class _Answer:
 
 def _found(pinned: Pinned, index: AskedIndex, rows: pa.Table) -> list[_Answer]:
     state = pinned.indexes[index.name]
-    metric = str(state.details.get("metric_type", "")).lower() or metric_of(pinned, state)
+    metric = metric_of(pinned, state)
     if pa.types.is_list(index.arrow):
         return [_found_by_several(pinned, state, one) for one in _several(rows[index.column])]
     vectors = matrix_of(rows[index.column])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,6 @@ class Queries:
     seed: int = 0
     bytes_at_most: int = 0
     skipped: str = ""
-    vectors: bool = field(default=False, compare=False)
 
 
 def sample_queries(
@@ -109,7 +108,7 @@ def sample_queries(
     fragments = sorted(chosen)
     others = sorted(set(order[:_SAMPLED_FRAGMENTS]) - set(chosen))
     if index.is_vector:
-        return Queries((), rows, fragments, others, seed, cost, vectors=True)
+        return Queries((), rows, fragments, others, seed, cost)
     queries = tuple(_queries(index, rows, samples, random))
     if not fragments:  # only drawn rows are looked up: each by a page or two of the index
         queries = tuple(one for one in queries if one.what in _POINTS)[: max(_FEW, left // _PAGE)]
@@ -122,12 +121,10 @@ def drawn_rows(
     pinned: Pinned, column: str, fragments: Sequence[int], samples: int, random: np.random.Generator
 ) -> pa.Table:
     """Values and addresses of live rows: the first, the last and random ones of each fragment, in order."""
-    order = list(pinned.fragments)
-    starts = dict(zip(order, np.cumsum([0, *(pinned.live[one] for one in order[:-1])]).tolist(), strict=True))
     each = max(1, -(-samples // len(fragments)))
     positions: set[int] = set()
     for one in fragments:
-        rows, start = pinned.live[one], starts[one]
+        rows, start = pinned.live[one], pinned.starts[one]
         inside = random.integers(0, rows, size=each)
         positions.update(start + int(at) for at in (0, rows - 1, *inside))
     with lance_errors("read rows of", pinned.uri):
@@ -167,7 +164,7 @@ def _scalars(
     ranges: bool,
 ) -> Iterator[Query]:
     """Equality, IN, NULL and ranges; ranges cover all values."""
-    distinct = sorted({one for one in plain(values) if one is not None and one == one}, key=_key(kind))  # noqa: PLR0124 - NaN
+    distinct = sorted({one for one in plain(values) if one is not None and one == one})  # noqa: PLR0124 - NaN
     written = [text for one in distinct if (text := literal(one, kind)) is not None]
     if distinct and not written:
         return
@@ -192,10 +189,6 @@ def _scalars(
     absent = _absent(distinct, kind)
     if absent is not None:
         yield Query("absent", f"{column} = {absent}")
-
-
-def _key(kind: pa.DataType) -> Any:
-    return None if not pa.types.is_decimal(kind) else lambda one: one
 
 
 def _absent(distinct: list[Any], kind: pa.DataType) -> str | None:

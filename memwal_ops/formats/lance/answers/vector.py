@@ -22,7 +22,7 @@ from memwal_ops.core.answers import IndexAnswers, Interval, examples, mean_by_qu
 from memwal_ops.errors import MemwalOpsError, StorageError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses
+from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses, fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +82,7 @@ def measure(
     base: dict[str, Any] = {"index": index.name, "type": index.type, "segments": len(index.segments)}
     if drawn.skipped or drawn.rows is None:
         return IndexAnswers(**base, skipped=drawn.skipped)
-    metric = str(index.details.get("metric_type", "")).lower() or metric_of(pinned, index)
+    metric = metric_of(pinned, index)
     multi = pa.types.is_list(index.arrow)
     base["settings"] = f"k {K}, nprobes {NPROBES}, no refine"
     if not drawn.fragments:
@@ -92,7 +92,7 @@ def measure(
             return _measure_multivector(pinned, index, drawn, base)
         vectors = matrix_of(drawn.rows[index.column])
         usable = usable_rows(vectors, metric)
-        inside = np.isin(_fragments(drawn.rows[ROW_ADDRESS].to_numpy()), np.array(drawn.fragments))
+        inside = np.isin(fragments_of(drawn.rows[ROW_ADDRESS].to_numpy()), np.array(drawn.fragments))
         asked, own = vectors[usable], drawn.rows[ROW_ADDRESS].to_numpy()[usable]
         if not len(asked):
             return IndexAnswers(**base, skipped="none of its drawn vectors can be searched by")
@@ -124,7 +124,9 @@ class SearchError(StorageError):
 
 
 def metric_of(pinned: Pinned, index: AskedIndex) -> str:
-    """The metric of a vector index, as its statistics have it."""
+    """The metric of a vector index; indexes of older releases do not describe it, and their statistics are costly."""
+    if described := index.details.get("metric_type"):
+        return str(described).lower()
     with lance_errors("read the statistics of an index of", pinned.uri):
         stats = pinned.dataset.stats.index_stats(index.name)
     return str(stats["indices"][0].get("metric_type", "l2")).lower()
@@ -314,7 +316,7 @@ def _share(
     def counted(addresses: NDArray[np.uint64]) -> int:
         if ages is None:
             return int(addresses.size)
-        return int((np.isin(_fragments(addresses), ages) != inverted).sum())
+        return int((np.isin(fragments_of(addresses), ages) != inverted).sum())
 
     totals = [counted(one) for one in real]
     hits = [min(total, counted(one)) for total, one in zip(totals, near, strict=True)]
@@ -339,7 +341,7 @@ def _excess(
     ages = np.array(sorted(older), dtype=np.int64)
     differences = np.array(
         [
-            float((~np.isin(_fragments(got), ages)).mean() - (~np.isin(_fragments(of), ages)).mean())
+            float((~np.isin(fragments_of(got), ages)).mean() - (~np.isin(fragments_of(of), ages)).mean())
             for of, got in zip(real, found, strict=True)
             if of.size and got.size
         ]
@@ -395,7 +397,3 @@ def _measure_multivector(pinned: Pinned, index: AskedIndex, drawn: Queries, base
         rows_compared=sum(pinned.live.values()),
         bytes_at_most=drawn.bytes_at_most * len(queries),
     )
-
-
-def _fragments(addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
-    return (addresses >> np.uint64(32)).astype(np.int64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -25,6 +26,8 @@ from memwal_ops.formats.lance.wire._pb import vector_pb2
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.table import Table
@@ -40,6 +43,14 @@ _SUPPORTED_PARAMETERS = frozenset(
 )
 # Parameters of the graph of HNSW, as the file and pylance's call name them.
 _GRAPH = ("m", "ef_construction", "max_level")
+_BY_HAND = (
+    "Bring this index up to date manually; or merge everything, then create it again with a release that memwal-ops "
+    "supports."
+)
+_CREATE = (
+    "Create it again yourself with dataset.create_index(..., name=NAME, replace=True); where there is a log, under "
+    "another name: then memwal-ops catchup URI --migrate-codebook OLD NEW."
+)
 # numpy types by Lance's number of the tensor type.
 _TENSOR_TYPES = {1: "<f2", 2: "<f4", 3: "<f8"}
 
@@ -84,26 +95,18 @@ def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> Codebook:
 
 def codebook_at(location: Location, folder: str, name: str) -> Codebook:
     """Read the codebook of the segment in ``folder``, a URI; ``name`` is that of the index, for error messages."""
-    try:
+    with _decoding(f"The codebook of index {name} cannot be read from {folder}", _BY_HAND):
         index = _open(location, f"{folder}/{_INDEX_FILE}")
         storage = _open(location, f"{folder}/{_STORAGE_FILE}")
         described = json.loads(_text(index, "lance:index"))
         model = _ivf(index)
-        parameters = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
+        parameters = _quantizer(storage)
         sizes = tuple(_ivf(storage).lengths)
         centroids = model.centroids_tensor.SerializeToString(deterministic=True)
         quantizer = {key: _rounded(value) for key, value in parameters.items() if key not in _POSITIONS}
         for position in _POSITIONS:
             if parameters.get(position) is not None:
                 quantizer[position] = _digest(bytes(storage.read_global_buffer(parameters[position])))
-    except StorageError:
-        raise
-    except (KeyError, IndexError, TypeError, ValueError, DecodeError, OSError) as error:
-        raise UnsupportedFeatureError(
-            f"The codebook of index {name} cannot be read from {folder}: {error}",
-            remedy="Bring this index up to date manually; or merge everything, then create it again with a release "
-            "that memwal-ops supports.",
-        ) from error
     return Codebook(
         json.dumps(described, sort_keys=True),
         len(sizes),
@@ -133,10 +136,10 @@ def read_model(location: Location, folder: str, name: str) -> VectorModel:
         UnsupportedFeatureError: its quantizer has parameters that pylance does not accept, or its files cannot be read.
         StorageError: the store failed.
     """
-    try:
+    with _decoding(f"The model of index {name} cannot be read from {folder}"):
         index = _open(location, f"{folder}/{_INDEX_FILE}")
         storage = _open(location, f"{folder}/{_STORAGE_FILE}")
-        parameters = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
+        parameters = _quantizer(storage)
         if not parameters.keys() <= _SUPPORTED_PARAMETERS:
             raise UnsupportedFeatureError(
                 f"Index {name} has a quantizer ({json.loads(_text(index, 'lance:index'))['type']}) that pylance trains "
@@ -150,10 +153,6 @@ def read_model(location: Location, folder: str, name: str) -> VectorModel:
             stored = vector_pb2.Tensor.FromString(bytes(storage.read_global_buffer(parameters["codebook_position"])))
             parts = parameters["num_sub_vectors"]
             codebook = _tensor(stored).reshape(parts, -1, parameters["dimension"] // parts)
-    except StorageError:
-        raise
-    except (KeyError, IndexError, TypeError, ValueError, DecodeError, OSError) as error:
-        raise UnsupportedFeatureError(f"The model of index {name} cannot be read from {folder}: {error}") from error
     return VectorModel(centroids, codebook)
 
 
@@ -164,13 +163,13 @@ def vector_parameters(location: Location, folder: str, name: str) -> dict[str, A
 
     Raises: as :func:`read_codebook`.
     """
-    try:
+    with _decoding(f"How index {name} was built cannot be read from {folder}", _CREATE):
         index = _open(location, f"{folder}/{_INDEX_FILE}")
         storage = _open(location, f"{folder}/{_STORAGE_FILE}")
         described = json.loads(_text(index, "lance:index"))
         kind = str(described["type"])
         found = {"metric": described["distance_type"], "num_partitions": len(_ivf(storage).lengths)}
-        stored = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
+        stored = _quantizer(storage)
         if kind.endswith("PQ"):
             found |= {"num_sub_vectors": stored["num_sub_vectors"], "num_bits": stored["nbits"]}
         elif kind.endswith("RQ"):
@@ -179,14 +178,6 @@ def vector_parameters(location: Location, folder: str, name: str) -> dict[str, A
             graphs = [json.loads(text) for text in json.loads(_text(index, "lance:hnsw")) if text]
             parameters = graphs[0]["params"] if graphs else {}
             found |= {key: parameters[key] for key in _GRAPH if key in parameters}
-    except StorageError:
-        raise
-    except (KeyError, IndexError, TypeError, ValueError, DecodeError, OSError) as error:
-        raise UnsupportedFeatureError(
-            f"How index {name} was built cannot be read from {folder}: {error}",
-            remedy="Create it again yourself with dataset.create_index(..., name=NAME, replace=True); where there is a "
-            "log, under another name: then memwal-ops catchup URI --migrate-codebook OLD NEW.",
-        ) from error
     return found
 
 
@@ -204,6 +195,27 @@ def index_folder(table: Table, entry: table_pb2.IndexMetadata) -> str:
             folder = absolute_base(table.location.uri, base.path.rstrip("/"))
             return f"{folder}/{name if base.is_dataset_root else name.rsplit('/', 1)[-1]}"
     raise UnsupportedFeatureError(f"Index {entry.name} is in base {entry.base_id}, which the table does not define.")
+
+
+@contextmanager
+def _decoding(failed: str, remedy: str | None = None) -> Iterator[None]:
+    """Turn what an unknown file makes fail into an error with this message; errors of the store stay.
+
+    Raises:
+        UnsupportedFeatureError: the file is not as this release knows it.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, DecodeError, OSError) as error:
+        raise UnsupportedFeatureError(f"{failed}: {error}", remedy=remedy) from error
+
+
+def _quantizer(storage: LanceFileReader) -> dict[str, Any]:
+    """The parameters of the quantizer."""
+    parameters: dict[str, Any] = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
+    return parameters
 
 
 def _open(location: Location, path: str) -> LanceFileReader:

@@ -102,8 +102,8 @@ class _Verification:
         self.export = exported_store(table)
         self.reads_rows = options.deep and self.export is None
         self.asked = options if isinstance(options, AnswersOptions) and options.asks else None
-        self.seed = table.version if self.asked is None or self.asked.seed is None else self.asked.seed
         self.answers: list[IndexAnswers] = []
+        self.seed: int | None = None
 
     @property
     def skipped(self) -> list[str]:
@@ -167,7 +167,8 @@ class _Verification:
 
     def _answers(self) -> list[Finding]:
         assert self.asked is not None  # noqa: S101 - the caller checked
-        self.answers, found = check_answers(self.table, replace(self.asked, seed=self.seed), self.context)
+        self.seed = self.asked.seed_at(self.table.version)
+        self.answers, found = check_answers(self.table, self.asked, self.context, self.seed)
         return found
 
     def _add(self, what: str, check: Callable[[], Iterable[Finding]], *, named: bool = False) -> None:

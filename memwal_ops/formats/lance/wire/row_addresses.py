@@ -1,6 +1,7 @@
-"""Encode row addresses for the arguments ``row_addr_allowlist`` and ``row_addr_blocklist`` of pylance's scanners.
+"""Take row addresses apart, and encode them for pylance's scanners.
 
-A number of fragments, then of each fragment its id, a length in bytes and a roaring bitmap of row offsets.
+``row_addr_allowlist`` and ``row_addr_blocklist`` take a number of fragments, then of each fragment its id, a length in
+bytes and a roaring bitmap of row offsets.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 _PAIR = struct.Struct("<II")
 
 
+def fragments_of(addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The fragment of each address."""
+    return (addresses >> np.uint64(32)).astype(np.int64)
+
+
 def encode_row_addresses(addresses: NDArray[np.uint64]) -> bytes:
     """The addresses, in any order, as one value."""
     ascending = np.sort(addresses)
-    fragments, starts = np.unique(ascending >> np.uint64(32), return_index=True)
+    fragments, starts = np.unique(fragments_of(ascending), return_index=True)
     parts = [struct.pack("<I", len(fragments))]
     for fragment, rows in zip(fragments.tolist(), np.split(ascending, starts[1:]), strict=True):
         # Building it from an array needs a tenth of the time.

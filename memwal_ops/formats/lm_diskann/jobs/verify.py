@@ -36,7 +36,7 @@ def plan(table: Table, options: VerifyOptions, context: RunContext) -> VerifyRep
         IndexBusyError: another writer or job has the index.
         TableCorruptError: the store cannot be opened, or is that of another index.
     """
-    seed = table.revision if options.seed is None else options.seed
+    seed = options.seed_at(table.revision)
     answers: list[IndexAnswers] = []
     lock = WriterLock(table.location.uri, options.wait.total_seconds())
     try:

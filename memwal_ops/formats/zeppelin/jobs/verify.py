@@ -23,7 +23,7 @@ def plan(table: Namespace, options: VerifyOptions, context: RunContext | None = 
     findings.extend(check_namespace(table, options, context, checked))
     if not options.asks:
         return VerifyReport(table.revision, findings, vars(checked))
-    seed = table.revision if options.seed is None else options.seed
+    seed = options.seed_at(table.revision)
     answers: list[IndexAnswers] = []
     try:
         answers, wrong = check_answers(table, options, context, seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
@@ -65,8 +64,8 @@ def plan(table: Table, options: VerifyOptions, context: RunContext | None = None
     answers: list[IndexAnswers] = []
     seed = None
     if isinstance(options, AnswersOptions) and options.asks:
-        seed = table.version if options.seed is None else options.seed
-        answers, wrong = check_answers(table, replace(options, seed=seed), context)
+        seed = options.seed_at(table.version)
+        answers, wrong = check_answers(table, options, context, seed)
         findings.extend(wrong)
     return VerifyReport(table.version, findings, checked, rows_read=rows_read, answers=answers, seed=seed)
 
