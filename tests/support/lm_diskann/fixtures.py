@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 from functools import cache
 from importlib.util import find_spec
@@ -47,6 +48,24 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where a module builds the index that its tests begin with: each on a copy of its own."""
     compile_kernels()
     return str(tmp_path_factory.mktemp("template") / "vectors.lmd")
+
+
+@pytest.fixture(scope="module")
+def built(template: str, vectors: NDArray[np.float32]) -> str:
+    """A merged graph of 1,200 nodes, unless a module builds another one."""
+    from memwal_ops.formats import lm_diskann
+
+    lm_diskann.create(template, dimension=16, R=8, L=40)
+    with lm_diskann.open(template) as index:
+        index.insert(np.arange(1200), vectors[:1200])
+        index.merge()
+    return template
+
+
+@pytest.fixture
+def made(built: str, folder: str) -> str:
+    """A copy of what the module built."""
+    return shutil.copytree(built, folder)
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,20 @@ def vectors(random: np.random.Generator, count: int, *, centers: np.ndarray[Any,
     return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel().astype("f4")), DIMENSION)
 
 
+def about_to_be_ruined(uri: str, name: str) -> lance.LanceDataset:
+    """A table with appended rows under an index of the metric dot; with these, pylance's update hides all others."""
+    random = np.random.default_rng(3)
+    centers = random.normal(size=(20, 16))
+
+    def clustered(count: int) -> pa.Table:
+        made = (centers[random.integers(0, 20, count)] + 0.5 * random.normal(size=(count, 16))).astype("f4")
+        return pa.table({"vector": pa.FixedSizeListArray.from_arrays(pa.array(made.reshape(-1)), 16)})
+
+    dataset = lance.write_dataset(clustered(2_000), uri)
+    dataset.create_index("vector", "IVF_PQ", metric="dot", num_partitions=2, num_sub_vectors=4, name=name)
+    return lance.write_dataset(clustered(400), uri, mode="append")
+
+
 def make_scalars(uri: str, random: np.random.Generator, count: int, **options: Any) -> None:
     """A table with every scalar index in four fragments; then deletions, updates and appended rows."""
     dataset = lance.write_dataset(rows(random, 0, count), uri, max_rows_per_file=count // 4, **options)

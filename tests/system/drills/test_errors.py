@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import lance
-import numpy as np
 import pyarrow as pa
 import pytest
 from lance.dataset import DatasetOptimizer
@@ -26,6 +25,7 @@ from memwal_ops.formats.lance.log.region_files import entry_path
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.options import CatchupOptions
 from tests.support.tables import damage, wire
+from tests.support.tables.answering import about_to_be_ruined
 from tests.support.tables.files import Files
 from tests.support.tables.indexed import create, rows, write
 from tests.support.tables.model import assert_same
@@ -444,16 +444,7 @@ def test_40_invariant_violated(drill: Drill, table: Workload, monkeypatch: pytes
 def test_41_answers_worse(drill: Drill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pylance ruins an index with product quantization and the metric dot; here nobody foresees that."""
     uri = str(tmp_path / "t.lance")
-    rng = np.random.default_rng(3)
-    centers = rng.normal(size=(20, 16))
-
-    def vectors(count: int) -> pa.Table:
-        made = (centers[rng.integers(0, 20, count)] + 0.5 * rng.normal(size=(count, 16))).astype("f4")
-        return pa.table({"vector": pa.FixedSizeListArray.from_arrays(pa.array(made.reshape(-1)), 16)})
-
-    made = lance.write_dataset(vectors(2_000), uri)
-    made.create_index("vector", "IVF_PQ", metric="dot", num_partitions=2, num_sub_vectors=4, name="by_vector")
-    lance.write_dataset(vectors(400), uri, mode="append")
+    about_to_be_ruined(uri, "by_vector")
     drill.given(URI=uri, INDEX="by_vector")
     with monkeypatch.context() as patch:
         patch.setattr("memwal_ops.formats.lance.jobs.catchup.building.refusal", lambda *_, **__: None)

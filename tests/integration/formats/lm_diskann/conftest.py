@@ -1,7 +1,7 @@
 """Without the extra memwal-ops[lm-diskann], no test here is collected."""
 
-from tests.support.lm_diskann.fixtures import NOT_COLLECTED, folder, template, vectors
+from tests.support.lm_diskann.fixtures import NOT_COLLECTED, built, folder, made, template, vectors
 
-__all__ = ["collect_ignore_glob", "folder", "template", "vectors"]
+__all__ = ["built", "collect_ignore_glob", "folder", "made", "template", "vectors"]
 
 collect_ignore_glob = NOT_COLLECTED

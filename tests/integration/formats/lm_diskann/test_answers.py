@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.answers import wilson
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import deep
-
-
-@pytest.fixture(scope="module")
-def built(template: str, vectors: np.ndarray) -> str:
-    lm_diskann.create(template, dimension=16, R=8, L=40)
-    with lm_diskann.open(template) as index:
-        index.insert(np.arange(1200), vectors[:1200])
-        index.merge()
-    return template
-
-
-@pytest.fixture
-def made(built: str, folder: str) -> str:
-    return shutil.copytree(built, folder)
 
 
 def test_recall_is_measured(made: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -35,11 +34,6 @@ def built(template: str, vectors: np.ndarray) -> str:
     for job in ("merge", "catchup", "merge"):
         run_job(template, job)
     return template
-
-
-@pytest.fixture
-def made(built: str, folder: str) -> str:
-    return shutil.copytree(built, folder)
 
 
 @pytest.fixture

@@ -51,11 +51,6 @@ def built(template: str, vectors: np.ndarray) -> str:
 
 
 @pytest.fixture
-def made(built: str, folder: str) -> str:
-    return shutil.copytree(built, folder)
-
-
-@pytest.fixture
 def rows(vectors: np.ndarray) -> dict[int, np.ndarray]:
     return {row: vectors[row] for row in [*range(DELETED, 1200), *range(2000, 2030)]}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import duckdb
 import numpy as np
 import pytest
@@ -12,20 +10,6 @@ from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann.inserting import insert
 from tests.support.lm_diskann.folders import check_sound
-
-
-@pytest.fixture(scope="module")
-def built(template: str, vectors: np.ndarray) -> str:
-    lm_diskann.create(template, dimension=16, R=8, L=40)
-    with lm_diskann.open(template) as index:
-        index.insert(np.arange(1200), vectors[:1200])
-        index.merge()
-    return template
-
-
-@pytest.fixture
-def made(built: str, folder: str) -> str:
-    return shutil.copytree(built, folder)
 
 
 def cut_off(folder: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import lance
-import numpy as np
-import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
@@ -22,6 +20,7 @@ from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.retention.leftovers import find_leftovers, sweep_leftovers
 from memwal_ops.formats.lance.wire.fragment_bitmap import encode_fragment_bitmap
 from tests.support.tables import indexed
+from tests.support.tables.answering import about_to_be_ruined
 from tests.support.tables.gc_tables import ZERO
 from tests.support.tables.plain import PlainTable
 
@@ -111,16 +110,7 @@ def test_healthy_indexes_are_asked_and_published(tmp_path: Path, answers: str) -
 def test_dot_products_that_pylance_ruins_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nobody foresees it."""
     uri = str(tmp_path / "t.lance")
-    rng = np.random.default_rng(3)
-    centers = rng.normal(size=(20, 16))
-
-    def rows(count: int) -> pa.Table:
-        vectors = (centers[rng.integers(0, 20, count)] + 0.5 * rng.normal(size=(count, 16))).astype("f4")
-        return pa.table({"vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 16)})
-
-    dataset = lance.write_dataset(rows(2_000), uri)
-    dataset.create_index("vector", "IVF_PQ", metric="dot", num_partitions=2, num_sub_vectors=4, name="one")
-    dataset = lance.write_dataset(rows(400), uri, mode="append")
+    dataset = about_to_be_ruined(uri, "one")
     monkeypatch.setattr(building, "refusal", lambda *_, **__: None)
     report = run_job(uri, "catchup")
     assert report.exit_code == AnswersWorseError.exit_code
