@@ -9,6 +9,7 @@ import pyarrow as pa
 
 _INT64_MIN = -(2**63)
 _NARROW = 32
+_UNITS = {"s": "Second", "ms": "Millisecond", "us": "Microsecond", "ns": "Nanosecond"}
 
 
 def literal(value: Any, kind: pa.DataType) -> str | None:  # noqa: PLR0911 - one for each kind
@@ -30,9 +31,20 @@ def literal(value: Any, kind: pa.DataType) -> str | None:  # noqa: PLR0911 - one
         return f"date '{value}'"
     if pa.types.is_timestamp(kind):
         return f"cast('{value}' as timestamp(9))"
+    if pa.types.is_decimal256(kind):
+        return f"arrow_cast('{value}', 'Decimal256({kind.precision}, {kind.scale})')"
     if pa.types.is_decimal(kind):
         return f"cast('{value}' as decimal({kind.precision},{kind.scale}))"
-    return None
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        return _counted(value, kind)
+    return literal(value, kind.value_type) if pa.types.is_dictionary(kind) else None
+
+
+def _counted(value: int, kind: pa.DataType) -> str:
+    """A time or duration by its number of units: SQL of pylance has no literal for it."""
+    name = "Duration" if pa.types.is_duration(kind) else f"Time{kind.bit_width}"
+    counted = f"arrow_cast({value}, 'Int{kind.bit_width}')"
+    return f"arrow_cast({counted}, '{name}({_UNITS[kind.unit]})')"
 
 
 def plain(values: pa.ChunkedArray) -> list[Any]:

@@ -83,6 +83,50 @@ def test_json_paths_are_asked(tmp_path: Path) -> None:
     assert {one.index: one.queries > 5 for one in report.answers} == {"by_x": True, "by_y": True}
 
 
+TYPES = [
+    *(pa.time32(unit) for unit in ("s", "ms")),
+    *(pa.time64(unit) for unit in ("us", "ns")),
+    *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+    *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+    pa.timestamp("us", "UTC"),
+    pa.date32(),
+    pa.date64(),
+    pa.decimal128(12, 2),
+    pa.decimal256(40, 2),
+]
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_a_lost_value_of_every_type(tmp_path: Path, kind: pa.DataType) -> None:
+    uri = str(tmp_path / "t.lance")
+    counted = pa.array(range(1, 1001), pa.int32() if kind.bit_width == 32 else pa.int64())
+    if pa.types.is_date64(kind):
+        counted = pc.multiply(counted, 86_400_000)
+    values = counted.cast(pa.decimal128(20, 0)).cast(kind) if pa.types.is_decimal(kind) else counted.cast(kind)
+    lance.write_dataset(pa.table({"value": values}), uri, max_rows_per_file=250).create_scalar_index(
+        "value", "BTREE", name="b"
+    )
+    [answers] = assert_silent(uri).answers
+    assert answers.queries > 20
+    lance.dataset(uri).drop_index("b")
+
+    def without(table: pa.Table) -> pa.Table:
+        kept = pc.if_else(pc.not_equal(pa.array(range(1000)), 333), table["value"], None)
+        return pa.table({"value": kept})
+
+    rebuilt_elsewhere(uri, str(tmp_path / "aside"), "b", "value", "BTREE", without)
+    report = checked(uri)
+    assert ("b", "index_misses_rows") in found(report), report.describe()
+
+
+def test_a_dictionary_is_asked_by_its_values(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    words = pa.array([f"word{n % 50}" for n in range(1000)]).dictionary_encode()
+    lance.write_dataset(pa.table({"word": words}), uri).create_scalar_index("word", "ZONEMAP", name="z")
+    [answers] = assert_silent(uri).answers
+    assert answers.queries > 20
+
+
 @pytest.mark.parametrize("merged", [0, 1])
 def test_dot_product_after_optimize_indices(tmp_path: Path, merged: int) -> None:
     uri = str(tmp_path / "t.lance")
