@@ -47,7 +47,7 @@ def rows(random: np.random.Generator, first: int, count: int) -> pa.Table:
             "number": pa.array(np.arange(first, first + count), pa.int64()),
             "real": pa.array(real, mask=number % 17 == 0),
             "at": pa.array(1_600_000_000_000_000 + random.integers(0, 10**12, count), pa.timestamp("us")),
-            "kind": pa.array([None if n % 13 == 0 else f"kind{n % 60}" for n in range(count)]),
+            "kind": pa.array([None if n % 13 == 0 else f"kind{n % 60}" for n in range(count)], pa.string()),
             "tags": pa.array(tags, pa.list_(pa.string())),
             "text": pa.array(texts, pa.string()),
             "phrase": pa.array(texts, pa.string()),

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import lance
 import numpy as np
 import pyarrow as pa
+from lance.indices import IndexConfig
+from lance.query import MinHashQuery
 
 from memwal_ops.core.answers import IndexAnswers, examples
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.indexes.index_arguments import similarity_options
 from memwal_ops.formats.lance.wire.row_addresses import fragments_of
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 _TOGETHER = 32
 _SHOWN = 5
 _TEXT_ROWS = 1 << 17
+_TEXTS = frozenset({"Inverted", "MinHashLsh"})
+_ANY_NUMBER = 1 << 40
 _BUILD_ONLY = frozenset({"document_granularity"})
 
 
@@ -74,12 +79,14 @@ def ask(
     try:
         queries = [one for one in drawn.queries if uses(pinned, index, one)]
     except MemwalOpsError as error:
+        if not _can_be_planned(pinned, drawn.queries):
+            return IndexAnswers(**base, skipped=f"pylance takes no such conditions on {index.arrow}")
         return IndexAnswers(**base, queries=len(drawn.queries), wrong=len(drawn.queries), error=str(error))
     if not queries:
         return IndexAnswers(**base, skipped="pylance does not use it, or does not say which index it uses")
     difference, failed = _Difference(), ""
     rows = 0
-    text = index.type == "Inverted"
+    text = index.type in _TEXTS
     try:
         for group in pinned.chunks([*drawn.fragments], _TEXT_ROWS if text else 1 << 21):
             checkpoint()
@@ -122,6 +129,17 @@ def uses(pinned: Pinned, index: AskedIndex, query: Query) -> bool:
     with lance_errors("plan a query of", pinned.uri):
         plan = _scanner(pinned, query).explain_plan(verbose=True)
     return any("ScalarIndexQuery" in line and f"@{index.name}(" in line for line in plan.splitlines())
+
+
+def _can_be_planned(pinned: Pinned, queries: Sequence[Query]) -> bool:
+    """Whether pylance plans these queries at least without an index."""
+    conditions = {f"q{number}": one.condition for number, one in enumerate(queries) if one.text is None}
+    try:
+        with lance_errors("plan a query of", pinned.uri):
+            pinned.dataset.scanner(columns=conditions, use_scalar_index=False).explain_plan()
+    except MemwalOpsError:
+        return False
+    return True
 
 
 def answer_of(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[int]) -> Addresses:
@@ -175,20 +193,16 @@ def _answers_of_texts(
     pinned: Pinned, index: AskedIndex, queries: Sequence[Query], rows: pa.Table
 ) -> Mapping[int, Addresses]:
     """The addresses of those of ``rows`` that match."""
-    parameters = {name: value for name, value in index.details.items() if value is not None and name not in _BUILD_ONLY}
     addresses = rows[ROW_ADDRESS].to_numpy()
     with lance_errors("index texts of", pinned.uri):
         memory = lance.write_dataset(
-            pa.table({index.column: rows[index.column]}), "memory://answers", max_rows_per_file=_TEXT_ROWS * 8
+            index.rows_of(rows[index.column]), "memory://answers", max_rows_per_file=_TEXT_ROWS * 8
         )
-        memory.create_scalar_index(index.column, "INVERTED", **parameters)
+        _create_like(index, memory)
         answers = {}
         for number, query in enumerate(queries):
             scanner = memory.scanner(
-                columns=[],
-                full_text_query=query.text,
-                with_row_address=True,
-                disable_scoring_autoprojection=True,
+                columns=[], with_row_address=True, disable_scoring_autoprojection=True, **_asking(query)
             )
             answers[number] = np.sort(addresses[scanner.to_table()[ROW_ADDRESS].to_numpy().astype(np.int64)])
     return answers
@@ -210,7 +224,7 @@ def _look_up(
     if not outside.any():
         return
     rows = drawn.rows.filter(pa.array(outside))
-    answers = _answers_of_texts if index.type == "Inverted" else _answers_of_rows
+    answers = _answers_of_texts if index.type in _TEXTS else _answers_of_rows
     truth = answers(pinned, index, queries, rows)
     for number, query in enumerate(queries):
         checkpoint()
@@ -229,7 +243,7 @@ def _answers_of_rows(
 ) -> Mapping[int, Addresses]:
     """For each condition the addresses of those of ``rows`` for which it is true."""
     with lance_errors("compare rows of", pinned.uri):
-        few = lance.write_dataset(rows.rename_columns([index.column, "address"]), "memory://drawn")
+        few = lance.write_dataset(index.rows_of(rows[index.column]), "memory://drawn")
         truth = few.scanner(columns={f"q{number}": query.condition for number, query in enumerate(queries)}).to_table()
     wanted = rows[ROW_ADDRESS].to_numpy()
     matches = (truth[f"q{number}"].fill_null(False).to_numpy() for number in range(len(queries)))  # noqa: FBT003 - NULL does not match
@@ -244,8 +258,26 @@ def _asked(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[
         raise _IndexError(f"index {index.name} does not answer: {error}") from error
 
 
+def _asking(query: Query) -> dict[str, Any]:
+    """Arguments of pylance's scanner."""
+    if query.text is None:
+        return {"filter": query.condition}
+    similar = isinstance(query.text, MinHashQuery)
+    return {"nearest": query.text, "limit": _ANY_NUMBER} if similar else {"full_text_query": query.text}
+
+
+def _create_like(index: AskedIndex, memory: lance.LanceDataset) -> None:
+    """Create the only index of a dataset in memory by the parameters of a text index."""
+    if index.type == "MinHashLsh":
+        kind = IndexConfig("minhashlsh", similarity_options(index.details))
+        memory.create_scalar_index(index.column, kind)
+        return
+    parameters = {name: value for name, value in index.details.items() if value is not None and name not in _BUILD_ONLY}
+    memory.create_scalar_index(index.column, "INVERTED", **parameters)
+
+
 def _scanner(pinned: Pinned, query: Query, fragments: Sequence[int] | None = None) -> lance.LanceScanner:
-    asked: dict[str, Any] = {"filter": query.condition} if query.text is None else {"full_text_query": query.text}
+    asked = _asking(query)
     if fragments is not None:
         asked["fragments"] = [pinned.fragments[one] for one in fragments]
     with warnings.catch_warnings():

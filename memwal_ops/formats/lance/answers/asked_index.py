@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import lance
-    import pyarrow as pa
 
 _ROWS = 1 << 21
+_NAMES = re.compile(r"`([^`]+)`|([^.`]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,10 @@ class AskedIndex:
     Attributes:
         name: its name.
         type: as pylance shows it, for example ``BTree`` or ``IVF_PQ``.
-        column: the name of its column.
+        column: the path of its column, as pylance takes it.
         details: its parameters, as far as pylance shows them.
         segments: its segments, the oldest first.
-        arrow: the type of its column; None: the schema does not have it.
+        fields: its column, the outermost field first; empty: the schema does not have it.
     """
 
     name: str
@@ -47,7 +52,26 @@ class AskedIndex:
     column: str
     details: Mapping[str, Any]
     segments: tuple[Segment, ...]
-    arrow: pa.DataType | None = field(compare=False)
+    fields: tuple[pa.Field, ...] = field(compare=False)
+
+    @property
+    def arrow(self) -> pa.DataType | None:
+        """The type of its column; None: the schema does not have it."""
+        return self.fields[-1].type if self.fields else None
+
+    @property
+    def expression(self) -> str:
+        """Its column in an SQL condition."""
+        return ".".join(f"`{one.name}`" for one in self.fields)
+
+    def rows_of(self, values: pa.ChunkedArray) -> pa.Table:
+        """A table that has nothing but these values in the column."""
+        column = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+        field = _like(self.fields[-1], column)
+        for outer in reversed(self.fields[:-1]):
+            column = pa.StructArray.from_arrays([column], fields=[field])
+            field = _like(outer, column)
+        return pa.table([column], schema=pa.schema([field]))
 
     @property
     def is_vector(self) -> bool:
@@ -100,9 +124,8 @@ class Pinned:
                 ),
                 key=lambda part: part.version,
             )
-            at = schema.get_field_index(column)
-            arrow = schema.field(at).type if at >= 0 else None
-            found[one.name] = AskedIndex(one.name, one.index_type, column, one.details or {}, tuple(segments), arrow)
+            fields = _fields(schema, column)
+            found[one.name] = AskedIndex(one.name, one.index_type, column, one.details or {}, tuple(segments), fields)
         return found
 
     @cached_property
@@ -121,6 +144,15 @@ class Pinned:
         """By fragment, the position of its first row among all rows of the dataset."""
         return dict(zip(self.fragments, accumulate(self.live.values(), initial=0), strict=False))
 
+    def take(self, positions: Sequence[int], index: AskedIndex) -> pa.Table:
+        """Values of the index's column and addresses of the rows at these positions of the dataset."""
+        with lance_errors("read rows of", self.uri):
+            taken = self.dataset.take(positions, columns=[index.column, ROW_ADDRESS])
+        values = taken[index.fields[0].name]
+        for inner in index.fields[1:]:
+            values = pc.struct_field(values, [values.type.get_field_index(inner.name)])
+        return pa.table({index.column: values, ROW_ADDRESS: taken[ROW_ADDRESS]})
+
     def physical(self, fragment: int) -> int:
         """Rows of a fragment, deleted ones included."""
         return max(int(self.fragments[fragment].physical_rows), self.live[fragment])
@@ -136,3 +168,19 @@ class Pinned:
             groups[-1].append(one)
             rows += self.physical(one)
         return groups
+
+
+def _fields(schema: pa.Schema, path: str) -> tuple[pa.Field, ...]:
+    """The fields along a path as pylance writes it, names with a dot in backticks; empty: there is none."""
+    found = list[pa.Field]()
+    inside: pa.Schema | pa.StructType = schema
+    for quoted, plain in _NAMES.findall(path):
+        if not isinstance(inside, pa.Schema | pa.StructType) or (at := inside.get_field_index(quoted or plain)) < 0:
+            return ()
+        found.append(inside.field(at))
+        inside = found[-1].type
+    return tuple(found)
+
+
+def _like(field: pa.Field, column: pa.Array) -> pa.Field:
+    return pa.field(field.name, column.type, metadata=field.metadata)

@@ -189,8 +189,7 @@ def _values(pinned: Pinned, index: AskedIndex, addresses: NDArray[np.uint64]) ->
             ).to_table()[ROW_ADDRESS]
         inside = addresses[fragments_of(addresses) == fragment]
         positions += (pinned.starts[fragment] + np.searchsorted(live.to_numpy(), inside)).tolist()
-    with lance_errors("read rows of", pinned.uri):
-        return pinned.dataset.take(sorted(positions), columns=[index.column])[index.column]
+    return pinned.take(sorted(positions), index)[index.column]
 
 
 def _ids(table: Table, index: AskedIndex, entry: table_pb2.IndexMetadata) -> Iterator[NDArray[np.uint64]]:

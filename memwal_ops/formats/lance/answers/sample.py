@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from lance.query import FullTextOperator, MatchQuery, PhraseQuery
+from lance.query import FullTextOperator, MatchQuery, MinHashQuery, PhraseQuery
 
 from memwal_ops.formats.lance.answers.literals import literal, plain
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.answers.spatial import spatial_conditions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,14 +32,14 @@ _WORDS = re.compile(r"\w+")
 _NO_WORD = "qzxjvkwy"
 _MAX_WIDTH = 64 << 10
 # Queries that read little of an index; and how much.
-_POINTS = frozenset({"equal", "label", "part", "word", "words", "phrase"})
+_POINTS = frozenset({"equal", "label", "part", "word", "words", "phrase", "similar"})
 _PAGE = 64 << 10
 _FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query: an SQL condition, or a full-text query."""
+    """One query: an SQL condition, or a full-text query, or one for similar texts."""
 
     what: str
     condition: str = ""
@@ -86,14 +85,14 @@ def sample_queries(
         seed: draws the same again.
         max_bytes: about how much asking them may read.
     """
-    if index.arrow is None or "`" in index.column:
-        return Queries(skipped="its column is nested, or has a name that no condition can have")
+    if any("`" in one.name for one in index.fields) or not index.fields:
+        return Queries(skipped="its column has a name that no condition can have, or is within lists")
     random = np.random.default_rng([seed, _hash(index.name)])
     covered = [one for one in pinned.fragments if one in index.covered and pinned.live[one]]
     if not covered:
         return Queries(skipped="it covers no rows")
     order = _by_interest(pinned, covered, random)
-    rows = drawn_rows(pinned, index.column, order[:_SAMPLED_FRAGMENTS], samples, random)
+    rows = drawn_rows(pinned, index, order[:_SAMPLED_FRAGMENTS], samples, random)
     width = max(1, -(-rows.nbytes // max(1, rows.num_rows)))
     if width > _MAX_WIDTH:
         return Queries(skipped=f"its values have {width:,} bytes on average")
@@ -118,7 +117,7 @@ def sample_queries(
 
 
 def drawn_rows(
-    pinned: Pinned, column: str, fragments: Sequence[int], samples: int, random: np.random.Generator
+    pinned: Pinned, index: AskedIndex, fragments: Sequence[int], samples: int, random: np.random.Generator
 ) -> pa.Table:
     """Values and addresses of live rows: the first, the last and random ones of each fragment, in order."""
     each = max(1, -(-samples // len(fragments)))
@@ -127,8 +126,7 @@ def drawn_rows(
         rows, start = pinned.live[one], pinned.starts[one]
         inside = random.integers(0, rows, size=each)
         positions.update(start + int(at) for at in (0, rows - 1, *inside))
-    with lance_errors("read rows of", pinned.uri):
-        return pinned.dataset.take(sorted(positions), columns=[column, ROW_ADDRESS])
+    return pinned.take(sorted(positions), index)
 
 
 def _by_interest(pinned: Pinned, covered: list[int], random: np.random.Generator) -> list[int]:
@@ -140,7 +138,7 @@ def _by_interest(pinned: Pinned, covered: list[int], random: np.random.Generator
 
 
 def _queries(index: AskedIndex, rows: pa.Table, samples: int, random: np.random.Generator) -> Iterator[Query]:
-    column, values = f"`{index.column}`", rows[index.column]
+    column, values = index.expression, rows[index.column]
     kind = index.arrow
     if index.type == "Json":
         yield from _json(index, column, values, samples)
@@ -150,6 +148,12 @@ def _queries(index: AskedIndex, rows: pa.Table, samples: int, random: np.random.
         yield from _grams(column, values, samples, random)
     elif index.type == "Inverted":
         yield from text_queries(index, values, samples, random)
+    elif index.type == "MinHashLsh":
+        texts = sorted({one for one in values.to_pylist() if one})
+        chosen = sorted(random.permutation(len(texts))[:samples].tolist())
+        yield from (Query("similar", text=MinHashQuery(texts[one], index.column)) for one in chosen)
+    elif index.type == "RTree":
+        yield from (Query(*one) for one in spatial_conditions(column, index.fields[-1], values, samples))
     elif index.type in _ORDERED | _EQUAL:
         yield from _scalars(column, values, kind, samples, random, ranges=index.type in _ORDERED)
 

@@ -142,8 +142,13 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
         if granularity := details.get("document_granularity"):
             options["document_granularity"] = DocumentGranularity(granularity)
     elif kind == _SIMILAR:
-        options = {name: _without_none(details[name]) for name in _SIMILAR_PARAMETERS if name in details}
+        options = similarity_options(details)
     return replace(arguments, options=options)
+
+
+def similarity_options(details: Mapping[str, Any]) -> dict[str, Any]:
+    """How to create an index for similar texts like one that pylance describes by ``details``."""
+    return {name: _without_none(details[name]) for name in _SIMILAR_PARAMETERS if name in details}
 
 
 def parameters_of(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> dict[str, Any]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from lance.indices import IndexConfig
 
 from memwal_ops import run_job
 from tests.support.tables.answering import (
     DIMENSION,
     SCALARS,
     VECTORS,
+    WORDS,
     folders,
     index_json,
     json_rows,
@@ -28,9 +32,6 @@ from tests.support.tables.answering import (
     swap,
     vectors,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COUNT = 4_000
 KINDS = {"index_misses_rows", "index_returns_dead_rows", "index_recall_low", "index_coverage_wrong"}
@@ -125,6 +126,116 @@ def test_a_dictionary_is_asked_by_its_values(tmp_path: Path) -> None:
     lance.write_dataset(pa.table({"word": words}), uri).create_scalar_index("word", "ZONEMAP", name="z")
     [answers] = assert_silent(uri).answers
     assert answers.queries > 20
+
+
+def nested_rows(random: np.random.Generator) -> pa.Table:
+    """Rows of a struct in which every value, and the struct itself, is sometimes NULL."""
+    number = np.arange(COUNT)
+    inner = pa.StructArray.from_arrays([pa.array(number % 70)], ["deep"], mask=pa.array(number % 7 == 0))
+    parts = {
+        "n": pa.array(random.permutation(COUNT), mask=number % 5 == 0),
+        "text": pa.array([f"t{n % 90} word{n % 7}" for n in number]),
+        "in": inner,
+        "a.b": pa.array(number % 60),
+        "vector": vectors(random, COUNT),
+    }
+    outer = pa.StructArray.from_arrays([*parts.values()], [*parts], mask=pa.array(number % 11 == 0))
+    return pa.table({"s": outer, "id": number})
+
+
+NESTED = [("s.n", "BTREE"), ("s.n", "BITMAP"), ("s.n", "ZONEMAP"), ("s.in.deep", "BTREE"), ("s.`a.b`", "BTREE"),
+          ("s.text", "INVERTED"), ("s.text", "MINHASHLSH"), ("s.vector", "IVF_FLAT")]  # fmt: skip
+
+
+@pytest.mark.parametrize("stable", [False, True])
+@pytest.mark.parametrize(("path", "kind"), NESTED)
+def test_nested_fields_are_asked(tmp_path: Path, path: str, kind: str, stable: bool) -> None:
+    uri = str(tmp_path / "t.lance")
+    table = nested_rows(np.random.default_rng(10))
+    dataset = lance.write_dataset(table, uri, max_rows_per_file=1000, enable_stable_row_ids=stable)
+    if kind.startswith("IVF"):
+        dataset.create_index(path, kind, name="x", num_partitions=4)
+    else:
+        dataset.create_scalar_index(path, kind, name="x")
+    dataset.delete("id % 97 = 3")
+    [answers] = assert_silent(uri).answers
+    assert (answers.skipped, answers.queries > 20) == ("", True)
+    assert answers.rows_compared == lance.dataset(uri).count_rows()
+    replace_files(folders(uri, "x")[0], other_index(table, str(tmp_path / "aside.lance"), path, kind))
+    assert found(checked(uri)) & {("x", "index_misses_rows"), ("x", "index_recall_low")}
+
+
+def other_index(table: pa.Table, aside: str, path: str, kind: str) -> Path:
+    """Files of an index of the same rows in another order."""
+    order = np.random.default_rng(11).permutation(COUNT)
+    dataset = lance.write_dataset(table.take(pa.array(order)), aside, max_rows_per_file=1000)
+    if kind.startswith("IVF"):
+        dataset.create_index(path, kind, name="x", num_partitions=4)
+    else:
+        dataset.create_scalar_index(path, kind, name="x")
+    return folders(aside, "x")[0]
+
+
+def geometries(kind: str) -> pa.Table:
+    """Geometries of a kind, with NULL where it can be, under the column ``place``."""
+    random = np.random.default_rng(12)
+    x, y = 100 * random.random(COUNT), 100 * random.random(COUNT)
+    gone = np.arange(COUNT) % 10 == 0
+    if kind == "point":
+        array = pa.StructArray.from_arrays([pa.array(x), pa.array(y)], ["x", "y"], mask=pa.array(gone))
+    elif kind == "wkb":
+        texts = [None if gone[n] else struct.pack("<BIdd", 1, 1, x[n], y[n]) for n in range(COUNT)]
+        array = pa.array(texts, pa.binary())
+    elif kind == "wkt":
+        array = pa.array([f"POINT({x[n]} {y[n]})" for n in range(COUNT)])
+    elif kind == "box":
+        sides = [pa.array(one) for one in (x, y, x + 1, y + 1)]
+        array = pa.StructArray.from_arrays(sides, ["xmin", "ymin", "xmax", "ymax"])
+    else:
+        ends = [pa.array(np.repeat(x, 2)), pa.array(np.repeat(y, 2) + np.tile([0, 1], COUNT))]
+        points = pa.StructArray.from_arrays(ends, fields=[pa.field(name, pa.float64(), False) for name in "xy"])
+        array = pa.ListArray.from_arrays(pa.array(2 * np.arange(COUNT + 1), pa.int32()), points)
+    metadata = {b"ARROW:extension:name": f"geoarrow.{kind}".encode()}
+    return pa.table([array], schema=pa.schema([pa.field("place", array.type, metadata=metadata)]))
+
+
+@pytest.mark.parametrize("stable", [False, True])
+@pytest.mark.parametrize("kind", ["point", "linestring", "box", "wkb", "wkt"])
+def test_geometries_are_asked(tmp_path: Path, kind: str, stable: bool) -> None:
+    uri = str(tmp_path / "t.lance")
+    options = {"data_storage_version": "2.1", "enable_stable_row_ids": stable}
+    table = geometries(kind)
+    dataset = lance.write_dataset(table.slice(0, COUNT // 2), uri, **options)
+    dataset.insert(table.slice(COUNT // 2))
+    parts = [dataset.create_index_uncommitted("place", "RTREE", name="x", fragment_ids=[one]) for one in (0, 1)]
+    dataset.commit_existing_index_segments("x", "place", parts)
+    lance.dataset(uri).delete("_rowid % 97 = 3")
+    [answers] = assert_silent(uri).answers
+    assert (answers.skipped, answers.queries > 20) == ("", True)
+    first, second = folders(uri, "x")
+    replace_files(second, first)
+    assert ("x", "index_misses_rows") in found(checked(uri))
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_similar_texts_are_asked(tmp_path: Path, stable: bool) -> None:
+    uri = str(tmp_path / "t.lance")
+    random = np.random.default_rng(13)
+    texts = [" ".join(random.choice(WORDS, 8)) for _ in range(COUNT // 4)]
+    texts += [f"{one} more" for one in texts for _ in range(3)]
+    texts[3], texts[4] = "", None
+    dataset = lance.write_dataset(pa.table({"text": texts}), uri, max_rows_per_file=500, enable_stable_row_ids=stable)
+    kind = IndexConfig("minhashlsh", {"num_hashes": 64, "num_bands": 8, "shingle_size": 2})
+    dataset.create_scalar_index("text", kind, name="x")
+    dataset.delete("_rowid % 97 = 5")
+    [answers] = assert_silent(uri).answers
+    assert (answers.skipped, answers.queries > 20) == ("", True)
+    if not stable:
+        dataset = lance.dataset(uri)
+        kept = [one.fragment_id for one in dataset.get_fragments()]
+        half = dataset.create_index_uncommitted("text", kind, name="half", fragment_ids=kept[: len(kept) // 2])
+        replace_files(folders(uri, "x")[0], Path(uri) / "_indices" / half.uuid)
+        assert ("x", "index_misses_rows") in found(checked(uri))
 
 
 @pytest.mark.parametrize("merged", [0, 1])
