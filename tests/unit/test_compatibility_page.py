@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.campaigns.clients.environments import RELEASES
-from tests.campaigns.clients.page import END, GROUPS, PAGE, START, group_of, replaced, tables
+from tests.campaigns.clients.page import END, GROUPS, PAGE, START, columns_of, group_of, replaced, tables
 
 RESULTS = {
     "pylance 7.0.0": {
@@ -20,7 +20,7 @@ RESULTS = {
 
 
 def test_tables_of_a_run() -> None:
-    lines = tables(RESULTS).splitlines()
+    lines = replaced(f"{START}{END}", RESULTS).removesuffix(f"\n{END}").splitlines()[1:]
     assert lines[0] == "| kinds of tables | pylance 7.0.0 | lancedb 0.40.0 |"
     assert "| scalar and text indexes, stable row ids | 0, own 1 | - |" in lines
     assert "| MemWAL, stable row ids | 1 | - |" in lines
@@ -29,9 +29,25 @@ def test_tables_of_a_run() -> None:
 
 
 def test_the_rest_of_the_page_stays() -> None:
-    page = f"before\n{START}\nold\n{END}\nafter\n"
-    assert replaced(page, RESULTS) == f"before\n{START}\n{tables(RESULTS)}\n{END}\nafter\n"
-    assert replaced(replaced(page, RESULTS), {}) == replaced(page, {})
+    page = replaced(f"before\n{START}\nold\n{END}\nafter\n", RESULTS)
+    assert page.startswith(f"before\n{START}\n| kinds of tables |")
+    assert page.endswith(f"\n{END}\nafter\n")
+    assert replaced(page, {}) == page
+
+
+def test_a_run_of_one_release_keeps_the_columns_of_others() -> None:
+    page = replaced(f"{START}{END}", RESULTS)
+    again = replaced(page, {"lancedb 0.40.0": {"kinds": ["plain"], "refused": [], "own": {"plain": ["find"]}}})
+    old, new = (columns_of(one.partition(START)[2].partition(END)[0]) for one in (page, again))
+    assert new["pylance 7.0.0"] == old["pylance 7.0.0"]
+    assert new["lancedb 0.40.0"].own == {"plain": "find"}
+    assert "| plain | lancedb 0.40.0 (find) |  |" in again
+
+
+def test_each_release_has_a_column() -> None:
+    old = PAGE.read_text().partition(START)[2].partition(END)[0]
+    assert [*columns_of(old)] == [*RELEASES]
+    assert tables(columns_of(old)) == old.strip()
 
 
 def test_the_page_has_the_tables_of_a_run() -> None:

@@ -165,12 +165,14 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     given = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    skipped = 0
     for release in given.release or RELEASES:
         with tempfile.TemporaryDirectory() as home:
             try:
                 results[release] = run(release, Path(home), given.kind or [])
             except NoEnvironmentError as error:
                 _say(f"{release}: skipped: {error}")
+                skipped += 1
                 continue
         for fault in results[release]["faults"]:
             _say(f"{release}: {fault}")
@@ -181,7 +183,7 @@ def main() -> int:
         PAGE.write_text(replaced(PAGE.read_text(), results))
     if not given.keep:
         remove()
-    return int(any(one["faults"] for one in results.values()))
+    return int(skipped > 0 or any(one["faults"] for one in results.values()))
 
 
 def _say(line: str) -> None:

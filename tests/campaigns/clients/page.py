@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
 START, END = "<!-- make client-matrix -->", "<!-- end -->"
+_OWN = re.compile(r"(\S+ \S+) \(([^)]*)\)")
 GROUPS = (
     ("MemWAL, stable row ids", "mem-wal-stable.*"),
     ("MemWAL", "mem-wal.*"),
@@ -28,25 +30,52 @@ GROUPS = (
 )
 
 
+@dataclass
+class Column:
+    """What the page tells of one release.
+
+    Attributes:
+        counts: by row of the first table, its cell.
+        own: by kind of table, the steps that it does wrongly.
+        refused: kinds that the jobs refuse.
+    """
+
+    counts: dict[str, str]
+    own: dict[str, str] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+
+
 def replaced(page: str, results: Mapping[str, Any]) -> str:
-    """The page with the tables of these results."""
+    """The page with the columns of these results; those of releases that did not run now stay as they are."""
     before, _, rest = page.partition(START)
-    _, _, after = rest.partition(END)
-    return f"{before}{START}\n{tables(results)}\n{END}{after}"
+    old, _, after = rest.partition(END)
+    columns = columns_of(old) | {release: _column(found) for release, found in results.items()}
+    return f"{before}{START}\n{tables(columns)}\n{END}{after}"
 
 
-def tables(results: Mapping[str, Any]) -> str:
+def columns_of(old: str) -> dict[str, Column]:
+    """What stands in the tables of a page, by release; nothing if it has none."""
+    if "\n\n" not in old:
+        return {}
+    groups, kinds = ([*map(_cells, table.splitlines())] for table in old.strip().split("\n\n"))
+    columns = {release: Column({row[0]: row[at] for row in groups[2:]}) for at, release in enumerate(groups[0]) if at}
+    for kind, own, refused in kinds[2:]:
+        for release, steps in _OWN.findall(own):
+            columns[release].own[kind] = steps
+        for release in filter(None, refused.split(", ")):
+            columns[release].refused.append(kind)
+    return columns
+
+
+def tables(columns: Mapping[str, Column]) -> str:
     """How many kinds of tables each release goes on with rightly; below, what it does wrongly without any job, too."""
-    releases = [one for one in RELEASES if one in results]
-    ordered = [(one, results[one]) for one in releases]
-    lines = ["| kinds of tables | " + " | ".join(releases) + " |", "|---" * (len(releases) + 1) + "|"]
-    for name, _ in GROUPS:
-        cells = (_cell(found, name) for _, found in ordered)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    ordered = [(one, columns[one]) for one in RELEASES if one in columns]
+    lines = ["| kinds of tables | " + " | ".join(one for one, _ in ordered) + " |", "|---" * (len(ordered) + 1) + "|"]
+    lines += [f"| {name} | " + " | ".join(found.counts[name] for _, found in ordered) + " |" for name, _ in GROUPS]
     lines += ["", "| kind | does wrongly what no job had in hand, too | refused by name |", "|---|---|---|"]
-    for kind in sorted({kind for one in results.values() for kind in (*one["own"], *one["refused"])}):
-        own = [f"{one} ({', '.join(found['own'][kind])})" for one, found in ordered if kind in found["own"]]
-        refused = [one for one, found in ordered if kind in found["refused"]]
+    for kind in sorted({kind for _, found in ordered for kind in (*found.own, *found.refused)}):
+        own = [f"{one} ({found.own[kind]})" for one, found in ordered if kind in found.own]
+        refused = [one for one, found in ordered if kind in found.refused]
         lines.append(f"| {kind} | {'; '.join(own)} | {', '.join(refused)} |")
     return "\n".join(lines)
 
@@ -54,6 +83,15 @@ def tables(results: Mapping[str, Any]) -> str:
 def group_of(kind: str) -> str:
     """The row in which a kind is counted."""
     return next(name for name, pattern in GROUPS if re.fullmatch(pattern, kind))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def _column(result: Mapping[str, Any]) -> Column:
+    own = {kind: ", ".join(steps) for kind, steps in result["own"].items()}
+    return Column({name: _cell(result, name) for name, _ in GROUPS}, own, result["refused"])
 
 
 def _cell(result: Mapping[str, Any], group: str) -> str:
