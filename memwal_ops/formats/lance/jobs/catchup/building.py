@@ -38,9 +38,11 @@ def method_of(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     """How the index is built: ``update``, ``retrain`` or ``rebuild``; evidence may change an update into a rebuild.
 
     One that lacks rows which it claims to cover is built anew, as an update would keep the gap. So is a scalar index
-    that is older than a compaction with ``defer_index_remap``: pylance updates nothing of what was moved.
+    that is older than a compaction with ``defer_index_remap``: pylance updates nothing of what was moved; and one of a
+    nested field of whose fragments none is left (docs/upstream/nested_index_without_rows_fails.py).
     """
-    if options.rebuild or lacks_rows(table, index) or _waits_for_moved_rows(table, index):
+    emptied_nested = _is_nested(table, index) and not index.is_vector and _emptied(table, index)
+    if options.rebuild or lacks_rows(table, index) or _waits_for_moved_rows(table, index) or emptied_nested:
         return "rebuild"
     retrains = options.retrain == ALWAYS and index.is_vector and not keeps_codebook(table)
     return "retrain" if retrains else "update"
@@ -55,6 +57,16 @@ def lacks_rows(table: Table, index: BaseIndex) -> bool:
     """Whether an index lacks rows that it claims to cover."""
     fault = fault_of(table, index)
     return fault is not None and fault.proven
+
+
+def _emptied(table: Table, index: BaseIndex) -> bool:
+    """Whether none of the fragments is left that the index covers."""
+    return index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
+
+
+def _is_nested(table: Table, index: BaseIndex) -> bool:
+    outer = {one.id: one.parent_id for one in table.manifest.manifest.fields}
+    return any(outer.get(one, -1) >= 0 for entry in index.segments for one in entry.fields)
 
 
 def _waits_for_moved_rows(table: Table, index: BaseIndex) -> bool:
@@ -87,7 +99,7 @@ def build_segments(table: Table, index: BaseIndex, options: CatchupOptions, meth
     """
     if (error := refusal(table, index, allow_upgrade=options.allow_upgrade, anew=method != "update")) is not None:
         raise error
-    emptied = index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
+    emptied = _emptied(table, index)
     trained = keeps_codebook(table) or (method == "update" and not emptied)
     codebooks = _codebooks(table, index) if trained else None
     if method == "rebuild":

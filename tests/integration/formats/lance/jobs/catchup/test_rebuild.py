@@ -310,3 +310,19 @@ def test_a_table_without_rows_keeps_its_indexes(made: PlainTable) -> None:
     assert report.exit_code == 0
     assert {one.decision for one in report.indexes} == {"below_threshold"}
     assert made.dataset.version == version
+
+
+@pytest.mark.parametrize("kind", ["BTREE", "BITMAP", "ZONEMAP"])
+def test_a_nested_index_all_of_whose_rows_were_rewritten(tmp_path: Path, kind: str) -> None:
+    """pylance's update looks for a column of the inner name alone: docs/upstream/nested_index_without_rows_fails.py."""
+    uri = str(tmp_path / "t.lance")
+    outer = pa.StructArray.from_arrays([pa.array(range(500))], ["inner"])
+    dataset = lance.write_dataset(pa.table({"outer": outer, "other": range(500)}), uri)
+    dataset.create_scalar_index("outer.inner", kind, name="one")
+    dataset.update({"other": "other + 1"})
+    assert run_job(uri, "catchup").to_json()["indexes"][0]["method"] == "rebuild"
+    lance.dataset(uri).insert(lance.dataset(uri).to_table(limit=10))
+    report = run_job(uri, "catchup")
+    assert (report.decision, report.to_json()["indexes"][0]["method"]) == ("caught_up", "update")
+    assert lance.dataset(uri).count_rows("outer.inner = 7") == 2
+    assert run_job(uri, "verify", answers=True).decision == "healthy"
