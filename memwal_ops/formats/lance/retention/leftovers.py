@@ -1,4 +1,4 @@
-"""Find and delete the leftovers of killed commits: detached manifests with their transaction files.
+"""Find and delete the leftovers of killed commits: detached manifests with their transaction files, staged manifests.
 
 No reader opens either; they use space, and a clean-up by pylance keeps the files to which they refer.
 Leftovers of memwal-ops are recognized by their transaction properties (docs/jobs.md); those of other writers
@@ -16,7 +16,11 @@ from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableRepl
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.retention.identity import table_anchor
 from memwal_ops.formats.lance.retention.live_versions import named_versions
-from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_version_manifest_name
+from memwal_ops.formats.lance.wire.names import (
+    JOB_PROPERTY,
+    parse_staged_manifest_name,
+    parse_version_manifest_name,
+)
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.clock import store_time
 
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 # A commit takes seconds between its detached manifest and its version; after an hour its process is dead.
 _ABANDONED_AFTER = timedelta(hours=1)
+# A manifest that is staged may be any writer's, whose catalog may still publish it; as old as other unfinished files.
+_STAGED_AGE = timedelta(days=7)
 _RUN_PROPERTY = "memwal-ops.run_id"
 
 
@@ -91,6 +97,22 @@ def sweep_leftovers(table: Table, *, abandoned_after: timedelta = _ABANDONED_AFT
         for path in (left.manifest.path, left.transaction)
         if path is not None
     ]
+    try:
+        return delete_proven(table.store, paths, [table_anchor(table)]).deleted if paths else 0
+    except TableReplacedError:
+        return 0
+
+
+def sweep_staged(table: Table) -> int:
+    """Delete staged manifests that are a week old, of versions that were published since; no request if there are none.
+
+    Returns:
+        How many were deleted.
+    """
+    names = {meta: parse_staged_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in table.listed.files}
+    past = [meta for meta, name in names.items() if name is not None and name.version <= table.version]
+    old = store_time(table.store) - _STAGED_AGE if past else None
+    paths = [meta.path for meta in past if old is not None and meta.last_modified <= old]
     try:
         return delete_proven(table.store, paths, [table_anchor(table)]).deleted if paths else 0
     except TableReplacedError:

@@ -31,6 +31,8 @@ _REGION_MANIFEST = re.compile(r"([01]{64})\.binpb")
 # The temporary file that pylance writes on a local file system, before it links it to its name if that is free.
 _STAGED = re.compile(r"[01]{64}\.(?:arrow|lance|binpb)\.tmp\.[0-9a-f]{32}")
 _GENERATION = re.compile(r"([0-9a-f]{8})_gen_([1-9][0-9]{0,19})")
+# The temporary file of a version that pylance leaves to a namespace to publish.
+_STAGED_VERSION = re.compile(r"([^-]+\.manifest)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _VERSION = re.compile(r"(d?)(0|[1-9][0-9]{0,19}|[0-9]{20})\.manifest", re.ASCII)
 
 
@@ -146,6 +148,12 @@ def parse_version_manifest_name(name: str) -> VersionName | None:
     if len(match[2]) == _V2_DIGITS:
         return VersionName(U64_MAX - number, NamingScheme.V2)
     return VersionName(number, NamingScheme.V1)
+
+
+def parse_staged_manifest_name(name: str) -> VersionName | None:
+    """Parse the name of a manifest that waits to be published under its number; None for any other file."""
+    match = _STAGED_VERSION.fullmatch(name)
+    return parse_version_manifest_name(match[1]) if match else None
 
 
 def naming_scheme(names: Iterable[str]) -> NamingScheme | None:
