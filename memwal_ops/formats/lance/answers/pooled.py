@@ -1,13 +1,15 @@
 """Compare what a vector index finds in two states of it, without a search of all rows.
 
 Both are asked the same queries, for twice as many rows as are compared. Of the rows that any of the two finds, the
-nearest by exact distances are what each should have found. So the cost is that of a few searches, however large the
-table is. A state that has more rows is not worse for that: rows that are nearer are in the pool, too, and those that
+nearest by exact distances are what each should have found; rows of both are the same if their distances are, as a
+compaction changes addresses. So the cost is that of a few searches, however large the table is. A state that has more
+rows is not worse for that: rows that are nearer are in the pool, too, and those that
 coarse codes make look nearer may take half of the places. If they take all of them, they hide the others.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,6 @@ from memwal_ops.formats.lance.answers.vector import (
     search,
     usable_rows,
 )
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
 if TYPE_CHECKING:
@@ -82,15 +83,8 @@ def compare_searches(before: Pinned, after: Pinned, index: AskedIndex, rows: pa.
     return Pooled(len(shares), earlier, later, mean_by_query(shares[:, 1] - shares[:, 0], seed))
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What one search found: addresses and exact distances."""
-
-    addresses: NDArray[np.uint64]
-    distances: NDArray[np.float64]
-
-
-def _found(pinned: Pinned, index: AskedIndex, rows: pa.Table) -> list[_Answer]:
+def _found(pinned: Pinned, index: AskedIndex, rows: pa.Table) -> list[NDArray[np.float64]]:
+    """For each query the exact distances of the rows that are found."""
     state = pinned.indexes[index.name]
     metric = metric_of(pinned, state)
     if pa.types.is_list(index.arrow):
@@ -99,7 +93,7 @@ def _found(pinned: Pinned, index: AskedIndex, rows: pa.Table) -> list[_Answer]:
     asked = vectors[usable_rows(vectors, metric)]
     every = list(pinned.fragments)
     return [
-        _Answer(one.addresses, distances_of(asked[number : number + 1], one.vectors, metric)[0])
+        distances_of(asked[number : number + 1], one.vectors, metric)[0]
         for number, one in enumerate(search(pinned, state, asked, every, k=_ASKED))
     ]
 
@@ -109,30 +103,45 @@ def _several(column: pa.ChunkedArray) -> list[Any]:
     return [one for one in column.to_pylist() if one][:MULTIVECTOR_QUERIES]
 
 
-def _found_by_several(pinned: Pinned, index: AskedIndex, query: Any) -> _Answer:
-    """What a search by several vectors finds; Lance computes the exact distances of more candidates than it returns."""
+def _found_by_several(pinned: Pinned, index: AskedIndex, query: Any) -> NDArray[np.float64]:
+    """The distances of what is found by several vectors; Lance computes exact ones of more rows than it returns."""
     nearest = {"column": index.column, "q": np.asarray(query, np.float32), "k": _ASKED, "nprobes": NPROBES}
     try:
         with lance_errors("search", pinned.uri):
             found = pinned.dataset.scanner(
                 columns=["_distance"],
                 nearest=nearest | {"refine_factor": REFINE},
-                with_row_address=True,
                 disable_scoring_autoprojection=True,
                 fast_search=True,
                 **of_index(pinned, index),
             ).to_table()
     except MemwalOpsError as error:
         raise SearchError(f"index {index.name} does not answer: {error}") from error
-    return _Answer(found[ROW_ADDRESS].to_numpy(), found["_distance"].to_numpy())
+    distances: NDArray[np.float64] = found["_distance"].to_numpy().astype(np.float64)
+    return distances
 
 
-def _shares(before: _Answer, after: _Answer) -> Sequence[float]:
+def _shares(before: NDArray[np.float64], after: NDArray[np.float64]) -> Sequence[float]:
     """The share of the nearest rows of both answers that each of them has."""
-    addresses, first = np.unique(np.concatenate([before.addresses, after.addresses]), return_index=True)
-    if not addresses.size:
+    nearest = _of_any(before, after)[:K]
+    if not nearest:
         return 1.0, 1.0
-    distances = np.concatenate([before.distances, after.distances])[first]
-    nearest = np.sort(distances)[:K]
-    limit = float(nearest[-1]) + _TIES * max(abs(float(nearest[-1])), 1e-6)
-    return [min(1.0, float((one.distances <= limit).sum()) / nearest.size) for one in (before, after)]
+    limit = nearest[-1] + _tie(nearest[-1])
+    return [min(1.0, float((one <= limit).sum()) / len(nearest)) for one in (before, after)]
+
+
+def _of_any(before: NDArray[np.float64], after: NDArray[np.float64]) -> list[float]:
+    """The distances of all rows that one of the answers has, ascending."""
+    merged: list[float] = []
+    others = deque(sorted(after.tolist()))
+    for distance in sorted(before.tolist()):
+        while others and others[0] < distance - _tie(distance):
+            merged.append(others.popleft())
+        merged.append(distance)
+        if others and others[0] <= distance + _tie(distance):
+            others.popleft()
+    return [*merged, *others]
+
+
+def _tie(distance: float) -> float:
+    return _TIES * max(abs(distance), 1e-6)

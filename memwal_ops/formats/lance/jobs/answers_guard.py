@@ -20,10 +20,10 @@ from memwal_ops.formats.lance.answers.pooled import compare_searches
 from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, sample_queries
 from memwal_ops.formats.lance.answers.vector import SearchError
 from memwal_ops.formats.lance.commit.trial_version import opened_with
-from memwal_ops.text import counted
+from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
 
@@ -94,6 +94,7 @@ def compare_answers(
     mode: str,
     note: CommitNote,
     context: RunContext,
+    later: Table | None = None,
 ) -> Comparison:
     """Compare the answers of an index with those that it would give with other segments.
 
@@ -105,6 +106,7 @@ def compare_answers(
             fall; ``off``: none.
         note: the job and run.
         context: can stop the run between two queries.
+        later: the version that would have the segments, with the same rows; None: ``table`` with them.
 
     Raises:
         StorageError: rows of the table cannot be read.
@@ -114,7 +116,7 @@ def compare_answers(
     started = time.monotonic()
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with opened_with(table, entries, note) as dataset:
+            with opened_with(later or table, entries, note) as dataset:
                 after = Pinned(dataset, table.location.uri)
                 compared = _compare(table, index, after, mode, note, context)
             break
@@ -137,6 +139,26 @@ def refuse_worse(index: BaseIndex, compared: Comparison, remedy: str) -> None:
         )
 
 
+def cost_of(compared: Iterable[Comparison], indexes: int, seconds: float) -> str | None:
+    """What it took to compare answers, as text; None: nothing was asked.
+
+    Args:
+        compared: the comparisons of a run.
+        indexes: of how many indexes.
+        seconds: how long the run took.
+    """
+    asked = [one for one in compared if one.queries]
+    if not asked:
+        return None
+    spent = sum(one.seconds for one in asked)
+    share = spent / max(seconds, spent, 1e-9)
+    return (
+        f"answers: {counted(sum(one.queries for one in asked), 'query', 'queries')} of "
+        f"{counted(indexes, 'index', 'indexes')} before and after; at most "
+        f"{size_text(sum(one.bytes_at_most for one in asked))} read, {share:.1%} of the time."
+    )
+
+
 def _compare(
     table: Table, index: BaseIndex, after: Pinned, mode: str, note: CommitNote, context: RunContext
 ) -> Comparison:
@@ -146,13 +168,16 @@ def _compare(
     few = mode == SAMPLE
     if not asked.is_vector:
         return _of_scalar(table, index, after, asked, note, context, few=few)
-    # Rows that both states have: others would be found by one of them alone.
-    known = _some(sorted(index.covered & after.fragments.keys()), table.version)
+    before = Pinned(table.dataset, table.location.uri)
+    # Rows that both states have: others would be found by one of them alone. Fragments that were not there before have
+    # rows of those that they replace.
+    uncovered = before.fragments.keys() - index.covered
+    known = _some(sorted(asked.covered & after.fragments.keys() - uncovered), table.version)
     if not known:
         return Comparison(skipped="it had no rows")
     of_known = replace(asked, segments=_covering(asked, known))
     drawn = _draw(after, of_known, table.version, MAX_BYTES, few=few)
-    return _of_vectors(Pinned(table.dataset, table.location.uri), after, asked, drawn, few=few)
+    return _of_vectors(before, after, asked, drawn, few=few)
 
 
 def _of_scalar(
@@ -176,7 +201,7 @@ def _of_scalar(
     compared = Comparison(answers.queries, answers.wrong, bytes_at_most=answers.bytes_at_most)
     if not answers.wrong and not answers.error:
         return compared
-    wrong_before, failed = _wrong_before(table, index, drawn, note, context)
+    wrong_before, failed = _wrong_before(table, index, after, drawn, note, context)
     compared = replace(compared, wrong_before=wrong_before, bytes_at_most=2 * answers.bytes_at_most)
     if answers.error and not failed:
         return replace(compared, worse=f"it fails: {answers.error}".rstrip("."))
@@ -190,7 +215,7 @@ def _of_scalar(
 
 
 def _wrong_before(
-    table: Table, index: BaseIndex, drawn: Queries, note: CommitNote, context: RunContext
+    table: Table, index: BaseIndex, after: Pinned, drawn: Queries, note: CommitNote, context: RunContext
 ) -> tuple[int, bool]:
     """How many of the same queries the index answers wrongly as it is, and whether it fails."""
     with opened_with(table, index.segments, note) as dataset:
@@ -198,8 +223,15 @@ def _wrong_before(
         asked = before.indexes.get(index.name)
         if asked is None:
             return 0, False
-        answers = ask(before, asked, drawn, context.checkpoint)
+        answers = ask(before, asked, _of_before(drawn, before, after), context.checkpoint)
     return answers.wrong, bool(answers.error)
+
+
+def _of_before(drawn: Queries, before: Pinned, after: Pinned) -> Queries:
+    """The same queries of the earlier state: of fragments that were replaced since, all rows are compared."""
+    there, replaced = before.fragments.keys(), before.fragments.keys() - after.fragments.keys()
+    fragments = sorted(there & set(drawn.fragments) | replaced)
+    return replace(drawn, fragments=fragments, others=sorted(there & set(drawn.others)))
 
 
 def _draw(pinned: Pinned, index: AskedIndex, seed: int, budget: int, *, few: bool) -> Queries:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.report import Need
 from memwal_ops.errors import AnswersWorseError, CodebookChangedError, IndexesBehindError, RegionsBlockedError
+from memwal_ops.formats.lance.jobs.answers_guard import cost_of
 from memwal_ops.formats.lance.jobs.faults_text import problem
-from memwal_ops.text import counted, grid, paragraph, size_text
+from memwal_ops.text import counted, grid, paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -225,15 +226,7 @@ def _headline(report: CatchupReport) -> str:
 def _cost(report: CatchupReport) -> str | None:
     """What it took to compare the answers of indexes; None: none was compared."""
     compared = [index.answers for index in report.indexes if index.answers is not None and index.answers.queries]
-    if not compared:
-        return None
-    seconds = sum(one.seconds for one in compared)
-    share = seconds / max(report.seconds, seconds, 1e-9)
-    return (
-        f"answers: {counted(sum(one.queries for one in compared), 'query', 'queries')} of "
-        f"{counted(len(compared), 'index', 'indexes')} before and after; at most "
-        f"{size_text(sum(one.bytes_at_most for one in compared))} read, {share:.1%} of the time."
-    )
+    return cost_of(compared, len(compared), report.seconds)
 
 
 def _table(report: CatchupReport) -> str:
