@@ -54,8 +54,8 @@ def keeps_codebook(table: Table) -> bool:
 
 
 def lacks_rows(table: Table, index: BaseIndex) -> bool:
-    """Whether an index lacks rows that it claims to cover."""
-    fault = fault_of(table, index)
+    """Whether an index lacks rows that it claims to cover; read once for a table value."""
+    fault = table.once(("fault", index.name), lambda: fault_of(table, index))
     return fault is not None and fault.proven
 
 
