@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import lance
 import numpy as np
 import pyarrow as pa
 from lance.indices import IndexConfig
 
+from memwal_ops.formats.lance.commit.index_build import IndexBuild
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
+from memwal_ops.formats.lance.wire.fragment_bitmap import encode_fragment_bitmap
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from memwal_ops.formats.lance.table import Table
 
 DIMENSION = 16
 WORDS = ["alpha", "the", "running", "runs", "quick", "fox", "jumped", "lazy", *(f"word{n}" for n in range(300))]
@@ -64,6 +72,17 @@ def vectors(random: np.random.Generator, count: int, *, centers: np.ndarray[Any,
     if centers is not None:
         values += centers[random.integers(0, len(centers), count)]
     return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel().astype("f4")), DIMENSION)
+
+
+def claims_too_much(table: Table, name: str, **_: Any) -> IndexBuild:
+    """What the index has, under another id, and the claim that it has all fragments."""
+    [old] = base_indexes(table)[name].segments
+    entry, folder = type(old)(), Path(table.location.uri) / "_indices"
+    entry.CopyFrom(old)
+    entry.uuid.uuid = uuid.uuid4().bytes
+    shutil.copytree(folder / str(UUID(bytes=old.uuid.uuid)), folder / str(UUID(bytes=entry.uuid.uuid)))
+    entry.fragment_bitmap = encode_fragment_bitmap({one.id for one in table.manifest.manifest.fragments})
+    return IndexBuild((entry,), frozenset({UUID(bytes=old.uuid.uuid)}))
 
 
 def about_to_be_ruined(uri: str, name: str) -> lance.LanceDataset:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import lance
 import pytest
@@ -14,18 +11,15 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import AnswersWorseError
 from memwal_ops.formats.lance.commit import trial_version
-from memwal_ops.formats.lance.commit.index_build import IndexBuild
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.retention.leftovers import find_leftovers, sweep_leftovers
-from memwal_ops.formats.lance.wire.fragment_bitmap import encode_fragment_bitmap
 from tests.support.tables import indexed
-from tests.support.tables.answering import about_to_be_ruined
+from tests.support.tables.answering import about_to_be_ruined, claims_too_much
 from tests.support.tables.gc_tables import ZERO
 from tests.support.tables.plain import PlainTable
 
 if TYPE_CHECKING:
-    from memwal_ops.formats.lance.table import Table
+    pass
 
 KINDS = ["id_btree", "id_bitmap", "id_zonemap", "id_bloomfilter", "text_ngram", "text_inverted"]
 
@@ -36,17 +30,6 @@ def made(tmp_path: Path) -> PlainTable:
     made = PlainTable(str(tmp_path / "t.lance")).create(rows=400).create_indexes()
     made.append(100)
     return made
-
-
-def claims_too_much(table: Table, name: str, **_: Any) -> IndexBuild:
-    """What the index has, under another id, and the claim that it has all fragments."""
-    [old] = base_indexes(table)[name].segments
-    entry, folder = type(old)(), Path(table.location.uri) / "_indices"
-    entry.CopyFrom(old)
-    entry.uuid.uuid = uuid.uuid4().bytes
-    shutil.copytree(folder / str(UUID(bytes=old.uuid.uuid)), folder / str(UUID(bytes=entry.uuid.uuid)))
-    entry.fragment_bitmap = encode_fragment_bitmap({one.id for one in table.manifest.manifest.fragments})
-    return IndexBuild((entry,), frozenset({UUID(bytes=old.uuid.uuid)}))
 
 
 @pytest.mark.parametrize("name", KINDS)
