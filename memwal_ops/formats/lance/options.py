@@ -231,6 +231,13 @@ class CompactOptions(Options):
     allow_upgrade: bool = flag(
         help="Write another storage version though releases that cannot read such a table wrote it last."
     )
+    answers: str = choice(
+        "sample",
+        "off",
+        "sample",
+        "strict",
+        help="Publish nothing by which an index answers sampled queries worse; strict: more of them, no tolerance.",
+    )
 
     def validate(self) -> None:
         """Refuse a Spark master for the local engine."""

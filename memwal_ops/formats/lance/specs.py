@@ -122,7 +122,7 @@ Examples:
   memwal-ops compact orders.lance --target-rows 500000 --dry-run
   memwal-ops compact s3://bucket/orders.lance --engine spark --master yarn
 
-Exit codes: 0 compacted, unchanged or dry_run; others: runbooks/README.md.""",
+Exit codes: 0 compacted, unchanged or dry_run; 41 answers_worse; others: runbooks/README.md.""",
     options=CompactOptions,
     load=f"{_JOBS}.compact.job",
     layouts=_CURRENT,

@@ -10,6 +10,7 @@ _KINDS = [
     (r"_versions", "versions"),
     (r"_versions/d.*", "detached manifest"),
     (r"_versions/latest_version_hint\.json", "version hint"),
+    (r"_versions/[^-]+-.*", "staged version"),
     (r"_versions/.*", "version"),
     (r"_transactions", "transactions"),
     (r"_transactions/.*", "transaction"),

@@ -48,7 +48,7 @@ class BranchWitness(Witness):
     may_go: ClassVar = {**Witness.may_go, **dict.fromkeys(BRANCH_STEPS, re.compile(rf"{_FOLDER}(?!_refs/).*"))}
     known = re.compile(
         rf"{Witness.known.pattern}|{_FOLDER}(?:data/[^/]+\.lance|_deletions/[^/]+\.(?:arrow|bin)|_indices/.+|_mem_wal_ops/.+"
-        r"|_versions/d?\d+\.manifest)"
+        r"|_versions/d?\d+\.manifest(?:-[0-9a-f-]{36})?)"
     )
 
     def __init__(self, made: Any) -> None:

@@ -54,12 +54,12 @@ _MAY_GO = {
     "expire": re.compile(r"(?!_mem_wal/|_refs/).*"),
     "unbranch": re.compile(r"_refs/.*|tree/.*"),
     "untag": re.compile(r"_refs/.*"),
-    "any": re.compile(r"_versions/d.*|_transactions/.*|_mem_wal_ops/.*|_indices/.*"),
+    "any": re.compile(r"_versions/d.*|_versions/[^-]+-.*|_transactions/.*|_mem_wal_ops/.*|_indices/.*"),
 }
 _MAY_CHANGE = re.compile(r".*(version_hint|latest_version_hint)\.json|_refs/.*")
 # What a table consists of.
 _KNOWN = re.compile(
-    rf"(?:tree/[^/]+/)?(?:_versions/(?:d?\d+\.manifest|latest_version_hint\.json)|_transactions/[^/]+\.txn)"
+    rf"(?:tree/[^/]+/)?(?:_versions/(?:d?\d+\.manifest|\d+\.manifest-{_UUID}|latest_version_hint\.json)|_transactions/[^/]+\.txn)"
     rf"|data/[^/]+\.lance|_deletions/[^/]+\.(?:arrow|bin)|_indices/{_UUID}/.+|_refs/.+|_mem_wal_ops/.+"
     rf"|_mem_wal/{_UUID}/(?:manifest/(?:[01]{{64}}\.binpb|{HINT})|wal/[01]{{64}}\.(?:lance|arrow)|[0-9a-f]{{8}}_gen_\d+/.+)"
 )

@@ -25,7 +25,7 @@ _RESTORE = 106
 _U64 = 2**64 - 1
 #: What may be written without a condition: hints, marks that say the same twice, and files of a name that is new.
 _UNCONDITIONAL = re.compile(
-    r".*hint\.json|.*\.released|_transactions/.*|_indices/.*|_versions/d.*|data/.*|_deletions/.*|tree/.*|"
+    r".*hint\.json|.*\.released|_transactions/.*|_indices/.*|_versions/d.*|_versions/[^-]+-.*|data/.*|_deletions/.*|tree/.*|"
     rf"_mem_wal/{_UUID}/[0-9a-f]{{8}}_gen_\d+/.*|_mem_wal_ops/(?!leases|holds|expiries).*"
 )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 KEYS = {
     *("decision", "why", "fragments_before", "fragments_after", "fragments_removed", "fragments_added"),
     *("engine", "rows_rewritten", "bytes_written", "snapshot_lost", "version", "seconds", "lost_races", "run_id"),
+    *("answers", "error"),
 }
 
 

@@ -81,6 +81,11 @@ def exclude_dropped_rows(table: Table, before: Table | None, note: CommitNote, r
     return publish_change(table, change, note, retry)
 
 
+def without_dropped_rows(table: Table, before: Table) -> Iterator[table_pb2.IndexMetadata]:
+    """The entries of a version that is not published yet which :func:`exclude_dropped_rows` will change, changed."""
+    return (one.new for one in _to_change(table, before))
+
+
 def _to_change(table: Table, before: Table | None) -> list[_Segment]:
     manifest = table.manifest.manifest
     if not manifest.reader_feature_flags & STABLE_ROW_IDS:

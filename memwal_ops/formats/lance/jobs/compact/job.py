@@ -22,6 +22,7 @@ from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.published import record
 from memwal_ops.errors import (
+    AnswersWorseError,
     IndexesBehindError,
     MemwalOpsError,
     ObjectNotFoundError,
@@ -37,6 +38,7 @@ from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage, covered_by
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
+from memwal_ops.formats.lance.jobs.compact.answers import AnswersGuard
 from memwal_ops.formats.lance.jobs.compact.indexes import exclude_dropped_rows
 from memwal_ops.formats.lance.jobs.compact.memwal import check_progress, clear_coverage, restore_memwal_index
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
@@ -44,6 +46,7 @@ from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
 from memwal_ops.formats.lance.retention.auto_cleanup import refuse_auto_cleanup
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
+from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers, sweep_staged
 from memwal_ops.formats.lance.wire.index_entries import moved_later
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -91,6 +94,7 @@ class _Attempt:
     table: Table
     limit: Collection[int]
     options: CompactOptions
+    guard: AnswersGuard
     results: list[RewriteResult] = field(default_factory=list)
 
     @property
@@ -115,15 +119,14 @@ class _Attempt:
             self.results.append(result)
             context.advance("rewriting", "groups of fragments")
             context.checkpoint()
-        table.guard.check()  # here, since the commit is pylance's own and bypasses our store
+        table.guard.check()  # here, since the commit may be pylance's own and bypass our store
         refuse_gaps(table)
         refuse_auto_cleanup(table)
         written = (file for result in self.results for fragment in result.new_fragments for file in fragment.files)
         refuse_missing_files(table, [f"{DATA_FOLDER}/{file.path}" for file in written if file.base_id is None])
-        with lance_errors("commit the compaction of", uri):
-            Compaction.commit(dataset, self.results, options)
-        record(int(dataset.version))
-        return int(dataset.version)
+        version = self.guard.commit(table, dataset, lambda handle: Compaction.commit(handle, self.results, options))
+        record(version)
+        return version
 
     def landed_as(self, newest: Table) -> int | None:
         """The first version that names the rewritten files, if any: the commit succeeded although pylance raised."""
@@ -227,14 +230,19 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
     before = len(limit)
     had_snapshot = is_external(table) and _has_file(table)
     retry, done = CommitRetry(), _Totals()
+    guard, worse = AnswersGuard(options.answers, note, context), None
     if limit:
-        probe_conditional_writes(table.store)
+        _prepare(table)
     table = exclude_dropped_rows(clear_coverage(table, note, retry), None, note, retry)
     rows = executor.rows_per_commit
     while (left := _left(options, done)) is None or left > 0:
-        attempt = _Attempt(table, limit - busy, options)
+        attempt = _Attempt(table, limit - busy, options, guard)
         try:
             version = attempt.run(executor, rows, left, context)
+        except AnswersWorseError as error:
+            get_logger(__name__).warning("answers_worse", table=table.location.uri, error=str(error))
+            worse, table = error, table.newest()
+            break
         except (CommitLostError, StorageError, TableNotFoundError) as error:
             newest = table.newest()
             version = attempt.landed_as(newest)
@@ -264,10 +272,10 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
     context.figures["conflicts"] += retry.conflicts
     context.figures["bytes_compacted"] += done.bytes
     return CompactReport(
-        decision=CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED,
+        decision=_decision(done, worse),
         run_id=note.run_id,
         engine=executor.name,
-        why=_unfinished(left, busy) if done.removed else _why(table, options),
+        why=None if worse else _unfinished(left, busy) if done.removed else _why(table, options),
         fragments_before=before,
         fragments_after=len(table.manifest.manifest.fragments),
         fragments_removed=done.removed,
@@ -278,7 +286,23 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
         version=table.version,
         lost_races=retry.conflicts,
         seconds=time.monotonic() - started,
+        answers=tuple(guard.compared),
+        error=worse,
     )
+
+
+def _prepare(table: Table) -> None:
+    """Before the first write: probe the store, and delete what killed runs left."""
+    probe_conditional_writes(table.store)
+    sweep_staged(table)
+    if table.listed.has_detached:
+        sweep_leftovers(table)
+
+
+def _decision(done: _Totals, worse: AnswersWorseError | None) -> CompactDecision:
+    if worse is not None:
+        return CompactDecision.ANSWERS_WORSE
+    return CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED
 
 
 def _unfinished(left: int | None, busy: Collection[int]) -> str | None:

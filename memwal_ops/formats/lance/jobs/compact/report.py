@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.report import Need
+from memwal_ops.formats.lance.jobs.answers_guard import cost_of
 from memwal_ops.text import counted, paragraph, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from memwal_ops.errors import AnswersWorseError
+    from memwal_ops.formats.lance.jobs.answers_guard import Comparison
 
 
 class CompactDecision(enum.StrEnum):
@@ -18,6 +22,8 @@ class CompactDecision(enum.StrEnum):
 
     COMPACTED = "compacted"
     UNCHANGED = "unchanged"
+    ANSWERS_WORSE = "answers_worse"
+    """An index would have answered worse by the rest, which was not published; what was published before stays."""
     DRY_RUN = "dry_run"
 
 
@@ -31,6 +37,8 @@ class CompactReport:
         why: why nothing was, or would be, rewritten, or why no more was; else None.
         bytes_written: size of the new data files; None in a dry run.
         snapshot_lost: the table had a region snapshot in a file, which is no longer found.
+        answers: names of indexes, and their answers before and after a commit of the run, compared.
+        error: why the rest was not published, by an index that would answer worse.
     """
 
     decision: CompactDecision
@@ -47,11 +55,13 @@ class CompactReport:
     version: int
     lost_races: int
     seconds: float
+    answers: tuple[tuple[str, Comparison], ...] = ()
+    error: AnswersWorseError | None = None
 
     @property
     def exit_code(self) -> int:
-        """0: failures are raised."""
-        return 0
+        """Exit code of the command; other failures are raised."""
+        return 0 if self.error is None else self.error.exit_code
 
     def to_json(self) -> dict[str, object]:
         """The document of ``compact --json``."""
@@ -66,6 +76,10 @@ class CompactReport:
             "rows_rewritten": self.rows_rewritten,
             "bytes_written": self.bytes_written,
             "snapshot_lost": self.snapshot_lost,
+            "answers": [{"index": name, **compared.to_json()} for name, compared in self.answers],
+            "error": None
+            if self.error is None
+            else {"reason": self.error.reason, "detail": f"{self.error} {self.error.remedy}"},
             "version": self.version,
             "seconds": round(self.seconds, 6),
             "lost_races": self.lost_races,
@@ -81,6 +95,11 @@ class CompactReport:
     def describe(self) -> str:
         """The report as text for people."""
         parts = [paragraph(_headline(self), hanging="  ")]
+        if self.error is not None:
+            parts.append(paragraph(f"{self.error} {self.error.remedy}", hanging="  "))
+        cost = cost_of([one for _, one in self.answers], len({name for name, _ in self.answers}), self.seconds)
+        if cost is not None:
+            parts.append(paragraph(cost, hanging="  "))
         if self.snapshot_lost:
             parts.append(
                 paragraph(
@@ -96,6 +115,11 @@ def _headline(report: CompactReport) -> str:
     change = f"{counted(report.fragments_removed, 'fragment')} into {report.fragments_added:,}"
     rows = counted(report.rows_rewritten, "row")
     match report.decision:
+        case "answers_worse":
+            return (
+                f"answers_worse: the rest was not published; {change} before, "
+                f"{counted(report.fragments_after, 'fragment')} now, version {report.version}, {report.seconds:.2f} s."
+            )
         case "compacted":
             return (
                 f"compacted: {change}, {rows}, {size_text(report.bytes_written or 0)} written, "
