@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 # Every test tries its store: nothing is remembered, here or in processes that tests start, unless a test says where.
 os.environ["MEMWAL_OPS_CACHE"] = ""
 
-pytest_plugins = ["tests.support.s3_server", "tests.support.spark", "tests.support.servers"]
+pytest_plugins = [
+    "tests.support.s3_server",
+    "tests.support.dynamodb_tables",
+    "tests.support.spark",
+    "tests.support.servers",
+]
 
 # How long an example takes is the machine's matter: 0.8 s were seen for one of 0.04 ms, on a machine that was busy.
 settings.register_profile("without a deadline", deadline=None)

@@ -169,7 +169,7 @@ def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
     yield from permitted
     if all(one.level == OK for one in permitted):
         yield from _guarantees(store)
-    if location.scheme == "s3":
+    if location.aws is not None:
         yield from _bucket(location)
     yield _table(uri, options)
 
@@ -201,6 +201,7 @@ def _deleted(store: Store, name: str) -> None:
 
 def _guarantees(store: Store) -> Iterator[Check]:
     from memwal_ops.cli.probe import clock_skew  # noqa: PLC0415 - the clients of stores, as above
+    from memwal_ops.storage.external_manifests import manifest_entries  # noqa: PLC0415
     from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes  # noqa: PLC0415
 
     try:
@@ -208,6 +209,12 @@ def _guarantees(store: Store) -> Iterator[Check]:
         yield Check("put-if-absent", OK, "enforced")
     except MemwalOpsError as error:
         yield Check("put-if-absent", ERROR, str(error), error.remedy, error.exit_code)
+    if (recorded := manifest_entries(store)) is not None:
+        try:
+            recorded.probe_commits()
+            yield Check("DynamoDB", OK, f"table {recorded.entries.table}: one entry a version is enforced")
+        except MemwalOpsError as error:
+            yield Check("DynamoDB", ERROR, str(error), error.remedy, error.exit_code)
     try:
         probe_compare_and_swap(store)
         yield Check("compare-and-swap", OK, "enforced")

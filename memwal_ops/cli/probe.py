@@ -14,6 +14,7 @@ from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.registry import location_of
 from memwal_ops.errors import ConditionalWriteUnsupportedError, TableNotFoundError
 from memwal_ops.storage.clock import store_clock
+from memwal_ops.storage.external_manifests import manifest_entries
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
 
@@ -54,6 +55,8 @@ def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
         raise TableNotFoundError(f"There is no folder {location.uri}.")
     store = open_store(location)
     probe_conditional_writes(store, again=True)
+    if (recorded := manifest_entries(store)) is not None:
+        recorded.probe_commits()
     try:
         probe_compare_and_swap(store)
         swap = "enforced"

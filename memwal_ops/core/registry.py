@@ -71,7 +71,8 @@ def formats() -> Mapping[str, TableFormat]:
 
 
 def short_name(folder: str) -> str:
-    """A folder's name without the conventional suffix of its format."""
+    """A folder's name without the conventional suffix of its format, and without a query of ``s3+ddb://``."""
+    folder = folder.partition("?ddbTableName=")[0]
     suffixes = (table_format.suffix for table_format in formats().values())
     return folder.removesuffix(next((suffix for suffix in suffixes if suffix and folder.endswith(suffix)), ""))
 

@@ -16,7 +16,7 @@ from memwal_ops.core.registry import find_stub, package_of
 from memwal_ops.core.report import Need, PlanReport
 from memwal_ops.core.run import plugin_errors, run_job
 from memwal_ops.errors import MemwalOpsError, NotALanceTableError
-from memwal_ops.storage.locations import is_database_table
+from memwal_ops.storage.locations import below, is_database_table
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
 from memwal_ops.text import counted_as
@@ -88,9 +88,9 @@ def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> tuple[li
     root = uri.rstrip("/")
     level = open_store(resolve(root, storage_options)).list_level("")
     folders = sorted({*level.directories, *level.empty})
-    tables = [f"{root}/{name}" for name in folders if is_database_table(name)]
+    tables = [below(root, name) for name in folders if is_database_table(name)]
     skipped = [
-        Skipped(f"{root}/{name}", "LanceDB gives no table such a name.", "Scan it by its URI if it is a table.")
+        Skipped(below(root, name), "LanceDB gives no table such a name.", "Scan it by its URI if it is a table.")
         for name in folders
         if not is_database_table(name)
     ]

@@ -99,6 +99,12 @@ class Store(Protocol):
         if that matters.
         """
 
+    def put_back(self, path: str, data: bytes) -> bool:
+        """Write an expired version's manifest again, if no object exists at the path; False if one does.
+
+        Only this differs from :meth:`put_if_absent` where another store decides which commit of a version holds.
+        """
+
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
         """Replace the object if it still has ``e_tag``; False if it has another one.
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 DEFAULT_REGION = "us-east-1"
+DYNAMODB_ENDPOINT = "dynamodb_endpoint"
+"""The storage option of Lance for tables at ``s3+ddb://``."""
 
 # botocore renews credentials that have less than 10 minutes left before it returns them.
 # obstore caches them for the provider's time to live; its default of 30 minutes would
@@ -156,6 +158,35 @@ class AwsAccess:
             metadata(self.frozen(), expires), refresh_using=lambda: metadata(*vend()), method="lance-namespace"
         )
         return replace(self, credentials=vended)
+
+
+def with_dynamodb(options: Mapping[str, str]) -> dict[str, str]:
+    """The options with the endpoint of DynamoDB for pylance, which reads only ``DYNAMODB_ENDPOINT`` by itself.
+
+    ``dynamodb_endpoint``, else ``DYNAMODB_ENDPOINT``, ``AWS_ENDPOINT_URL_DYNAMODB``, ``AWS_ENDPOINT_URL`` or the
+    profile's, in that order; none of them: that of AWS.
+
+    Raises:
+        StorageCredentialsError: an unknown profile.
+    """
+    given = options.get(DYNAMODB_ENDPOINT) or os.environ.get(DYNAMODB_ENDPOINT.upper())
+    try:
+        session = botocore.session.Session(profile=options.get("aws_profile") or None)
+        found = (
+            given
+            or ConfiguredEndpointProvider(
+                full_config=session.full_config,
+                scoped_config=session.get_scoped_config(),
+                client_name="dynamodb",
+            ).provide()
+        )
+    except ProfileNotFound as exc:
+        raise StorageCredentialsError(f"{exc}.") from exc
+    if not found:
+        return dict(options)
+    if not found.lower().startswith(("http://", "https://")):
+        raise InvalidUsageError("The endpoint of DynamoDB must start with http:// or https://.")
+    return {**options, DYNAMODB_ENDPOINT: found.rstrip("/")}
 
 
 def resolve_aws(options: Mapping[str, str]) -> AwsAccess:

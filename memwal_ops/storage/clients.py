@@ -11,7 +11,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.errors import translate
-from memwal_ops.storage.locations import bucket_and_prefix
+from memwal_ops.storage.locations import S3, bucket_and_prefix
 from memwal_ops.storage.options import is_ours, known_options, split_for_obstore
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def remote_client(location: Location) -> Client:
         "retry_config": _no_retry(),
     }
     try:
-        if location.scheme == "s3":
+        if location.scheme in S3:
             return _s3(location, bucket, config, arguments)
         if location.scheme == "gs":
             return GCSStore(bucket, config=cast("Any", config), **arguments)

@@ -67,6 +67,7 @@ _TRANSIENT_CODES = frozenset(
     {
         "InternalError",
         "OperationAborted",
+        "ProvisionedThroughputExceededException",
         "RequestLimitExceeded",
         "RequestTimeout",
         "ServerBusy",
@@ -133,7 +134,7 @@ _BOTO_CREDENTIALS = (
 )
 _BOTO_CLIENT = ("ClientError",)
 _BOTO = ("BotoCoreError", *_BOTO_CLIENT)
-_BOTO_UNREACHABLE = ("HTTPClientError", "MetadataRetrievalError")
+_BOTO_UNREACHABLE = ("ConnectionError", "HTTPClientError", "MetadataRetrievalError")
 
 
 # obstore's error where a catalog that vends credentials cannot be reached.

@@ -11,9 +11,9 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
+from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.options import canonical
 from memwal_ops.storage.redaction import RedactedOptions, redact, remember, remember_options
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _SCHEMES = {
     "s3": "s3",
     "s3a": "s3",
+    "s3+ddb": "s3+ddb",
     "gs": "gs",
     "az": "az",
     "azure": "az",
@@ -33,6 +34,12 @@ _SCHEMES = {
     "memory": "memory",
     "file": "file",
 }
+S3 = frozenset({"s3", "s3+ddb"})
+"""The schemes of tables whose files are in S3."""
+DYNAMODB = "s3+ddb"
+"""The scheme of tables in S3 whose versions are recorded in DynamoDB: ``s3+ddb://bucket/path?ddbTableName=NAME``."""
+_TABLE_NAME = "ddbTableName"
+_VALID_TABLE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 SCHEMES = frozenset(_SCHEMES)
 """The valid URI schemes."""
 LOCAL = frozenset({"file", "memory"})
@@ -71,9 +78,9 @@ class Location:
     """The resolved location of a table.
 
     Attributes:
-        uri: the URI for pylance: an absolute path, ``s3://bucket/prefix``, ``gs://``, ``az://``
-            or ``memory://``, without a trailing ``/`` and without credentials.
-        scheme: ``file``, ``s3``, ``gs``, ``az`` or ``memory``.
+        uri: the URI for pylance: an absolute path, ``s3://bucket/prefix``, ``s3+ddb://bucket/prefix?ddbTableName=NAME``,
+            ``gs://``, ``az://`` or ``memory://``, without a trailing ``/`` and without credentials.
+        scheme: ``file``, ``s3``, ``s3+ddb``, ``gs``, ``az`` or ``memory``.
         lance_options: pylance's ``storage_options``, with the current credentials.
         aws: the resolved access to S3; None for other schemes, and after unpickling.
         files: of a table that is read from an export: the local folder in which pylance opens its manifests.
@@ -98,6 +105,21 @@ class Location:
     def address(self) -> str:
         """The URI by which commands and other processes open the table."""
         return self.catalog or self.uri
+
+    @property
+    def folder(self) -> str:
+        """The URI of the table's files, without what records its versions."""
+        return f"s3{self.uri[len(DYNAMODB) :].partition('?')[0]}" if self.scheme == DYNAMODB else self.uri
+
+    @property
+    def plain(self) -> Location:
+        """The same files, to be read only past what records the versions."""
+        return replace(self, uri=self.folder, scheme="s3") if self.scheme == DYNAMODB else self
+
+    @property
+    def dynamodb_table(self) -> str | None:
+        """The name of the table in DynamoDB that records the versions; None: the store itself does."""
+        return self.uri.rpartition("=")[2] if self.scheme == DYNAMODB else None
 
     @property
     def expires(self) -> bool:
@@ -138,7 +160,6 @@ def resolve_folder(uri: str | os.PathLike[str], storage_options: Mapping[str, st
 
     Raises:
         InvalidUsageError: an invalid URI or option.
-        UnsupportedFeatureError: ``s3+ddb://``: commits of such a table go through DynamoDB.
         StorageCredentialsError: S3 without usable credentials.
     """
     text = os.fspath(uri)
@@ -150,16 +171,12 @@ def resolve_folder(uri: str | os.PathLike[str], storage_options: Mapping[str, st
     if match is None:
         return Location(_local(text), "file", RedactedOptions(canonical(given, "file")))
     written = match.group(1).lower()
-    if written.startswith("s3+ddb"):
-        raise UnsupportedFeatureError(
-            "The table's versions are recorded in DynamoDB (s3+ddb://); commits that bypass it would be lost.",
-            remedy="Move the table to s3:// with conditional writes; this release has no DynamoDB manifest store.",
-        )
     scheme = _SCHEMES.get(written)
     if scheme is None:
         raise InvalidUsageError(
             f"The URI scheme {written!r} is not known; use a path, file://, s3://, gs://, az://CONTAINER/PATH "
-            "(or azure://, or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH) or memory://."
+            "(or azure://, or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH), memory:// or "
+            f"{DYNAMODB}://BUCKET/PATH?{_TABLE_NAME}=NAME."
         )
     options = canonical(given, scheme)
     if scheme == "file":
@@ -175,12 +192,15 @@ def resolve_folder(uri: str | os.PathLike[str], storage_options: Mapping[str, st
         return Location(f"memory://{rest.rstrip('/')}", scheme, RedactedOptions(options))
     if scheme == "az":
         rest, options = _azure(written, rest, options)
-    normalised = f"{scheme}://{_remote(rest)}"
-    if scheme != "s3":
+    query = ""
+    if scheme == DYNAMODB:
+        rest, query = _dynamodb(rest)
+    normalised = f"{scheme}://{_remote(rest)}{query}"
+    if scheme not in S3:
         return Location(normalised, scheme, RedactedOptions(options))
-    from memwal_ops.storage.aws import resolve_aws  # noqa: PLC0415 - imports boto3: for S3 only
+    from memwal_ops.storage.aws import resolve_aws, with_dynamodb  # noqa: PLC0415 - imports boto3: for S3 only
 
-    aws = resolve_aws(options)
+    aws = resolve_aws(with_dynamodb(options) if query else options)
     return Location(normalised, scheme, RedactedOptions({**aws.place(), **aws.frozen()}), aws)
 
 
@@ -222,8 +242,20 @@ def _with_slashes(text: str) -> str:
 
 def bucket_and_prefix(location: Location) -> tuple[str, str]:
     """Bucket (container) and decoded key prefix of a remote location; the prefix may be empty."""
-    bucket, _, prefix = location.uri.split("://", 1)[1].partition("/")
+    bucket, _, prefix = location.folder.split("://", 1)[1].partition("/")
     return bucket, unquote(prefix)
+
+
+def below(uri: str, folder: str) -> str:
+    """The URI of a folder below another one; what records the versions stays the last part."""
+    base, query = split_query(uri)
+    return f"{base.rstrip('/')}/{folder}{query}"
+
+
+def split_query(uri: str) -> tuple[str, str]:
+    """A URI, and the query that names the table in DynamoDB; of other schemes the query is empty."""
+    base, mark, query = uri.partition(f"?{_TABLE_NAME}=") if scheme_of(uri) == DYNAMODB else (uri, "", "")
+    return base, f"{mark}{query}"
 
 
 def _local(path: str) -> str:
@@ -256,6 +288,20 @@ def _azure(written: str, rest: str, options: dict[str, str]) -> tuple[str, dict[
     if not any(key in options for key in _ACCOUNT_KEYS):
         options = {**options, _ACCOUNT_KEYS[0]: account}
     return f"{match['container']}{slash}{path}", options
+
+
+def _dynamodb(rest: str) -> tuple[str, str]:
+    """Bucket and path, and the query with the name of the table in DynamoDB."""
+    path, _, query = rest.partition("?")
+    given = parse_qsl(query, keep_blank_values=True)
+    if [key for key, _ in given] != [_TABLE_NAME] or not _VALID_TABLE_NAME.fullmatch(given[0][1]):
+        raise InvalidUsageError(
+            f"The URI does not name the table in DynamoDB that records the versions: {redact(query)!r}.",
+            remedy=f"Write {DYNAMODB}://BUCKET/PATH?{_TABLE_NAME}=NAME, as the table's writers do.",
+        )
+    if not path.rstrip("/").partition("/")[2]:
+        raise InvalidUsageError("The URI has no path: DynamoDB knows a table by its path in the bucket.")
+    return path, f"?{_TABLE_NAME}={quote(given[0][1], safe='')}"
 
 
 def _remote(rest: str) -> str:

@@ -187,6 +187,10 @@ class ObjectStore:
 
         return conditional_write(write, read_back, path=path, policy=self._retry)
 
+    def put_back(self, path: str, data: bytes) -> bool:
+        """Write an object again that was deleted, if none exists at the path; False if one does."""
+        return self.put_if_absent(path, data)
+
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
         """Replace the object if it still has ``e_tag``; False if it has another one or is absent (S4-021).
 

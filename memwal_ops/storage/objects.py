@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memwal_ops.errors import InvariantViolatedError
 from memwal_ops.storage.azure import AzureObjectStore
 from memwal_ops.storage.clients import check_known, remote_client
 from memwal_ops.storage.local import LocalObjectStore
+from memwal_ops.storage.locations import bucket_and_prefix
 from memwal_ops.storage.object_store import ObjectStore
 from memwal_ops.storage.proven_stores import service_of
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectStore", "is_empty", "open_store"]
 
 # The maximum number of objects in a delete request; on GCS, obstore deletes them one by one.
-_DELETE_BATCH = {"s3": 1000, "az": 256, "gs": 100, "memory": 1000}
+_DELETE_BATCH = {"s3": 1000, "s3+ddb": 1000, "az": 256, "gs": 100, "memory": 1000}
 
 
 def open_store(location: Location, *, retry: RetryPolicy | None = None) -> ObjectStore:
@@ -31,8 +33,25 @@ def open_store(location: Location, *, retry: RetryPolicy | None = None) -> Objec
         check_known(location.lance_options)
     if location.scheme == "file":
         return LocalObjectStore(location.uri, retry=retry)
+    if location.dynamodb_table is not None:
+        return _with_entries(location, location.dynamodb_table, retry)
     kind = AzureObjectStore if location.scheme == "az" else ObjectStore
     store = kind(remote_client(location), location.uri, delete_batch=_DELETE_BATCH[location.scheme], retry=retry)
+    store.service = service_of(location)
+    return store
+
+
+def _with_entries(location: Location, table: str, retry: RetryPolicy | None) -> ObjectStore:
+    from memwal_ops.storage.dynamodb import VersionEntries  # noqa: PLC0415 - boto3, only for S3
+    from memwal_ops.storage.external_manifests import ManifestEntryStore  # noqa: PLC0415 - the same
+
+    if location.aws is None:
+        raise InvariantViolatedError(f"{location.uri} has no access to DynamoDB in this process.")
+    entries, prefix = VersionEntries(location.aws, table), bucket_and_prefix(location)[1]
+    batch = _DELETE_BATCH[location.scheme]
+    store = ManifestEntryStore(
+        remote_client(location), location.uri, prefix=prefix, entries=entries, delete_batch=batch, retry=retry
+    )
     store.service = service_of(location)
     return store
 

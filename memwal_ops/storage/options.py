@@ -90,6 +90,7 @@ _LANCE_KEYS = frozenset(
         "client_max_retries",
         "client_retry_timeout",
         "download_retry_count",
+        "dynamodb_endpoint",
         "expires_at_millis",
         "io_parallelism",
         "refresh_offset_millis",
@@ -127,7 +128,7 @@ def canonical(options: Mapping[str, str], scheme: str) -> dict[str, str]:
         InvalidUsageError: a key or value is not a string, a key is empty, or two spellings of
             one key have different values.
     """
-    spellings = _S3_SPELLINGS if scheme == "s3" else {}
+    spellings = _S3_SPELLINGS if scheme.startswith("s3") else {}
     result: dict[str, str] = {}
     for key, value in options.items():
         if not isinstance(key, str) or not isinstance(value, str):

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from memwal_ops.errors import InvalidUsageError, StorageError, UnsupportedFeatureError
 from memwal_ops.storage.catalogs import BRANCH, Catalog, is_catalog
-from memwal_ops.storage.locations import BRANCHES_FOLDER, has_scheme, resolve_folder, scheme_of
+from memwal_ops.storage.locations import BRANCHES_FOLDER, below, has_scheme, resolve_folder, scheme_of
 from memwal_ops.storage.options import canonical
 from memwal_ops.storage.redaction import is_secret_key, redact, remember_options
 
@@ -47,7 +47,7 @@ def branch_uri(uri: str | os.PathLike[str], branch: str) -> str:
     text = os.fspath(uri)
     if is_catalog(text):
         return f"{text}{'&' if '?' in text else '?'}{BRANCH}={quote(branch, safe='')}"
-    return f"{text.rstrip('/')}/{BRANCHES_FOLDER}/{branch}"
+    return below(text, f"{BRANCHES_FOLDER}/{branch}")
 
 
 def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:

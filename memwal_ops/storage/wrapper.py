@@ -21,6 +21,11 @@ class StoreWrapper:
         self._inner = inner
 
     @property
+    def inner(self) -> Store:
+        """The wrapped store."""
+        return self._inner
+
+    @property
     def root(self) -> str:
         """The wrapped store's root."""
         return self._inner.root
@@ -61,6 +66,10 @@ class StoreWrapper:
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """See the interface."""
         return self._call("put_if_absent", self._inner.put_if_absent, path, data)
+
+    def put_back(self, path: str, data: bytes) -> bool:
+        """See the interface."""
+        return self._call("put_back", self._inner.put_back, path, data)
 
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
         """See the interface."""

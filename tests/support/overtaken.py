@@ -10,10 +10,10 @@ from memwal_ops.storage.wrapper import StoreWrapper
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_WRITES = {"put", "put_if_absent", "compare_and_swap", "delete_many"}
+_WRITES = {"put", "put_if_absent", "put_back", "compare_and_swap", "delete_many"}
 # Of the store's calls those after which nothing is asked any more: what comes between the last question and
 # such a call can be noticed on no store.
-CARRIED_OUT = {"delete_many", "put", "put_if_absent"}
+CARRIED_OUT = {"delete_many", "put", "put_if_absent", "put_back"}
 
 
 class Overtaken(StoreWrapper):

@@ -22,6 +22,7 @@ from memwal_ops.errors import (
     StorageError,
     TableCorruptError,
     TableNotFoundError,
+    UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.files.branch import Branch, resolve_branch
 from memwal_ops.formats.lance.files.datasets import PinnedDataset, open_dataset, require_pylance
@@ -52,6 +53,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
     decode_version_manifest,
     encode_version_manifest,
 )
+from memwal_ops.storage.external_manifests import refuse_plain_uri
 from memwal_ops.storage.objects import is_empty
 
 if TYPE_CHECKING:
@@ -338,6 +340,8 @@ def load(location: Location, store: Store, known: Table | None = None, *, refuse
         StorageError: the store refused or failed, by kind.
     """
     table = read_table(location, store, known)
+    if refuse_regions:
+        refuse_log_beside_dynamodb(location, logged=find_memwal_entry(table.manifest.indexes) is not None)
     if refuse_regions and table.refusal is not None:
         raise table.refusal
     if table.memwal is not None and not table.primary_key:
@@ -345,20 +349,38 @@ def load(location: Location, store: Store, known: Table | None = None, *, refuse
     return table
 
 
+def refuse_log_beside_dynamodb(location: Location, *, logged: bool) -> None:
+    """Refuse a table with a MemWAL whose versions are recorded in DynamoDB.
+
+    pylance cannot flush a generation there (docs/upstream.md), so that what its writers have acknowledged cannot be
+    merged.
+
+    Raises:
+        UnsupportedFeatureError: it is one.
+    """
+    if logged and location.dynamodb_table is not None:
+        raise UnsupportedFeatureError(
+            f"{location.uri} has a MemWAL, and its versions are recorded in DynamoDB, where no log can be flushed.",
+            remedy="Use plain S3: memwal-ops migrate URI --to s3, before the table gets a MemWAL; or drop the index "
+            "__lance_mem_wal, if nothing was written to its log, migrate, and create it again.",
+        )
+
+
 def read_table(location: Location, store: Store, known: Table | None = None) -> Table:
     """Open the newest version of a Lance table of any layout, including those to which no job applies.
 
     Requests: a listing, and the manifest. pylance finds the newest version if the listing does not show it: of tables
-    with 1,000 versions that are not listed in order, or with an external manifest store.
+    with 1,000 versions that are not listed in order.
 
     Raises: see :func:`load`, but NoMemWalIndexError and NoPrimaryKeyError.
     """
     require_pylance()
     for attempt in range(_OPEN_ATTEMPTS):
         listed = list_page(store)
+        refuse_plain_uri(location, store, listed.files)
         naming = _naming_scheme(location, store, listed)
         try:
-            if listed.newest is None or "+" in location.scheme:
+            if listed.newest is None:
                 manifest, handle = _newest_by_lance(location, store, naming)
             elif (
                 known is not None

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
-from memwal_ops.storage.locations import DATABASE_TABLES
+from memwal_ops.storage.locations import DATABASE_TABLES, below
 from memwal_ops.units import parse_duration, parse_size
 
 # A longer one, added to the current time, would exceed the range of datetime.
@@ -177,7 +177,7 @@ class TableConfig(Model):
         """The pattern: the given one, or that of a database's tables, or a catalog; None if it is one table."""
         if self.namespace is not None:
             return self.namespace.uri
-        return self.pattern if self.database is None else f"{self.database.rstrip('/')}/{DATABASE_TABLES}"
+        return self.pattern if self.database is None else below(self.database, DATABASE_TABLES)
 
 
 class HttpConfig(Model):

@@ -15,7 +15,7 @@ from memwal_ops.core.run import unexpected_error
 from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.catalogs import PROPERTY, is_catalog, is_secret_property
-from memwal_ops.storage.locations import SCHEMES
+from memwal_ops.storage.locations import SCHEMES, split_query
 from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, remember, remember_options
 from memwal_ops.supervisor.config.document import Document, Place, Problem, place_text
 from memwal_ops.supervisor.config.effective import JobSettings, Settings, Source, TableSettings
@@ -336,6 +336,7 @@ class Resolver:
         elif not scheme and not uri.startswith(("/", "~")):
             fix = "Write the absolute path: a service has no working directory of its own."
             self._problem((*place, key), f"{uri!r} is not an absolute path.", fix)
+        uri = split_query(uri)[0]
         if key == "database" and _WILD.search(uri) is not None:
             self._problem((*place, key), f"{uri!r} has a wildcard.", "Give one folder, or a pattern of tables.")
         if key == "uri" and re.search(r"[*?]", uri):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.registry import branches, locate, short_name
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.catalogs import Catalog, is_catalog
-from memwal_ops.storage.locations import BRANCHES_FOLDER, is_database_table
+from memwal_ops.storage.locations import BRANCHES_FOLDER, is_database_table, split_query
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.redaction import redact
@@ -171,19 +171,20 @@ def _matches(entry: TableSettings) -> Iterator[FoundTable]:
     if is_catalog(str(entry.pattern)):
         yield from _catalog_tables(entry)
         return
-    pattern = str(entry.pattern).rstrip("/")
+    pattern, query = split_query(str(entry.pattern))
+    pattern = pattern.rstrip("/")
     scheme, separator, rest = pattern.rpartition("://")
     parts = rest.split("/")
     fixed = next(number for number, part in enumerate(parts) if _WILD.search(part))
     root = f"{scheme}{separator}{'/'.join(parts[:fixed])}"
-    store = open_store(resolve(root or "/", entry.storage_options), retry=RetryPolicy(deadline=30.0))
+    store = open_store(resolve(f"{root}{query}" or "/", entry.storage_options), retry=RetryPolicy(deadline=30.0))
     prefix = "" if entry.name == entry.pattern else f"{entry.name}/"
     found = _walk(store, "", parts[fixed:])
     if entry.database:
         found = (name for name in _walk(store, "", ["*"]) if is_database_table(name))
     for path in found:
         name = short_name(path)
-        uri = f"{root}/{path}"
+        uri = f"{root}/{path}{query}"
         if _wanted(entry, name, uri):
             yield FoundTable(f"{prefix}{name}", uri, entry)
 

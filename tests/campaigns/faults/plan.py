@@ -91,11 +91,12 @@ class Point:
             found += [Fault.CRASH_AFTER, Fault.TOLD_BEFORE, Fault.TOLD_AFTER, Fault.LOST_ANSWER, Fault.OUTAGE]
         if self.effect and self.first:
             found.append(Fault.CRASH_BEFORE)
-        if self.effect and self.name.startswith("store.put_if_absent"):
+        if self.effect and self.name.startswith(_CREATES):
             found.append(Fault.TOLD_EXISTS)
         return found
 
 
+_CREATES = ("store.put_if_absent", "store.put_back")
 #: So many calls ahead a change is near.
 SOON = 6
 
@@ -185,7 +186,7 @@ class Plan:
         self.trail.append(Point(name, nested=nested))
         here = self._fault if number == self._at else None
         self.struck |= here is not None
-        if here is Fault.TOLD_EXISTS and not name.startswith("store.put_if_absent"):
+        if here is Fault.TOLD_EXISTS and not name.startswith(_CREATES):
             raise OtherPointError(f"point {number} is {name}, and cannot be told that the object exists")
         if here in {Fault.CRASH_BEFORE, Fault.TOLD_BEFORE}:
             self._dead = here is Fault.CRASH_BEFORE

@@ -86,6 +86,7 @@ def test_every_storage_call_is_a_point(matrix: Matrix) -> None:
         "list_level": ("",),
         "put": ("new", b""),
         "put_if_absent": ("new", b""),
+        "put_back": ("newer", b""),
         "delete_many": (["new"],),
     }
     verbs = {name for name in vars(Store) if not name.startswith("_")} - {"root"}

@@ -124,27 +124,25 @@ def check_rewritable(table: Table) -> None:
     """Refuse, before any work is done, a table with a manifest that must not be rewritten.
 
     Raises:
-        UnsupportedFeatureError: an external manifest store, unknown writer feature flags or manifest
-            fields (S3-013).
+        UnsupportedFeatureError: unknown writer feature flags or manifest fields (S3-013).
     """
     check_writable(table.manifest.manifest)
     check_next(table.manifest.manifest)
     encode_version_manifest(table.manifest)
-    if "+" in table.location.scheme:
-        raise UnsupportedFeatureError(
-            f"{table.location.uri} commits through an external manifest store, which memwal-ops cannot reach.",
-            remedy="Let all writers, and memwal-ops, open it by its plain URI on a store with conditional writes.",
-        )
 
 
 def check_committable(table: Table) -> None:
     """Refuse, before any work is done, a table on which :func:`commit_strict` would be refused.
 
     Raises:
-        UnsupportedFeatureError: as :func:`check_rewritable`; V1 naming, with which pylance makes no detached
-            version.
+        UnsupportedFeatureError: as :func:`check_rewritable`; V1 naming or versions in DynamoDB, with which pylance
+            makes no detached version that does no harm.
     """
     check_rewritable(table)
+    if table.location.dynamodb_table is not None:
+        raise UnsupportedFeatureError(
+            f"{table.location.uri} has its versions in DynamoDB, where pylance takes a detached version for the newest."
+        )
     if table.naming is not NamingScheme.V2:
         raise UnsupportedFeatureError(
             f"{table.location.uri} names its manifests by the V1 scheme, with which Lance makes no detached version.",

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from memwal_ops.core.protocols import TableBranch
 from memwal_ops.errors import InvalidUsageError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.storage.export_file import NotExportedError
-from memwal_ops.storage.locations import BRANCHES_FOLDER, LOCAL
+from memwal_ops.storage.locations import BRANCHES_FOLDER, LOCAL, split_query
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def resolve_branch(location: Location, store: Store, name: str | None) -> Branch
 
 
 def _root(location: Location, name: str) -> Location:
-    ending, uri = f"/{branch_folder(name)}", location.uri
+    ending, (uri, query) = f"/{branch_folder(name)}", split_query(location.uri)
     if location.scheme not in LOCAL and not uri.endswith(ending) and unquote(uri).endswith(ending):
         scheme, _, path = unquote(uri).partition("://")
         uri = f"{scheme}://{quote(path)}"
@@ -96,4 +96,4 @@ def _root(location: Location, name: str) -> Location:
             remedy=f"Open the branch by its own path, TABLE{ending}. To keep a copy, clone it deeply: the files and "
             "tags of a copied folder stay in the table that it was copied from.",
         )
-    return replace(location, uri=uri.removesuffix(ending), catalog=None)
+    return replace(location, uri=f"{uri.removesuffix(ending)}{query}", catalog=None)

@@ -11,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.storage.locations import below
 from memwal_ops.version import OLDEST_PYLANCE
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def open_dataset(location: Location, folder: str = "", *, version: int | None = 
     """
     root = location.files or location.uri
     return lance.dataset(
-        f"{root}/{folder}" if folder else root,
+        below(root, folder) if folder else root,
         version=version,
         storage_options=lance_options(location),
         index_cache_size_bytes=CACHE_BYTES,

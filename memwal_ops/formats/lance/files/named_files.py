@@ -159,7 +159,7 @@ class Places:
         return self._opened[entry.base_id]
 
     def _open(self, base: table_pb2.BasePath) -> Place:
-        path, own = absolute_base(self._location.uri, base.path.rstrip("/")), f"{self._location.uri}/"
+        path, own = absolute_base(self._location.folder, base.path.rstrip("/")), f"{self._location.folder}/"
         if path.startswith(own):
             return Place(self._store, path.removeprefix(own), base.is_dataset_root)
         if self._location.files is not None:

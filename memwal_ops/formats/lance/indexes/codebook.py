@@ -189,10 +189,10 @@ def index_folder(table: Table, entry: table_pb2.IndexMetadata) -> str:
     """The URI of the files of an index segment."""
     name = f"{INDICES_FOLDER}/{UUID(bytes=entry.uuid.uuid)}"
     if not entry.HasField("base_id"):
-        return f"{table.location.uri}/{name}"
+        return f"{table.location.folder}/{name}"
     for base in table.manifest.manifest.base_paths:
         if base.id == entry.base_id:
-            folder = absolute_base(table.location.uri, base.path.rstrip("/"))
+            folder = absolute_base(table.location.folder, base.path.rstrip("/"))
             return f"{folder}/{name if base.is_dataset_root else name.rsplit('/', 1)[-1]}"
     raise UnsupportedFeatureError(f"Index {entry.name} is in base {entry.base_id}, which the table does not define.")
 

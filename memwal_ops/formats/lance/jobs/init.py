@@ -17,7 +17,7 @@ from memwal_ops.formats.lance.log.create import (
 )
 from memwal_ops.formats.lance.regions.specs import RegionField, RegionSpec
 from memwal_ops.formats.lance.retention.schema_recorder import try_to_record_schema
-from memwal_ops.formats.lance.table import Table, read_table
+from memwal_ops.formats.lance.table import Table, read_table, refuse_log_beside_dynamodb
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
         "region_specs": (RegionSpec(fields),) if fields else (),
         "maintained_indexes": options.maintained_indexes,
     }
+    refuse_log_beside_dynamodb(location, logged=True)
     table = read_table(location, store)
     if table.memwal is not None:
         if options.primary_key:

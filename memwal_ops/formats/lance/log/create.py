@@ -22,7 +22,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.log.region_claim import refuse_other_layout
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import decode_spec, encode_specs
-from memwal_ops.formats.lance.table import load, read_table
+from memwal_ops.formats.lance.table import load, read_table, refuse_log_beside_dynamodb
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import (
     MEMWAL_INDEX_NAME,
@@ -75,6 +75,7 @@ def create_mem_wal(
         UnsupportedFeatureError: a spec has an expression, and DataFusion is not installed.
         StorageError: the store failed.
     """
+    refuse_log_beside_dynamodb(location, logged=True)
     table = read_table(location, store)
     if table.memwal is not None:
         return _add(table, region_specs, maintained_indexes)

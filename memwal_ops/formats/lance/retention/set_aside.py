@@ -78,7 +78,7 @@ def put_back(table: Table, needed: Collection[int], listed: Collection[int]) -> 
         except ObjectNotFoundError:
             continue
         if not missing_files(table.store, references(decode_version_manifest(data)).own):
-            table.store.put_if_absent(version_path(version, table.naming), data)
+            table.store.put_back(version_path(version, table.naming), data)
             done.append(version)
     return tuple(done)
 

@@ -10,11 +10,13 @@ from uuid import UUID
 from memwal_ops.core.candidates import Gate
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.indexes.snapshots import decode_file
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.retention.leftovers import find_leftovers
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, MEM_WAL_FOLDER
 from memwal_ops.storage.clock import CLOCK_FOLDER
+from memwal_ops.storage.external_manifests import MOVED, is_staged, manifest_entries
 from memwal_ops.storage.probe import PROBE_FOLDER
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def table_candidates(rules: Rules) -> Iterator[LanceCandidate]:
     """All candidates that do not belong to a region, lazily."""
     yield from snapshot_candidates(rules)
     yield from leftover_candidates(rules)
+    yield from staged_candidates(rules)
     yield from own_candidates(rules)
     for path in rules.table.regions.strays:
         yield unrecognized(path, 0, f"not a region, although it is in {MEM_WAL_FOLDER}/; it is kept")
@@ -90,6 +93,24 @@ def leftover_candidates(rules: Rules) -> Iterator[LanceCandidate]:
             file = rules.table.store.head(leftover.transaction)
             if file is not None:
                 yield LanceCandidate(Kind.LEFTOVER, leftover.transaction, file.size, 1, gates)
+        yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
+
+
+def staged_candidates(rules: Rules) -> Iterator[LanceCandidate]:
+    """Staged manifests of a table whose versions are, or were, recorded in DynamoDB: those of commits that lost."""
+    store, listed = rules.table.store, rules.table.listed
+    entries = manifest_entries(store)
+    if entries is None and not any(meta.path.endswith(f"/{MOVED}") for meta in listed.files):
+        return
+    for meta in store.list(VERSIONS_FOLDER):
+        if not is_staged(meta.path):
+            continue
+        why = None if entries is None else entries.why_staged(meta.path)
+        text = "a staged manifest: another commit has its version, or the table was migrated" if why is None else why
+        gates = (
+            Gate(met=why is None, text=text),
+            rules.age_gate("written", meta.last_modified, rules.options.orphan_min_age),
+        )
         yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
 
 

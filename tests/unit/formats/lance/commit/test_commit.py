@@ -84,7 +84,7 @@ def table_on(manifest: VersionManifest | None = None, log: list[Any] | None = No
         "dataset": "version 4",
         "manifest": manifest or version_4(),
         "naming": NamingScheme.V2,
-        "location": SimpleNamespace(uri="memory://t", scheme="memory"),
+        "location": SimpleNamespace(uri="memory://t", scheme="memory", dynamodb_table=None),
         "index": SimpleNamespace(merged_generations={REGION: 3}),
         "store": Store(log),
         "discard": lambda paths: log.append(("discard", *paths)),
@@ -101,10 +101,10 @@ def test_a_table_that_must_not_be_rewritten_is_refused(monkeypatch: pytest.Monke
     check_rewritable(table_on(naming=NamingScheme.V1))
     with pytest.raises(UnsupportedFeatureError, match="V1 scheme"):
         check_committable(table_on(naming=NamingScheme.V1))
-    external = table_on(location=SimpleNamespace(uri="s3+ddb://t", scheme="s3+ddb"))
-    for check in (check_committable, check_rewritable):
-        with pytest.raises(UnsupportedFeatureError, match="external manifest store"):
-            check(external)
+    external = table_on(location=SimpleNamespace(uri="s3+ddb://t", scheme="s3+ddb", dynamodb_table="t"))
+    check_rewritable(external)
+    with pytest.raises(UnsupportedFeatureError, match="has its versions in DynamoDB"):
+        check_committable(external)
     unknown = table_on(version_4(flags=1 << 40))
     for check in (check_committable, check_rewritable):
         with pytest.raises(UnsupportedFeatureError):

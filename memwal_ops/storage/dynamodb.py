@@ -1,0 +1,249 @@
+"""Read and write the entries of versions in DynamoDB, as Lance does for tables at ``s3+ddb://``.
+
+An item for each version: ``base_uri`` (the table's path in its bucket) and ``version`` are its key, ``path`` is the key
+of the manifest in the bucket, ``size`` its bytes, ``committer`` its writer. Entries are never deleted, as Lance's own
+clean-up deletes none: that of an expired version keeps a late writer from committing that version again.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from memwal_ops.errors import (
+    InvalidUsageError,
+    MemwalOpsError,
+    ReadOnlyStoreError,
+    StorageCredentialsError,
+    TableCorruptError,
+)
+from memwal_ops.storage.aws import DYNAMODB_ENDPOINT, session_with
+from memwal_ops.storage.errors import translate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from memwal_ops.storage.aws import AwsAccess
+
+_COMMITTER = "memwal-ops"
+_MOVED = "moved_to"
+_KEYS = {"base_uri": "HASH", "version": "RANGE"}
+_TYPES = {"base_uri": "S", "version": "N"}
+_TIMEOUTS = Config(retries={"mode": "standard", "total_max_attempts": 6}, connect_timeout=10, read_timeout=10)
+# The maximum of one transaction, in which one item checks the newest version.
+_TRANSACTION = 100
+_CONCURRENT = 16
+_ABSENT = "attribute_not_exists(base_uri) AND attribute_not_exists(version)"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The entry of one version: the manifest's key in the bucket and its size in bytes (None: not recorded).
+
+    ``moved_to``: the version is fenced, since the table was migrated to that URI; there is no manifest.
+    """
+
+    version: int
+    path: str
+    size: int | None
+    moved_to: str | None = None
+
+
+class VersionEntries:
+    """The entries of all tables that one table in DynamoDB has. Safe to use from several threads."""
+
+    def __init__(self, access: AwsAccess, table: str) -> None:
+        """No request is made."""
+        self.table = table
+        self._access = access
+        self._made: Any = None
+        self._lock = threading.Lock()
+
+    def newest(self, base: str) -> Entry | None:
+        """The entry with the highest version; None: the table has no entries."""
+        found = self._query(base, ScanIndexForward=False, Limit=1)
+        return next((self._entry(item) for item in found["Items"]), None)
+
+    def all(self, base: str) -> Iterator[Entry]:
+        """All entries of a table, ascending by version."""
+        start: Mapping[str, Any] = {}
+        while True:
+            page = self._query(base, **start)
+            yield from map(self._entry, page["Items"])
+            if "LastEvaluatedKey" not in page:
+                return
+            start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
+
+    def get(self, base: str, version: int) -> Entry | None:
+        """The entry of one version."""
+        found = self._send("read", "get_item", Key=_key(base, version), ConsistentRead=True)
+        return self._entry(found["Item"]) if "Item" in found else None
+
+    def create(self, base: str, entry: Entry) -> bool:
+        """Put an entry if its version has none (S3-053); False if it has one, which may be this one.
+
+        Raises:
+            StoreUnavailableError: no response; it may have been written.
+        """
+        return self._put(_item(base, entry), _ABSENT, {})
+
+    def finalize(self, base: str, staged: Entry, path: str, size: int) -> None:
+        """Replace an entry with a staged path by one with the final path, unless another process did."""
+        final = Entry(staged.version, path, size)
+        self._put(_item(base, final), "#path = :staged", {":staged": {"S": staged.path}}, {"#path": "path"})
+
+    def fence(self, base: str, newest: Entry, versions: int, moved_to: str) -> bool:
+        """Fence the versions after the newest, so that no commit of them succeeds; False if that is not the newest.
+
+        The first hundred are fenced together, and only if the newest version is final: that decides.
+        """
+        first, end = newest.version + 1, newest.version + 1 + versions
+        check = {
+            "Key": _key(base, newest.version),
+            "ConditionExpression": "#path = :path",
+            "ExpressionAttributeNames": {"#path": "path"},
+            "ExpressionAttributeValues": {":path": {"S": newest.path}},
+        }
+        fences = [self._fence(base, version, moved_to) for version in range(first, end)]
+        together = [{"Put": one} for one in fences[: _TRANSACTION - 1]]
+        try:
+            self._send("write", "transact_write_items", named=False, TransactItems=[
+                {"ConditionCheck": {"TableName": self.table, **check}}, *together
+            ])  # fmt: skip
+        except _RefusedError:
+            return False
+        with ThreadPoolExecutor(_CONCURRENT) as pool:
+            for _ in pool.map(lambda one: self._put(one["Item"], _ABSENT, {}), fences[len(together) :]):
+                pass
+        return True
+
+    def check(self) -> None:
+        """Verify that the table in DynamoDB exists and has the keys that Lance expects.
+
+        Raises:
+            InvalidUsageError: it does not.
+        """
+        described = self._send("read", "describe_table")["Table"]
+        keys = {one["AttributeName"]: one["KeyType"] for one in described["KeySchema"]}
+        types = {one["AttributeName"]: one["AttributeType"] for one in described["AttributeDefinitions"]}
+        if keys != _KEYS or {name: types.get(name) for name in _KEYS} != _TYPES:
+            raise self._wrong_schema()
+
+    def probe(self, base: str) -> bool:
+        """Whether a second put of an entry is refused. Two puts and a delete, of an entry of no table.
+
+        It stays there if it may not be deleted: nothing else needs that right.
+        """
+        entry = Entry(1, base, 0)
+        try:
+            return self.create(base, entry) and not self.create(base, entry)
+        finally:
+            with suppress(MemwalOpsError):
+                self._send("delete", "delete_item", Key=_key(base, 1))
+
+    def _fence(self, base: str, version: int, moved_to: str) -> dict[str, Any]:
+        # A path that is not text: no release of Lance takes such an entry for a manifest, or repairs it.
+        item = {**_item(base, Entry(version, "", 0)), "path": {"NULL": True}, _MOVED: {"S": moved_to}}
+        return {"TableName": self.table, "Item": item, "ConditionExpression": _ABSENT}
+
+    def _entry(self, item: Mapping[str, Any]) -> Entry:
+        try:
+            version = int(item["version"]["N"])
+            if _MOVED in item:
+                return Entry(version, "", 0, item[_MOVED]["S"])
+            size = item.get("size")
+            return Entry(version, item["path"]["S"], None if size is None else int(size["N"]))
+        except (KeyError, ValueError, TypeError) as error:
+            raise TableCorruptError(
+                f"An entry of {item.get('base_uri')} in the DynamoDB table {self.table} cannot be read: {error!r}.",
+                remedy="Compare it with the other entries of that base_uri; Lance cannot read it either.",
+            ) from error
+
+    def _query(self, base: str, **more: Any) -> Any:
+        return self._send(
+            "read", "query", ConsistentRead=True, KeyConditionExpression="base_uri = :base",
+            ExpressionAttributeValues={":base": {"S": base}}, **more,
+        )  # fmt: skip
+
+    def _put(
+        self, item: Mapping[str, Any], condition: str, values: Mapping[str, Any], names: Mapping[str, str] | None = None
+    ) -> bool:
+        more: dict[str, Any] = {"ExpressionAttributeValues": values} if values else {}
+        if names:
+            more["ExpressionAttributeNames"] = names
+        try:
+            self._send("write", "put_item", Item=item, ConditionExpression=condition, **more)
+        except _RefusedError:
+            return False
+        return True
+
+    def _send(self, action: str, method: str, *, named: bool = True, **arguments: Any) -> Any:
+        named_table = {"TableName": self.table} if named else {}
+        try:
+            return getattr(self._client(), method)(**named_table, **arguments)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") in _REFUSALS:
+                raise _RefusedError from error
+            raise self._translated(error, action) from error
+        except (BotoCoreError, OSError) as error:
+            raise self._translated(error, action) from error
+
+    def _translated(self, error: Exception, action: str) -> MemwalOpsError:
+        code = error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else None
+        if code == "ResourceNotFoundException":
+            return InvalidUsageError(
+                f"There is no table {self.table} in DynamoDB (region {self._access.region}).",
+                remedy="Write ddbTableName as the table's writers do; check the region, and dynamodb_endpoint.",
+            )
+        if code == "ValidationException":
+            return self._wrong_schema()
+        found = translate(error, path=f"DynamoDB table {self.table}", action=action)
+        if isinstance(found, (ReadOnlyStoreError, StorageCredentialsError)):
+            found.remedy = (
+                "Give this job dynamodb:GetItem, Query, PutItem and DescribeTable on that table, and what it needs on "
+                "the bucket; check the profile, role or keys."
+            )
+        return found
+
+    def _wrong_schema(self) -> InvalidUsageError:
+        return InvalidUsageError(
+            f"The table {self.table} in DynamoDB has other keys than Lance expects.",
+            remedy="Its partition key must be base_uri (string), its sort key version (number).",
+        )
+
+    def _client(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                self._made = session_with(self._access.credentials).client(
+                    "dynamodb",
+                    region_name=self._access.region,
+                    endpoint_url=self._access.others.get(DYNAMODB_ENDPOINT),
+                    config=_TIMEOUTS,
+                )
+            return self._made
+
+
+class _RefusedError(Exception):
+    """The condition of a write does not hold."""
+
+
+_REFUSALS = frozenset({"ConditionalCheckFailedException", "TransactionCanceledException"})
+
+
+def _key(base: str, version: int) -> dict[str, Any]:
+    return {"base_uri": {"S": base}, "version": {"N": str(version)}}
+
+
+def _item(base: str, entry: Entry) -> dict[str, Any]:
+    return {
+        **_key(base, entry.version),
+        "path": {"S": entry.path},
+        "committer": {"S": _COMMITTER},
+        "size": {"N": str(entry.size)},
+    }

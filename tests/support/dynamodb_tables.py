@@ -1,0 +1,135 @@
+"""Tables at ``s3+ddb://``: their versions are recorded in DynamoDB, which the S3 server of the tests has, too."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import lance
+import pyarrow as pa
+import pytest
+
+from tests.support.s3_server import ACCESS_KEY, REGION, SECRET_KEY, options_for, s3_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TABLE = "manifests"
+
+
+def create_dynamodb_table(endpoint: str, name: str, keys: tuple[str, str] = ("base_uri", "version")) -> None:
+    """A table with a partition key and a numeric sort key; nothing if it is there."""
+    client = dynamodb(endpoint)
+    if name in client.list_tables()["TableNames"]:
+        return
+    client.create_table(
+        TableName=name,
+        KeySchema=[{"AttributeName": key, "KeyType": kind} for key, kind in zip(keys, ("HASH", "RANGE"), strict=True)],
+        AttributeDefinitions=[
+            {"AttributeName": key, "AttributeType": kind} for key, kind in zip(keys, ("S", "N"), strict=True)
+        ],
+        BillingMode="PAY_PER_REQUEST",
+    )
+
+
+def dynamodb(endpoint: str) -> Any:
+    """A boto3 client, to look at the entries past the code under test."""
+    return boto3.client(
+        "dynamodb",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+    )
+
+
+@dataclass
+class DynamoTable:
+    """A table at ``s3+ddb://`` that pylance writes."""
+
+    endpoint: str
+    bucket: str
+    path: str = "folder/orders.lance"
+
+    @property
+    def uri(self) -> str:
+        return f"s3+ddb://{self.bucket}/{self.path}?ddbTableName={TABLE}"
+
+    @property
+    def plain_uri(self) -> str:
+        return f"s3://{self.bucket}/{self.path}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {**options_for(self.endpoint), "dynamodb_endpoint": self.endpoint}
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        return lance.dataset(self.uri, storage_options=self.options)
+
+    def append(self, first: int, rows: int = 10) -> int:
+        """Rows with ids from ``first`` on, by pylance; returns the version."""
+        data = pa.table({"id": pa.array(range(first, first + rows), pa.int64())})
+        return int(lance.write_dataset(data, self.uri, mode="append", storage_options=self.options).version)
+
+    def ids(self, uri: str = "", version: int | str | None = None) -> list[int]:
+        """The ids that pylance reads, ascending."""
+        dataset = lance.dataset(uri or self.uri, version, storage_options=self.options)
+        return sorted(dataset.to_table(columns=["id"])["id"].to_pylist())
+
+    @property
+    def entries(self) -> dict[int, dict[str, Any]]:
+        """The items of the table, by version."""
+        pages = (
+            dynamodb(self.endpoint)
+            .get_paginator("query")
+            .paginate(
+                TableName=TABLE,
+                KeyConditionExpression="base_uri = :base",
+                ExpressionAttributeValues={":base": {"S": self.path}},
+            )
+        )
+        return {int(item["version"]["N"]): item for page in pages for item in page["Items"]}
+
+    def put_entry(self, item: dict[str, Any]) -> None:
+        dynamodb(self.endpoint).put_item(TableName=TABLE, Item=item)
+
+    def forget(self, version: int) -> None:
+        """Delete the entry of a version, which neither Lance nor memwal-ops ever does."""
+        key = {"base_uri": {"S": self.path}, "version": {"N": str(version)}}
+        dynamodb(self.endpoint).delete_item(TableName=TABLE, Key=key)
+
+    def objects(self, folder: str = "_versions") -> list[str]:
+        """Names below a folder of the table."""
+        prefix = f"{self.path}/{folder}/"
+        pages = s3_client(self.endpoint).get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        return [one["Key"].removeprefix(prefix) for page in pages for one in page.get("Contents", [])]
+
+    def unfinish(self, version: int, *, copied: bool = False) -> str:
+        """Leave a version as a writer that was killed after it put the entry; returns the name of the staged manifest.
+
+        ``copied``: it was killed before it replaced the entry.
+        """
+        item, store = self.entries[version], s3_client(self.endpoint)
+        final = item["path"]["S"]
+        staged = f"{final}-{uuid.uuid4()}"
+        store.copy_object(Bucket=self.bucket, Key=staged, CopySource={"Bucket": self.bucket, "Key": final})
+        if not copied:
+            store.delete_object(Bucket=self.bucket, Key=final)
+        self.put_entry({**item, "path": {"S": staged}})
+        return staged.rpartition("/")[2]
+
+
+@pytest.fixture
+def dynamo_table(s3_endpoint: str, s3_bucket: str) -> Iterator[DynamoTable]:
+    """A table of three versions, of ten rows each."""
+    create_dynamodb_table(s3_endpoint, TABLE)
+    table = DynamoTable(s3_endpoint, s3_bucket)
+    lance.write_dataset(pa.table({"id": pa.array(range(10), pa.int64())}), table.uri, storage_options=table.options)
+    table.append(10)
+    table.append(20)
+    yield table
+    for version in table.entries:
+        table.forget(version)
