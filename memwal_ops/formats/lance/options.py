@@ -100,7 +100,8 @@ class MigrateOptions(LegacyOptions):
         None,
         "shard",
         "region",
-        help="The layout: shard is pylance's own, region that of the specification.",
+        "s3",
+        help="The layout: shard is pylance's own, region that of the specification; or s3, off DynamoDB.",
         shown_default="shard for a legacy table; else none",
     )
     rollback: bool = flag(help="Restore the previous layout; a legacy index only while no region was written.")

@@ -355,8 +355,8 @@ Exit codes: 0; 25 the target does not exist; others: runbooks/README.md.""",
 )
 MIGRATE = JobSpec(
     name="migrate",
-    summary="Migrate a table to another layout of its MemWAL.",
-    help="""Migrate the table at URI to another layout of its MemWAL. Safe to kill, and to repeat.
+    summary="Migrate a table to another layout of its MemWAL, or off DynamoDB.",
+    help="""Migrate the table at URI to another layout of its MemWAL, or to plain S3. Safe to kill, and to repeat.
 
 A table with the MemWAL index of Lance 0.31 to 1.x: its regions get ids, what is flushed is adopted as generations, the
 primary key is marked, and the index is replaced, in one version. MemWALs that are not flushed are replayed from their
@@ -366,16 +366,21 @@ A table of a current layout, with --to: its regions of the other layout are fenc
 version records the layout. Stop their writers before: they cannot continue. No row that was acknowledged as durable is
 lost. New writers make regions of their own. See docs/formats/lance.md.
 
+A table at s3+ddb://, with --to s3: DynamoDB refuses every later commit; all versions stay.
+See docs/formats/dynamodb.md.
+
 \b
 Examples:
   memwal-ops migrate orders.lance --primary-key id
   memwal-ops migrate s3://bucket/orders.lance --to region --apply
+  memwal-ops migrate 's3+ddb://bucket/orders.lance?ddbTableName=manifests' --to s3
 
 Exit codes: 0 planned, migrated, rolled_back or nothing_to_migrate; 10 a region blocks it; others:
 runbooks/README.md.""",
     options=MigrateOptions,
     load=f"{_JOBS}.migrate.job",
-    layouts=_WITH_LOG,
+    layouts=_WITH_LOG | {"none"},
+    load_by_layout={"none": f"{_JOBS}.migrate.store"},
     deletes=True,
     by_hand=True,
 )

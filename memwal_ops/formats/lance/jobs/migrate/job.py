@@ -25,6 +25,7 @@ from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, 
 from memwal_ops.formats.lance.engines.merge.locate import scan_keys
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.jobs.migrate import layout as migrate_layout
+from memwal_ops.formats.lance.jobs.migrate import store as migrate_store
 from memwal_ops.formats.lance.jobs.migrate.report import Adopted, MigrateDecision, MigrateReport, RegionMigration
 from memwal_ops.formats.lance.legacy.adoption import (
     Adopter,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwal_ops.formats.lance.jobs.migrate.layout_report import LayoutReport
+    from memwal_ops.formats.lance.jobs.migrate.store import StoreReport
     from memwal_ops.formats.lance.options import MigrateOptions
     from memwal_ops.formats.lance.table import Table
 
@@ -65,8 +67,12 @@ _KEY_CHUNK_BYTES = 16 << 20
 
 
 @names_damage
-def plan(table: Table, options: MigrateOptions, context: RunContext | None = None) -> MigrateReport | LayoutReport:
+def plan(
+    table: Table, options: MigrateOptions, context: RunContext | None = None
+) -> MigrateReport | LayoutReport | StoreReport:
     """What :func:`apply` would do. Opens every MemTable that is to be adopted, and changes nothing."""
+    if options.to == migrate_store.S3:
+        return migrate_store.plan(table, options, context)
     del context
     started = time.monotonic()
     note = CommitNote.new("migrate")
@@ -85,7 +91,9 @@ def plan(table: Table, options: MigrateOptions, context: RunContext | None = Non
 
 
 @names_damage
-def apply(table: Table, options: MigrateOptions, context: RunContext | None = None) -> MigrateReport | LayoutReport:
+def apply(
+    table: Table, options: MigrateOptions, context: RunContext | None = None
+) -> MigrateReport | LayoutReport | StoreReport:
     """Migrate, or roll back. Safe to kill and to repeat; of two at once one migrates, and the other finds it done.
 
     Raises:
@@ -95,6 +103,8 @@ def apply(table: Table, options: MigrateOptions, context: RunContext | None = No
         CommitConflictError: too many commit conflicts in a row.
         MemwalOpsError: any other refusal; the table is as it was, or has other owners of MemWALs.
     """
+    if options.to == migrate_store.S3:
+        return migrate_store.apply(table, options, context)
     started = time.monotonic()
     context = context or RunContext()
     note = CommitNote.new("migrate")

@@ -1,0 +1,174 @@
+"""Migrate a table whose versions are recorded in DynamoDB to plain S3: ``migrate --to s3``.
+
+The proof that no writer is left: the entries of the versions to come are put into DynamoDB, if they are absent and if
+the newest version is finished, in one transaction. They have no path, so that every commit of these versions is
+refused, and no release of Lance repairs them or takes them for manifests. Before that transaction nothing has changed
+for writers; after it, all versions are in S3 alone.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.context import RunContext
+from memwal_ops.errors import CommitConflictError, InvariantViolatedError
+from memwal_ops.formats.lance.commit.publication import CommitNote
+from memwal_ops.formats.lance.jobs.migrate.report import MigrateDecision
+from memwal_ops.storage.external_manifests import manifest_entries
+from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.text import counted, paragraph
+
+if TYPE_CHECKING:
+    from memwal_ops.formats.lance.options import MigrateOptions
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.external_manifests import ManifestEntryStore
+
+S3 = "s3"
+FENCED_VERSIONS = 1000
+"""For how many versions a dataset that was opened before the migration is kept from committing."""
+_ATTEMPTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """Report of a migration off DynamoDB.
+
+    Attributes:
+        before: the scheme of the table's URI.
+        moved_to: the URI of the table in plain S3.
+        branches: the number of branches that are migrated with it.
+        finished: commits that a killed writer had left unfinished.
+    """
+
+    decision: MigrateDecision
+    run_id: str
+    uri: str
+    before: str
+    moved_to: str
+    branches: int
+    finished: int
+    version: int
+    seconds: float
+    exit_code: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``migrate --json``."""
+        return {
+            "decision": self.decision.value,
+            "from": self.before,
+            "to": S3,
+            "rollback": False,
+            "primary_key": [],
+            "regions": [],
+            "blocked": [],
+            "restored_version": None,
+            "kept": None,
+            "moved_to": self.moved_to,
+            "branches": self.branches,
+            "finished_commits": self.finished,
+            "version": self.version,
+            "seconds": round(self.seconds, 6),
+            "run_id": self.run_id,
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        texts = {
+            MigrateDecision.PLANNED: f"would migrate {self.uri}, version {self.version}, to {self.moved_to}",
+            MigrateDecision.MIGRATED: f"{self.moved_to} has all versions, {self.version} is the newest",
+            MigrateDecision.NOTHING_TO_MIGRATE: f"{self.uri} is in plain storage already",
+        }
+        parts = [paragraph(f"{self.decision}: {texts[self.decision]}.")]
+        if self.branches:
+            parts.append(f"{counted(self.branches, 'branch', 'branches')} with it.")
+        if self.decision is MigrateDecision.PLANNED:
+            parts.append(
+                paragraph(
+                    "Stop the writers before: from --apply on, each commit and each opening by s3+ddb:// fails, and "
+                    f"what a writer had not committed is for it to write again, by {self.moved_to}."
+                )
+            )
+            parts.append("Nothing was changed; add --apply to do it.")
+        if self.decision is MigrateDecision.MIGRATED:
+            parts.append(
+                paragraph(
+                    f"Let all readers and writers open {self.moved_to}. A process that opened the table before fails "
+                    f"to commit for {FENCED_VERSIONS:,} versions: end it until then. When all tables of the DynamoDB "
+                    "table are migrated, delete that."
+                )
+            )
+        return "\n\n".join(parts)
+
+
+def plan(table: Table, options: MigrateOptions, context: RunContext | None = None) -> StoreReport:
+    """What :func:`apply` would do; reads only, but for unfinished commits, which every reader finishes.
+
+    Raises:
+        NoMemWalIndexError: another migration was requested of a plain table.
+        OptionError: options for legacy tables were given.
+    """
+    del context
+    started = time.monotonic()
+    store = _checked(table, options)
+    decision = MigrateDecision.NOTHING_TO_MIGRATE if store is None else MigrateDecision.PLANNED
+    branches = 0 if store is None else len(store.versions_folders()) - 1
+    return _report(decision, table, started, branches, 0)
+
+
+def apply(table: Table, options: MigrateOptions, context: RunContext | None = None) -> StoreReport:
+    """Migrate. Safe to kill and to repeat: main comes last, and is what decides.
+
+    Raises:
+        ConditionalWriteUnsupportedError: the bucket does not enforce conditional writes, which plain S3 needs.
+        CommitConflictError: writers keep committing.
+        MemwalOpsError: as :func:`plan`; DynamoDB refused or failed.
+    """
+    started, context = time.monotonic(), context or RunContext()
+    store = _checked(table, options)
+    if store is None:
+        return _report(MigrateDecision.NOTHING_TO_MIGRATE, table, started, 0, 0)
+    probe_conditional_writes(table.store, again=True)
+    folders = store.versions_folders()
+    finished = version = 0
+    for folder in reversed(folders):
+        finished += store.finish_all(folder)
+        version = _fence(table, store, folder, context)
+    decision, branches = MigrateDecision.MIGRATED, len(folders) - 1
+    return _report(decision, table, started, branches, finished, version)
+
+
+def _checked(table: Table, options: MigrateOptions) -> ManifestEntryStore | None:
+    """The table's store; None: its versions are not recorded in DynamoDB."""
+    if options.to != S3:
+        raise table.layout.why_not(table, "migrate") or InvariantViolatedError("No migration was requested.")
+    options.refuse_legacy()
+    return manifest_entries(table.store)
+
+
+def _fence(table: Table, store: ManifestEntryStore, folder: str, context: RunContext) -> int:
+    """Fence the versions after the newest, and return that; 0: an earlier run did."""
+    for _ in range(_ATTEMPTS):
+        context.checkpoint()
+        if store.has_moved(folder):
+            return 0
+        newest = store.newest_entry(folder) or store.record_newest(folder)
+        table.guard.check()  # here, since the store that is wrapped is asked
+        if newest is not None and store.fence(folder, newest, FENCED_VERSIONS, table.location.folder):
+            store.record_move(folder, table.location.folder)
+            return newest.version
+    raise CommitConflictError(
+        f"Writers keep committing to {table.location.uri}: each time another version was the newest.",
+        remedy="Stop them, and run it again. Nothing was changed for them.",
+    )
+
+
+def _report(
+    decision: MigrateDecision, table: Table, started: float, branches: int, finished: int, version: int = 0
+) -> StoreReport:
+    location = table.location
+    return StoreReport(
+        decision, CommitNote.new("migrate").run_id, location.uri, location.scheme, location.folder, branches, finished,
+        version or table.version, time.monotonic() - started,
+    )  # fmt: skip
