@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
     Addresses = NDArray[np.uint64]
 
+BY_MEMORY = frozenset({"Inverted", "MinHashLsh"})
+"""Types whose right answers come from an index in memory."""
 _TOGETHER = 32
 _SHOWN = 5
 _TEXT_ROWS = 1 << 17
-_TEXTS = frozenset({"Inverted", "MinHashLsh"})
 _ANY_NUMBER = 1 << 40
 _BUILD_ONLY = frozenset({"document_granularity"})
 
@@ -48,7 +49,9 @@ class _Difference:
     added: list[int] = field(default_factory=list)
 
     def compare(self, number: int, expected: Addresses, found: Addresses) -> None:
-        """Add the difference of one answer."""
+        """Add the difference of one answer; both are in order."""
+        if np.array_equal(expected, found):  # a tenth of the time of the differences
+            return
         lacking = np.setdiff1d(expected, found)
         more = np.setdiff1d(found, expected)
         self.missing += lacking.size
@@ -86,7 +89,7 @@ def ask(
         return IndexAnswers(**base, skipped="pylance does not use it, or does not say which index it uses")
     difference, failed = _Difference(), ""
     rows = 0
-    text = index.type in _TEXTS
+    text = index.type in BY_MEMORY
     try:
         for group in pinned.chunks([*drawn.fragments], _TEXT_ROWS if text else 1 << 21):
             checkpoint()
@@ -224,7 +227,7 @@ def _look_up(
     if not outside.any():
         return
     rows = drawn.rows.filter(pa.array(outside))
-    answers = _answers_of_texts if index.type in _TEXTS else _answers_of_rows
+    answers = _answers_of_texts if index.type in BY_MEMORY else _answers_of_rows
     truth = answers(pinned, index, queries, rows)
     for number, query in enumerate(queries):
         checkpoint()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwal_ops.errors import AnswersWorseError, MemwalOpsError, ObjectNotFoundError
-from memwal_ops.formats.lance.answers.ask import ask
+from memwal_ops.formats.lance.answers.ask import BY_MEMORY, ask
 from memwal_ops.formats.lance.answers.asked_index import Pinned
 from memwal_ops.formats.lance.answers.pooled import compare_searches
 from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, sample_queries
@@ -39,6 +39,8 @@ OFF, SAMPLE, STRICT = "off", "sample", "strict"
 _ATTEMPTS = 3
 _FEW = 16
 _FEW_BYTES = 8 << 20
+# Texts are indexed in memory to know the right answers, which costs ten times a scan of other values.
+_FEW_BYTES_OF_TEXTS = 1 << 20
 # Above, a sample asks for single values, which read a few pages of it, and for no ranges, which read all.
 _SMALL_INDEX = 8 << 20
 _WHOLE = frozenset({"range", "null"})
@@ -191,7 +193,9 @@ def _of_scalar(
     few: bool,
 ) -> Comparison:
     small = asked.size <= _SMALL_INDEX
-    budget = (_FEW_BYTES if few else MAX_BYTES) + (asked.size * 2 if small or not few else 0)
+    texts = asked.type in BY_MEMORY
+    rows = MAX_BYTES if not few else _FEW_BYTES_OF_TEXTS if texts else _FEW_BYTES
+    budget = rows + (asked.size * 2 if small or not few else 0)
     drawn = _draw(after, asked, table.version, budget, few=few)
     if few and not small:
         drawn = replace(drawn, queries=tuple(one for one in drawn.queries if one.what not in _WHOLE))
