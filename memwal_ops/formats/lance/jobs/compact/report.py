@@ -116,9 +116,12 @@ def _headline(report: CompactReport) -> str:
     rows = counted(report.rows_rewritten, "row")
     match report.decision:
         case "answers_worse":
+            before = (
+                f"the rest was not published; {change} before" if report.fragments_removed else "nothing was published"
+            )
             return (
-                f"answers_worse: the rest was not published; {change} before, "
-                f"{counted(report.fragments_after, 'fragment')} now, version {report.version}, {report.seconds:.2f} s."
+                f"answers_worse: {before}, {counted(report.fragments_after, 'fragment')} now, "
+                f"version {report.version}, {report.seconds:.2f} s."
             )
         case "compacted":
             return (

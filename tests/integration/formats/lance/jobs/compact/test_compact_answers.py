@@ -102,6 +102,7 @@ def test_an_index_that_was_not_remapped_is_not_published(
     document = report.to_json()
     assert document["error"]["reason"] == "answers_worse"
     assert f"--index {name} --rebuild" in document["error"]["detail"]
+    assert report.describe().startswith("answers_worse: nothing was published, 3 fragments now, ")
     [worse] = [one for one in document["answers"] if one["worse"]]
     assert worse["index"] == name
     assert (report.fragments_removed, report.fragments_after) == (0, 3)
