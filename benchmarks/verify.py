@@ -85,7 +85,7 @@ def child(uri: str) -> None:
     table = open_lance_table(uri)
     store = CountingStore(table.store)
     started = time.monotonic()
-    report = verify.plan(replace(table, store=store), VerifyOptions(), RunContext())
+    report = verify.verified(replace(table, store=store), VerifyOptions(), RunContext())
     seconds = time.monotonic() - started
     assert report.decision == "healthy", report.describe()
     peak = int(peak_mib() * 2**20)
@@ -117,7 +117,7 @@ def requests_of(options: dict[str, str], counts: Counter[str], regions: int, gen
     table = make(f"s3://{BUCKET}/{regions}x{generations}.lance", regions, generations, options)
     counts.clear()
     started = time.monotonic()
-    assert verify.plan(table, VerifyOptions(), RunContext()).decision == "healthy"
+    assert verify.verified(table, VerifyOptions(), RunContext()).decision == "healthy"
     return counts.total(), time.monotonic() - started
 
 

@@ -207,7 +207,8 @@ def _outcome(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool
 
     spec = applicable(table, job)
     values = dict(chosen)
-    dry_run = bool(values.pop("dry_run", False))
+    # A job that only reads may have an option of that name.
+    dry_run = not spec.reads_only and bool(values.pop("dry_run", False))
     # None, not True: a plain ``maintain`` acts, and deletes nothing; its --apply is an option of its own.
     apply = bool(values.pop("apply", False)) if spec.deletes else (False if dry_run else None)
     options = read_options(spec, values)

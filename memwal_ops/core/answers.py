@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwal_ops.text import counted
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -56,6 +58,7 @@ class IndexAnswers:
         settings: of searches: k, nprobes, refine factor.
         skipped: why it was not asked; empty: it was.
         error: the error with which it answered; empty: none.
+        findings: what is wrong with its answers, each with ``check``, ``evidence`` and ``remedy``.
     """
 
     index: str
@@ -80,6 +83,7 @@ class IndexAnswers:
     settings: str = ""
     skipped: str = ""
     error: str = ""
+    findings: Sequence[Mapping[str, str]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The entry of ``answers`` in reports."""
@@ -107,6 +111,7 @@ class IndexAnswers:
             "settings": self.settings,
             "skipped": self.skipped or None,
             "error": self.error or None,
+            "findings": [dict(one) for one in self.findings],
         }
         return document | ({"values": [*self.values]} if self.values else {})
 
@@ -114,7 +119,7 @@ class IndexAnswers:
         """One line of a report."""
         if self.skipped:
             return f"{self.index} ({self.type}): not asked: {self.skipped}"
-        figures = [f"{self.queries:,} queries", f"{self.wrong:,} wrong"]
+        figures = [counted(self.queries, "query", "queries"), f"{self.wrong:,} wrong"]
         if self.recall is not None:
             figures.append(f"recall {_text(self.recall)}")
         if self.built_rows_recall is not None and self.appended_rows_recall is not None:
@@ -123,7 +128,7 @@ class IndexAnswers:
             )
         if self.settings:
             figures.append(self.settings)
-        return f"{self.index} ({self.type}): {', '.join(figures)}; {self.rows_compared:,} rows compared"
+        return f"{self.index} ({self.type}): {', '.join(figures)}; {counted(self.rows_compared, 'row')} compared"
 
 
 def wilson(hits: int, total: int) -> Interval | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.options import Options, count, flag, size, texts
+from memwal_ops.core.options import OptionError, Options, count, flag, size, texts
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
 from memwal_ops.text import counted, counted_as, paragraph, size_text
 
@@ -30,6 +30,7 @@ class AnswersOptions(VerifyOptions):
     """Options of a verification that can ask indexes."""
 
     answers: bool = flag(help="Also ask each index, and compare with a search without it; --deep does so, too.")
+    answers_only: bool = flag(help="Ask each index, and check nothing else, unless --answers or --deep is given, too.")
     index: tuple[str, ...] = texts(metavar="NAME", help="Ask only this index; may be repeated.")
     samples: int = count(64, minimum=8, maximum=4096, metavar="N", help="Draw at least N rows for an index.")
     seed: int | None = count(
@@ -37,11 +38,22 @@ class AnswersOptions(VerifyOptions):
     )
     max_bytes: int = size(256 << 20, minimum=1 << 20, help="Read at most about this much to ask all indexes.")
     show_values: bool = flag(help="Show values of the rows that are examples, which are data.")
+    dry_run: bool = flag(help="Print how much asking each index reads at most, by how many queries; ask nothing.")
 
     @property
     def asks(self) -> bool:
         """Whether indexes are asked."""
-        return self.answers or self.deep or bool(self.index)
+        return self.answers or self.answers_only or self.deep or bool(self.index)
+
+    @property
+    def checks_all(self) -> bool:
+        """Whether the rest of the table is checked, too."""
+        return self.answers or self.deep or not self.answers_only
+
+    def validate(self) -> None:
+        """Refuse to tell the cost of nothing."""
+        if self.dry_run and not self.asks:
+            raise OptionError("{dry_run} tells what asking indexes costs; {answers} asks them.", "dry_run", "answers")
 
     def seed_at(self, revision: int) -> int:
         """The seed of a run at a revision: other rows for each, if none is given."""
@@ -97,11 +109,18 @@ def finding_of(
     return Finding(severity, check, place, str(error), consequence, error.remedy, runbook(error.exit_code) or "")
 
 
+def with_findings(answers: IndexAnswers, found: Iterable[Finding]) -> IndexAnswers:
+    """The answers of an index, with what is wrong with them."""
+    findings = [{"check": one.check, "evidence": one.evidence, "remedy": one.remedy} for one in found]
+    return replace(answers, findings=findings)
+
+
 class VerifyDecision(enum.StrEnum):
     """The decisions of a verification."""
 
     HEALTHY = "healthy"
     FINDINGS = "findings"
+    DRY_RUN = "dry_run"
 
 
 @dataclass
@@ -138,9 +157,9 @@ class RowsRead(enum.StrEnum):
 
 
 _READ = {
-    RowsRead.ALL: "were read",
-    RowsRead.KEYS: "were checked; only the keys of rows were read",
-    RowsRead.NONE: "were checked; rows were not read, samples at most",
+    RowsRead.ALL: "read",
+    RowsRead.KEYS: "checked; only the keys of rows were read",
+    RowsRead.NONE: "checked; rows were not read, samples at most",
 }
 
 
@@ -155,7 +174,7 @@ class VerifyReport:
         skipped: of a table that is read from an export: what could not be checked there.
         rows_read: what was read of the rows themselves, and not only of what describes them.
         answers: how well each index answers; empty: none was asked.
-        seed: with which the queries were drawn.
+        seed: with which the queries were drawn; None: no index was to be asked.
     """
 
     revision: int
@@ -181,6 +200,11 @@ class VerifyReport:
         """The listed findings, the worst first."""
         return sorted(self.findings.kept, key=lambda one: _RANK[one.severity])
 
+    @property
+    def sorted_answers(self) -> list[IndexAnswers]:
+        """Those with findings first: of a long report, the run history keeps the beginning."""
+        return sorted(self.answers, key=lambda one: not one.findings)
+
     def to_json(self) -> dict[str, Any]:
         """The document of ``verify --json``."""
         return {
@@ -191,16 +215,23 @@ class VerifyReport:
             "checked": dict(self.checked),
             "rows_read": self.rows_read.value,
             "skipped": [*self.skipped],
-            "answers": [one.to_json() for one in self.answers],
+            "answers": [one.to_json() for one in self.sorted_answers],
             "seed": self.seed,
         }
 
+    def _what_was_read(self) -> str:
+        numbers = {name: number for name, number in self.checked.items() if isinstance(number, int)}
+        if not numbers:
+            return "only indexes were asked" if self.answers else "there is no index to ask"
+        shown = {name: number for name, number in numbers.items() if number} or numbers
+        read = ", ".join(counted_as(number, name) for name, number in shown.items())
+        return f"{read} {'was' if [*shown.values()] == [1] else 'were'} {_READ[self.rows_read]}"
+
     def describe(self) -> str:
         """The report as human-readable text."""
-        read = ", ".join(counted_as(number, name) for name, number in self.checked.items() if isinstance(number, int))
         total = sum(self.findings.counts.values())
         figures = [f"; {name} {number:.3f}" for name, number in self.checked.items() if isinstance(number, float)]
-        lines = [f"{self.decision}: {counted(total, 'finding')}; {read} {_READ[self.rows_read]}{''.join(figures)}."]
+        lines = [f"{self.decision}: {counted(total, 'finding')}; {self._what_was_read()}{''.join(figures)}."]
         for one in self.listed:
             lines += ["", paragraph(f"{one.severity.upper()} {one.check}: {one.place}: {one.evidence}", hanging="  ")]
             lines.append(paragraph(f"{one.consequence} {one.remedy}", indent="  ", hanging="  "))
@@ -217,4 +248,50 @@ class VerifyReport:
             lines += ["", paragraph(left, hanging="  ")]
         if total > len(self.findings.kept):
             lines += ["", f"{counted(total - len(self.findings.kept), 'more finding')} of the same checks."]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class AnswersPlan:
+    """What asking the indexes costs: the report of ``verify --answers --dry-run``.
+
+    Attributes:
+        revision: the revision that would be asked.
+        answers: by index: ``queries`` (about as many) and ``bytes_at_most`` of a run, or why it is ``skipped``.
+        max_bytes: what a run may read.
+    """
+
+    revision: int
+    answers: Sequence[IndexAnswers]
+    max_bytes: int
+    decision: VerifyDecision = VerifyDecision.DRY_RUN
+    exit_code: int = 0
+
+    @property
+    def bytes_at_most(self) -> int:
+        """An upper bound of what a run reads to ask all indexes."""
+        return sum(one.bytes_at_most for one in self.answers)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``--json``."""
+        shown = ("index", "type", "queries", "bytes_at_most", "skipped")
+        return {
+            "decision": self.decision.value,
+            "version": self.revision,
+            "answers": [{key: one.to_json()[key] for key in shown} for one in self.answers],
+            "bytes_at_most": self.bytes_at_most,
+            "max_bytes": self.max_bytes,
+        }
+
+    def describe(self) -> str:
+        """The report as human-readable text."""
+        asked = counted(len(self.answers), "index", "indexes")
+        read = f"at most {size_text(self.bytes_at_most)} (--max-bytes is {size_text(self.max_bytes)})"
+        lines = [paragraph(f"{self.decision}: asking {asked} would read {read}. Nothing was asked.")]
+        for one in self.answers:
+            cost = f"about {counted(one.queries, 'query', 'queries')}, at most {size_text(one.bytes_at_most)}"
+            why = f"would not be asked: {one.skipped}"
+            lines.append(
+                paragraph(f"{one.index} ({one.type}): {why if one.skipped else cost}", indent="  ", hanging="  ")
+            )
         return "\n".join(lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops.core.answers import IndexAnswers, share_by_query
-from memwal_ops.core.verification import Finding, Severity
+from memwal_ops.core.verification import Finding, Severity, with_findings
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, SegmentCorruptError
 from memwal_ops.formats.zeppelin.compaction import metric_of
 from memwal_ops.formats.zeppelin.reader import Query, distances, live_rows, query_namespace
@@ -22,6 +22,7 @@ from memwal_ops.formats.zeppelin.wire.indexes import (
     encode_text_index,
     text_name,
 )
+from memwal_ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.options import VerifyOptions
 
 VECTORS = "vectors"
+_KINDS = {"bitmap": "Bitmap", "text": "Inverted"}
 _K, _NPROBE = 10, 8
 _TIES = 1e-5
 _PAGE = "runbooks/wrong-answers.md"
@@ -46,6 +48,47 @@ def check_answers(
         InvalidUsageError: there is no index of a name that was given.
         MemwalOpsError: an object that queries need is missing or damaged.
     """
+    chosen = _chosen(table, options)
+    size = _size(table)
+    results = []
+    if VECTORS in chosen:
+        results.append(_vectors(table, options, context, seed, size))
+    others = [name for name in chosen if name != VECTORS]
+    if others:
+        results += _lists(table, others, context, size if size <= options.max_bytes else None)
+    found = [[*_findings(answers)] for answers in results]
+    results = [with_findings(answers, wrong) for answers, wrong in zip(results, found, strict=True)]
+    return results, [one for wrong in found for one in wrong] if not options.deep else []
+
+
+def plan_answers(table: Namespace, options: VerifyOptions) -> list[IndexAnswers]:
+    """What asking costs at most, by index. Without requests.
+
+    Raises:
+        InvalidUsageError: there is no index of a name that was given.
+    """
+    size, rows = _size(table), sum(one.vectors for one in table.manifest.segments)
+    planned = []
+    for name in _chosen(table, options):
+        read = 2 * size if name == VECTORS else size
+        queries = min(options.samples, rows) if name == VECTORS else 0
+        fits = read <= options.max_bytes
+        planned.append(IndexAnswers(
+            index=name,
+            type="IVF" if name == VECTORS else _KINDS[name.partition(" ")[0]],
+            queries=queries,
+            bytes_at_most=read if fits else 0,
+            skipped="" if fits else f"it would read about {read:,} bytes: above --max-bytes",
+        ))  # fmt: skip
+    return planned
+
+
+def _size(table: Namespace) -> int:
+    """About how many bytes the clusters of all segments have."""
+    return 4 * sum(one.vectors for one in table.manifest.segments) * (table.meta.dimensions or 0)
+
+
+def _chosen(table: Namespace, options: VerifyOptions) -> list[str]:
     fields = {
         f"{kind} {field}"
         for segment in table.manifest.segments
@@ -57,15 +100,7 @@ def check_answers(
     if unknown:
         listed = ", ".join(map(repr, names)) or "none"
         raise InvalidUsageError(f"The namespace has no index {unknown[0]!r}; it has: {listed}.")
-    chosen = [name for name in names if not options.index or name in options.index]
-    size = 4 * sum(one.vectors for one in table.manifest.segments) * (table.meta.dimensions or 0)
-    results = []
-    if VECTORS in chosen:
-        results.append(_vectors(table, options, context, seed, size))
-    others = [name for name in chosen if name != VECTORS]
-    if others:
-        results += _lists(table, others, context, size if size <= options.max_bytes else None)
-    return results, [one for answers in results for one in _findings(answers)] if not options.deep else []
+    return [name for name in names if not options.index or name in options.index]
 
 
 def _vectors(table: Namespace, options: VerifyOptions, context: RunContext, seed: int, size: int) -> IndexAnswers:
@@ -117,7 +152,7 @@ def _vectors(table: Namespace, options: VerifyOptions, context: RunContext, seed
 
 def _lists(table: Namespace, names: list[str], context: RunContext, size: int | None) -> list[IndexAnswers]:
     """Each value of a bitmap and each word of an inverted list, compared with the rows of its cluster."""
-    kinds = {name: {"bitmap": "Bitmap", "text": "Inverted"}[name.partition(" ")[0]] for name in names}
+    kinds = {name: _KINDS[name.partition(" ")[0]] for name in names}
     segments = len(table.manifest.segments)
     if table.manifest.dialect != WIKI or size is None:
         why = "its clusters do not fit into --max-bytes" if size is None else "its keys are those of another program"
@@ -201,13 +236,13 @@ def _findings(answers: IndexAnswers) -> Iterator[Finding]:
     if answers.missing:
         yield Finding(
             Severity.ERROR, "index_misses_rows", place,
-            f"{answers.missing:,} rows are missing in it, for example (cluster:row) {_some(answers.examples_missing)}.",
+            f"It lacks {counted(answers.missing, 'row')}, for example (cluster:row) {_some(answers.examples_missing)}.",
             "Queries by it do not find rows that exist.", _REWRITE, _PAGE,
         )  # fmt: skip
     if answers.extra:
         yield Finding(
             Severity.ERROR, "index_returns_dead_rows", place,
-            f"{answers.extra:,} rows in it do not match, for example (cluster:row) {_some(answers.examples_extra)}.",
+            f"It has {counted(answers.extra, 'row')} too many, as (cluster:row) {_some(answers.examples_extra)}.",
             "Queries by it return rows that do not match.", _REWRITE, _PAGE,
         )  # fmt: skip
 

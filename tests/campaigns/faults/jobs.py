@@ -245,7 +245,7 @@ def _finish_repair(prepared: Prepared) -> None:
         if not report.fixes:
             break
     table = open_table(prepared.uri)
-    assert not {one.check for one in verify.plan(table, VerifyOptions()).findings.kept} & {
+    assert not {one.check for one in verify.verified(table, VerifyOptions()).findings.kept} & {
         "version_hint", "transaction_file", "lease_expired", "index_behind", "index_catchup",
     }  # fmt: skip
     for region_id in table.regions.region_ids:

@@ -82,7 +82,7 @@ class FinalSteps(CopySteps, OwnerSteps):
 
     def _verify(self, *severities: str, but: str = "") -> None:
         """No history of allowed steps leaves what verify calls so."""
-        found = verify.plan(open_table(self.uri), VerifyOptions(deep=True)).to_json()["findings"]
+        found = verify.verified(open_table(self.uri), VerifyOptions(deep=True)).to_json()["findings"]
         # What a person must decide (adopt) is told as such, and no damage.
         asked = {runbook(SchemaProjectionError.exit_code), runbook(RegionReplacedError.exit_code)}
         wrong = [

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.core.answers import IndexAnswers
-from memwal_ops.core.verification import Finding, Severity
+from memwal_ops.core.verification import Finding, Severity, with_findings
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.answers.ask import ask
 from memwal_ops.formats.lance.answers.asked_index import Pinned
@@ -57,12 +57,7 @@ def check_answers(
         StorageError: the table cannot be read without its indexes.
     """
     pinned = Pinned(table.dataset, table.location.uri)
-    manifest = base_indexes(table)
-    unknown = sorted(set(options.index) - manifest.keys())
-    if unknown:
-        listed = ", ".join(sorted(manifest)) or "none"
-        raise InvalidUsageError(f"The table has no index {unknown[0]!r}; it has: {listed}.")
-    names = [name for name in manifest if not options.index or name in options.index]
+    names = chosen_indexes(table, options)
     left = options.max_bytes
     results: list[IndexAnswers] = []
     findings: list[Finding] = []
@@ -70,16 +65,36 @@ def check_answers(
         context.advance("asking indexes", "indexes", total=len(names))
         index = pinned.indexes.get(name)
         if index is None:
-            results.append(IndexAnswers(index=name, type=manifest[name].type, skipped="pylance does not describe it"))
+            results.append(not_described(table, name))
             continue
         share = left // (len(names) - number)
         answers, held = _check(table, pinned, index, options.samples, seed, share, context)
         left = max(0, left - answers.bytes_at_most)
         if options.show_values:
             answers = replace(answers, values=_shown(pinned, index, answers))
-        results.append(answers)
-        findings += _findings(answers, held)
+        wrong = [*_findings(answers, held, _remedy(table, name))]
+        results.append(with_findings(answers, wrong))
+        findings += wrong
     return results, findings
+
+
+def chosen_indexes(table: Table, options: AnswersOptions) -> list[str]:
+    """The names of the indexes that are asked.
+
+    Raises:
+        InvalidUsageError: there is no index of a name that was given.
+    """
+    known = base_indexes(table)
+    unknown = sorted(set(options.index) - known.keys())
+    if unknown:
+        listed = ", ".join(sorted(known)) or "none"
+        raise InvalidUsageError(f"The table has no index {unknown[0]!r}; it has: {listed}.")
+    return [name for name in known if not options.index or name in options.index]
+
+
+def not_described(table: Table, name: str) -> IndexAnswers:
+    """The entry of an index that pylance does not list."""
+    return IndexAnswers(index=name, type=base_indexes(table)[name].type, skipped="pylance does not describe it")
 
 
 def _check(
@@ -131,9 +146,13 @@ def _indexed(index: AskedIndex, values: pa.ChunkedArray) -> NDArray[np.bool_]:
     return np.array([bool(one) for one in values.to_pylist()], bool)
 
 
-def _findings(answers: IndexAnswers, held: Coverage | None) -> Iterator[Finding]:
+def _remedy(table: Table, index: str) -> str:
+    build = f"Build it anew: memwal-ops catchup URI --rebuild --index {index}"
+    return build if "catchup" in table.jobs else f"Migrate the table first: memwal-ops migrate URI. {build}"
+
+
+def _findings(answers: IndexAnswers, held: Coverage | None, remedy: str) -> Iterator[Finding]:
     place = f"the index {answers.index!r}"
-    remedy = f"Build it anew: memwal-ops catchup URI --rebuild --index {answers.index}"
 
     def finding(check: str, evidence: str, consequence: str) -> Finding:
         return Finding(Severity.ERROR, check, place, evidence, consequence, remedy, PAGE, about=answers.index)

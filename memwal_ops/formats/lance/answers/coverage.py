@@ -63,6 +63,16 @@ class Coverage:
     unread: str = ""
 
 
+def coverage_bytes(pinned: Pinned, index: AskedIndex, max_bytes: int) -> int:
+    """An upper bound of what :func:`coverage_of` reads with the same arguments."""
+    if index.type in FRAGMENTS_IN or (index.type in _MAPS and index.size <= max_bytes):
+        return index.size
+    if index.type not in _IDS and index.type != "Inverted" and not index.is_vector:
+        return 0
+    cost = 8 * sum(pinned.physical(one) for one in index.covered if pinned.live.get(one))
+    return cost if cost <= max_bytes else 0
+
+
 def coverage_of(
     table: Table,
     pinned: Pinned,

@@ -12,6 +12,7 @@ from memwal_ops.core.export import exported_store
 from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import (
     AnswersOptions,
+    AnswersPlan,
     Finding,
     Findings,
     RowsRead,
@@ -21,6 +22,7 @@ from memwal_ops.core.verification import (
 )
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers
+from memwal_ops.formats.lance.answers.cost import plan_answers
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.checks.index import (
     check_catchup,
@@ -65,7 +67,17 @@ _CONTENTS = (
 """Per path pattern, what is not checked if an export has no contents of such files."""
 
 
-def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
+def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport | AnswersPlan:
+    """Verify a table, or tell what asking its indexes costs."""
+    if isinstance(options, AnswersOptions) and options.dry_run:
+        return plan_answers(table, options)
+    return verified(table, options, context)
+
+
+apply = plan
+
+
+def verified(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
     """Check the newest version, the regions, and the objects of memwal-ops itself.
 
     Requests: one listing of each region and of the versions, one or two for each file of the newest version, each
@@ -75,14 +87,12 @@ def plan(table: Table, options: VerifyOptions, context: RunContext | None = None
         StorageError: the store failed.
     """
     run = _Verification(table, options, context or RunContext())
-    run.check()
+    if run.checks_all:
+        run.check()
+    elif run.export is None:
+        run.ask()
     rows_read = RowsRead.KEYS if run.reads_rows and table.primary_key else RowsRead.NONE
-    return VerifyReport(
-        table.version, run.findings, run.checked, run.skipped, rows_read, run.answers, run.seed if run.answers else None
-    )
-
-
-apply = plan
+    return VerifyReport(table.version, run.findings, run.checked, run.skipped, rows_read, run.answers, run.seed)
 
 
 @dataclass
@@ -97,7 +107,8 @@ class _Verification:
     def __init__(self, table: Table, options: VerifyOptions, context: RunContext) -> None:
         self.table, self.options, self.context = table, options, context
         self.findings = Findings(options.max_findings)
-        self.checked = {"regions": 0, "generations": 0, "log entries": 0, "fragments": 0}
+        self.checks_all = not isinstance(options, AnswersOptions) or options.checks_all
+        self.checked: dict[str, int] = {}
         self.history = SchemaHistory(table)
         self.export = exported_store(table)
         self.reads_rows = options.deep and self.export is None
@@ -110,6 +121,8 @@ class _Verification:
         """What was not checked because the table is read from an export."""
         if self.export is None:
             return []
+        if not self.checks_all:
+            return ["answers of indexes"]
         contents = {next(what for kind, what in _CONTENTS if kind.match(path)) for path in self.export.left_out}
         tags = ["tags"] if self.table.branch_name else []  # they are in the root
         return [*sorted(contents), *tags, "rows of indexes", *(["rows and keys"] if self.options.deep else []),
@@ -118,6 +131,7 @@ class _Verification:
     def check(self) -> None:
         """All checks, the base table first."""
         table, deep = self.table, self.options.deep
+        self.checked = {"regions": 0, "generations": 0, "log entries": 0}
         self.checked["fragments"] = len(table.manifest.manifest.fragments)
         self._add("base table", lambda: check_files(table))
         self._add("versions", lambda: check_version_manifests(table, deep=deep))
@@ -146,7 +160,7 @@ class _Verification:
         self._add("catch-up entries", lambda: check_catchup(table))
         damaged = [one.place for one in self.findings.kept if one.check == "base_file"]
         if self.asked is not None and self.export is None and all(path.startswith(INDICES_FOLDER) for path in damaged):
-            self._add("answers of indexes", self._answers, named=True)
+            self.ask()
         found = frozenset(one.about for one in self.findings.kept if one.check in ANSWERS)
         if not damaged:  # with files missing, rows cannot be read
             self._add("rows of indexes", lambda: check_rows_of_indexes(table, found))
@@ -164,6 +178,10 @@ class _Verification:
                 self._add("keys", lambda: check_base_keys(table))
             self._add("row ids", lambda: check_row_ids(table))
             self._add("rows of generations", lambda: check_generation_rows(table, opened))
+
+    def ask(self) -> None:
+        """Ask the indexes."""
+        self._add("answers of indexes", self._answers, named=True)
 
     def _answers(self) -> list[Finding]:
         assert self.asked is not None  # noqa: S101 - the caller checked

@@ -30,7 +30,7 @@ _NEEDED = "A reader or a hold needs epochs from {} on; repair again when it has 
 
 def _verified(table: Table, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
     """The findings; those about the view record whether the store has any."""
-    found = verify.plan(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
+    found = verify.verified(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
     if found.findings.counts.keys() - OF_VIEW - {FOLLOW_DAMAGED, OLD_VERSION_DAMAGED}:
         found.findings.kept = [
             replace(one, about=_DAMAGED_STORE) if one.check in OF_VIEW else one for one in found.findings.kept

@@ -7,28 +7,43 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.answers import IndexAnswers
 from memwal_ops.core.own_files import check_own_files
-from memwal_ops.core.verification import Finding, Severity, VerifyReport
+from memwal_ops.core.verification import AnswersPlan, Finding, Findings, Severity, VerifyReport, with_findings
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import deep
 from memwal_ops.formats.lm_diskann.errors import RESTORE
+from memwal_ops.formats.lm_diskann.files import GRAPH as GRAPH_FILE
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.locks import WriterLock
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.verification import Verified, verify
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.options import VerifyOptions
     from memwal_ops.formats.lm_diskann.table import Table
 
 
 GRAPH = "graph"
+_BASE: Mapping[str, Any] = {"index": GRAPH, "type": "LM-DiskANN", "segments": 1}
 _FINDS_ITSELF = 0.9
 _PAGE = "runbooks/wrong-answers.md"
 
 
-def plan(table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport:
-    """Check everything; every block is read, with --deep or without.
+def plan(table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport | AnswersPlan:
+    """Verify an index folder, or tell what asking its index costs."""
+    if options.dry_run:
+        _check_name(options)
+        return _planned(table, options)
+    return verified(table, options, context)
+
+
+apply = plan
+
+
+def verified(table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport:
+    """Check everything; every block is read, with --deep or without, but not with --answers-only.
 
     With --deep also reachability and recall, unless there are findings already.
 
@@ -36,14 +51,17 @@ def plan(table: Table, options: VerifyOptions, context: RunContext) -> VerifyRep
         IndexBusyError: another writer or job has the index.
         TableCorruptError: the store cannot be opened, or is that of another index.
     """
+    _check_name(options)
     seed = options.seed_at(table.revision)
     answers: list[IndexAnswers] = []
+    found, checked = Verified(Findings(options.max_findings)), dict[str, Any]()
+    if not options.checks_all and _size(table) > options.max_bytes:  # without the lock, for which others wait
+        return VerifyReport(table.revision, found.findings, checked, answers=[_above(table)], seed=seed)
     lock = WriterLock(table.location.uri, options.wait.total_seconds())
     try:
-        found = verify(table.location.uri, table.parameters, options.max_findings, context)
-        checked: dict[str, Any] = {"blocks": found.blocks}
-        if options.index and set(options.index) != {GRAPH}:
-            raise InvalidUsageError(f"The folder has no index {options.index[0]!r}; it has: {GRAPH}.")
+        if options.checks_all:
+            found = verify(table.location.uri, table.parameters, options.max_findings, context)
+            checked = {"blocks": found.blocks}
         sound = not found.findings.counts
         if options.asks:
             answers = _answers(table, options, found, seed)
@@ -51,18 +69,41 @@ def plan(table: Table, options: VerifyOptions, context: RunContext) -> VerifyRep
             checked["recall"] = None if answers[0].recall is None else answers[0].recall.value
     finally:
         lock.release()
-    found.findings.extend(check_own_files(table))
-    return VerifyReport(table.revision, found.findings, checked, answers=answers, seed=seed if answers else None)
+    if options.checks_all:
+        found.findings.extend(check_own_files(table))
+    return VerifyReport(table.revision, found.findings, checked, answers=answers, seed=seed if options.asks else None)
+
+
+def _check_name(options: VerifyOptions) -> None:
+    if options.index and set(options.index) != {GRAPH}:
+        raise InvalidUsageError(f"The folder has no index {options.index[0]!r}; it has: {GRAPH}.")
+
+
+def _size(table: Table) -> int:
+    """Bytes of all blocks."""
+    try:
+        return os.path.getsize(os.path.join(table.location.uri, GRAPH_FILE))
+    except FileNotFoundError:
+        return 0
+
+
+def _above(table: Table) -> IndexAnswers:
+    return IndexAnswers(**_BASE, skipped=f"its blocks have {_size(table):,} bytes, above --max-bytes")
+
+
+def _planned(table: Table, options: VerifyOptions) -> AnswersPlan:
+    size = _size(table)
+    one = IndexAnswers(**_BASE, queries=options.samples, bytes_at_most=size)
+    return AnswersPlan(table.revision, [one if size <= options.max_bytes else _above(table)], options.max_bytes)
 
 
 def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -> list[IndexAnswers]:
     """Recall of searches, unless there are findings already; with --deep, add the findings of that."""
-    base: dict[str, Any] = {"index": GRAPH, "type": "LM-DiskANN", "segments": 1}
     if found.findings.counts:
-        return [IndexAnswers(**base, skipped="there are other findings, which come first")]
-    size = found.blocks * table.parameters.layout.block_size
+        return [IndexAnswers(**_BASE, skipped="there are other findings, which come first")]
+    size = _size(table)
     if size > options.max_bytes and not options.deep:
-        return [IndexAnswers(**base, skipped=f"its blocks have {size:,} bytes, above --max-bytes")]
+        return [_above(table)]
     store = Store(
         os.path.join(table.location.uri, NAME), table.parameters.uuid, table.parameters.quantizer, read_only=True
     )
@@ -77,25 +118,23 @@ def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -
     finally:
         store.close()
     if measured is None:
-        return [IndexAnswers(**base, skipped="it has no rows")]
+        return [IndexAnswers(**_BASE, skipped="it has no rows")]
+    wrong: list[Finding] = []
     if measured.itself.high < _FINDS_ITSELF:
-        found.findings.add(Finding(
+        wrong.append(Finding(
             Severity.ERROR, "index_recall_low", f"the index {GRAPH!r}",
             f"A search by the vector of a row finds that row in {measured.itself.value:.0%} of {measured.queries:,} "
             "cases.", "Searches by it do not find the nearest rows.",
             f"memwal-ops repair URI --deep connects nodes that no path leads to. {RESTORE}", _PAGE,
         ))  # fmt: skip
-    return [
-        IndexAnswers(
-            **base,
-            settings=f"k {deep.K}",
-            queries=measured.queries,
-            recall=measured.share,
-            found_itself=measured.itself,
-            rows_compared=measured.rows,
-            bytes_at_most=size,
-        )
-    ]
-
-
-apply = plan
+    found.findings.extend(wrong)
+    answers = IndexAnswers(
+        **_BASE,
+        settings=f"k {deep.K}",
+        queries=measured.queries,
+        recall=measured.share,
+        found_itself=measured.itself,
+        rows_compared=measured.rows,
+        bytes_at_most=size,
+    )
+    return [with_findings(answers, wrong)]

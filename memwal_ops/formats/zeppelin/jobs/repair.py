@@ -44,7 +44,7 @@ _CHOICES: Mapping[str, tuple[Choice, ...]] = {
 
 
 def _verified(table: Namespace, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
-    return verify.plan(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
+    return verify.verified(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
 
 
 JOB = RepairJob(_verified, choices=_CHOICES)

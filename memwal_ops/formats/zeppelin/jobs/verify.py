@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.verification import Findings, VerifyReport, finding_of
+from memwal_ops.core.verification import AnswersPlan, Findings, VerifyReport, finding_of
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
-from memwal_ops.formats.zeppelin.answers import check_answers
+from memwal_ops.formats.zeppelin.answers import check_answers, plan_answers
 from memwal_ops.formats.zeppelin.verification import Checked, check_namespace
 
 if TYPE_CHECKING:
@@ -16,13 +16,27 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.options import VerifyOptions
 
 
-def plan(table: Namespace, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
+def plan(table: Namespace, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport | AnswersPlan:
+    """Verify a namespace, or tell what asking its indexes costs."""
+    if options.dry_run:
+        return AnswersPlan(table.revision, plan_answers(table, options), options.max_bytes)
+    return verified(table, options, context)
+
+
+apply = plan
+
+
+def verified(table: Namespace, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
     """Check all objects. Raises ``StorageError`` if the store fails."""
     context = context or RunContext()
-    checked, findings = Checked(), Findings(options.max_findings)
-    findings.extend(check_namespace(table, options, context, checked))
+    checked: dict[str, Any] = {}
+    findings = Findings(options.max_findings)
+    if options.checks_all:
+        read = Checked()
+        findings.extend(check_namespace(table, options, context, read))
+        checked = vars(read)
     if not options.asks:
-        return VerifyReport(table.revision, findings, vars(checked))
+        return VerifyReport(table.revision, findings, checked)
     seed = options.seed_at(table.revision)
     answers: list[IndexAnswers] = []
     try:
@@ -32,7 +46,4 @@ def plan(table: Namespace, options: VerifyOptions, context: RunContext | None = 
         raise
     except MemwalOpsError as error:
         findings.add(finding_of(error, "not_checked", "answers of indexes", "This part was not checked completely."))
-    return VerifyReport(table.revision, findings, vars(checked), answers=answers, seed=seed if answers else None)
-
-
-apply = plan
+    return VerifyReport(table.revision, findings, checked, answers=answers, seed=seed)

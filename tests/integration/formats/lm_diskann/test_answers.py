@@ -10,6 +10,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.answers import wilson
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import deep
+from memwal_ops.formats.lm_diskann.library import Index
 
 
 def test_recall_is_measured(made: str) -> None:
@@ -43,3 +44,15 @@ def test_a_folder_above_the_budget_is_named_as_not_asked(made: str) -> None:
     size = run_job(made, "verify").checked["blocks"] * open_table(made).parameters.layout.block_size
     [one] = run_job(made, "verify", answers=True, max_bytes=max(size - 1, 1 << 20)).answers
     assert ("above --max-bytes" in one.skipped, one.recall is None) == (size > 1 << 20,) * 2
+
+
+def test_the_index_alone_within_the_budget_and_what_that_costs(made: str) -> None:
+    plan = run_job(made, "verify", answers=True, dry_run=True)
+    assert (plan.decision, plan.answers[0].skipped) == ("dry_run", "")
+    done = run_job(made, "verify", answers_only=True)
+    [one] = done.answers
+    assert (dict(done.checked), one.wrong, one.findings) == ({}, 0, [])
+    assert 0 < one.bytes_at_most <= plan.bytes_at_most
+    with Index(made):  # it is written to: without the lock, nobody waits for what is above the budget
+        [large] = run_job(made, "verify", answers_only=True, max_bytes=1 << 20, wait="0s").answers
+    assert "above --max-bytes" in large.skipped

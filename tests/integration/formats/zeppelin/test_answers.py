@@ -34,8 +34,9 @@ def test_a_healthy_namespace_answers_right(made: NamespaceUnderTest) -> None:
 
 def test_a_bitmap_that_lost_a_row(made: NamespaceUnderTest) -> None:
     made.forget_records()
-    [path] = Path(made.uri).rglob("bitmap_0.bin")
-    found = decode_bitmaps(path.read_bytes())["color"]
+    by_path = {path: decode_bitmaps(path.read_bytes())["color"] for path in Path(made.uri).rglob("bitmap_*.bin")}
+    path, found = next((path, found) for path, found in sorted(by_path.items()) if found)
+    cluster = path.stem.removeprefix("bitmap_")
     colors: dict[int, str] = {row: key.partition(":")[2] for key, rows in found.items() for row in rows}
     count = max(colors) + 1
     lost = min(colors)
@@ -44,10 +45,19 @@ def test_a_bitmap_that_lost_a_row(made: NamespaceUnderTest) -> None:
     report = run_job(made.uri, "verify", answers=True)
     assert {one.check for one in report.findings.kept} == {"index_misses_rows"}, report.describe()
     [entry] = [one for one in report.answers if one.index == "bitmap color"]
-    assert (entry.wrong, entry.missing, entry.examples_missing) == (1, 1, [f"0:{lost}"])
+    assert (entry.wrong, entry.missing, entry.examples_missing) == (1, 1, [f"{cluster}:{lost}"])
     assert report.exit_code == 9
 
 
 def test_an_unknown_index_is_refused(made: NamespaceUnderTest) -> None:
     with pytest.raises(InvalidUsageError, match="no index 'x'"):
         run_job(made.uri, "verify", index=["x"])
+
+
+def test_the_indexes_alone_and_what_that_costs(made: NamespaceUnderTest) -> None:
+    plan = run_job(made.uri, "verify", answers=True, dry_run=True)
+    assert plan.decision == "dry_run"
+    done = run_job(made.uri, "verify", answers_only=True)
+    assert (dict(done.checked), done.decision) == ({}, "healthy")
+    told = {one.index: one.bytes_at_most for one in plan.answers}
+    assert {one.index: one.bytes_at_most for one in done.answers} == told

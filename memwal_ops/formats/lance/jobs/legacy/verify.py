@@ -8,6 +8,7 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import (
     AnswersOptions,
+    AnswersPlan,
     Finding,
     Findings,
     RowsRead,
@@ -17,6 +18,7 @@ from memwal_ops.core.verification import (
 )
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.check import check_answers
+from memwal_ops.formats.lance.answers.cost import plan_answers
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.legacy.emptied import find_emptied
 from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of, unmerged
@@ -35,14 +37,38 @@ if TYPE_CHECKING:
 _STOPS = "Merges of the region stop there."
 
 
-def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
+def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport | AnswersPlan:
+    """Verify a table, or tell what asking its indexes costs."""
+    if isinstance(options, AnswersOptions) and options.dry_run:
+        return plan_answers(table, options)
+    return verified(table, options, context)
+
+
+apply = plan
+
+
+def verified(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
     """Check the newest version: files, versions, states, and, if ``options.deep``, the rows that are not merged.
 
     Raises:
         StorageError: the store failed.
     """
-    context = context or RunContext()
     findings = Findings(options.max_findings)
+    checked: dict[str, int] = {}
+    if not isinstance(options, AnswersOptions) or options.checks_all:
+        checked = _check(table, options, findings)
+    rows_read = RowsRead.KEYS if options.deep else RowsRead.NONE
+    answers: list[IndexAnswers] = []
+    seed = None
+    if isinstance(options, AnswersOptions) and options.asks:
+        seed = options.seed_at(table.version)
+        answers, wrong = check_answers(table, options, context or RunContext(), seed)
+        findings.extend(wrong)
+    return VerifyReport(table.version, findings, checked, rows_read=rows_read, answers=answers, seed=seed)
+
+
+def _check(table: Table, options: VerifyOptions, findings: Findings) -> dict[str, int]:
+    """Check all but the answers of indexes; return what was read."""
     checked = {"fragments": len(table.manifest.manifest.fragments), "MemWALs": 0}
     findings.extend(check_files(table))
     findings.extend(check_version_manifests(table, deep=options.deep))
@@ -60,17 +86,7 @@ def plan(table: Table, options: VerifyOptions, context: RunContext | None = None
         findings.extend(check_states(table, mem_wals))
         if options.deep:
             findings.extend(check_rows(table, mem_wals))
-    rows_read = RowsRead.KEYS if options.deep else RowsRead.NONE
-    answers: list[IndexAnswers] = []
-    seed = None
-    if isinstance(options, AnswersOptions) and options.asks:
-        seed = options.seed_at(table.version)
-        answers, wrong = check_answers(table, options, context, seed)
-        findings.extend(wrong)
-    return VerifyReport(table.version, findings, checked, rows_read=rows_read, answers=answers, seed=seed)
-
-
-apply = plan
+    return checked
 
 
 def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:

@@ -10,5 +10,5 @@ from memwal_ops.formats.lance.jobs.repair.fixes import fix_of
 from memwal_ops.formats.lance.jobs.repair.legacy import LEGACY_CHOICES, fix_of_legacy
 from memwal_ops.formats.lance.jobs.repair.places import place_of
 
-JOB = RepairJob(verify.plan, fix_of, place_of, CHOICES)
-LEGACY_JOB = RepairJob(legacy_verify.plan, fix_of_legacy, place_of, LEGACY_CHOICES)
+JOB = RepairJob(verify.verified, fix_of, place_of, CHOICES)
+LEGACY_JOB = RepairJob(legacy_verify.verified, fix_of_legacy, place_of, LEGACY_CHOICES)

@@ -40,7 +40,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LsmTable]:
 
 def errors(table: LsmTable, wrap: Any) -> list[str]:
     opened: Any = open_table(table.uri)
-    report = verify.plan(replace(opened, store=wrap(opened.store)), VerifyOptions())
+    report = verify.verified(replace(opened, store=wrap(opened.store)), VerifyOptions())
     return [one["check"] for one in report.to_json()["findings"] if one["severity"] == "error"]
 
 
