@@ -103,6 +103,8 @@ class JobSpec:
         enabled: the supervisor runs it on every table to which it applies, without an entry in the configuration.
         every: the default interval; None: no schedule.
         when: the default backlog trigger.
+        named_options: options of a supervisor's runs, where the configuration names the job and gives no others.
+        unnamed_options: the same, where the configuration does not name the job at all.
         hung_after: a run is killed after that long without any progress.
         metrics: its metrics by name.
         from_export: it also reads a table from an export: its command has ``--from FILE``.
@@ -131,6 +133,8 @@ class JobSpec:
     enabled: bool = False
     every: timedelta | None = None
     when: str | None = None
+    named_options: Mapping[str, Any] = field(default_factory=dict)
+    unnamed_options: Mapping[str, Any] = field(default_factory=dict)
     hung_after: timedelta = timedelta(minutes=30)
     metrics: Mapping[str, MetricSpec] = field(default_factory=dict)
     from_export: bool = False
@@ -167,8 +171,18 @@ class JobSpec:
 
 read_only_job = partial(JobSpec, reads_only=True, by_hand=True)
 """The spec of a job that an operator runs to read a table; neither ``maintain`` nor the supervisor runs it."""
-scheduled_check = partial(JobSpec, reads_only=True, every=timedelta(days=1), skip_if_unchanged=True)
-"""The spec of a job that reads a table, and that the supervisor runs once a day where its configuration names it."""
+verify_job = partial(
+    JobSpec,
+    name="verify",
+    reads_only=True,
+    skip_if_unchanged=True,
+    enabled=True,
+    every=timedelta(days=1),
+    named_options={"answers": True},
+    unnamed_options={"answers_only": True},
+)
+"""The spec of a job that verifies a table. Once a day the supervisor asks its indexes; where its configuration names
+the job, it verifies the whole table as well."""
 maintain_job = partial(JobSpec, name="maintain", load="memwal_ops.core.maintain:JOB", every=timedelta(hours=1))
 """The spec of the job that runs the others of a format in their order."""
 

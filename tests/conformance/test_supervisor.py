@@ -61,7 +61,7 @@ def test_run_once(tmp_path: Path, both: Both, toy_environment: dict[str, str], e
     assert done.code == 0, done.out
     runs = {(one["table"], one["job"]): one for one in done.document["runs"]}
     assert {job for table, job in runs if table == "j"} == {"merge", "gc"}, "the toy has no others"
-    assert {job for table, job in runs if table == "l"} == {"merge", "catchup", "compact", "snapshot", "gc"}
+    assert {job for table, job in runs if table == "l"} == {"merge", "catchup", "compact", "snapshot", "gc", "verify"}
     assert {one["outcome"] for one in runs.values()} == {"succeeded"}
     assert runs["j", "merge"]["decision"] == "merged"
     assert runs["j", "merge"]["plan"]["options"] == {}
@@ -75,7 +75,8 @@ def test_the_service(tmp_path: Path, both: Both, toy_environment: dict[str, str]
     file = write(
         tmp_path,
         "defaults: {poll: 1s, jobs: {merge: {schedule: 12h}, catchup: {enabled: false}, compact: {enabled: false},"
-        f" snapshot: {{enabled: false}}}}}}\ntables:\n  - uri: {both[0].uri}\n  - pattern: {tmp_path}/tables/*\n",
+        " snapshot: {enabled: false}, verify: {enabled: false}}}\n"
+        f"tables:\n  - uri: {both[0].uri}\n  - pattern: {tmp_path}/tables/*\n",
     )
     with service(file, toy_environment) as running:
         merged = lambda table, count: (  # noqa: E731

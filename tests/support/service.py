@@ -78,7 +78,9 @@ def service(config: Path, environ: dict[str, str] | None = None) -> Iterator[Run
 def configure(tmp_path: Path, jobs: str, *, name: str = "config", more: str = "") -> Path:
     """Only the named jobs; everything else is off, so that few workers start."""
     off = ", ".join(
-        f"{job}: {{enabled: false}}" for job in ("merge", "catchup", "compact", "snapshot") if f"{job}:" not in jobs
+        f"{job}: {{enabled: false}}"
+        for job in ("merge", "catchup", "compact", "snapshot", "verify")
+        if f"{job}:" not in jobs
     )
     path = tmp_path / f"{name}.yaml"
     path.write_text(

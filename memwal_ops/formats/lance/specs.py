@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, scheduled_check
+from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.core.verification import AnswersOptions
 from memwal_ops.formats.lance.options import (
@@ -297,13 +297,12 @@ Exit code 0 also if a region is blocked: inspect reports it, and does not fail."
     load_by_layout={"legacy": f"{_JOBS}.legacy.inspect"},
     from_export=True,
 )
-VERIFY = scheduled_check(
-    name="verify",
+VERIFY = verify_job(
     summary="Check the objects of a table; changes nothing.",
     help="""Check the table at URI: files of the newest version, older versions, region manifests, generations, logs,
 the MemWAL index, leases and holds; with --deep also rows and keys. With --answers (and --deep), each index is asked for
-rows of every fragment, and compared with a scan (docs/index-answers.md). Changes nothing. Each finding names the
-object, the consequence and the remedy.
+rows of every fragment, and compared with a scan (docs/index-answers.md); --dry-run prints what that costs. Changes
+nothing. Each finding names the object, the consequence and the remedy.
 
 \b
 Examples:
@@ -315,6 +314,7 @@ Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks
     options=AnswersOptions,
     load=f"{_JOBS}.verify",
     load_by_layout={"legacy": f"{_JOBS}.legacy.verify"},
+    after=frozenset({"merge", "catchup", "compact", "snapshot", "expire", "gc", "maintain"}),
     from_export=True,
 )
 REPAIR = repair_job(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, scheduled_check
+from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.lm_diskann.options import (
     CatchupOptions,
@@ -197,8 +197,7 @@ INSPECT = read_only_job(
     options=InspectOptions,
     load=f"{_JOBS}.inspect",
 )
-VERIFY = scheduled_check(
-    name="verify",
+VERIFY = verify_job(
     summary="Read every block of an index folder, and check the index for consistency.",
     help="""Check the index folder at URI: checksums of all blocks, the slot map, rows against blocks, links in both
 directions, the published view against the store. With --deep also which nodes searches reach, lost slots, and the
@@ -212,6 +211,7 @@ Examples:
 Exit codes: 0 healthy, or warnings only; 9 an error was found; 57 busy; others: runbooks/README.md.""",
     options=VerifyOptions,
     load=f"{_JOBS}.verify",
+    after=frozenset({"merge", "catchup", "compact", "gc", "maintain"}),
 )
 INIT = InitSpec(
     summary="creates an empty index folder for vectors of --dimension floats, on a local disk.",

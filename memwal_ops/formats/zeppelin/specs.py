@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.job import JobSpec, MetricSpec, maintain_job, read_only_job, scheduled_check
+from memwal_ops.core.job import JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.zeppelin.options import (
     GcOptions,
@@ -87,8 +87,7 @@ GC = JobSpec(
 COMPACT = replace(
     MERGE, name="compact", in_maintain=False, by_hand=True, enabled=False, every=None, when=None, metrics={}
 )
-VERIFY = scheduled_check(
-    name="verify",
+VERIFY = verify_job(
     summary="Check all objects of a namespace for consistency.",
     help="""Check the Zeppelin namespace at URI: checksums of fragments, counts, missing objects, orphans, sizes of
 clusters, rows against centroids (a sample; all with --deep), lease and tokens. With --answers, recall of
@@ -103,6 +102,7 @@ Exit codes: 0 healthy, or warnings only; 9 an error was found: rows are missing,
 runbooks/README.md.""",
     options=VerifyOptions,
     load=f"{_JOBS}.verify",
+    after=frozenset({"merge", "gc", "maintain"}),
 )
 WHY = read_only_job(
     name="why",

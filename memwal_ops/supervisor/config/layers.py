@@ -35,6 +35,7 @@ class Layers:
         self, document: Document, job: JobSpec, others: Iterable[JobSpec], config: Config, number: int, *, known: bool
     ) -> None:
         self._document = document
+        self._job = job
         name = job.name
         own = {*option_names(job.options)}
         self._foreign = {option for other in others for option in option_names(other.options)} - own
@@ -66,8 +67,9 @@ class Layers:
         return default, None
 
     def options(self) -> dict[str, Any]:
-        """Return the options of both layers, merged by key."""
-        merged: dict[str, Any] = {}
+        """Return the options of both layers, merged by key over those that the job has by default."""
+        merged = dict(self._job.named_options if self.mentioned else self._job.unnamed_options)
+        self.sources |= {f"options.{key}": DEFAULT for key in merged}
         for layer, place, given in reversed(self._layers):
             for key, value in given.options.items():
                 if layer not in self._strict and key in self._foreign:

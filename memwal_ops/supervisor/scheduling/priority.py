@@ -1,5 +1,7 @@
 """Choose which due job runs next: of those that may run, the one that has waited longest.
 
+A job that only reads counts as due by one interval later: what changes tables goes first, until it has waited as long.
+
 With each run a table moves to the end of the queue, so one that is always behind does not starve the others.
 """
 
@@ -66,4 +68,7 @@ def _waits_for(
 
 
 def _order(entry: Entry) -> tuple[datetime, datetime, tuple[str, str]]:
-    return entry.due or _NEVER, entry.started or _NEVER, entry.key
+    due = entry.due or _NEVER
+    if entry.settings.job.reads_only and entry.due is not None and entry.settings.schedule is not None:
+        due += entry.settings.schedule.period(due)
+    return due, entry.started or _NEVER, entry.key

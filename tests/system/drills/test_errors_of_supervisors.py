@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.long
 
 GENERATION_DATA = re.compile(r"_gen_\d+/data/")
-ONLY_MERGE = "catchup: {enabled: false}, compact: {enabled: false}, snapshot: {enabled: false}"
+ONLY_MERGE = (
+    "catchup: {enabled: false}, compact: {enabled: false}, snapshot: {enabled: false}, verify: {enabled: false}"
+)
 
 
 @dataclass

@@ -46,7 +46,7 @@ if "memwal_ops.supervisor.workers.worker" in sys.orig_argv:
 def configure(folder: Path, table: Workload, jobs: str, name: str = "service", leases: str = "") -> str:
     """A service's configuration, with these jobs and no other; no process serves its port."""
     off = ", ".join(
-        f"{job}: {{enabled: false}}" for job in ("merge", "catchup", "compact", "snapshot") if job not in jobs
+        f"{job}: {{enabled: false}}" for job in ("merge", "catchup", "compact", "snapshot", "verify") if job not in jobs
     )
     path = folder / f"{name}.yaml"
     path.write_text(

@@ -67,7 +67,9 @@ class Fleet:
         waits |= dict.fromkeys([space.uri for space in self.spaces], "fragments")
         merges = {uri: f"{{merge: {{schedule: 1h, when: {what} >= 1}}}}" for uri, what in waits.items()}
         uris = ", ".join(f"{{uri: {uri}, jobs: {merge}}}" for uri, merge in merges.items())
-        off = ", ".join(f"{job}: {{enabled: false}}" for job in ("catchup", "compact", "snapshot", "expire", "gc"))
+        off = ", ".join(
+            f"{job}: {{enabled: false}}" for job in ("catchup", "compact", "snapshot", "expire", "gc", "verify")
+        )
         path.write_text(
             f"version: 1\nstate_dir: {self.folder}/state-{name}\nhttp: {{port: 0}}\nleases: {{ttl: 3s}}\n"
             f"backoff: {{first: 1s, longest: 2s}}\n"

@@ -289,7 +289,7 @@ def test_a_run_leaves_no_process_behind(package: Package, tmp_path: Path) -> Non
     table = Workload(1, regions=1, base_rows=20).create(str(tmp_path / "tables/t.lance"))
     jobs = "hostile: {schedule: 1h}, merge: {schedule: 1h}"
     file = configure(tmp_path, jobs)
-    off = ", ".join(f"{job}: {{enabled: false}}" for job in ("merge", "catchup", "compact", "snapshot"))
+    off = ", ".join(f"{job}: {{enabled: false}}" for job in ("merge", "catchup", "compact", "snapshot", "verify"))
     lines = []
     for way in WAYS:
         os.symlink(table.uri, tmp_path / way)

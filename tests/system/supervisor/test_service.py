@@ -213,7 +213,7 @@ def test_once_with_jobs_of_every_mood(tmp_path: Path) -> None:
     environ = install(["moody", "audit"], tmp_path)
     table = Workload(1, regions=1, base_rows=20).create(str(tmp_path / "tables/t.lance"))
     entries = []
-    off = ", ".join(f"{job}: {{enabled: false}}" for job in ("merge", "catchup", "compact", "snapshot"))
+    off = ", ".join(f"{job}: {{enabled: false}}" for job in ("merge", "catchup", "compact", "snapshot", "verify"))
     # Two are ended by a limit, which comes for certain; the others have none that a busy machine could come to.
     limits = {"busy": "timeout: 1s", "hangs": "hung_after: 2s"}
     for mood in MOODS:
@@ -282,7 +282,8 @@ def test_on_s3_no_secret_is_printed(bucket: tuple[str, dict[str, str]], tmp_path
     file.write_text(
         f"state_dir: {tmp_path}/state\nlog_level: debug\n"
         f"defaults:\n  storage_options: {json.dumps(given | {'aws_secret_access_key': '${S3_SECRET}'})}\n"
-        "  jobs: {catchup: {enabled: false}, compact: {enabled: false}, snapshot: {enabled: false}}\n"
+        "  jobs: {catchup: {enabled: false}, compact: {enabled: false}, snapshot: {enabled: false},"
+        " verify: {enabled: false}}\n"
         f"tables: [{{pattern: '{root}/*.lance'}}]\n"
     )
     done = run_process("run", "--once", "--config", str(file), "--json", S3_SECRET=secret)

@@ -220,6 +220,7 @@ def test_leases_are_shown_as_they_are_on_the_table(fleet: dict[str, Workload], a
     jobs = ask.table("orders")["jobs"]
     assert {name: job["lease"]["state"] for name, job in jobs.items()} == {
         "merge": "elsewhere", "snapshot": "held", "catchup": "free", "compact": "free",
+        "verify": "free",
     }  # fmt: skip
     assert jobs["merge"]["lease"]["holder"] == {"instance": "them", "name": "them@there"}
     said = ask().out
@@ -261,7 +262,7 @@ def test_what_a_running_service_knows(
 
 def test_tables_that_are_not_there(fleet: dict[str, Workload], ask: Ask, config: Path, tmp_path: Path) -> None:
     only = ask("--table", fleet["users"].uri)
-    assert (only.code, "orders" in only.out, only.out.count("\nusers ")) == (0, False, 5)
+    assert (only.code, "orders" in only.out, only.out.count("\nusers ")) == (0, False, 6)
     unknown = ask("--table", "nobody")
     assert (unknown.code, "events, orders, users" in unknown.err) == (2, True)
     good = config.read_text()

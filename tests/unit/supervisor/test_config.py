@@ -276,7 +276,7 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert (good.code, good.document["decision"], good.document["problems"]) == (0, "valid", [])
     assert set(good.document) == {"decision", "file", "problems", "warnings", "effective", "jobs"}
     assert {"key", "value", "layer", "line", "variables"} == set(good.document["effective"][0])
-    assert good.document["jobs"] == ["catchup", "compact", "merge", "snapshot"]
+    assert good.document["jobs"] == ["catchup", "compact", "merge", "snapshot", "verify"]
     text = run_here(capfd, "config", "check", str(file))
     assert "tables.t.jobs.merge.schedule: {every: 10m, jitter: 1m}  # default" in text.out
     assert "timeout" not in text.out.replace("heartbeat.timeout", ""), "neither given, nor is there a default"
