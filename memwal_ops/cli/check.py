@@ -16,6 +16,7 @@ from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.options import BRANCH, Duration, IntRange, on, storage_options
 from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
+from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
 from memwal_ops.core.leases import read_lease
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
@@ -239,6 +240,8 @@ def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
         yield CRITICAL, f"{table['name']}: {counted_as(blocked, backlog.noun_of('blocked'))} blocked"
     elif fault is not None:
         yield fault[0], f"{table['name']}: {fault[1]}"
+    for bad in bad_answers(table.get("answers", ())):
+        yield CRITICAL if bad.wrong else WARNING, f"{table['name']}: {bad.describe()}"
     if table["look_error"]:
         yield WARNING, f"{table['name']} cannot be read: {table['look_error']}"
     for job, state in table["jobs"].items():

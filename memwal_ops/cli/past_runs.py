@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.bad_answers import ASKED_BY
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.errors import MemwalOpsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from memwal_ops.supervisor.state.history import History
 
@@ -33,6 +34,15 @@ class RunHistory:
                 yield from (
                     PastRun(one["seconds"], one["report"]) for one in steps if one["step"] == job and one["report"]
                 )
+
+    def answers(self, uri: str) -> Sequence[Mapping[str, Any]]:
+        """How well the indexes of a table answered when the service last asked them."""
+        from memwal_ops.supervisor.state.outcomes import last_answers  # noqa: PLC0415 - see below
+
+        with suppress(MemwalOpsError):
+            if (recorded := self._recorded) is not None:
+                return last_answers(recorded.runs(table=uri, job=ASKED_BY, limit=_LATEST))
+        return ()
 
     @cached_property
     def _recorded(self) -> History | None:

@@ -32,7 +32,7 @@ from memwal_ops.supervisor.observe.findings import (
     findings_of,
     last_run_finding,
 )
-from memwal_ops.supervisor.observe.table_view import history_view, view_of
+from memwal_ops.supervisor.observe.table_view import answers_view, history_view, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,6 +110,7 @@ class _Reading:
             "looked_at": now.isoformat(timespec="milliseconds"),
             "error": None,
             "blocked": [dict(part.document) for part in summary.blocked],
+            "answers": [],
             "jobs": {},
         }
         self.findings = [*findings_of(self.state, self, DEFAULT_LIMITS, "")]
@@ -145,6 +146,7 @@ class _Reading:
         """The page."""
         return render(
             "table",
+            **answers_view(self.state, ()),
             **history_view(self.history, self.gc),
             history_note=" ".join(self.notes),
             table=view_of(self.state, self.findings),

@@ -14,8 +14,9 @@ import click
 from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.past_runs import RunHistory
-from memwal_ops.cli.printing import echo_result
+from memwal_ops.cli.printing import echo_result, page_path
 from memwal_ops.cli.process import open_table
+from memwal_ops.core.bad_answers import PAGE
 from memwal_ops.core.outlook import describe_outlooks
 from memwal_ops.core.registry import branches, format_of_folder, short_name
 from memwal_ops.core.scan import Scanned, Skipped, scan_table, skipped_stub, tables_of_database
@@ -23,13 +24,13 @@ from memwal_ops.errors import InvalidUsageError, MemwalOpsError, NotALanceTableE
 from memwal_ops.storage.catalogs import Catalog, is_catalog, is_secret_property
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.resolve import branch_uri
-from memwal_ops.supervisor.observe.findings import CRITICAL, DEFAULT_LIMITS, WORDS
+from memwal_ops.supervisor.observe.findings import CRITICAL, DEFAULT_LIMITS, WARNING, WORDS
 from memwal_ops.text import counted, grid, paragraph, printable, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from memwal_ops.core.past_runs import PastRuns
+    from memwal_ops.core.bad_answers import BadAnswers
 
 _MAX_BLOCKED, _MAX_WRITTEN = 3, 5
 _MAX_SKIPPED = 10
@@ -50,7 +51,8 @@ def scan(
 ) -> int:
     """Plan every job on each table, change nothing, and print the configuration of a service that runs them.
 
-    Each job has its default options: expire counts versions older than a week.
+    Each job has its default options: expire counts versions older than a week. First come tables with indexes that
+    answered wrongly when this machine's service last asked them.
 
     \b
     Examples:
@@ -79,7 +81,7 @@ def scan(
         raise TableNotFoundError(nothing, remedy=remedy)
     past = RunHistory()
     found = [one for uri in tables for one in _scanned(uri, storage_options, past, stubs=database is not None)]
-    scanned = [one for one in found if isinstance(one, Scanned)]
+    scanned = sorted((one for one in found if isinstance(one, Scanned)), key=lambda one: not one.answers)
     skipped += [one for one in found if isinstance(one, Skipped)]
     opened = [one for one in scanned if one.revision is not None]
     entries = entries or [f"uri: {_quoted(_absolute(one.uri))}" for one in opened if not _branch_of(one.uri)]
@@ -94,7 +96,7 @@ def scan(
     return next((error.exit_code for one in scanned for _, error in one.errors), 0)
 
 
-def _scanned(uri: str, options: dict[str, str], past: PastRuns, *, stubs: bool) -> Iterator[Scanned | Skipped]:
+def _scanned(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> Iterator[Scanned | Skipped]:
     """The table, and each of its branches."""
     found = _scan(uri, options, past, stubs=stubs)
     yield found
@@ -109,10 +111,10 @@ def _scanned(uri: str, options: dict[str, str], past: PastRuns, *, stubs: bool) 
         yield _scan(branch_uri(uri, name), options, past, stubs=False)
 
 
-def _scan(uri: str, options: dict[str, str], past: PastRuns, *, stubs: bool) -> Scanned | Skipped:
+def _scan(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> Scanned | Skipped:
     try:
         try:
-            return scan_table(open_table(uri, options), past)
+            return scan_table(open_table(uri, options), past, past.answers)
         except (NotALanceTableError, TableNotFoundError):
             if not stubs or (stub := skipped_stub(uri, options)) is None:
                 raise
@@ -136,7 +138,8 @@ def _describe(scanned: Sequence[Scanned], skipped: Sequence[Skipped], configurat
         for need in one.needs
     ]
     opened = [one for one in scanned if one.revision is not None]
-    parts = [_summary(opened)] if opened else []
+    parts = [_bad(one, bad) for one in opened for bad in one.answers]
+    parts += [_summary(opened)] if opened else []
     if rows:
         headings = ("table", "job", "it would", "rows", "frees", "later", "by")
         parts.append(grid(headings, rows, words=headings[:3]))
@@ -160,6 +163,12 @@ def _describe(scanned: Sequence[Scanned], skipped: Sequence[Skipped], configurat
     if configuration:
         parts.append(f"This configuration does it (memwal-ops run --config FILE):\n\n{configuration}".rstrip())
     return "\n\n".join(parts)
+
+
+def _bad(one: Scanned, bad: BadAnswers) -> str:
+    lines = [paragraph(f"{'WRONG' if bad.wrong else 'RECALL'}: {_name(one.uri)}: {bad.describe()}", hanging="  ")]
+    lines.append(paragraph(bad.remedy.replace(" URI", f" {shlex.quote(one.uri)}"), indent="  ", hanging="  "))
+    return "\n".join([*lines, f"  See {page_path(PAGE)}"])
 
 
 def _writers(scanned: Sequence[Scanned]) -> list[str]:
@@ -192,7 +201,9 @@ def _summary(scanned: Sequence[Scanned]) -> str:
 
 
 def _level(one: Scanned) -> int:
-    return CRITICAL if one.errors or one.blocked else DEFAULT_LIMITS.level(one.backlog)
+    if one.errors or one.blocked or any(bad.wrong for bad in one.answers):
+        return CRITICAL
+    return max(WARNING if one.answers else 0, DEFAULT_LIMITS.level(one.backlog))
 
 
 def _name(uri: str) -> str:

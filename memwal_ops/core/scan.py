@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.bad_answers import bad_answers, no_past_answers
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.maintain import ordered
 from memwal_ops.core.outlook import Outlook, outlook_on
@@ -24,6 +25,7 @@ from memwal_ops.text import counted_as
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from memwal_ops.core.bad_answers import BadAnswers, PastAnswers
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.past_runs import PastRuns
     from memwal_ops.core.protocols import Blocked, Table
@@ -39,6 +41,7 @@ class Scanned:
         last_writer: the release of the table's own writers; None: it is not known.
         outlook: how long these jobs take, and the space that they need.
         errors: the error of the table, or of each job that has no plan.
+        answers: its indexes that answered badly when they were last asked.
     """
 
     uri: str
@@ -49,11 +52,13 @@ class Scanned:
     blocked: tuple[Blocked, ...] = ()
     last_writer: str | None = None
     outlook: Outlook = field(default_factory=Outlook)
+    answers: tuple[BadAnswers, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The ``tables`` entry."""
         return {
             "uri": self.uri,
+            "bad_answers": [one.to_json() for one in self.answers],
             "version": self.revision,
             "last_writer": self.last_writer,
             "needs": [one.to_json() for one in self.needs],
@@ -115,11 +120,12 @@ def skipped_stub(uri: str, storage_options: Mapping[str, str]) -> Skipped | None
     return Skipped(uri, stub.evidence, remedy)
 
 
-def scan_table(table: Table, past: PastRuns = no_past_runs) -> Scanned:
+def scan_table(table: Table, past: PastRuns = no_past_runs, asked: PastAnswers = no_past_answers) -> Scanned:
     """What the jobs of ``maintain`` would do on a table with their default options. Reads only.
 
     Args:
         past: the run history, by which it is told how long that takes.
+        asked: how well its indexes answered when they were last asked; no index is asked here.
     """
     needs: list[Need] = []
     errors: list[tuple[str | None, MemwalOpsError]] = []
@@ -136,7 +142,8 @@ def scan_table(table: Table, past: PastRuns = no_past_runs) -> Scanned:
                 errors.append((spec.name, error))
     writer = table.format.last_writer(table) if isinstance(table.format, NamesWriters) else None
     where, outlook = table.location.address, outlook_on(table, needs, past)
-    return Scanned(where, table.revision, tuple(needs), tuple(errors), backlog, blocked, writer, outlook)
+    bad = tuple(bad_answers(asked(where)))
+    return Scanned(where, table.revision, tuple(needs), tuple(errors), backlog, blocked, writer, outlook, bad)
 
 
 def _blocked(table: Table) -> tuple[Blocked, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # finder, such as pytest, fails on it. There are no maps here.
 sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != pygal.__name__]
 
-_COLORS = ("#1a7f8e", "#b3651b")
+_COLORS = ("#1a7f8e", "#b3651b", "#6a4fa3", "#2f7d32", "#b0355c", "#55626e")
 _DARK = (
     "inline:@media (prefers-color-scheme: dark) { .axis text, .legends text { fill: #d6dde4 !important } "
     ".axis .line, .axis .guide { stroke: #55626e !important } }"
@@ -33,7 +33,7 @@ def backlog_chart(samples: Sequence[tuple[float, float]], *, small: bool) -> byt
         samples: seconds since 1970, UTC, and amounts; in the order of time.
         small: without axes, for a row of a list.
     """
-    points = [(datetime.fromtimestamp(when, UTC).replace(tzinfo=None), amount) for when, amount in samples]
+    points = [(_moment(when), amount) for when, amount in samples]
     long = bool(samples) and samples[-1][0] - samples[0][0] > _DATES_FROM_SECONDS
     plot: Any = pygal.DateTimeLine(
         **_common(small=small),
@@ -66,6 +66,24 @@ def line_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str], amo
     for name, values in series.items():
         plot.add(name, [*values])
     return _rendered(plot)
+
+
+def shares_chart(series: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
+    """Draw shares of 0 to 1 over time, one line for each name; seconds since 1970, UTC, in the order of time."""
+    own = {"show_legend": True, "value_formatter": "{:.2f}".format, "include_x_axis": False, "show_dots": True}
+    plot: Any = pygal.DateTimeLine(
+        **{**_common(small=False), **own}, x_value_formatter=lambda when: f"{when:%m-%d %H:%M}", dots_size=2
+    )
+    times = sorted({when for points in series.values() for when, _ in points})
+    if times:
+        plot.x_labels = [_moment(times[at]) for at in sorted({0, len(times) // 2, len(times) - 1})]
+    for name, points in series.items():
+        plot.add(name, [(_moment(when), share) for when, share in points])
+    return _rendered(plot)
+
+
+def _moment(when: float) -> datetime:
+    return datetime.fromtimestamp(when, UTC).replace(tzinfo=None)
 
 
 def _common(*, small: bool) -> dict[str, Any]:

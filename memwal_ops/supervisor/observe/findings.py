@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
+from memwal_ops.core.bad_answers import PAGE as ANSWERS_PAGE
+from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import backlog_of, jobs_of
 from memwal_ops.errors import runbook
 from memwal_ops.text import counted, counted_as, time_text
@@ -158,6 +160,10 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
     if parts and len(blocked) != min(parts, _MAX_BLOCKED):
         what = f"{counted_as(parts, backlog.noun_of('blocked'))} in total cannot be merged completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
+    for one in bad_answers(table["answers"]):
+        what = one.describe()
+        todo = one.remedy.replace(" URI", f" {shlex.quote(table['uri'])}")
+        yield finding(CRITICAL if one.wrong else WARNING, f"{what[:1].upper()}{what[1:]}", todo, ANSWERS_PAGE)
     for name, job in table["jobs"].items():
         yield from _job_findings(table, name, job, errors, file)
     behind = limits.level(backlog)

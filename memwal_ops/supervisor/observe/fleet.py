@@ -25,6 +25,7 @@ from memwal_ops.supervisor.observe.status import job_status
 from memwal_ops.supervisor.observe.status_document import JobStatus, TableStatus
 from memwal_ops.supervisor.state.directory import history_path, state_dir
 from memwal_ops.supervisor.state.history import COMPLETED, History
+from memwal_ops.supervisor.state.outcomes import last_answers
 from memwal_ops.supervisor.state.tables import Entry
 from memwal_ops.supervisor.workers.isolated_polling import poll_isolated
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _CONCURRENT_READS = 8
 _BLOCKED_EXIT_CODE = 10
+_WITH_REPORT = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class FleetStatus:
             "error": None if reading.error is None else error_document(reading.error),
             "clock_skew_seconds": None if in_service is None else in_service["clock_skew_seconds"],
             "blocked": blocked,
-            "answers": [] if in_service is None else in_service["answers"],
+            "answers": self._answers(table) if in_service is None else in_service["answers"],
             "jobs": {
                 name: self._job(Entry(table, jobs[name], now), leases.get(name), known.get(name), now)
                 for name in sorted(jobs)
@@ -178,6 +180,12 @@ class FleetStatus:
         """Continue without a damaged history: it must not hide the tables."""
         self.close()
         self._history, self.history_error = None, redact(str(error))
+
+    def _answers(self, table: FoundTable) -> list[dict[str, Any]]:
+        """Return how well the table's indexes answered, by the history: the service that asked does not run."""
+        jobs = [job for job in table.settings.jobs.values() if job.job.reads_only and job.enabled]
+        asked = [last_answers(self._runs(table=table.uri, job=job.name, limit=_WITH_REPORT)) for job in jobs]
+        return [dict(one) for answers in asked for one in answers]
 
     def _blocked_in_last_run(self, table: FoundTable, backlog: Figures) -> list[Mapping[str, Any]]:
         """Return what the last run reported as blocked: a run opens the objects that a poll only lists."""

@@ -199,10 +199,13 @@ class _StatusCollector(Collector):
         recall = [(labels, float(one["recall"])) for labels, one in asked if one.get("recall") is not None]
         wrong = [(labels, float(one.get("wrong", 0))) for labels, one in asked if not one.get("skipped")]
         segments = [(labels, float(one.get("segments", 0))) for labels, one in asked]
+        findings = [(labels, float(len(one.get("findings") or ()))) for labels, one in asked]
         labels = "table", "index"
         yield self._gauge("index_recall", "Recall of a vector index, by the last verification.", recall, *labels)
         text = "Queries that an index answered wrongly in the last verification."
         yield self._gauge("index_wrong_answers", text, wrong, *labels)
+        text = "Findings on the answers of an index in the last verification."
+        yield self._gauge("index_findings", text, findings, *labels)
         yield self._gauge("index_segments", "Segments of an index, by the last verification.", segments, *labels)
 
     def _service_gauges(self, status: StatusDocument) -> Iterator[Family]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import memwal_ops
+from memwal_ops.core.bad_answers import ASKED_BY
 from memwal_ops.core.figures import Figures, backlog_of, jobs_of
 from memwal_ops.core.registry import formats
 from memwal_ops.pages.charts import backlog_chart
@@ -27,7 +28,7 @@ from memwal_ops.supervisor.observe.findings import (
     no_tables,
     service_findings,
 )
-from memwal_ops.supervisor.observe.table_view import figures_of, history_view, view_of
+from memwal_ops.supervisor.observe.table_view import answers_view, figures_of, history_view, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _RELOAD_SECONDS = 15
 _MAX_RUNS = 20
+_MAX_ASKED = 60
 _BLOCKED_EXIT_CODE = 10
 _TABLES, _CHART, _RUNBOOKS = "/tables/", "/backlog.svg", "/runbooks/"
 _NO_HISTORY = (
@@ -137,8 +139,10 @@ class Pages:
         runs = self._runs.get(_stamp(table), table=name, limit=_MAX_RUNS)
         history = self._history(name)
         collected = next(iter(self._runs.get(_stamp(table), table=name, job="gc", limit=1)), None)
+        asked = self._runs.get(_stamp(table), table=name, job=ASKED_BY, limit=_MAX_ASKED)
         return render(
             "table",
+            **answers_view(table, asked),
             **history_view(history, None if collected is None else collected["report"]),
             history_note="" if history else _NO_HISTORY,
             table=self._view(table),

@@ -49,7 +49,8 @@ class JobStatus(TypedDict):
 class TableStatus(TypedDict):
     """A table: ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them.
 
-    ``answers``: how well its indexes answer, by the last ``verify --answers``: the entries of its report.
+    ``answers``: how well its indexes answer, by the last ``verify --answers``: the entries of its report, with
+    ``asked_at`` and ``asked_version``.
     """
 
     name: str

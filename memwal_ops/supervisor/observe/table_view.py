@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import backlog_of
 from memwal_ops.core.table_history import storage_of_gc
-from memwal_ops.pages.charts import bar_chart
+from memwal_ops.pages.charts import bar_chart, shares_chart
 from memwal_ops.pages.rendering import data_uri
 from memwal_ops.supervisor.observe.findings import (
     OK,
@@ -17,6 +19,7 @@ from memwal_ops.supervisor.observe.findings import (
     level_of_finding,
     waits_text,
 )
+from memwal_ops.supervisor.state.outcomes import answers_of
 from memwal_ops.text import counted_as, time_text
 
 if TYPE_CHECKING:
@@ -70,6 +73,25 @@ def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None
         "merges_chart": data_uri(chart) if len(merges) > 1 else "",
         "storage": storage,
     }
+
+
+def answers_view(table: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the variables ``answers`` and ``recall_chart`` of a table's page: how well its indexes answer.
+
+    Args:
+        table: its status document.
+        runs: the runs that asked its indexes, the newest first.
+    """
+    bad = {one.index for one in bad_answers(table["answers"])}
+    rows = [{**one, "bad": one["index"] in bad} for one in table["answers"]]
+    series: dict[str, list[tuple[float, float]]] = {}
+    for run in reversed(runs):
+        for one in answers_of(run["report"], run["finished"]) or ():
+            if one.get("recall") is not None and run["finished"] is not None:
+                when = datetime.fromisoformat(run["finished"]).timestamp()
+                series.setdefault(str(one["index"]), []).append((when, float(one["recall"])))
+    drawn = max(map(len, series.values()), default=0) > 1
+    return {"answers": rows, "recall_chart": data_uri(shares_chart(series)) if drawn else ""}
 
 
 def figures_of(figures: Figures) -> list[dict[str, Any]]:

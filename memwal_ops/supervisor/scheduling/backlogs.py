@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.errors import WorkerDiedError
 from memwal_ops.log import get_logger
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.state.tables import Entry, TableState
     from memwal_ops.supervisor.workers.pools import WorkerProcess
 
+_ASK_AGAIN_AFTER = timedelta(hours=1)
 _UNPRODUCTIVE_FOR = timedelta(minutes=10)
 # A store that does not respond must not occupy the only polling worker, which all other tables need too.
 _HISTORY_SECONDS = 60.0
@@ -206,6 +208,7 @@ class BacklogPolling:
                 state.reading = reading if good and same else None
             idle = idle and same and _is_idle(state)
             self._queue_triggered(state, reading.began)
+            self._ask_again(state)
         else:
             state.reading = None
         self._decide_scheduled(state, reading.began)
@@ -249,6 +252,19 @@ class BacklogPolling:
                 state.poll_again = True
             else:
                 self._enqueue(*entry.key, f"when: {when.text}")
+
+    def _ask_again(self, state: TableState) -> None:
+        """Queue a verification that found indexes to answer badly, if the table was written since, for example fixed.
+
+        At most once an hour: on a table to which much is written, only a rebuild changes the answers.
+        """
+        now = self._clock.now()
+        for entry in state.entries.values():
+            bad = bad_answers(entry.answers)
+            asked = {one.get("asked_version") for one in entry.answers}
+            due = entry.finished is None or now - entry.finished >= _ASK_AGAIN_AFTER
+            if bad and due and entry.settings.schedule is not None and state.version not in asked:
+                self._enqueue(*entry.key, "answers")
 
     def _decide_scheduled(self, state: TableState, began: float) -> None:
         """Skip scheduled runs whose table and settings are unchanged since their last run, and queue the others."""

@@ -404,7 +404,9 @@ class Scheduler:
         assert run is not None  # noqa: S101 - it is in flight
         self._runs = {number: running for number, running in self._runs.items() if running is not entry}
         self._recorder.finish(entry, run.number, now, outcome, details)
-        entry.answers = answers_of(details.get("report")) or entry.answers
+        if entry.settings.job.reads_only:
+            answers = answers_of(details.get("report"), now.isoformat(timespec="milliseconds"))
+            entry.answers = entry.answers if answers is None else answers
         if not entry.removed:
             self.metrics.runs.labels(*entry.key, outcome).inc()
             sums = Figures(details.get("figures") or {}, entry.table.settings.format, "run")
@@ -487,7 +489,7 @@ class Scheduler:
         last = self._recorder.last(table.name, table.uri, settings.name, now)
         entry = Entry.from_history(last, table, settings)
         if settings.job.reads_only:
-            entry.answers = answers_of(self._recorder.last_report(table.name, table.uri, settings.name))
+            entry.answers = self._recorder.last_answers(table.name, table.uri, settings.name)
         resume(entry, last, self.settings.config.backoff, self._random, now)
         return entry
 

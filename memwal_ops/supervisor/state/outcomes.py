@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.errors import JobHungError, LeaseLostError, WorkerDiedError, runbook
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.supervisor.state.tables import Entry
@@ -68,10 +68,20 @@ def _hung(entry: Entry, ended_by: str | None) -> JobHungError:
     return JobHungError(f"The job {entry.settings.name} on {entry.table.name} {what} {limit}, and was killed.")
 
 
-def answers_of(report: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
-    """The ``answers`` in a report: how well indexes answer; empty if none was asked."""
+def answers_of(report: Mapping[str, Any] | None, asked_at: str | None) -> list[Mapping[str, Any]] | None:
+    """The ``answers`` in a report, with the time and the version of their run; None: it did not ask."""
     found = (report or {}).get("answers")
-    return [one for one in found if isinstance(one, dict) and "index" in one] if isinstance(found, list) else ()
+    if report is None or not isinstance(found, list) or report.get("decision") == "dry_run":
+        return None
+    asked = {"asked_at": asked_at, "asked_version": report.get("version")}
+    entries: list[Mapping[str, Any]] = [{**one, **asked} for one in found if isinstance(one, dict) and "index" in one]
+    return entries if entries or report.get("seed") is not None else None
+
+
+def last_answers(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The answers of the newest run that asked; ``runs`` of the history, the newest first."""
+    found = (answers_of(run["report"], run["finished"]) for run in runs)
+    return next((answers for answers in found if answers is not None), [])
 
 
 def error_fields(error: MemwalOpsError) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.errors import HistoryError
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.state.history import LastRuns
+from memwal_ops.supervisor.state.outcomes import last_answers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.state.tables import Entry
 
 _BUDGET_SECONDS = 30.0
-# Of these, the newest one that has a report: others failed.
+# Of these, the newest one that asked: others failed.
 _WITH_REPORT = 10
 
 
@@ -78,14 +79,14 @@ class RunRecorder:
             self._log.error("history_not_read", error=str(error))
             return LastRuns(now, None, None, None, None, 0)
 
-    def last_report(self, table: str, uri: str, job: str) -> Mapping[str, Any] | None:
-        """Return the report of the last run of a job that has one."""
+    def last_answers(self, table: str, uri: str, job: str) -> list[Mapping[str, Any]]:
+        """Return how well indexes answered, by the last run of a job that asked them."""
         try:
             runs = self._history.runs(table=table, job=job, limit=_WITH_REPORT)
         except HistoryError as error:
             self._log.error("history_not_read", error=str(error))
-            return None
-        return next((run["report"] for run in runs if run["uri"] == uri and run["report"]), None)
+            return []
+        return last_answers(run for run in runs if run["uri"] == uri)
 
     def is_over_budget(self, entry: Entry) -> bool:
         """Whether the runs of a job have used up its time budget; read from the history twice a minute."""

@@ -56,7 +56,7 @@ class Entry:
 
     Attributes:
         due: since when it is due (wall clock); None if it is not.
-        why: what made it due: ``schedule``, ``when: ...``, ``retry``.
+        why: what made it due: ``schedule``, ``when: ...``, ``retry``, ``answers``.
         not_before: it does not start before this time (wall clock).
         waiting: what it waits for: window, backoff, budget, lease, worker, or earlier (an upstream job).
         lease: the lease that this supervisor holds for it.

@@ -14,6 +14,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.scheduling.discovery import discover
+from memwal_ops.supervisor.state.history import History
 from memwal_ops.text import size_text
 from tests.support.run_cli import contents, run_here
 from tests.support.tables.plain import PlainTable
@@ -115,7 +116,7 @@ def test_tables_of_namespaces_are_found_and_the_rest_is_named(
     assert "no table such a name" in skipped["notes"]
     assert "is a stub" in skipped["dropped.lance"]
     assert f"memwal-ops repair {stub}" in skipped["dropped.lance"]
-    assert "SKIPPED: dropped: " in run_here(capfd, "scan", "--database", str(database)).out
+    assert "SKIPPED: dropped: " in " ".join(run_here(capfd, "scan", "--database", str(database)).out.split())
     file = tmp_path / "c.yaml"
     file.write_text(shown.document["configuration"])
     found = discover(load_settings(str(file)).tables).tables
@@ -232,3 +233,38 @@ def test_it_tells_the_time_by_the_last_runs(
     file.write_text("tables: 7")
     told = run_here(capfd, "scan", table.uri)
     assert (told.code, "estimated" in told.out) == (0, True), "a history that cannot be found is none"
+
+
+def test_indexes_that_answer_badly_come_first(
+    database: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the service recorded: none is asked here."""
+    uri = str(database / "needy $x.lance")
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        f"state_dir: {tmp_path}/state\nhttp: {{enabled: false}}\ntables: [{{uri: '{uri.replace('$', '$$')}'}}]\n"
+    )
+    monkeypatch.setenv("MEMWAL_OPS_CONFIG", str(file))
+    entry = {
+        "index": "by_n", "type": "BTree", "queries": 62, "wrong": 3, "recall": None,
+        "findings": [{"check": "index_misses_rows", "evidence": "3 rows are missing.",
+                      "remedy": "Build it anew: memwal-ops catchup URI --rebuild --index by_n"}],
+    }  # fmt: skip
+    history = History.open(str(tmp_path / "state/history.sqlite"))
+    for number, answers in enumerate(([entry], None)):
+        begun = history.begin(
+            table="t", uri=uri, job="verify", supervisor="us", why="schedule", plan={}, now=datetime.now(UTC)
+        )
+        report = None if answers is None else {"seed": 3, "version": 3, "answers": answers}
+        history.finish(begun, datetime.now(UTC), "failed" if number else "partial", report=report)
+    history.close()
+    shown = run_here(capfd, "scan", "--database", str(database), "--json")
+    first, *others = shown.document["tables"]
+    assert (shown.code, first["uri"]) == (0, uri)
+    [bad] = first["bad_answers"]
+    assert (bad["index"], bad["kind"], bad["why"]) == ("by_n", "wrong", "3 rows are missing.")
+    assert [one["bad_answers"] for one in others] == [[]] * len(others)
+    text = run_here(capfd, "scan", "--database", str(database)).out
+    assert text.startswith("WRONG: needy $x: the index by_n (BTree) answers wrongly, asked ")
+    assert f"memwal-ops catchup '{uri}' --rebuild --index by_n" in " ".join(text.split())
+    assert "1 critical" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -161,3 +162,35 @@ def test_polls_take_samples(stage: Stage) -> None:
     stage.turn(60)
     stage.see("a", generations=5)
     assert [amount for _, amount in stage.scheduler.tables["a"].samples.all()] == [3.0, 5.0]
+
+
+def test_how_indexes_answer_and_recall_over_time() -> None:
+    """The last answers of each, the curve of vector indexes, and what to do about a bad one before all else."""
+
+    def entry(index: str, recall: float | None, *findings: str) -> dict[str, Any]:
+        return {
+            "index": index, "type": "IVF_PQ" if recall else "BTree", "queries": 62, "wrong": 3 if findings else 0,
+            "recall": recall, "recall_low": recall, "recall_high": recall, "segments": 2, "skipped": None,
+            "findings": [{"check": one, "evidence": "3 rows <gone>.", "remedy": "Build it anew."} for one in findings],
+        }  # fmt: skip
+
+    asked = [entry("by_n", None, "index_misses_rows"), entry("by_v", 0.91)]
+    stamp = {"asked_at": "2026-11-25T10:00:00+00:00", "asked_version": 41}
+    one = table("vectors", answers=[{**of, **stamp} for of in asked])
+    runs = [
+        run(job="verify", finished=f"2026-11-{day}T10:00:00+00:00", report={"seed": 1, "answers": asked})
+        for day in (25, 24, 23)
+    ]
+    page = (pages_of(status([one]), runs=lambda **_: runs).table("vectors") or b"").decode()
+    assert page.count("<h2>Answers of indexes</h2>") == 1
+    assert '<td>by_n</td><td>BTree</td><td class="number">62</td><td class="number">3</td>' in page
+    assert "0.910 (0.910 to 0.910)" in page
+    assert "recall of vector indexes over time" in page
+    assert "answers badly" in page
+    first = page.index('<strong class="critical">critical</strong>')
+    assert "The index by_n (BTree) answers wrongly" in page[first : first + 200]
+    assert "3 rows &lt;gone&gt;." in page
+    assert 'href="/runbooks/wrong-answers.md"' in page
+    assert "recall of vector indexes" not in (pages_of(status([one])).table("vectors") or b"").decode()
+    fine = (pages_of(status([table("vectors")])).table("vectors") or b"").decode()
+    assert "Answers of indexes" not in fine

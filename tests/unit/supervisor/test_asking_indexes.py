@@ -1,0 +1,120 @@
+"""The supervisor asks indexes once a day by default: with which options, after what, and again when one was fixed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from memwal_ops.supervisor.config.loader import load_settings
+from tests.support.fakes import START, Stage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOUR = 3600.0
+TABLES = "tables: [{uri: /a, format: lance}, {uri: /b, format: lance}]\n"
+BUILD = "defaults: {jobs: {merge: {enabled: false}, snapshot: {enabled: false}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        ("", {"answers_only": True}),
+        ("merge: {schedule: 1h}", {"answers_only": True}),
+        ("verify: {}", {"answers": True}),
+        ("verify: {windows: ['22:00-06:00']}", {"answers": True}),
+        ("verify: {options: {max_bytes: 1GiB}}", {"answers": True, "max_bytes": "1GiB"}),
+        ("verify: {options: {answers: false}}", {"answers": False}),
+        ("verify: {options: {deep: true}}", {"answers": True, "deep": True}),
+    ],
+)
+def test_the_options_where_the_file_names_the_job_and_where_not(
+    tmp_path: Path, jobs: str, expected: dict[str, Any]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"defaults: {{jobs: {{{jobs}}}}}\n{TABLES}")
+    for name in ("lance", "zeppelin", "lm_diskann"):
+        verify = load_settings(str(file), {}).tables[0].by_format.get(name, {}).get("verify")
+        if verify is None:
+            continue
+        assert verify.enabled
+        assert verify.options == expected
+        assert verify.schedule is not None
+        assert verify.schedule.every == timedelta(days=1)
+    file.write_text(f"defaults: {{jobs: {{verify: {{enabled: false}}}}}}\n{TABLES}")
+    assert not load_settings(str(file), {}).tables[0].jobs["verify"].enabled
+
+
+def test_it_waits_for_what_changes_tables_and_not_for_ever(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, BUILD + TABLES)
+    for entry in stage.scheduler.entries():
+        entry.started = START
+    stage.due("a", "verify")
+    stage.turn()
+    stage.due("b", "verify")
+    assert stage.in_flight == [("a", "verify")], "of one worker"
+    stage.turn(HOUR)
+    stage.due("a", "catchup")
+    stage.answer("a", "verify")
+    assert stage.in_flight == [("a", "catchup")], "although the other verification has waited longer"
+    stage.turn(24 * HOUR)
+    stage.due("b", "catchup")
+    stage.answer("a", "catchup")
+    assert stage.in_flight == [("b", "verify")], "a day later it has waited long enough"
+
+
+def report(wrong: int, version: int) -> dict[str, Any]:
+    entry = {"index": "n", "type": "BTree", "queries": 62, "wrong": wrong, "recall": None, "findings": []}
+    return {"decision": "findings" if wrong else "healthy", "version": version, "seed": version, "answers": [entry]}
+
+
+def test_an_index_that_answered_badly_is_asked_again_when_the_table_was_written(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, BUILD + TABLES)
+
+    def asked(wrong: int, version: int) -> None:
+        stage.due("a", "verify")
+        stage.turn()
+        outcome, code = ("partial", 9) if wrong else ("succeeded", 0)
+        stage.answer("a", "verify", outcome=outcome, exit_code=code, report=report(wrong, version))
+
+    asked(1, 3)
+    [entry] = stage.scheduler.tables["a"].entries["verify"].answers
+    assert (entry["wrong"], entry["asked_version"]) == (1, 3)
+    stage.turn(2 * HOUR)
+    stage.see("a")  # the fakes' tables are at version 3
+    assert stage.in_flight == [], "nothing was written since"
+    asked(1, 2)
+    stage.see("a")
+    assert stage.in_flight == [], "not at every write"
+    stage.turn(HOUR)
+    stage.see("a")
+    assert stage.in_flight == [("a", "verify")]
+    assert stage.job("a", "verify")["why"] == "answers"
+    stage.answer("a", "verify", report=report(0, 3))
+    stage.turn(2 * HOUR)
+    stage.see("a")
+    assert stage.in_flight == []
+
+
+def test_the_last_answers_are_known_after_a_restart(tmp_path: Path) -> None:
+    """Those of the newest run that asked: not of one that did not, that failed, or that only told the cost."""
+    stage = Stage(tmp_path, BUILD + TABLES)
+    for details in (
+        {"outcome": "partial", "exit_code": 9, "report": report(2, 3)},
+        {"report": {"decision": "healthy", "version": 4, "seed": None, "answers": []}},
+        {"report": {**report(0, 5), "decision": "dry_run"}},
+        {"outcome": "failed", "exit_code": 24},
+    ):
+        stage.due("a", "verify")
+        stage.turn(HOUR)
+        stage.answer("a", "verify", **details)  # type: ignore[arg-type]
+    stage.history.close()
+    again = Stage(tmp_path, BUILD + TABLES, seconds=stage.clock.seconds)
+    [entry] = again.scheduler.tables["a"].entries["verify"].answers
+    assert (entry["wrong"], entry["asked_version"]) == (2, 3)
+    again.due("a", "verify")
+    again.turn(HOUR)
+    again.answer("a", "verify", report={"decision": "healthy", "version": 6, "seed": 6, "answers": []})
+    assert again.scheduler.tables["a"].entries["verify"].answers == [], "all its indexes were dropped"
