@@ -12,7 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import lance
+import numpy as np
 import promql_parser as promql
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -35,10 +38,6 @@ VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$table": ".*", "$job"
 # Metrics that the dashboard leaves out on purpose, and why.
 NOT_SHOWN: dict[str, str] = {
     "memwal_ops_backlog_wal_fragments": "a service without a Zeppelin namespace does not have it",
-    **dict.fromkeys(
-        ("memwal_ops_index_recall", "memwal_ops_index_wrong_answers", "memwal_ops_index_segments"),
-        "a service whose configuration does not name verify does not have it",
-    ),
     "memwal_ops_merged_fragments_total": "the rows of these fragments are in the panel of merged rows",
 }
 # Of those that Grafana knows.
@@ -85,18 +84,21 @@ def what_is_wrong(running: Running) -> tuple[Scrape, list[tuple[str, str]]]:
 def test_what_is_named_exists_in_the_scrape_of_a_running_service(tmp_path: Path) -> None:
     """All jobs are known, so that all is looked at; only merges run. A plain table has figures of its own."""
     plain = PlainTable(str(tmp_path / "plain.lance")).create()
+    vectors = pa.table({"v": pa.array(np.eye(64, dtype=np.float32).tolist(), pa.list_(pa.float32(), 64))})
+    lance.write_dataset(vectors, str(tmp_path / "v.lance")).create_index("v", "IVF_FLAT", name="v", num_partitions=1)
     table = Workload(1, regions=1, base_rows=20).create(str(tmp_path / "t.lance"))
     table.put([1, 2])
     table.flush()
     never = ", ".join(
         f"{job}: {{schedule: null, when: generations > 1000000}}"
-        for job in ("catchup", "compact", "snapshot", "expire", "gc", "maintain")
+        for job in ("catchup", "compact", "snapshot", "expire", "gc", "maintain", "verify")
     )
     config = tmp_path / "c.yaml"
     config.write_text(
         f"state_dir: {tmp_path}/state-c\nhttp: {{port: 0}}\n"
         f"tables:\n- {{uri: {table.uri}, poll: 1s, jobs: {{merge: {{schedule: 1s}}, {never}}}}}\n"
         f"- {{uri: {plain.uri}, poll: 1s, jobs: {{expire: {{}}}}}}\n"
+        f"- {{uri: {tmp_path}/v.lance, poll: 1s}}\n"
     )
     with service(config) as running:
         # Each table's first look and first run bring figures of their own, in whatever order they come to an end.

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lance
+import numpy as np
 import promql_parser as promql
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -27,6 +29,7 @@ from tests.support.plugin_packages import install
 from tests.support.run_cli import run_here
 from tests.support.service import PATIENCE, Running, service
 from tests.support.tables import damage
+from tests.support.tables.answering import DIMENSION, rebuilt_elsewhere, vectors
 from tests.support.tables.workload import Workload, assert_same, read_base
 from tests.support.waiting import until
 from tests.system.deploy.promql import metrics
@@ -39,6 +42,7 @@ ROOT = Path(__file__).parents[3]
 PAGES = {page.stem: page for page in sorted((ROOT / "runbooks/alerts").glob("*.md"))}
 RULES = yaml.safe_load((ROOT / "configs/prometheus/memwal-ops.rules.yaml").read_text())
 ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
+INDEX = "by_vector"
 THEM = Holder("them", "somebody@elsewhere pid 7")
 
 # A store whose clock is an hour slow, as the service sees it; its workers go by other files' times.
@@ -123,9 +127,11 @@ defaults:
     catchup: {{enabled: false}}
     compact: {{enabled: false}}
     snapshot: {{enabled: false}}
+    verify: {{enabled: false}}
 tables:
   - {{uri: {root}/blocked.lance, jobs: {{merge: {{enabled: true, schedule: 1h, when: null}}}}}}
   - {{uri: {root}/broken.lance, jobs: {{merge: {{enabled: true, schedule: 1h, when: null}}}}}}
+  - {{uri: {root}/answers.lance, jobs: {{verify: {{enabled: true, schedule: 3s}}}}}}
   - {{uri: {root}/held.lance, jobs: {{merge: {{enabled: true, schedule: 1h, when: null}}}}}}
   - uri: {root}/races.lance
     jobs:
@@ -176,7 +182,7 @@ class Drill:
         running = self.running
         variables = {
             "CONFIG": str(running.config), "SERVICE": f"http://127.0.0.1:{running.port}", "URI": self.uri(table),
-            "TABLE": table, "JOB": job, "PID": str(running.process.pid),
+            "TABLE": table, "JOB": job, "PID": str(running.process.pid), "INDEX": INDEX,
         }  # fmt: skip
         return follow(PAGES[alert], variables, self.capfd, ends)
 
@@ -207,6 +213,7 @@ def make_tables(root: Path) -> tuple[Workload, Path]:
         table.put([1, 2, 50])
         table.flush()
     table.close()
+    foreign_centroids(root)
     kept = root / "kept"
     kept.mkdir()
     for name in ("blocked", "broken", "held", "races", "grown"):
@@ -262,6 +269,7 @@ def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest
         jobs_hang_die_and_wait(drill)
         tables_are_behind(drill, table)
         tables_are_damaged(drill, table, kept)
+        an_index_answers_badly(drill)
         the_file_is_bad(drill, good)
         the_service_is_gone(drill)
     assert drill.followed == set(PAGES) == set(ALERTS)
@@ -384,6 +392,37 @@ def tables_are_damaged(drill: Drill, table: Workload, kept: Path) -> None:
     drill.shows("MemwalOpsPollsFail", series.replace("failed", "succeeded"), bool)
 
 
+def foreign_centroids(root: Path) -> None:
+    """A table with a vector index that was built for other vectors."""
+    random = np.random.default_rng(4)
+    uri = str(root / "answers.lance")
+
+    def some() -> pa.Table:
+        return pa.table({"vector": vectors(random, 2000, centers=3 * random.normal(size=(30, DIMENSION)))})
+
+    lance.write_dataset(some(), uri)
+    arguments = {"metric": "l2", "num_partitions": 64, "num_sub_vectors": 8}
+    rebuilt_elsewhere(uri, str(root / "aside.lance"), INDEX, "vector", "IVF_PQ", lambda _: some(), **arguments)
+
+
+def an_index_answers_badly(drill: Drill) -> None:
+    labels = f'{{index="{INDEX}",table="answers"}}'
+    drill.shows("MemwalOpsIndexWrong", f"memwal_ops_index_findings{labels}", bool)
+    drill.shows("MemwalOpsIndexRecallFalls", f"memwal_ops_index_recall{labels}", lambda recall: recall < 0.9)
+    before = drill.series()[f"memwal_ops_index_recall{labels}"]
+    found, history, shown, built, after = drill.follow("MemwalOpsIndexWrong", "answers", ends={0: 9})
+    assert "index_recall_low" in found
+    assert "findings" in history
+    assert INDEX in shown
+    assert "caught_up" in built
+    assert "healthy: 0 findings" in after
+    drill.shows("MemwalOpsIndexWrong", f"memwal_ops_index_findings{labels}", lambda many: many == 0)
+    drill.shows("MemwalOpsIndexRecallFalls", f"memwal_ops_index_recall{labels}", lambda recall: recall > before)
+    first, history, *_ = drill.follow("MemwalOpsIndexRecallFalls", "answers")
+    assert "recall 0." in first
+    assert "healthy" in history
+
+
 def the_file_is_bad(drill: Drill, good: str) -> None:
     drill.shows("MemwalOpsPatternFails", "memwal_ops_pattern_faults", lambda many: many == 1)
     config = drill.running.config
@@ -414,7 +453,7 @@ def the_service_is_gone(drill: Drill) -> None:
     first, ready, _, history = drill.follow("MemwalOpsDown", ends={0: 2})
     assert "the service does not respond" in first
     assert ready == "no answer\n"
-    assert "merge" in history
+    assert "answers  verify" in history, "it ran until the end, every few seconds"
 
 
 def test_a_page_for_every_alert_and_an_alert_for_every_page() -> None:
@@ -427,7 +466,7 @@ def test_a_page_for_every_alert_and_an_alert_for_every_page() -> None:
             assert text.count(part) == 1, (name, part)
         first = re.sub(r"\s+# .*", "", steps(page)[0])
         told = ALERTS[name]["annotations"]["first_command"]
-        assert first == told.replace("{{ $labels.table }}", "$TABLE").replace("{{ $labels.job }}", "$JOB")
+        assert first == re.sub(r"{{ \$labels.(\w+) }}", lambda label: f"${label[1].upper()}", told)
 
 
 def test_links_lead_to_pages() -> None:
