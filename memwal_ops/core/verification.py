@@ -30,7 +30,7 @@ class AnswersOptions(VerifyOptions):
     """Options of a verification that can ask indexes."""
 
     answers: bool = flag(help="Also ask each index, and compare with a search without it; --deep does so, too.")
-    answers_only: bool = flag(help="Ask each index, and check nothing else, unless --answers or --deep is given, too.")
+    answers_only: bool = flag(help="Ask each index, and check nothing else, unless --deep is given, too.")
     index: tuple[str, ...] = texts(metavar="NAME", help="Ask only this index; may be repeated.")
     samples: int = count(64, minimum=8, maximum=4096, metavar="N", help="Draw at least N rows for an index.")
     seed: int | None = count(
@@ -48,7 +48,7 @@ class AnswersOptions(VerifyOptions):
     @property
     def checks_all(self) -> bool:
         """Whether the rest of the table is checked, too."""
-        return self.answers or self.deep or not self.answers_only
+        return self.deep or not self.answers_only
 
     def validate(self) -> None:
         """Refuse to tell the cost of nothing."""

@@ -181,7 +181,7 @@ def test_the_commands_of_the_pages_on_answers(
     for _, text in blocks("docs/index-answers.md", "yaml"):
         given = yaml.safe_load(text)
         for job, settings in given.get("defaults", given)["jobs"].items():
-            open_table(table.uri).jobs[job].options(**settings["options"])
+            open_table(table.uri).jobs[job].options.read(settings["options"])
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="the extra memwal-ops[lm-diskann] is not installed")

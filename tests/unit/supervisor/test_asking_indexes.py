@@ -27,6 +27,7 @@ BUILD = "defaults: {jobs: {merge: {enabled: false}, snapshot: {enabled: false}}}
         ("verify: {windows: ['22:00-06:00']}", {"answers": True}),
         ("verify: {options: {max_bytes: 1GiB}}", {"answers": True, "max_bytes": "1GiB"}),
         ("verify: {options: {answers: false}}", {"answers": False}),
+        ("verify: {options: {answers_only: true}}", {"answers": True, "answers_only": True}),
         ("verify: {options: {deep: true}}", {"answers": True, "deep": True}),
     ],
 )
@@ -41,6 +42,8 @@ def test_the_options_where_the_file_names_the_job_and_where_not(
             continue
         assert verify.enabled
         assert verify.options == expected
+        only = "answers_only" in expected
+        assert verify.job.options.read(verify.options).checks_all is not only  # type: ignore[attr-defined]
         assert verify.schedule is not None
         assert verify.schedule.every == timedelta(days=1)
     file.write_text(f"defaults: {{jobs: {{verify: {{enabled: false}}}}}}\n{TABLES}")
