@@ -63,7 +63,7 @@ def as_it_is(uri: str) -> dict[str, Any]:
 
 
 def without(report: compact.CompactReport) -> dict[str, object]:
-    return {key: one for key, one in report.to_json().items() if key not in {"engine", "seconds", "run_id"}}
+    return {key: one for key, one in report.to_json().items() if key not in {"engine", "seconds", "run_id", "answers"}}
 
 
 def at_commit(monkeypatch: pytest.MonkeyPatch, write: Callable[[], object]) -> None:
