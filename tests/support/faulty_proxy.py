@@ -39,15 +39,16 @@ class FaultyProxy:
     """Forwards to ``target``; ``seen`` has every request as (method, path with query).
 
     A request that the server does not answer in ``patience`` seconds is reset. ``quoted_tags``: what becomes of an
-    ``If-Match`` in quotes: ``compared``, or ``refused`` as by Ceph RGW 16.2, which compares the bare tag;
-    ``bare_tags``: of one without them, ``compared`` or ``ignored``.
+    ``If-Match`` in quotes: ``compared``, or ``refused`` as by Ceph RGW 16.2, which compares the bare tag, or
+    ``forwarded`` as it came, as are those without quotes then; ``bare_tags``: of one without them, ``compared`` or
+    ``ignored``.
     """
 
     target: str
     faults: list[Fault] = field(default_factory=list)
     seen: list[tuple[str, str]] = field(default_factory=list)
     drop_condition: bool = False
-    quoted_tags: Literal["compared", "refused"] = "compared"
+    quoted_tags: Literal["compared", "refused", "forwarded"] = "compared"
     bare_tags: Literal["compared", "ignored"] = "compared"
     undeletable: set[str] = field(default_factory=set)
     patience: float = 10.0
@@ -174,7 +175,7 @@ class FaultyProxy:
         if self.drop_condition:
             headers = {key: value for key, value in headers.items() if key.lower() not in {"if-none-match", "if-match"}}
         wanted = next((value for key, value in headers.items() if key.lower() == "if-match"), None)
-        if wanted is not None:
+        if wanted is not None and self.quoted_tags != "forwarded":
             headers = {key: value for key, value in headers.items() if key.lower() != "if-match"}
             if wanted.startswith('"') and self.quoted_tags == "refused":
                 said = b"<Error><Code>PreconditionFailed</Code><Message></Message></Error>"

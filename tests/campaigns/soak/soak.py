@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from memwal_ops import open_table
 from memwal_ops.errors import SchemaProjectionError
@@ -34,6 +36,8 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.support.servers import RealStore
 
 _BUCKET = "soak"
 _FAULT_RATE = 0.03
@@ -124,8 +128,14 @@ Store = tuple[str, dict[str, str], dict[str, str], "Callable[[Account], None]"]
 
 
 @contextmanager
-def table_store(form: Form, folder: str) -> Iterator[Store]:
-    """Where the table is: URI, options by the faulty way, options by the direct one, and how to end the faults."""
+def table_store(form: Form, folder: str, real: RealStore | None = None) -> Iterator[Store]:
+    """Where the table is: URI, options by the faulty way, options by the direct one, and how to end the faults.
+
+    Args:
+        form: where, unless the store is given.
+        folder: for what the store and the way to it say.
+        real: a running store.
+    """
     if form.on == "local":
         yield f"{folder}/table.lance", {}, {}, lambda _: None
         return
@@ -139,11 +149,10 @@ def table_store(form: Form, folder: str) -> Iterator[Store]:
             until(said.exists)
             return process, json.loads(said.read_text())
 
-        _, server = start("server")
-        s3_client(server["endpoint"]).create_bucket(
-            Bucket=_BUCKET, CreateBucketConfiguration={"LocationConstraint": options_for("")["aws_region"]}
-        )
-        process, proxy = start("proxy", server["endpoint"], str(form.seed), str(_FAULT_RATE))
+        bucket, direct = (real.uri, dict(real.options)) if real else _moto(start("server")[1]["endpoint"])
+        (option,) = (name for name in direct if name.endswith("endpoint"))
+        server = urlsplit(direct[option])
+        process, proxy = start("proxy", f"http://{server.netloc}", str(form.seed), str(_FAULT_RATE))
 
         def quieten(account: Account) -> None:
             process.send_signal(signal.SIGUSR1)
@@ -153,7 +162,16 @@ def table_store(form: Form, folder: str) -> Iterator[Store]:
             account.faults.update(said["faults"])
             account.requests = said["requests"]
 
-        yield f"s3://{_BUCKET}/table.lance", options_for(proxy["endpoint"]), options_for(server["endpoint"]), quieten
+        faulty = {**direct, option: proxy["endpoint"] + server.path}
+        yield f"{bucket}/table-{uuid.uuid4().hex[:8]}.lance", faulty, direct, quieten
+
+
+def _moto(endpoint: str) -> tuple[str, dict[str, str]]:
+    """An empty bucket, and the options that reach it."""
+    options = options_for(endpoint)
+    region = {"LocationConstraint": options["aws_region"]}
+    s3_client(endpoint).create_bucket(Bucket=_BUCKET, CreateBucketConfiguration=region)
+    return f"s3://{_BUCKET}", options
 
 
 def _cast(form: Form, pace: float, place: Place, account: Account, rng: random.Random) -> Iterator[Actor]:

@@ -90,9 +90,9 @@ def server(folder: str) -> None:
 
 
 def proxy(folder: str, target: str, seed: str, rate: str) -> None:
-    """The way to it."""
+    """The way to it, or to another store, which compares by itself."""
     parent = os.getppid()
-    with RandomProxy(target, patience=60.0, rng=random.Random(int(seed))) as running:
+    with RandomProxy(target, patience=60.0, quoted_tags="forwarded", rng=random.Random(int(seed))) as running:
         running.rate = float(rate)
 
         def quiet(*_: object) -> None:
