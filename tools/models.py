@@ -23,6 +23,9 @@ _STEP = re.compile(r" *(\d+):\tproc +(\d+) \((\w+):1\) \S+:\d+ \(state \d+\)\t\[
 _VALUE = re.compile(r"\t\t(\S+) = (\d+)")
 _STATES = re.compile(r"^ *(\d+) states, stored", re.MULTILINE)
 _ERRORS = re.compile(r"errors: (\d+)")
+_SAFETY, _LIVENESS = ["-DSAFETY", "-DNOFAIR"], ["-DNFAIR=3"]
+_AGAIN = "from here on again and again"
+_CYCLE_DEPTH = 4000  # of a counterexample
 _MEMORY_MB, _DEPTH, _SECONDS = 3000, 200_000, 900
 
 
@@ -78,6 +81,9 @@ def parts(model: Path) -> tuple[str, ...]:
 def check(model: Path, part: str = "", bug: Bug | None = None, *, short: bool = False) -> Check:
     """Search all states of a part of a model; for a planted bug, breadth first: the shortest counterexample.
 
+    A part with a formula of temporal logic (``ltl``) is searched for cycles that violate it, under weak fairness; the
+    counterexample is not the shortest.
+
     Args:
         model: its file.
         part: one of its parts.
@@ -91,14 +97,21 @@ def check(model: Path, part: str = "", bug: Bug | None = None, *, short: bool = 
     defined = [f"-DBUG={bug.number if bug else 0}", *([f"-DPART_{part}"] if part else []), *["-DSHORT"][: int(short)]]
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(model, folder)
-        _run(folder, "spin", "-a", *defined, model.name)
-        options = ["-DSAFETY", "-DCOLLAPSE", "-DNOFAIR", f"-DMEMLIM={_MEMORY_MB}", *["-DBFS"][: int(bug is not None)]]
-        _run(folder, "gcc", "-O2", "-w", *options, "-o", "pan", "pan.c")
+        liveness = "ltl " in _run(folder, "spin", "-a", *defined, model.name)
+        options = _LIVENESS if liveness else [*_SAFETY, *["-DBFS"][: int(bug is not None)]]
+        _run(folder, "gcc", "-O2", "-w", "-DCOLLAPSE", f"-DMEMLIM={_MEMORY_MB}", *options, "-o", "pan", "pan.c")
+        asked = [*(["-a", "-f"] if liveness else []), *([] if "\ninit " in model.read_text() else ["-E"])]
+        depth = _CYCLE_DEPTH if liveness and bug else _DEPTH
         started = time.monotonic()
-        out = _run(folder, "./pan", f"-m{_DEPTH}", *([] if "\ninit " in model.read_text() else ["-E"]))
+        out = _run(folder, "./pan", f"-m{depth}", *asked)
         seconds = time.monotonic() - started
         errors, states = _ERRORS.search(out), _STATES.search(out)
-        if errors is None or states is None or "max search depth too small" in out or "out of memory" in out:
+        if (
+            errors is None
+            or states is None
+            or (bug is None and "max search depth too small" in out)
+            or "out of memory" in out
+        ):
             raise RuntimeError(f"The search of {model.name} with bug {bug} did not end:\n{out}")
         steps = _steps(_run(folder, "spin", "-t", "-p", "-g", *defined, model.name)) if int(errors[1]) else ""
         return Check(bug, int(errors[1]), int(states[1]), seconds, steps)
@@ -109,13 +122,33 @@ def _steps(printed: str) -> str:
     values: dict[str, str] = {}
     steps: list[tuple[str, str, dict[str, str]]] = []
     for line in printed.splitlines():
-        if (step := _STEP.match(line)) is not None:
+        if "START OF CYCLE" in line and steps:
+            steps.append(("", "", {"": _AGAIN}))
+        elif (step := _STEP.match(line)) is not None:
             if not steps or steps[-1][:2] != (step[1], step[2]):
                 steps.append((step[1], step[2], {"": step[3]}))
         elif steps and (value := _VALUE.match(line)) is not None and values.get(value[1], "0") != value[2]:
             values[value[1]] = steps[-1][2][value[1]] = value[2]
-    lines = [f"{what.pop('')} {who}: " + (", ".join(map(" = ".join, what.items())) or "-") for _, who, what in steps]
-    return "".join(f"{line}\n" for at, line in enumerate(lines) if at == 0 or line != lines[at - 1])
+    lines = [
+        f"{what.pop('')} {who}".rstrip() + ": " + (", ".join(map(" = ".join, what.items())) or "-")
+        for _, who, what in steps
+    ]
+    return "".join(f"{line}\n" for line in (_shown(lines) if "START OF CYCLE" in printed else _once(lines)))
+
+
+def _once(lines: list[str]) -> list[str]:
+    return [line for at, line in enumerate(lines) if at == 0 or line != lines[at - 1]]
+
+
+def _shown(lines: list[str]) -> list[str]:
+    """Of a history without end, the steps that change something, without pairs of them that are repeated."""
+    shown: list[str] = []
+    for line in lines:
+        if not line.endswith(": -") or line.startswith(_AGAIN):
+            shown.append(line)
+        if len(shown) > 3 and shown[-4:-2] == shown[-2:]:  # noqa: PLR2004 - two pairs
+            del shown[-2:]
+    return shown
 
 
 def _run(folder: str, *command: str) -> str:

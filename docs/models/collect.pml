@@ -14,7 +14,11 @@
  * Searched in parts, as the whole is too large:
  *   A  writers: two of them, 3 generations, 2 attempts to flush each, 3 claims; gc; a reader; the region is used again
  *   B  versions: 2 generations, 6 versions, a tag, a restore, expiry; gc with its records of progress; a reader
- *   C  holds: 2 generations, 5 versions, a tag, a hold, expiry; gc; a reader
+ *   C  holds: 2 generations, 3 versions, a tag, a hold, expiry; gc; two readers
+ *   D  liveness: one generation, a flush that is cut off, a tag, a hold, expiry, gc, a reader; under weak fairness the
+ *      backlog ends, and garbage goes
+ *   E  as A, with two readers and 2 claims
+ *   F  as B, with two readers and 5 versions
  *
  * Planted bugs (-DBUG=n), each with its part:
  *   1  (B) gc asks the newest version alone what is merged; then a version below is restored
@@ -31,37 +35,70 @@
  *   12  (C) an expiry puts a version back for a hold that was not granted; gc has drained what the version needs
  *   13  (B) a reader opens an older version, and keeps it open: a limit of the rules as they are, see README.md
  *   14  (B) a tag's version is checked, and the tag is written later: a limit of the rules as they are, see README.md
+ *   15  (D) a hold that was refused stays
+ *   16  (D) gc waits for a moment in which no reader has a version open
  */
 #ifndef BUG
 #define BUG 0
 #endif
-#ifdef PART_A
-#define FIRST 3             /* pid of the first reader */
+/* The parts with two readers: C, and A and B within lower bounds. */
+#ifdef PART_E
+#define PART_A
+#define LESS
+#define READERS 2
+#ifdef SHORT
+#define CLAIMS 1
+#endif
+#endif
+#ifdef PART_F
+#define PART_B
+#define LESS
+#define READERS 2
+#ifdef SHORT
+#define V 3
+#endif
+#endif
+#if defined(PART_C) && !defined(SHORT) && !BUG
+#define READERS 2
+#endif
+#ifndef READERS
 #define READERS 1
+#endif
+#ifdef PART_A
 #define N 3
 #define V 3
 #define A 2
-#ifdef SHORT
+#ifdef CLAIMS
+#elif defined(SHORT) || defined(LESS)
 #define CLAIMS 2
 #else
 #define CLAIMS 3
 #endif
-#elif defined(PART_B)
-#define FIRST 2
-#define READERS 1
+#endif
+#ifdef PART_B
 #define N 2
-#ifdef SHORT
+#ifdef V
+#elif defined(SHORT) || defined(LESS)
 #define V 4
 #else
 #define V 5
 #endif
 #define A 1
-#else
-#define FIRST 3
-#define READERS 1
+#endif
+#ifdef PART_C
+#define HOLDS
 #define N 2
-#define V 4
+#define V 2
 #define A 1
+#endif
+#ifdef PART_D
+#define HOLDS
+#define N 1
+#define V 1
+#define A 2
+#define OR ;
+#else
+#define OR ::
 #endif
 #define BIT(n) (1 << (n))
 #define MINUS(set, n) (set & (255 - BIT(n)))
@@ -102,10 +139,14 @@ bit again, mark[V+1];       /* 1: the region is another one; that which version 
 #define GONE 2
 byte head, st[V+1], prog[V+1], tags; bool restored;
 byte rec, recp, recwait;    /* gc's record: version + 1, its progress; the readers since before it */
-#ifdef PART_C
+#ifdef HOLDS
 byte announced, holds, granted;
 #else
 #define holds 0
+#endif
+
+#ifdef PART_D
+bit died, flying;           /* a process died during its flush; one is in it */
 #endif
 
 /* Readers: the newest version when it opened + 1; the progress of what it opened; the list in use. */
@@ -154,7 +195,7 @@ active proctype Table() {
     :: d_step { head && st[head - 1] == LIVE -> do :: v < head -> st[v] = GONE; v++ :: else -> break od; v = 0 }
     :: d_step { !again && cur > 1 && !opened[0] -> again = 1; cur = 1; listed = 0; fresh = 0; epoch = 0;
           name[1] = 0; name[2] = 0; name[3] = 0; dirs[1] = 0; dirs[2] = 0; dirs[3] = 0 }
-#else
+#elif !defined(PART_D)
     :: d_step { cur <= N -> name[cur] = 1; dirs[cur] = BIT(1); listed = listed | BIT(cur); cur++ }
     :: atomic { !tags -> v = 0; do :: v < head -> v++ :: break od; if :: st[v] == LIVE :: else -> v = NONE fi
           THEN if :: v != NONE -> tags = BIT(v) :: else fi; v = 0 }
@@ -166,6 +207,22 @@ active proctype Table() {
 #endif
     od
 }
+
+#ifdef PART_D
+active proctype Writer() {
+    byte a;
+    do
+    :: d_step { !a && cur <= N -> a = (dirs[cur] -> 2 : 1); dirs[cur] = dirs[cur] | BIT(a); flying = 1 }
+    :: d_step { a -> name[cur] = a; listed = listed | BIT(cur); cur++; a = 0; flying = 0 }
+    :: d_step { a && !died -> died = 1; a = 0; flying = 0 }
+    od
+}
+active proctype Tagger() {
+    byte v;
+    atomic { do :: v < head -> v++ :: break od; if :: st[v] == LIVE -> tags = BIT(v) :: else fi; v = 0 };
+    tags = 0
+}
+#endif
 
 /* A record is dropped if a later version has less progress. */
 inline drop_overtaken() {
@@ -193,16 +250,23 @@ inline drop_overtaken() {
 #endif
 active proctype Expire() {
     byte v, x, y; bool kept;
+#ifdef PART_D
+    byte turn;
+#endif
     do
+#ifdef PART_D
+    :: atomic { v = turn; turn = (v + 1 < head -> v + 1 : 0);
+#else
     :: atomic { v = 0; do :: v + 1 < head -> v++ :: break od;
+#endif
           if :: v < head && st[v] == LIVE && !KEPT(v) -> d_step { drop_overtaken() } :: else -> v = NONE fi };
        if
        :: v != NONE ->
-#if defined(PART_C) && BUG != 8
+#if defined(HOLDS) && BUG != 8
           announced = BIT(v);
 #endif
           kept = (KEPT(v) != 0);
-#if defined(PART_C) && BUG == 8
+#if defined(HOLDS) && BUG == 8
           announced = BIT(v);
 #endif
           if
@@ -219,13 +283,13 @@ active proctype Expire() {
              :: !kept ->
 #endif
                 assert(!(tags & BIT(v)));
-#ifdef PART_C
+#ifdef HOLDS
                 assert(!(granted & BIT(v)));
 #endif
                 st[v] = GONE                                /* its files are deleted */
              fi; check_versions() };
           kept = false;
-#ifdef PART_C
+#ifdef HOLDS
           announced = 0
 #endif
        :: else
@@ -234,7 +298,7 @@ active proctype Expire() {
 }
 #endif
 
-#ifdef PART_C
+#ifdef HOLDS
 active proctype Holder() {
     byte v;
     do
@@ -243,28 +307,58 @@ active proctype Holder() {
        :: v == NONE -> v = 0
        :: else ->
           holds = BIT(v);
-          atomic { if :: announced & BIT(v) || st[v] != LIVE -> holds = 0 :: else -> granted = BIT(v) fi; v = 0 };
+          atomic { if
+#if BUG != 15
+             :: announced & BIT(v) || st[v] != LIVE -> holds = 0
+#else
+             :: announced & BIT(v) || st[v] != LIVE -> break
+#endif
+             :: else -> granted = BIT(v) fi; v = 0 };
           atomic { holds = 0; granted = 0 }
        fi
+#ifdef PART_D
+       ; break
+#endif
     od
 }
 #endif
 
-/* It keeps a version open, and reads the list and the generations again and again. */
-active [READERS] proctype Reader() {
+/* Each keeps a version open, and reads the list and the generations again and again. They are alike: a state in which two of
+ * them have changed places is stored once. */
+#if READERS == 1
+#define order() skip
+#else
+#define BELOW(what, then) (what[0] < what[1] || (what[0] == what[1] && (then)))
+#define SWAP(what) v = what[0]; what[0] = what[1]; what[1] = v
+inline order() {
+    if
+    :: BELOW(opened, BELOW(has, BELOW(list, (recwait & 3) == 2))) -> SWAP(opened); SWAP(has); SWAP(list); v = 0;
+       recwait = (recwait >> 1 & 1) + (recwait << 1 & 2)
+    :: else
+    fi
+}
+#endif
+active proctype Readers() {
     byte i, y, v;
-    i = _pid - FIRST;
+    bit done;               /* in part D, each closes what it opened */
     do
-    :: atomic { !opened[i] -> v = head;
+    :: atomic { i = 0; do :: i + 1 < READERS -> i++ :: break od;
+       if
+       :: !opened[i] -> v = head;
 #if BUG == 13
           do :: v > 0 -> v-- :: break od;
 #endif
-          if :: st[v] == LIVE -> opened[i] = head + 1; has[i] = (OTHER(v) -> 0 : prog[v]) :: else fi; v = 0 }
-    :: d_step { opened[i] && !list[i] -> list[i] = listed; y = has[i] + 1;
-          do :: y < cur -> assert(listed & BIT(y)); y++ :: else -> break od; y = 0 }
-    :: d_step { list[i] -> y = has[i] + 1;
-          do :: y < cur -> assert(!(list[i] & BIT(y)) || THERE(y)); y++ :: else -> break od; y = 0; list[i] = 0 }
-    :: atomic { opened[i] && !list[i] -> opened[i] = 0; has[i] = 0; recwait = MINUS(recwait, i) }
+          if :: st[v] == LIVE -> opened[i] = head + 1; has[i] = (OTHER(v) -> 0 : prog[v]) :: else fi; v = 0
+       :: opened[i] && !list[i] && !done -> 
+          list[i] = listed & (256 - BIT(has[i] + 1)); y = has[i] + 1;   /* what it needs of the list */
+          do :: y < cur -> assert(listed & BIT(y)); y++ :: else -> break od; y = 0
+       :: list[i] -> y = has[i] + 1;
+          do :: y < cur -> assert(!(list[i] & BIT(y)) || THERE(y)); y++ :: else -> break od; y = 0; list[i] = 0
+#ifdef PART_D
+          ; done = 1
+#endif
+       :: opened[i] && !list[i] -> opened[i] = 0; has[i] = 0; recwait = MINUS(recwait, i); done = 0
+       fi; i = 0; d_step { order() } }
     od
 }
 
@@ -311,14 +405,23 @@ inline drain() {
     do :: g <= low -> if :: listed & BIT(g) -> listed = MINUS(listed, g); fresh = 0 :: else fi; g++ :: else -> break od;
     g = 0; low = 0
 }
+#if BUG == 16
+#define USED(z, g) opened[z]
+#else
+#define USED(z, g) (list[z] & BIT(g))
+#endif
 /* The gates of directory a of generation g, by low and the newest region manifest. */
 inline prove() {
     ok = SAME && !(listed & BIT(g) && name[g] == a);
     if
+#ifdef PART_D
+    :: g >= cur -> ok = ok && !flying                      /* --orphan-min-age is longer than a flush */
+#else
     :: g >= cur                                            /* never published: its rows are in the log */
+#endif
     :: g < cur && name[g] != a -> ok = ok && (listed & BIT(g) || g <= low)
     :: g < cur && name[g] == a -> ok = ok && g <= low;
-       z = 0; do :: z < READERS -> if :: list[z] & BIT(g) -> ok = false :: else fi; z++ :: else -> break od; z = 0
+       z = 0; do :: z < READERS -> if :: USED(z, g) -> ok = false :: else fi; z++ :: else -> break od; z = 0
     fi
 }
 
@@ -327,18 +430,28 @@ active proctype Gc() {
 #ifdef PART_A
     bit anchor;
 #endif
+#ifdef PART_D
+    byte turn;
+#endif
     do
+    ::
 #ifndef PART_A
-    :: d_step { drop_overtaken(); low = head + 1; before = prog[head] };
+       d_step { drop_overtaken(); low = head + 1; before = prog[head] };
        d_step {                                             /* record the progress of the newest version */
           if :: !rec && before -> rec = low; recp = before;
                 do :: x < READERS -> if :: opened[x] -> recwait = recwait | BIT(x) :: else fi; x++ :: else -> break od; x = 0
              :: else fi; low = 0; before = 0 }
+    OR
 #endif
-    :: d_step { read_versions(); read_merged_before() };
+       d_step { read_versions(); read_merged_before() };
        /* Read the region manifest, and put the next one. If another one came in between, the put fails: nothing happens. */
        d_step { drain(); check_versions() }
-    :: atomic { g = 1; a = 1; do :: g < N -> g++ :: break od; do :: a < A -> a++ :: break od;   /* plan one directory */
+    OR atomic {                                             /* plan one directory */
+#ifdef PART_D
+          g = turn / A + 1; a = turn % A + 1; turn = (turn + 1) % (N * A);
+#else
+          g = 1; a = 1; do :: g < N -> g++ :: break od; do :: a < A -> a++ :: break od;
+#endif
           if :: dirs[g] & BIT(a) && !(listed & BIT(g) && name[g] == a)
 #ifdef PART_A
              -> anchor = again
@@ -364,6 +477,7 @@ active proctype Gc() {
     od
 }
 
+#ifndef PART_D
 /* Garbage goes: at any moment, if readers close, holds and tags end, and what is unmerged is merged, then an expiry and two
  * runs of gc leave no directory. The state is reset afterwards, so that this adds no states. */
 active proctype Audit() {
@@ -390,3 +504,8 @@ active proctype Audit() {
 #endif
     }
 }
+#else
+/* Under weak fairness: each process that can always go on does. Readers, the tag and the hold end; no more than one flush
+ * is cut off. */
+ltl ends { <>[] (prog[head] == N && !dirs[1]) }
+#endif

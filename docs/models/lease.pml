@@ -1,5 +1,5 @@
 /* A Zeppelin namespace: two writers that append, two compactors with leases and fencing tokens, gc with deferred deletes,
- * a reader. Any process may stall at any step, be taken for dead, and resume (a zombie).
+ * two readers. Any process may stall at any step, be taken for dead, and resume (a zombie).
  *
  * One object, the manifest, lists fragments and a segment, and is replaced by compare-and-swap: fresh has a bit for each
  * process that has read it as it is. A lease may end at any time, whatever its holder does; the next one has a higher token.
@@ -20,6 +20,11 @@
  */
 #ifndef BUG
 #define BUG 0
+#endif
+#if defined(SHORT) || BUG
+#define READERS 1
+#else
+#define READERS 2
 #endif
 #define F 2                 /* fragments 1 to F */
 #define S 2                 /* segments 1 to S */
@@ -95,12 +100,23 @@ active [2] proctype Compactor() {
     od
 }
 
-active proctype Reader() {
-    byte i, f;
-    i = _pid - 4;
+/* They are alike: a state in which two of them have changed places is stored once. */
+inline order() {
+    if
+    :: usesS[0] < usesS[1] || (usesS[0] == usesS[1] && usesF[0] < usesF[1]) ->
+       x = usesS[0]; usesS[0] = usesS[1]; usesS[1] = x; x = usesF[0]; usesF[0] = usesF[1]; usesF[1] = x; x = 0
+    :: else
+    fi
+}
+active proctype Readers() {
+    byte i, x;
     do
-    :: d_step { !usesS[i] -> usesF[i] = listed; usesS[i] = segment + 1 }
-    :: d_step { usesS[i] -> assert(!(usesF[i] & (255 - fragments)) && segments & BIT(usesS[i] - 1)); usesF[i] = 0; usesS[i] = 0 }
+    :: atomic { i = 0; do :: i + 1 < READERS -> i++ :: break od;
+       d_step {
+          if
+          :: !usesS[i] -> usesF[i] = listed; usesS[i] = segment + 1
+          :: else -> assert(!(usesF[i] & (255 - fragments)) && segments & BIT(usesS[i] - 1)); usesF[i] = 0; usesS[i] = 0
+          fi; i = 0; order() } }
     od
 }
 
