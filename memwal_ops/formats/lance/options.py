@@ -35,6 +35,8 @@ SPARK_MAX_BYTES = 1 << 40
 DEFAULT_SPARK_ABOVE = 64 << 30
 """Backlog in bytes above which ``auto`` selects Spark, if Spark can run; below, one machine is faster."""
 DEFAULT_TARGET_ROWS = 1 << 20
+DEFAULT_TARGET_BYTES = 1 << 30
+DEFAULT_DELETED_FRACTION = 0.1
 DEFAULT_INSPECT_LIMIT = 1000
 
 SAFE_VERSION_AGE = timedelta(hours=1)
@@ -210,8 +212,31 @@ class CatchupOptions(Options):
 class CompactOptions(Options):
     """Options of compact."""
 
-    target_rows: int = count(
-        DEFAULT_TARGET_ROWS, minimum=1, help="Target rows per fragment; smaller adjacent fragments are joined."
+    target_rows: int | None = count(
+        None,
+        minimum=1,
+        shown_default=f"lance.compaction.target_rows_per_fragment of the table, else {DEFAULT_TARGET_ROWS}",
+        help="Target rows per fragment; smaller adjacent fragments are joined.",
+    )
+    target_bytes: int | None = size(
+        None,
+        minimum=1,
+        shown_default="half of lance.compaction.max_bytes_per_file of the table, else 1GiB",
+        help="Target size of a fragment's files; a fragment that reaches it, or --target-rows, is not joined.",
+    )
+    tier_factor: int = count(
+        4,
+        minimum=1,
+        metavar="N",
+        help="Join fragments once the result is N times as large as the largest of them, or has the target size; "
+        "1 joins all smaller ones each time.",
+    )
+    deleted_fraction: float | None = number(
+        None,
+        minimum=0.0,
+        maximum=1.0,
+        shown_default="lance.compaction.materialize_deletions_threshold of the table, else 0.1",
+        help="Rewrite a fragment of which more than that is deleted; 0: each one with deleted rows.",
     )
     max_bytes: int | None = size(
         None,

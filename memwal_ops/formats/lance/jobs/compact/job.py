@@ -36,32 +36,30 @@ from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER
 from memwal_ops.formats.lance.files.versions import read_version_manifest
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage, covered_by
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.jobs.compact.answers import AnswersGuard
 from memwal_ops.formats.lance.jobs.compact.indexes import exclude_dropped_rows
 from memwal_ops.formats.lance.jobs.compact.memwal import check_progress, clear_coverage, restore_memwal_index
+from memwal_ops.formats.lance.jobs.compact.planning import COMMIT_OPTIONS, Planner, debt
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
 from memwal_ops.formats.lance.retention.auto_cleanup import refuse_auto_cleanup
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
 from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers, sweep_staged
-from memwal_ops.formats.lance.wire.index_entries import moved_later
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
+    from lance.optimize import CompactionTask, RewriteResult
 
     from memwal_ops.formats.lance.engines.merge.compaction import TaskExecutor
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
-# pylance's default; given with every plan, since the text of "unchanged" depends on it.
-MAX_DELETED = 0.1
 # After this many conflicts in a row, fragments that other writers changed meanwhile are left for the next run.
 _CONFLICTS_UNTIL_SKIPPED = 3
 _BUDGET_USED = "The run has used its --max-bytes; the next run continues."
@@ -78,8 +76,12 @@ class _Totals:
     added: int = 0
     rows: int = 0
     bytes: int = 0
+    bytes_read: int = 0
 
-    def count(self, results: Collection[RewriteResult]) -> None:
+    def count(self, tasks: Collection[CompactionTask], results: Collection[RewriteResult]) -> None:
+        self.bytes_read += sum(
+            file.file_size_bytes or 0 for task in tasks for old in task.fragments for file in old.files
+        )
         for result in results:
             self.removed += result.metrics.fragments_removed
             self.added += result.metrics.fragments_added
@@ -95,6 +97,7 @@ class _Attempt:
     limit: Collection[int]
     options: CompactOptions
     guard: AnswersGuard
+    tasks: list[CompactionTask] = field(default_factory=list)
     results: list[RewriteResult] = field(default_factory=list)
 
     @property
@@ -110,12 +113,11 @@ class _Attempt:
         table, uri = self.table, self.table.location.uri
         with lance_errors("plan the compaction of", uri):
             dataset = open_dataset(table.location, version=table.version)
-            options = _lance_options(self.options, (_ids(table) - set(self.limit)) | _not_rewritten(table))
-            tasks = _first(Compaction.plan(dataset, options).tasks, table, rows, max_bytes)
-        if not tasks:
+            self.tasks = Planner(table, self.options).tasks(dataset, self.limit, rows, max_bytes)
+        if not self.tasks:
             return None
         _refuse_broken_indexes(table)
-        for result in executor.execute(table, dataset, tasks):
+        for result in executor.execute(table, dataset, self.tasks):
             self.results.append(result)
             context.advance("rewriting", "groups of fragments")
             context.checkpoint()
@@ -124,7 +126,9 @@ class _Attempt:
         refuse_auto_cleanup(table)
         written = (file for result in self.results for fragment in result.new_fragments for file in fragment.files)
         refuse_missing_files(table, [f"{DATA_FOLDER}/{file.path}" for file in written if file.base_id is None])
-        version = self.guard.commit(table, dataset, lambda handle: Compaction.commit(handle, self.results, options))
+        version = self.guard.commit(
+            table, dataset, lambda handle: Compaction.commit(handle, self.results, COMMIT_OPTIONS)
+        )
         record(version)
         return version
 
@@ -150,29 +154,29 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
     started = time.monotonic()
     check_rewritable(table)
     refuse_auto_cleanup(table)
-    refuse_settings(table, _lance_options(options, ()), allow_upgrade=options.allow_upgrade)
+    refuse_settings(table, options)
     if options.engine == "spark":
         from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
 
         check_environment()
-    with lance_errors("plan the compaction of", table.location.uri):
-        tasks = Compaction.plan(table.dataset, _lance_options(options, _not_rewritten(table))).tasks
-    alive = _alive(table)
-    rows = [sum(alive[fragment.id] for fragment in task.fragments) for task in tasks]
-    removed = sum(len(task.fragments) for task in tasks)
-    # pylance writes no small remainder: a fragment may have up to twice the rows.
-    added = sum(max(1, count // options.target_rows) for count in rows if count)
+    planner = Planner(table, options)
+    groups = planner.groups()
+    removed, added = sum(map(len, groups)), sum(map(planner.policy.fragments_after, groups))
+    fragments = len(table.manifest.manifest.fragments)
     return CompactReport(
         decision=CompactDecision.DRY_RUN,
         run_id=str(uuid.uuid4()),
         engine=options.engine,
-        why=None if tasks else _why(table, options),
-        fragments_before=len(alive),
-        fragments_after=len(alive) - removed + added,
+        why=None if groups else planner.why(),
+        fragments_before=fragments,
+        fragments_after=fragments - removed + added,
         fragments_removed=removed,
         fragments_added=added,
-        rows_rewritten=sum(rows),
-        bytes_written=None,
+        rows_rewritten=sum(one.rows for group in groups for one in group),
+        bytes_read=sum(one.bytes for group in groups for one in group),
+        bytes_written=debt(groups),
+        debt=debt(groups),
+        settings=planner.settings,
         snapshot_lost=False,
         version=table.version,
         lost_races=0,
@@ -262,7 +266,7 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
             if version is None:
                 break
             newest = table.newest()
-        done.count(attempt.results)
+        done.count(attempt.tasks, attempt.results)
         retry.consecutive, rows = 0, executor.rows_per_commit
         check_progress(table.index.merged_generations, newest.index.merged_generations, table)
         if table.memwal is not None:
@@ -271,17 +275,21 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
         get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)
     context.figures["conflicts"] += retry.conflicts
     context.figures["bytes_compacted"] += done.bytes
+    planner = Planner(table, options)
     return CompactReport(
         decision=_decision(done, worse),
         run_id=note.run_id,
         engine=executor.name,
-        why=None if worse else _unfinished(left, busy) if done.removed else _why(table, options),
+        why=None if worse else _unfinished(left, busy) if done.removed else planner.why(),
         fragments_before=before,
         fragments_after=len(table.manifest.manifest.fragments),
         fragments_removed=done.removed,
         fragments_added=done.added,
         rows_rewritten=done.rows,
+        bytes_read=done.bytes_read,
         bytes_written=done.bytes,
+        debt=debt(planner.groups()),
+        settings=planner.settings,
         snapshot_lost=had_snapshot and is_external(table) and not _has_file(table),
         version=table.version,
         lost_races=retry.conflicts,
@@ -317,63 +325,14 @@ def _left(options: CompactOptions, done: _Totals) -> int | None:
     return None if options.max_bytes is None else options.max_bytes - done.bytes
 
 
-def _lance_options(options: CompactOptions, excluded: Collection[int]) -> CompactionOptions:
-    chosen: CompactionOptions = {
-        "target_rows_per_fragment": options.target_rows,
-        "materialize_deletions_threshold": MAX_DELETED,
-        "excluded_fragment_ids": sorted(excluded),
-        # Not as the table's config may say: rows of indexes would be lost (docs/upstream.md).
-        "defer_index_remap": False,
-    }
-    if options.storage_version is not None:
-        chosen["data_storage_version"] = options.storage_version
-    return chosen
-
-
 def _ids(table: Table) -> set[int]:
     return {fragment.id for fragment in table.manifest.manifest.fragments}
-
-
-def _not_rewritten(table: Table) -> frozenset[int]:
-    """Fragments covered by an index that pylance could not remap, or not correctly."""
-    return _indexed_elsewhere(table) | covered_by(moved_later(table.manifest))
-
-
-def _indexed_elsewhere(table: Table) -> frozenset[int]:
-    """Fragments covered by an index whose files belong to the table that this one was cloned from (shallow clone).
-
-    When pylance remaps such an index, it writes the new files here, and still reads them at the source: queries fail.
-    """
-    entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
-    return covered_by(entry for entry in entries if entry.HasField("base_id"))
 
 
 def _changed(old: Table, new: Table) -> set[int]:
     """Fragments of ``old`` that are gone in ``new``, or have other deletions or files."""
     current = {fragment.id: fragment for fragment in new.manifest.manifest.fragments}
     return {one.id for one in old.manifest.manifest.fragments if current.get(one.id) != one}
-
-
-def _alive(table: Table) -> dict[int, int]:
-    """Live rows by fragment."""
-    return {
-        fragment.id: fragment.physical_rows - fragment.deletion_file.num_deleted_rows
-        for fragment in table.manifest.manifest.fragments
-    }
-
-
-def _first(tasks: list[CompactionTask], table: Table, rows: int, max_bytes: int | None) -> list[CompactionTask]:
-    """The first tasks up to a budget of rows and bytes; at least one, if there are any."""
-    alive = _alive(table)
-    left = float("inf") if max_bytes is None else max_bytes
-    chosen: list[CompactionTask] = []
-    for task in tasks:
-        rows -= sum(alive[fragment.id] for fragment in task.fragments)
-        left -= sum(file.file_size_bytes or 0 for fragment in task.fragments for file in fragment.files)
-        if chosen and (rows < 0 or left < 0):
-            break
-        chosen.append(task)
-    return chosen
 
 
 def _refuse_broken_indexes(table: Table) -> None:
@@ -395,7 +354,7 @@ def _checked_settings(table: Table, options: CompactOptions) -> Table:
         check_rewritable(table)
         refuse_auto_cleanup(table)
         try:
-            refuse_settings(table, _lance_options(options, ()), allow_upgrade=options.allow_upgrade)
+            refuse_settings(table, options)
         except (ObjectNotFoundError, TableNotFoundError):
             newest = table.newest()
             if newest.version <= table.version:
@@ -423,40 +382,6 @@ def _names_any(manifest: VersionManifest, files: Collection[str]) -> bool:
 
 def _has_file(table: Table) -> bool:
     return table.store.head(snapshot_path(table.index.uuid)) is not None
-
-
-def _why(table: Table, options: CompactOptions) -> str:
-    """The reason why pylance plans nothing for a version."""
-    fragments = table.manifest.manifest.fragments
-    if not fragments:
-        return "The base table has no fragments."
-    reason = (
-        f"No fragment has more than {MAX_DELETED:.0%} of its rows deleted, and no two neighbours below "
-        f"{options.target_rows:,} rows are covered by the same segments of the same indexes."
-    )
-    if _indexed_elsewhere(table):
-        reason += (
-            " Fragments that an index of the source of this shallow clone covers are not rewritten: "
-            "build the index anew in this table: memwal-ops catchup URI --index NAME --rebuild."
-        )
-    if moved := {entry.name for entry in moved_later(table.manifest)}:
-        reason += (
-            " Fragments that were compacted with defer_index_remap are not rewritten under an index that is older: "
-            "pylance would lose rows of it: build it anew, memwal-ops catchup URI --index NAME --rebuild: "
-            f"{', '.join(sorted(moved))}."
-        )
-    if sum(fragment.physical_rows < options.target_rows for fragment in fragments) > 1:
-        indexes = base_indexes(table)
-        behind = [name for name, index in indexes.items() if not coverage(index.covered, table.manifest).complete]
-        split = [name for name, index in indexes.items() if len(index.segments) > 1]
-        if behind:
-            reason += f" To join more, run memwal-ops catchup first: not all is covered by {', '.join(behind)}."
-        if split:
-            reason += (
-                " To join more, run memwal-ops catchup --max-segments 1: "
-                f"there are several segments of {', '.join(split)}."
-            )
-    return reason
 
 
 def backlog(table: Table) -> Mapping[str, float]:

@@ -11,7 +11,9 @@ from memwal_ops.formats.lance.jobs.answers_guard import cost_of
 from memwal_ops.text import counted, paragraph, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from memwal_ops.formats.lance.jobs.compact.settings import Setting
 
     from memwal_ops.errors import AnswersWorseError
     from memwal_ops.formats.lance.jobs.answers_guard import Comparison
@@ -31,11 +33,14 @@ class CompactDecision(enum.StrEnum):
 class CompactReport:
     """Report of a compaction.
 
-    In a dry run ``fragments_added`` and ``fragments_after`` are estimates.
+    In a dry run ``fragments_added``, ``fragments_after`` and the bytes are estimates.
 
     Attributes:
         why: why nothing was, or would be, rewritten, or why no more was; else None.
-        bytes_written: size of the new data files; None in a dry run.
+        bytes_read: size of the data files that were read.
+        bytes_written: size of the new data files.
+        debt: bytes that a run would write next, after this one.
+        settings: what was obeyed, and where it was set.
         snapshot_lost: the table had a region snapshot in a file, which is no longer found.
         answers: names of indexes, and their answers before and after a commit of the run, compared.
         error: why the rest was not published, by an index that would answer worse.
@@ -50,7 +55,10 @@ class CompactReport:
     fragments_removed: int
     fragments_added: int
     rows_rewritten: int
-    bytes_written: int | None
+    bytes_read: int
+    bytes_written: int
+    debt: int
+    settings: Mapping[str, Setting]
     snapshot_lost: bool
     version: int
     lost_races: int
@@ -74,7 +82,10 @@ class CompactReport:
             "fragments_removed": self.fragments_removed,
             "fragments_added": self.fragments_added,
             "rows_rewritten": self.rows_rewritten,
+            "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
+            "debt": self.debt,
+            "settings": {name: {"value": one.value, "from": one.source} for name, one in self.settings.items()},
             "snapshot_lost": self.snapshot_lost,
             "answers": [{"index": name, **compared.to_json()} for name, compared in self.answers],
             "error": None
@@ -125,7 +136,7 @@ def _headline(report: CompactReport) -> str:
             )
         case "compacted":
             return (
-                f"compacted: {change}, {rows}, {size_text(report.bytes_written or 0)} written, "
+                f"compacted: {change}, {rows}, {size_text(report.bytes_written)} written, "
                 f"{counted(report.fragments_after, 'fragment')} now, version {report.version}, {report.seconds:.2f} s."
                 f"{f' {report.why}' if report.why else ''}"
             )
@@ -134,4 +145,5 @@ def _headline(report: CompactReport) -> str:
         case _:
             if report.why is not None:
                 return f"dry_run: would rewrite nothing. {report.why}"
-            return f"dry_run: would rewrite {change} (about), {rows}; nothing was changed."
+            cost = f"read {size_text(report.bytes_read)} and write {size_text(report.bytes_written)}"
+            return f"dry_run: would rewrite {change} (about), {rows}, {cost}; nothing was changed."

@@ -18,7 +18,7 @@ from memwal_ops.errors import CommitConflictError, InvariantViolatedError, Stora
 from memwal_ops.formats.lance.engines.merge.compaction import LocalExecutor
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.compact import job
+from memwal_ops.formats.lance.jobs.compact import job, planning
 from memwal_ops.formats.lance.jobs.compact import memwal as compact_memwal
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
 from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
@@ -105,7 +105,7 @@ def test_a_merge_between_plan_and_rewrite(
             merged(made, caught_up=False)
         return found
 
-    monkeypatch.setattr(job, "Compaction", type("Beside", (), {"plan": plan, "commit": Compaction.commit}))
+    monkeypatch.setattr(planning, "Compaction", type("Beside", (), {"plan": plan}))
     report = job.apply(open_table(made.uri), CompactOptions())
     assert (report.decision, report.lost_races) == ("compacted", 1)
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
@@ -170,7 +170,7 @@ def test_a_version_that_is_gone_is_never_passed_over(tmp_path: Path, monkeypatch
                 os.unlink(os.path.join(made.uri, "_versions", f"{2**64 - 1 - version:020d}.manifest"))
         return found
 
-    monkeypatch.setattr(job, "Compaction", type("Beside", (), {"plan": plan, "commit": Compaction.commit}))
+    monkeypatch.setattr(planning, "Compaction", type("Beside", (), {"plan": plan}))
     report = job.apply(open_table(made.uri), CompactOptions())
     assert (report.decision, report.lost_races) == ("compacted", 1)
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)

@@ -1,0 +1,204 @@
+"""Plan a compaction: the policy chooses groups of fragments, pylance makes a task of each.
+
+pylance's own planner joins all neighbors below the target each time. It is asked for one group at once, with all other
+fragments excluded and the rows of the group as its target, so that a group becomes one fragment.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from lance.optimize import Compaction
+
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage, covered_by
+from memwal_ops.formats.lance.jobs.compact.settings import PREFIX, lance_options, policy_of, settings_of
+from memwal_ops.formats.lance.policy.compaction import FragmentSize, Group
+from memwal_ops.formats.lance.wire.index_entries import moved_later
+from memwal_ops.text import size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    import lance
+    from lance.optimize import CompactionOptions, CompactionTask
+
+    from memwal_ops.formats.lance.options import CompactOptions
+    from memwal_ops.formats.lance.table import Table
+
+COMMIT_OPTIONS: CompactionOptions = {"defer_index_remap": False}
+# Rows that are read at once have about this size, whatever their width, and what is read ahead this one.
+_BATCH_BYTES = 8 << 20
+_READ_AHEAD_BYTES = 64 << 20
+_MAX_BATCH_ROWS = 8192
+
+
+def fragment_sizes(table: Table, limit: Collection[int] | None = None) -> list[FragmentSize]:
+    """All fragments of a version as the policy weighs them.
+
+    Args:
+        table: the version.
+        limit: ids of those that may be rewritten; None: all. The others are boundaries, as are those that an index
+            covers which pylance could not remap, or not correctly.
+    """
+    segments: dict[int, list[bytes]] = defaultdict(list)
+    for index in base_indexes(table).values():
+        for entry in index.segments:
+            for fragment in covered_by([entry]):
+                segments[fragment].append(entry.uuid.uuid)
+    kept = _not_rewritten(table)
+    sizes = []
+    for one in table.manifest.manifest.fragments:
+        size = sum(file.file_size_bytes for file in one.files)
+        deleted = one.deletion_file.num_deleted_rows
+        rows = one.physical_rows - deleted
+        if one.id in kept or (limit is not None and one.id not in limit):
+            sizes.append(FragmentSize(one.id, rows, 0, size, (one.id,)))
+        else:
+            sizes.append(FragmentSize(one.id, rows, deleted, size, frozenset(segments[one.id])))
+    return sizes
+
+
+def debt(groups: Collection[Group]) -> int:
+    """Bytes that a compaction of the groups writes, about: deleted rows are not written again."""
+    return int(sum(one.live_bytes for group in groups for one in group))
+
+
+class Planner:
+    """Plans compactions of one version.
+
+    Attributes:
+        settings: what it obeys, by name.
+        policy: the policy by these settings.
+    """
+
+    def __init__(self, table: Table, options: CompactOptions) -> None:
+        """Read the settings.
+
+        Raises:
+            InvalidUsageError: one in the table's config is no such number.
+        """
+        self._table, self._options = table, options
+        self.settings = settings_of(table, options)
+        self.policy = policy_of(self.settings)
+
+    def groups(self, limit: Collection[int] | None = None) -> list[Group]:
+        """The groups that are due, in the order of the table.
+
+        Joining them rewrites no more than ``--max-bytes`` at once, unless nothing that small is due.
+
+        Args:
+            limit: see :func:`fragment_sizes`.
+        """
+        sizes = fragment_sizes(self._table, limit)
+        budget = self._options.max_bytes
+        while budget is not None and budget // 2 < self.policy.target_bytes:
+            if groups := self.policy.within(budget).groups(sizes):
+                return groups
+            budget *= max(2, self.policy.tier_factor)
+        return self.policy.groups(sizes)
+
+    def tasks(
+        self, dataset: lance.LanceDataset, limit: Collection[int], rows: int, max_bytes: int | None
+    ) -> list[CompactionTask]:
+        """The tasks of the first groups, up to a budget of rows and bytes; at least one, if there are any.
+
+        Args:
+            dataset: the version.
+            limit: ids of the fragments that may be rewritten.
+            rows: the budget of rows.
+            max_bytes: the budget of bytes; None: any number.
+        """
+        left = float("inf") if max_bytes is None else max_bytes
+        tasks: list[CompactionTask] = []
+        for group in self.groups(limit):
+            rows -= sum(one.rows for one in group)
+            left -= sum(one.bytes for one in group)
+            if tasks and (rows < 0 or left < 0):
+                break
+            with lance_errors("plan the compaction of", self._table.location.uri):
+                tasks += Compaction.plan(dataset, self._task_options(group)).tasks
+        return tasks
+
+    def _task_options(self, group: Group) -> CompactionOptions:
+        chosen = {one.id for one in group}
+        rows, after = sum(one.rows for one in group), self.policy.fragments_after(group)
+        return lance_options(
+            self.settings,
+            self._options,
+            target_rows_per_fragment=max(1, -(-rows // max(1, after))),
+            excluded_fragment_ids=sorted(_ids(self._table) - chosen),
+            **self._memory(group),
+        )
+
+    def _memory(self, group: Group) -> Mapping[str, int]:
+        """Bounds of what is in memory at once, unless the table's owner set them."""
+        width = max(1, sum(one.bytes for one in group) // max(1, sum(one.rows + one.deleted for one in group)))
+        batch = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // width))
+        # A buffer below the size of a batch would never be filled, and the scan would not end.
+        bounds = {"batch_size": batch, "io_buffer_size": max(_READ_AHEAD_BYTES, 4 * batch * width)}
+        config = self._table.manifest.manifest.config
+        return {key: value for key, value in bounds.items() if PREFIX + key not in config}
+
+    def why(self) -> str:
+        """The reason why nothing is rewritten."""
+        table, policy = self._table, self.policy
+        fragments = table.manifest.manifest.fragments
+        if not fragments:
+            return "The base table has no fragments."
+        reason = (
+            f"No fragment has more than {policy.deleted_fraction:.0%} of its rows deleted, and no neighbours below "
+            f"{policy.target_rows:,} rows and {size_text(policy.target_bytes)} that are covered by the same segments "
+            "of the same indexes "
+        )
+        if policy.tier_factor == 1:
+            reason += "can be joined."
+        else:
+            reason += f"have {policy.tier_factor} times the size of the largest of them (--tier-factor)."
+        if _indexed_elsewhere(table):
+            reason += (
+                " Fragments that an index of the source of this shallow clone covers are not rewritten: "
+                "build the index anew in this table: memwal-ops catchup URI --index NAME --rebuild."
+            )
+        if moved := {entry.name for entry in moved_later(table.manifest)}:
+            reason += (
+                " Fragments that were compacted with defer_index_remap are not rewritten under an index that is older: "
+                "pylance would lose rows of it: build it anew, memwal-ops catchup URI --index NAME --rebuild: "
+                f"{', '.join(sorted(moved))}."
+            )
+        return reason + _to_join_more(table, policy.target_rows)
+
+
+def _to_join_more(table: Table, target_rows: int) -> str:
+    if sum(fragment.physical_rows < target_rows for fragment in table.manifest.manifest.fragments) <= 1:
+        return ""
+    reason = ""
+    indexes = base_indexes(table)
+    behind = [name for name, index in indexes.items() if not coverage(index.covered, table.manifest).complete]
+    split = [name for name, index in indexes.items() if len(index.segments) > 1]
+    if behind:
+        reason += f" To join more, run memwal-ops catchup first: not all is covered by {', '.join(behind)}."
+    if split:
+        reason += (
+            f" To join more, run memwal-ops catchup --max-segments 1: there are several segments of {', '.join(split)}."
+        )
+    return reason
+
+
+def _ids(table: Table) -> set[int]:
+    return {fragment.id for fragment in table.manifest.manifest.fragments}
+
+
+def _not_rewritten(table: Table) -> frozenset[int]:
+    """Fragments covered by an index that pylance could not remap, or not correctly."""
+    return _indexed_elsewhere(table) | covered_by(moved_later(table.manifest))
+
+
+def _indexed_elsewhere(table: Table) -> frozenset[int]:
+    """Fragments covered by an index whose files belong to the table that this one was cloned from (shallow clone).
+
+    When pylance remaps such an index, it writes the new files here, and still reads them at the source: queries fail.
+    """
+    entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
+    return covered_by(entry for entry in entries if entry.HasField("base_id"))

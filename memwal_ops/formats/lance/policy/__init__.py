@@ -1,0 +1,1 @@
+"""What to rewrite, decided by pure functions: no I/O, no pylance."""

@@ -1,0 +1,158 @@
+"""Choose the fragments that a compaction joins, by size tiers.
+
+Each byte that is appended costs a write. A compaction that joins all small fragments each time writes the whole table
+for each append. Here adjacent fragments are joined only once the result is ``tier_factor`` times as large as the
+largest of them, or has the target size (universal compaction of RocksDB, size-tiered compaction of Cassandra, the
+binary counter). With T the factor and n the target over the size of an append:
+
+* **Writes.** A row is rewritten at most ``ceil(log_T(n))`` times until its fragment has the target size, and then only
+  where too many of the fragment's rows are deleted. Below :data:`FLOOR`, where a file costs a request and not its
+  bytes, all is joined: at most that many bytes more in each run.
+* **Fragments.** What remains has no group to join. Of appends of one size, at most ``(T - 1) * (log_T(n) + 1)``
+  fragments below the target remain; of any sizes at most ``n ** (log(2) / log(2 * T / (T - 1)))``.
+
+A run joins everything that is due at once: a second one finds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
+
+# Bytes of a file below which a request for it costs more than to transfer it.
+FLOOR = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentSize:
+    """What a compaction weighs.
+
+    Attributes:
+        id: the fragment's id.
+        rows: its rows, without deleted ones.
+        deleted: its deleted rows, which its files still have.
+        bytes: size of its data files; 0 if no writer recorded it.
+        neighbors: fragments are joined only if this is equal: the segments of indexes that cover them.
+    """
+
+    id: int
+    rows: int
+    deleted: int
+    bytes: int
+    neighbors: Hashable = None
+
+    @property
+    def deleted_fraction(self) -> float:
+        """Deleted rows over all rows, from 0 to 1."""
+        return self.deleted / (self.rows + self.deleted) if self.deleted else 0.0
+
+    @property
+    def live_bytes(self) -> float:
+        """Size of its rows that are not deleted: about what a rewrite of it writes."""
+        return self.bytes * (1 - self.deleted_fraction)
+
+
+Group = tuple[FragmentSize, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When fragments are rewritten.
+
+    Attributes:
+        target_rows: a fragment with that many rows is never joined with others.
+        target_bytes: neither is one of that size.
+        tier_factor: how many times as large as the largest of them the result of joining fragments must be; 1 joins
+            all fragments below the target size.
+        deleted_fraction: a fragment of which more is deleted is rewritten; 0: each one that has deleted rows.
+    """
+
+    target_rows: int
+    target_bytes: int
+    tier_factor: int
+    deleted_fraction: float
+
+    def fragments_after(self, group: Sequence[FragmentSize]) -> int:
+        """How many fragments a group becomes: one; none if it has no rows; more if a fragment is too large."""
+        return max(1, int(self._size(group))) if any(one.rows for one in group) else 0
+
+    def within(self, budget: int) -> Policy:
+        """The same, but a group that joins fragments has less than that many bytes; at least 2."""
+        return replace(self, target_bytes=max(1, min(self.target_bytes, budget // 2)))
+
+    def groups(self, fragments: Sequence[FragmentSize]) -> list[Group]:
+        """The groups of adjacent fragments to rewrite, each into one fragment, in the order of the table.
+
+        A group has at least two fragments, and less than twice the target size; or it is one fragment with too many
+        deleted rows.
+
+        Args:
+            fragments: all of the table, in the order of its manifest.
+        """
+        found = [group for run in self._runs(fragments) for group in self._joined(run)]
+        joined = {one.id for group in found for one in group}
+        found += [(one,) for one in fragments if one.id not in joined and one.deleted_fraction > self.deleted_fraction]
+        order = {one.id: position for position, one in enumerate(fragments)}
+        return sorted(found, key=lambda group: order[group[0].id])
+
+    def _size(self, fragments: Sequence[FragmentSize]) -> float:
+        """Their size over the target size."""
+        rows, size = sum(one.rows for one in fragments), sum(one.live_bytes for one in fragments)
+        return max(rows / self.target_rows, size / self.target_bytes)
+
+    def _runs(self, fragments: Sequence[FragmentSize]) -> Iterator[list[FragmentSize]]:
+        """Longest sequences of fragments below the target size that may be joined with each other."""
+        run: list[FragmentSize] = []
+        for one in fragments:
+            # Also where rows of it are deleted: it is not written again before these are too many.
+            full = max((one.rows + one.deleted) / self.target_rows, one.bytes / self.target_bytes) >= 1
+            if run and (full or one.neighbors != run[-1].neighbors):
+                yield run
+                run = []
+            if not full:
+                run.append(one)
+        if run:
+            yield run
+
+    def _joined(self, run: list[FragmentSize]) -> Iterator[Group]:
+        """The groups of a run.
+
+        A run that is too small for its largest fragment has no group with that one in it: such a group would be smaller
+        still. So what is before it and what is behind it is looked at, each as a run.
+        """
+        left = [run]
+        while left:
+            run = left.pop()
+            if len(run) < 2:  # noqa: PLR2004 - a fragment alone is not joined
+                continue
+            if self._grown(run):
+                *full, rest = self._cut(run)
+                yield from full
+                if full:
+                    left.append(list(rest))
+                else:
+                    yield rest
+            else:
+                largest = max(range(len(run)), key=lambda position: self._size([run[position]]))
+                left += [run[:largest], run[largest + 1 :]]
+
+    def _grown(self, run: Sequence[FragmentSize]) -> bool:
+        """Whether joining them is worth the write."""
+        if sum(one.bytes for one in run) <= FLOOR and all(one.bytes for one in run):
+            return True
+        return self._size(run) >= min(1.0, self.tier_factor * max(self._size([one]) for one in run))
+
+    def _cut(self, run: Sequence[FragmentSize]) -> Iterator[Group]:
+        """The run in pieces of the target size, and what is left in the end: a smaller piece, or none."""
+        piece: list[FragmentSize] = []
+        rows = size = 0.0
+        for one in run:
+            piece.append(one)
+            rows, size = rows + one.rows, size + one.live_bytes
+            if max(rows / self.target_rows, size / self.target_bytes) >= 1:
+                yield tuple(piece)
+                piece, rows, size = [], 0.0, 0.0
+        yield tuple(piece)

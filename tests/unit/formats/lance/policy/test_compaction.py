@@ -1,0 +1,143 @@
+"""The policy of compactions: its bounds on writes and on fragments, on random histories."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memwal_ops.formats.lance.policy.compaction import FLOOR, FragmentSize, Policy
+
+UNIT = FLOOR + 1
+"""The smallest append: at the floor, each is joined."""
+
+
+class Life:
+    """Appends, each followed by a compaction, with the number of times that a row was rewritten at most."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.fragments: list[FragmentSize] = []
+        self.rewrites: dict[int, int] = {}
+        self.written = 0
+        self._ids = iter(range(1 << 30))
+
+    def append(self, size: int) -> None:
+        self._add(size, 0, len(self.fragments))
+
+    def compact(self) -> None:
+        for group in self.policy.groups(self.fragments):
+            assert len(group) > 1
+            size = sum(one.bytes for one in group)
+            assert size < 2 * self.policy.target_bytes
+            self.written += size
+            position = self.fragments.index(group[0])
+            assert tuple(self.fragments[position : position + len(group)]) == group, "neighbors"
+            del self.fragments[position : position + len(group)]
+            self._add(size, 1 + max(self.rewrites[one.id] for one in group), position)
+        assert not self.policy.groups(self.fragments), "a second run finds nothing"
+
+    def small(self) -> int:
+        """The longest sequence of fragments below the target."""
+        longest = now = 0
+        for one in self.fragments:
+            now = now + 1 if one.bytes < self.policy.target_bytes else 0
+            longest = max(longest, now)
+        return longest
+
+    def _add(self, size: int, rewrites: int, position: int) -> None:
+        made = FragmentSize(next(self._ids), size // 10, 0, size)
+        self.rewrites[made.id] = rewrites
+        self.fragments.insert(position, made)
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4, 8])
+@given(
+    appends=st.lists(st.integers(1, 40).map(lambda units: units * UNIT), min_size=1, max_size=120),
+    target=st.integers(1, 400).map(lambda units: units * UNIT),
+)
+def test_bounds_of_appends_of_any_size(factor: int, appends: list[int], target: int) -> None:
+    life = Life(Policy(1 << 40, target, factor, 0.1))
+    for size in appends:
+        life.append(size)
+        life.compact()
+    ratio = target / UNIT
+    assert max(life.rewrites.values()) <= (math.ceil(math.log(ratio, factor)) if ratio > 1 else 0)
+    assert life.written <= sum(appends) * max(life.rewrites.values())
+    assert life.small() <= factor + ratio ** (math.log(2) / math.log(2 * factor / (factor - 1)))
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4, 8])
+@given(appends=st.integers(1, 400), target=st.integers(2, 400))
+def test_bounds_of_appends_of_one_size(factor: int, appends: int, target: int) -> None:
+    life = Life(Policy(1 << 40, target * UNIT, factor, 0.1))
+    for _ in range(appends):
+        life.append(UNIT)
+        life.compact()
+    assert max(life.rewrites.values()) <= math.ceil(math.log(target, factor))
+    assert life.small() <= (factor - 1) * (math.log(target, factor) + 1)
+
+
+def test_a_small_append_to_a_large_table_waits_for_its_like() -> None:
+    life = Life(Policy(1 << 40, 1 << 30, 4, 0.1))
+    life.append(200 << 20)
+    for _ in range(12):
+        life.append(1 << 20)
+        life.compact()
+    assert life.written == 12 << 20
+    assert [one.bytes >> 20 for one in life.fragments] == [200, 4, 4, 4]
+
+
+def test_tiny_fragments_are_always_joined() -> None:
+    assert [len(group) for group in Policy(1 << 20, 1 << 30, 4, 0.1).groups(sizes(40_000, 1_000))] == [2]
+    assert not Policy(1 << 20, 1 << 30, 4, 0.1).groups(sizes(400_000, 1_000))
+
+
+def test_one_as_the_factor_joins_all_below_the_target() -> None:
+    policy = Policy(1 << 20, 10 * UNIT, 1, 0.1)
+    assert [[one.id for one in group] for group in policy.groups(sizes(*[3 * UNIT] * 4, 20 * UNIT, UNIT, UNIT))] == [
+        [0, 1, 2, 3],
+        [5, 6],
+    ]
+
+
+def test_rows_count_as_bytes_do_where_a_size_is_not_known() -> None:
+    fragments = [FragmentSize(number, 100, 0, 0) for number in range(8)]
+    assert [len(group) for group in Policy(400, 1 << 30, 4, 0.1).groups(fragments)] == [4, 4]
+
+
+def test_neighbors_in_an_index_are_joined_with_each_other() -> None:
+    fragments = [FragmentSize(number, 10, 0, UNIT, number // 4) for number in range(9)]
+    assert [[one.id for one in group] for group in Policy(1 << 20, 1 << 30, 4, 0.1).groups(fragments)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
+
+
+@pytest.mark.parametrize(("fraction", "wanted"), [(0.0, [1, 2]), (0.1, [2]), (0.5, [])])
+def test_deleted_rows_are_removed_above_a_fraction(fraction: float, wanted: list[int]) -> None:
+    fragments = [FragmentSize(number, 100 - deleted, deleted, 1 << 30) for number, deleted in enumerate([0, 10, 30])]
+    groups = Policy(1 << 20, 1 << 30, 4, fraction).groups(fragments)
+    assert [[one.id for one in group] for group in groups] == [[one] for one in wanted]
+
+
+def test_a_budget_lowers_the_target() -> None:
+    policy = Policy(1 << 20, 1 << 30, 4, 0.1)
+    fragments = sizes(*[1 << 20] * 100)
+    assert len(policy.groups(fragments)) == 1
+    groups = policy.within(10 << 20).groups(fragments)
+    assert len(groups) == 20
+    assert max(sum(one.bytes for one in group) for group in groups) < 10 << 20
+
+
+def test_many_fragments_are_planned_at_once() -> None:
+    groups = Policy(1000, 1 << 40, 4, 0.1).groups([FragmentSize(number, 1, 0, 100_000) for number in range(100_000)])
+    assert len(groups) == 100
+    decreasing = [FragmentSize(number, 1 << (60 - number), 0, 0) for number in range(60)]
+    assert not Policy(1 << 62, 1 << 62, 4, 0.1).groups(decreasing)
+
+
+def sizes(*bytes_: int) -> list[FragmentSize]:
+    return [FragmentSize(number, max(1, size // 1000), 0, size) for number, size in enumerate(bytes_)]
