@@ -113,8 +113,9 @@ COMPACT = JobSpec(
     summary="Join small base fragments and drop deleted rows.",
     help="""Join small fragments of the table at URI, and rewrite those with many deleted rows.
 
-Runs pylance's own compaction, and then restores what it changed in the MemWAL index. Safe to kill, to run twice, and to
-run beside mergers and writers.
+Neighbors are joined once the result is --tier-factor times as large as the largest of them, so that a small append does
+not rewrite a large table. Runs pylance's own compaction, and then restores what it changed in the MemWAL index. Safe to
+kill, to run twice, and to run beside mergers and writers.
 
 \b
 Examples:
@@ -134,6 +135,7 @@ Exit codes: 0 compacted, unchanged or dry_run; 41 answers_worse; others: runbook
         "fragments": MetricSpec("count", "Fragments of the base table.", exported="fragments"),
         "small_fragments": MetricSpec("count", "Fragments below the default target size of a compaction."),
         "deleted_rows": MetricSpec("count", "Deleted rows that fragments still have.", exported="deleted_rows"),
+        "debt": MetricSpec("bytes", "Bytes that a compaction by default options would write."),
         "conflicts": _CONFLICTS,
     },
     in_maintain=True,

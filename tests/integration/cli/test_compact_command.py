@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS = {
-    *("decision", "why", "fragments_before", "fragments_after", "fragments_removed", "fragments_added"),
-    *("engine", "rows_rewritten", "bytes_written", "snapshot_lost", "version", "seconds", "lost_races", "run_id"),
-    *("answers", "error"),
+    *("decision", "why", "fragments_before", "fragments_after", "fragments_removed", "fragments_added", "engine"),
+    *("rows_rewritten", "bytes_read", "bytes_written", "debt", "settings", "snapshot_lost", "answers", "error"),
+    *("version", "seconds", "lost_races", "run_id"),
 }
 
 
@@ -36,14 +38,17 @@ def made(tmp_path: Path) -> Workload:
 def test_documents(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     before = contents(made.uri)
     dry = run_here(capfd, "compact", made.uri, "--dry-run", "--json")
-    assert (dry.code, dry.document["decision"], dry.document["bytes_written"]) == (0, "dry_run", None)
+    assert (dry.code, dry.document["decision"]) == (0, "dry_run")
+    assert 0 < dry.document["bytes_written"] == dry.document["debt"] <= dry.document["bytes_read"]
     assert set(dry.document) == KEYS
     assert contents(made.uri) == before
     ran = run_here(capfd, "compact", made.uri, "--json")
     assert (ran.code, ran.document["decision"], ran.document["why"]) == (0, "compacted", None)
     assert set(ran.document) == KEYS
     assert (ran.document["fragments_after"], ran.document["rows_rewritten"]) == (1, len(made.expected()))
-    assert ran.document["bytes_written"] > 0
+    assert ran.document["bytes_read"] == dry.document["bytes_read"]
+    assert ran.document["bytes_written"] > ran.document["debt"] == 0
+    assert ran.document["settings"]["tier_factor"] == {"value": 4, "from": "default"}
     assert ran.document["version"] == open_table(made.uri).version
     again = run_here(capfd, "compact", made.uri, "--json")
     assert (again.code, again.document["decision"]) == (0, "unchanged")
@@ -66,8 +71,43 @@ def test_words(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_lost_snapshot_is_reported() -> None:
-    report = job.CompactReport("compacted", "id", "local", None, 4, 1, 4, 1, 10, 100, True, 7, 0, 0.1)
+    report = job.CompactReport("compacted", "id", "local", None, 4, 1, 4, 1, 10, 100, 100, 0, {}, True, 7, 0, 0.1)
     assert "run memwal-ops snapshot" in " ".join(report.describe().split())
+
+
+def test_the_settings_of_the_table_and_of_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    uri, rows = str(tmp_path / "t.lance"), pa.table({"id": range(100)})
+    for _ in range(10):
+        lance.write_dataset(rows, uri, mode="append")
+    config = {"target_rows_per_fragment": 250, "max_bytes_per_file": 1 << 30, "materialize_deletions_threshold": 0.25}
+    lance.dataset(uri).update_config({f"lance.compaction.{key}": str(value) for key, value in config.items()})
+    assert run_here(capfd, "compact", uri, "--json", "--target-bytes", "1MiB").document["settings"] == {
+        "target_rows": {"value": 250, "from": "table"},
+        "target_bytes": {"value": 1 << 20, "from": "option"},
+        "tier_factor": {"value": 4, "from": "default"},
+        "deleted_fraction": {"value": 0.25, "from": "table"},
+    }
+    assert sorted(one.count_rows() for one in lance.dataset(uri).get_fragments()) == [100, 300, 300, 300]
+    lance.dataset(uri).delete("id < 20")
+    assert run_here(capfd, "compact", uri, "--json").document["decision"] == "unchanged"
+    ran = run_here(capfd, "compact", uri, "--json", "--deleted-fraction", "0", "--tier-factor", "1").document
+    assert (ran["rows_rewritten"], lance.dataset(uri).stats.dataset_stats()["num_deleted_rows"]) == (800, 0)
+
+
+@pytest.mark.parametrize("value", ["many", "0", "-3"])
+def test_a_setting_of_the_table_that_is_no_number(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], value: str
+) -> None:
+    uri = str(tmp_path / "t.lance")
+    for _ in range(4):
+        lance.write_dataset(pa.table({"id": range(100)}), uri, mode="append")
+    lance.dataset(uri).update_config({"lance.compaction.target_rows_per_fragment": value})
+    for more in ([], ["--dry-run"]):
+        ran = run_here(capfd, "compact", uri, "--json", *more)
+        assert (ran.code, ran.document["error"]["reason"]) == (2, "invalid_usage")
+        assert f"target_rows_per_fragment = {value}" in ran.document["error"]["message"]
+    assert len(lance.dataset(uri).get_fragments()) == 4
+    assert run_here(capfd, "inspect", uri).code == 0
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from memwal_ops.core.published import record
 from memwal_ops.errors import (
     AnswersWorseError,
     IndexesBehindError,
+    InvalidUsageError,
     MemwalOpsError,
     ObjectNotFoundError,
     StorageError,
@@ -385,8 +386,11 @@ def _has_file(table: Table) -> bool:
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """Number of base fragments, of those below the default target size of a compaction, and of deleted rows."""
+    """Base fragments, those below the default target size, deleted rows, and bytes that a compaction would write."""
     fragments = table.manifest.manifest.fragments
     small = sum(fragment.physical_rows < DEFAULT_TARGET_ROWS for fragment in fragments)
     deleted = sum(fragment.deletion_file.num_deleted_rows for fragment in fragments)
-    return {"fragments": len(fragments), "small_fragments": small, "deleted_rows": deleted}
+    figures = {"fragments": len(fragments), "small_fragments": small, "deleted_rows": deleted}
+    with suppress(InvalidUsageError):  # a setting of the table, which the job names
+        figures["debt"] = debt(Planner(table, CompactOptions()).groups())
+    return figures

@@ -13,10 +13,9 @@ from memwal_ops.text import counted, paragraph, size_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from memwal_ops.formats.lance.jobs.compact.settings import Setting
-
     from memwal_ops.errors import AnswersWorseError
     from memwal_ops.formats.lance.jobs.answers_guard import Comparison
+    from memwal_ops.formats.lance.jobs.compact.settings import Setting
 
 
 class CompactDecision(enum.StrEnum):
