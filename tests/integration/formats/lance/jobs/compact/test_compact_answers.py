@@ -196,7 +196,7 @@ def healthy(uri: str, times: int, seed: int, mode: str, *, stable: bool) -> None
         dataset = lance.write_dataset(batch(at * 400), uri, mode="append")
         dataset.delete(f"number % 40 = {at % 40} OR (number < {at * 100} AND number % 2 = 0)")
         assert run_job(uri, "catchup", max_segments=1, answers="off").decision in {"caught_up", "unchanged"}
-        report = run_job(uri, "compact", answers=mode)
+        report = run_job(uri, "compact", answers=mode, tier_factor=1)
         assert report.decision == "compacted", f"{at}: {report.describe()}"
         asked = {name for name, one in report.answers if one.queries}
         assert asked >= {"by_number", "by_text", "near_ivf_flat"}, report.to_json()
