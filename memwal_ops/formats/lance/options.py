@@ -215,28 +215,22 @@ class CompactOptions(Options):
     target_rows: int | None = count(
         None,
         minimum=1,
-        shown_default=f"lance.compaction.target_rows_per_fragment of the table, else {DEFAULT_TARGET_ROWS}",
-        help="Target rows per fragment; smaller adjacent fragments are joined.",
+        shown_default=f"the table's setting, else {DEFAULT_TARGET_ROWS}",
+        help="Target rows of a fragment; smaller neighbors are joined.",
     )
-    target_bytes: int | None = size(
-        None,
-        minimum=1,
-        shown_default="half of lance.compaction.max_bytes_per_file of the table, else 1GiB",
-        help="Target size of a fragment's files; a fragment that reaches it, or --target-rows, is not joined.",
-    )
+    target_bytes: int | None = size(None, minimum=1, shown_default="the table's, else 1GiB", help="Its target size.")
     tier_factor: int = count(
         4,
         minimum=1,
         metavar="N",
-        help="Join fragments once the result is N times as large as the largest of them, or has the target size; "
-        "1 joins all smaller ones each time.",
+        help="Join neighbors once the result is N times the largest of them; 1: all below the target.",
     )
     deleted_fraction: float | None = number(
         None,
         minimum=0.0,
         maximum=1.0,
-        shown_default="lance.compaction.materialize_deletions_threshold of the table, else 0.1",
-        help="Rewrite a fragment of which more than that is deleted; 0: each one with deleted rows.",
+        shown_default="the table's setting, else 0.1",
+        help="Rewrite fragments of which more is deleted.",
     )
     max_bytes: int | None = size(
         None,
@@ -251,18 +245,16 @@ class CompactOptions(Options):
         "2.0",
         "2.1",
         "2.2",
-        shown_default="lance.compaction.data_storage_version of the table, else its own",
-        help="Storage version of the data files that are written.",
+        shown_default="the table's setting",
+        help="Of new data files.",
     )
-    allow_upgrade: bool = flag(
-        help="Write another storage version though releases that cannot read such a table wrote it last."
-    )
+    allow_upgrade: bool = flag(help="Though a writer of the table cannot read such files.")
     answers: str = choice(
         "sample",
         "off",
         "sample",
         "strict",
-        help="Publish nothing by which an index answers sampled queries worse; strict: more of them, no tolerance.",
+        help="Publish nothing by which an index answers worse.",
     )
 
     def validate(self) -> None:

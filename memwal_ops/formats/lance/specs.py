@@ -113,13 +113,10 @@ COMPACT = JobSpec(
     summary="Join small base fragments and drop deleted rows.",
     help="""Join small fragments of the table at URI, and rewrite those with many deleted rows.
 
-Neighbors are joined once the result is --tier-factor times as large as the largest of them, so that a small append does
-not rewrite a large table. Runs pylance's own compaction, and then restores what it changed in the MemWAL index. Safe to
-kill, to run twice, and to run beside mergers and writers.
+Small appends rewrite little: docs/jobs.md. Safe to kill, to run twice, and beside writers.
 
 \b
 Examples:
-  memwal-ops compact s3://bucket/orders.lance
   memwal-ops compact orders.lance --target-rows 500000 --dry-run
   memwal-ops compact s3://bucket/orders.lance --engine spark --master yarn
 
