@@ -9,12 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.outlook import Work
+from memwal_ops.formats.lance.indexes.base_indexes import coverage, covered_by
 from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
 from memwal_ops.storage.locations import LOCAL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memwal_ops.core.report import Need
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
 
 # Seconds for each row that is merged, indexed (by one index), or rewritten; for each byte of these rows.
 _ROW = {"merge": 2e-6, "catchup": 6e-6, "compact": 10e-6}
@@ -26,6 +30,8 @@ _REQUEST = 4e-3
 _LEAST = 0.2
 # Manifests and transactions that a step publishes, by the size of the present manifest.
 _MANIFESTS = 4
+# Of more files of indexes: their metadata.
+_OVERHEAD = 1.1
 
 
 def work_of(table: Table, need: Need) -> Work:
@@ -41,9 +47,9 @@ def work_of(table: Table, need: Need) -> Work:
     seconds = _LEAST + need.rows * _ROW[need.job] + written * _BYTE + len(fragments) * remote
     match need.job:
         case "catchup":
-            written = _index_bytes(table, need.rows)
+            written = _index_bytes(table, need.rows / max(1, rows * len(_indexes(table))))
         case "compact":  # the indexes of rewritten rows are written anew, too
-            written += _index_bytes(table, 0)
+            written += _index_bytes(table, need.rows / max(rows, 1))
     return Work(seconds, written + _MANIFESTS * table.manifest.manifest.ByteSize())
 
 
@@ -51,10 +57,28 @@ def _data_bytes(table: Table) -> int:
     return sum(file.file_size_bytes for one in table.manifest.manifest.fragments for file in one.files)
 
 
-def _index_bytes(table: Table, uncovered: int) -> int:
-    """The size of all indexes once they cover that many more rows together; one that records no size counts 0."""
-    entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
-    own = [entry for entry in entries if not entry.name.startswith(SYSTEM_INDEX)]
-    size = sum(file.size_bytes for entry in own for file in entry.files)
-    rows = sum(one.physical_rows for one in table.manifest.manifest.fragments) * len({entry.name for entry in own})
-    return size * rows // max(rows - uncovered, 1)
+def _index_bytes(table: Table, share: float) -> int:
+    """What is written of all indexes, which then cover all rows; one that records no size counts 0.
+
+    Scalar indexes are written whole, of vector indexes the segments with the share of rows that are indexed or moved.
+    """
+    written = 0.0
+    for entries in _indexes(table).values():
+        covered = coverage(covered_by(entries), table.manifest)
+        rows = sum(one.physical_rows for one in table.manifest.manifest.fragments)
+        size = sum(file.size_bytes for entry in entries for file in entry.files)
+        whole = size * rows / max(1, rows - covered.uncovered_rows)
+        written += whole * (min(1.0, share) if _is_vector(entries[0]) else 1.0)
+    return int(written * _OVERHEAD)
+
+
+def _indexes(table: Table) -> Mapping[str, list[table_pb2.IndexMetadata]]:
+    found: dict[str, list[table_pb2.IndexMetadata]] = {}
+    for entry in () if table.manifest.indexes is None else table.manifest.indexes.indices:
+        if not entry.name.startswith(SYSTEM_INDEX):
+            found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def _is_vector(entry: table_pb2.IndexMetadata) -> bool:
+    return entry.index_details.type_url.endswith("VectorIndexDetails")

@@ -23,7 +23,7 @@ from lance_namespace import (
     TableVersionNotFoundError,
 )
 
-from memwal_ops.errors import CommitConflictError, MemwalOpsError
+from memwal_ops.errors import CommitConflictError, LeaseLostError, MemwalOpsError
 from memwal_ops.formats.lance.commit.own_thread import OwnThread
 from memwal_ops.formats.lance.commit.publication import advance_hint, is_taken, publish
 from memwal_ops.formats.lance.files.datasets import CACHE_BYTES, lance_options
@@ -56,6 +56,7 @@ def commit_checked(
     Raises:
         BaseException: what ``check`` raised; the version that it was called with was not published, nor was any other
             one with its files.
+        LeaseLostError: the run may publish nothing any more.
         MemwalOpsError: pylance failed.
     """
     versions = _CheckedVersions(table, check)
@@ -81,7 +82,7 @@ class _CheckedVersions(LanceNamespace):
     Attributes:
         table: the version that the commit was computed on.
         check: see :func:`commit_checked`.
-        refused: what it raised.
+        refused: what it raised, or that the lease is lost.
         thread: that of the run.
     """
 
@@ -137,7 +138,11 @@ class _CheckedVersions(LanceNamespace):
         data = self.table.store.get(path)
         self.table.discard([path])
         self._check(data)
-        publish(self.table, data, version)
+        try:
+            publish(self.table, data, version)
+        except LeaseLostError as error:  # nothing was published, and nothing may be
+            self.refused = error
+            raise
         advance_hint(self.table, version)
         return CreateTableVersionResponse(version=self._at(version))
 

@@ -126,7 +126,9 @@ class _Attempt:
         refuse_gaps(table)
         refuse_auto_cleanup(table)
         written = (file for result in self.results for fragment in result.new_fragments for file in fragment.files)
-        refuse_missing_files(table, [f"{DATA_FOLDER}/{file.path}" for file in written if file.base_id is None])
+        paths = [f"{DATA_FOLDER}/{file.path}" for file in written if file.base_id is None]
+        refuse_missing_files(table, paths)
+        table.guard.register(paths)  # pylance deletes them if its commit fails
         version = self.guard.commit(
             table, dataset, lambda handle: Compaction.commit(handle, self.results, COMMIT_OPTIONS)
         )
