@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from botocore.config import Config
@@ -25,6 +24,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.storage.aws import DYNAMODB_ENDPOINT, session_with
 from memwal_ops.storage.errors import translate
+from memwal_ops.storage.version_entry import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,19 +40,6 @@ _TIMEOUTS = Config(retries={"mode": "standard", "total_max_attempts": 6}, connec
 _TRANSACTION = 100
 _CONCURRENT = 16
 _ABSENT = "attribute_not_exists(base_uri) AND attribute_not_exists(version)"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The entry of one version: the manifest's key in the bucket and its size in bytes (None: not recorded).
-
-    ``moved_to``: the version is fenced, since the table was migrated to that URI; there is no manifest.
-    """
-
-    version: int
-    path: str
-    size: int | None
-    moved_to: str | None = None
 
 
 class VersionEntries:

@@ -29,11 +29,11 @@ from memwal_ops.errors import (
     TableCorruptError,
     UnsupportedFeatureError,
 )
-from memwal_ops.storage.dynamodb import Entry
 from memwal_ops.storage.errors import is_absent
 from memwal_ops.storage.locations import DYNAMODB, bucket_and_prefix
 from memwal_ops.storage.object_store import ObjectStore
 from memwal_ops.storage.retries import call
+from memwal_ops.storage.version_entry import Entry
 from memwal_ops.storage.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
