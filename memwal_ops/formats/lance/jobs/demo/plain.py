@@ -311,7 +311,8 @@ def _proof(made: _Documents, commits: int, version: int) -> str:
     return f"""
    Each query opens the table anew, as a new process does: reads of files (on S3 each is a request), bytes, and
    processor time (the least of {_REPEATED} runs). After the first maintenance the table is larger: the versions of the last
-   7 days are kept, so that readers can finish. The fragments left are those that the writer added meanwhile.
+   7 days are kept, so that readers can finish. The fragments left are large, or what the writer added
+   meanwhile: few small ones wait for others of their size, so that the large ones are not written again for them.
 
 6. THE PROOF
 
