@@ -47,6 +47,7 @@ class IndexAnswers:
         recall: of a vector index: the share of the nearest rows that it finds; None for others.
         built_rows_recall: the same for the rows that it was trained with; None: there are too few to measure it.
         appended_rows_recall: the same for the rows that were appended since.
+        trained_rows: how many rows it was trained with, deleted ones included; None: that is not known.
         appended_rows_excess: by how much the share of newer rows is larger in what a search finds than in the nearest
             rows, -1 to 1: about 0 in a healthy index, also where its codes are coarse.
         probed_recall: of codes with the metric dot: the recall of a search of all partitions, without refinement.
@@ -74,6 +75,7 @@ class IndexAnswers:
     built_rows_recall: Interval | None = None
     appended_rows_recall: Interval | None = None
     appended_rows_excess: Interval | None = None
+    trained_rows: int | None = None
     probed_recall: Interval | None = None
     codes_recall: Interval | None = None
     found_itself: Interval | None = None

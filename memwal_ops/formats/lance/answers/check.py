@@ -44,6 +44,9 @@ _MARGIN = 0.05
 _GRAPH_MARGIN = 0.2
 # Of a healthy index the excess is about 0.
 _EXCESS = 0.2
+# Codes fit the rows that they were trained with better than any others, if these are fewer than 39 for each of the 256
+# centroids of a code (the minimum that faiss advises): then a difference by age says nothing.
+_TRAINED_ENOUGH = 39 * 256
 _SHOWN = 5
 
 
@@ -174,7 +177,7 @@ def _findings(answers: IndexAnswers, held: Coverage | None, remedy: str) -> Iter
             f"{_listed(answers.examples_extra)}.",
             "Queries by it return rows that do not match, or that a later write replaced.",
         )
-    for why in why_low(answers):
+    for why in why_low(answers, by_age="PQ" not in answers.type or (answers.trained_rows or 0) >= _TRAINED_ENOUGH):
         yield finding("index_recall_low", why, "Searches by it do not find the nearest rows.")
     if held is not None and held.fragments:
         yield finding(
@@ -193,10 +196,14 @@ def _findings(answers: IndexAnswers, held: Coverage | None, remedy: str) -> Iter
         )
 
 
-def why_low(answers: IndexAnswers) -> Iterator[str]:
+def why_low(answers: IndexAnswers, *, by_age: bool = True) -> Iterator[str]:
     """Why the recall of a vector index is too low for a healthy one; nothing: it is not.
 
     Recall as such is no reason: that of few probes or coarse codes is low by design.
+
+    Args:
+        answers: what was measured.
+        by_age: whether rows that were appended are compared with those that it was trained with.
     """
     itself, excess = answers.found_itself, answers.appended_rows_excess
     built, appended = answers.built_rows_recall, answers.appended_rows_recall
@@ -216,7 +223,7 @@ def why_low(answers: IndexAnswers) -> Iterator[str]:
             f"It finds {probed.value:.1%} of the nearest rows where their codes would give {codes.value:.1%}: its rows "
             "have other codes."
         )
-    elif built is not None and appended is not None and appended.high < built.low - _MARGIN:
+    elif by_age and built is not None and appended is not None and appended.high < built.low - _MARGIN:
         yield (
             f"It finds {appended.value:.1%} of the nearest rows that were appended since it was trained, and "
             f"{built.value:.1%} of those that it was trained with."

@@ -111,6 +111,7 @@ def measure(
         built_rows_recall=measured.built,
         appended_rows_recall=measured.appended,
         appended_rows_excess=measured.excess,
+        trained_rows=_trained_rows(pinned, index),
         found_itself=_found_itself(here, there, again, metric),
         rows_compared=rows,
         bytes_at_most=drawn.bytes_at_most,
@@ -263,6 +264,11 @@ def _only(pinned: Pinned, fragments: Sequence[int]) -> dict[str, Any]:
             columns=[], fragments=[pinned.fragments[one] for one in fragments], with_row_id=True, use_scalar_index=False
         ).to_table()["_rowid"]
     return {"row_addr_allowlist": encode_row_addresses(rows.to_numpy())}
+
+
+def _trained_rows(pinned: Pinned, index: AskedIndex) -> int:
+    built = index.segments[0].fragments
+    return sum(one.physical_rows for one in pinned.dataset.get_fragments() if one.fragment_id in built)
 
 
 @dataclass(frozen=True, slots=True)
