@@ -201,7 +201,7 @@ def _deleted(store: Store, name: str) -> None:
 
 def _guarantees(store: Store) -> Iterator[Check]:
     from memwal_ops.cli.probe import clock_skew  # noqa: PLC0415 - the clients of stores, as above
-    from memwal_ops.storage.external_manifests import manifest_entries  # noqa: PLC0415
+    from memwal_ops.storage.external_manifests import manifest_entries  # noqa: PLC0415 - as above
     from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes  # noqa: PLC0415
 
     try:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.outlook import Work
 from memwal_ops.formats.lance.indexes.base_indexes import coverage, covered_by
-from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
+from memwal_ops.formats.lance.wire.index_entries import by_name
 from memwal_ops.storage.locations import LOCAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from memwal_ops.core.report import Need
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -47,7 +45,7 @@ def work_of(table: Table, need: Need) -> Work:
     seconds = _LEAST + need.rows * _ROW[need.job] + written * _BYTE + len(fragments) * remote
     match need.job:
         case "catchup":
-            written = _index_bytes(table, need.rows / max(1, rows * len(_indexes(table))))
+            written = _index_bytes(table, need.rows / max(1, rows * len(by_name(table.manifest))))
         case "compact":  # the indexes of rewritten rows are written anew, too
             written += _index_bytes(table, need.rows / max(rows, 1))
     return Work(seconds, written + _MANIFESTS * table.manifest.manifest.ByteSize())
@@ -63,21 +61,13 @@ def _index_bytes(table: Table, share: float) -> int:
     Scalar indexes are written whole, of vector indexes the segments with the share of rows that are indexed or moved.
     """
     written = 0.0
-    for entries in _indexes(table).values():
+    rows = sum(one.physical_rows for one in table.manifest.manifest.fragments)
+    for entries in by_name(table.manifest).values():
         covered = coverage(covered_by(entries), table.manifest)
-        rows = sum(one.physical_rows for one in table.manifest.manifest.fragments)
         size = sum(file.size_bytes for entry in entries for file in entry.files)
         whole = size * rows / max(1, rows - covered.uncovered_rows)
         written += whole * (min(1.0, share) if _is_vector(entries[0]) else 1.0)
     return int(written * _OVERHEAD)
-
-
-def _indexes(table: Table) -> Mapping[str, list[table_pb2.IndexMetadata]]:
-    found: dict[str, list[table_pb2.IndexMetadata]] = {}
-    for entry in () if table.manifest.indexes is None else table.manifest.indexes.indices:
-        if not entry.name.startswith(SYSTEM_INDEX):
-            found.setdefault(entry.name, []).append(entry)
-    return found
 
 
 def _is_vector(entry: table_pb2.IndexMetadata) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal_ops.core.answers import IndexAnswers
-from memwal_ops.core.verification import AnswersPlan
+from memwal_ops.core.verification import AnswersOptions, AnswersPlan
 from memwal_ops.formats.lance.answers.asked_index import Pinned
 from memwal_ops.formats.lance.answers.check import chosen_indexes, not_described
 from memwal_ops.formats.lance.answers.coverage import coverage_bytes
@@ -15,9 +15,27 @@ from memwal_ops.formats.lance.answers.sample import sample_queries
 from memwal_ops.formats.lance.answers.vector import MULTIVECTOR_QUERIES, metric_of
 
 if TYPE_CHECKING:
-    from memwal_ops.core.verification import AnswersOptions
+    from collections.abc import Callable
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.core.verification import VerifyOptions, VerifyReport
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex
     from memwal_ops.formats.lance.table import Table
+
+    Verify = Callable[[Table, VerifyOptions, RunContext | None], VerifyReport]
+
+
+def or_plan(verify: Verify) -> Callable[..., VerifyReport | AnswersPlan]:
+    """A job that verifies a table by ``verify``, or, with ``dry_run``, tells what asking its indexes costs."""
+
+    def verified_or_planned(
+        table: Table, options: VerifyOptions, context: RunContext | None = None
+    ) -> VerifyReport | AnswersPlan:
+        if isinstance(options, AnswersOptions) and options.dry_run:
+            return plan_answers(table, options)
+        return verify(table, options, context)
+
+    return verified_or_planned
 
 
 def plan_answers(table: Table, options: AnswersOptions) -> AnswersPlan:

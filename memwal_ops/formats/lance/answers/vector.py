@@ -268,7 +268,7 @@ def _only(pinned: Pinned, fragments: Sequence[int]) -> dict[str, Any]:
 
 def _trained_rows(pinned: Pinned, index: AskedIndex) -> int:
     built = index.segments[0].fragments
-    return sum(one.physical_rows for one in pinned.dataset.get_fragments() if one.fragment_id in built)
+    return sum(one.physical_rows for number, one in pinned.fragments.items() if number in built)
 
 
 @dataclass(frozen=True, slots=True)

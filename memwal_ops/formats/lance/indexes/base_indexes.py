@@ -17,7 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memwal_ops.errors import InvalidFormatError, TableCorruptError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
-from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
+from memwal_ops.formats.lance.wire.index_entries import by_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,10 +80,7 @@ def base_indexes(table: Table) -> Mapping[str, BaseIndex]:
     Raises:
         TableCorruptError: a fragment bitmap does not decode.
     """
-    entries: dict[str, list[table_pb2.IndexMetadata]] = {}
-    for entry in [] if table.manifest.indexes is None else table.manifest.indexes.indices:
-        if not entry.name.startswith(SYSTEM_INDEX):
-            entries.setdefault(entry.name, []).append(entry)
+    entries = by_name(table.manifest)
     if not entries:
         return {}
     types = {name: _type_of(same[0].index_details) for name, same in entries.items()}

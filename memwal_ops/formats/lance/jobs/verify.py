@@ -12,7 +12,6 @@ from memwal_ops.core.export import exported_store
 from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import (
     AnswersOptions,
-    AnswersPlan,
     Finding,
     Findings,
     RowsRead,
@@ -22,7 +21,7 @@ from memwal_ops.core.verification import (
 )
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers
-from memwal_ops.formats.lance.answers.cost import plan_answers
+from memwal_ops.formats.lance.answers.cost import or_plan
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.checks.index import (
     check_catchup,
@@ -67,16 +66,6 @@ _CONTENTS = (
 """Per path pattern, what is not checked if an export has no contents of such files."""
 
 
-def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport | AnswersPlan:
-    """Verify a table, or tell what asking its indexes costs."""
-    if isinstance(options, AnswersOptions) and options.dry_run:
-        return plan_answers(table, options)
-    return verified(table, options, context)
-
-
-apply = plan
-
-
 def verified(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
     """Check the newest version, the regions, and the objects of memwal-ops itself.
 
@@ -93,6 +82,9 @@ def verified(table: Table, options: VerifyOptions, context: RunContext | None = 
         run.ask()
     rows_read = RowsRead.KEYS if run.reads_rows and table.primary_key else RowsRead.NONE
     return VerifyReport(table.version, run.findings, run.checked, run.skipped, rows_read, run.answers, run.seed)
+
+
+plan = apply = or_plan(verified)
 
 
 @dataclass

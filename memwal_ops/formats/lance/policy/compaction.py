@@ -9,9 +9,10 @@ binary counter). With T the factor and n the target over the size of an append:
   where too many of the fragment's rows are deleted. Below :data:`FLOOR`, where a file costs a request and not its
   bytes, all is joined: at most that many bytes more in each run.
 * **Fragments.** What remains has no group to join. Of appends of one size, at most ``(T - 1) * (log_T(n) + 1)``
-  fragments below the target remain; of any sizes at most ``n ** (log(2) / log(2 * T / (T - 1)))``.
+  fragments below the target remain; of any sizes at most ``T + n ** (log(2) / log(2 * T / (T - 1)))``.
 
-A run joins everything that is due at once: a second one finds nothing.
+A run joins everything that is due at once. pylance puts new fragments behind all others, so that others may become
+neighbors, which the next run joins.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class Policy:
 
     def _size(self, fragments: Sequence[FragmentSize]) -> float:
         """Their size over the target size."""
-        rows, size = sum(one.rows for one in fragments), sum(one.live_bytes for one in fragments)
+        return self._share(sum(one.rows for one in fragments), sum(one.live_bytes for one in fragments))
+
+    def _share(self, rows: float, size: float) -> float:
         return max(rows / self.target_rows, size / self.target_bytes)
 
     def _runs(self, fragments: Sequence[FragmentSize]) -> Iterator[list[FragmentSize]]:
@@ -108,7 +111,7 @@ class Policy:
         run: list[FragmentSize] = []
         for one in fragments:
             # Also where rows of it are deleted: it is not written again before these are too many.
-            full = max((one.rows + one.deleted) / self.target_rows, one.bytes / self.target_bytes) >= 1
+            full = self._share(one.rows + one.deleted, one.bytes) >= 1
             if run and (full or one.neighbors != run[-1].neighbors):
                 yield run
                 run = []
@@ -152,7 +155,7 @@ class Policy:
         for one in run:
             piece.append(one)
             rows, size = rows + one.rows, size + one.live_bytes
-            if max(rows / self.target_rows, size / self.target_bytes) >= 1:
+            if self._share(rows, size) >= 1:
                 yield tuple(piece)
                 piece, rows, size = [], 0.0, 0.0
         yield tuple(piece)

@@ -12,6 +12,15 @@ FRAGMENT_REUSE = "__lance_frag_reuse"
 SYSTEM_INDEX = "__lance_"
 
 
+def by_name(manifest: VersionManifest) -> dict[str, list[table_pb2.IndexMetadata]]:
+    """The segments of each index, without Lance's own."""
+    found: dict[str, list[table_pb2.IndexMetadata]] = {}
+    for entry in () if manifest.indexes is None else manifest.indexes.indices:
+        if not entry.name.startswith(SYSTEM_INDEX):
+            found.setdefault(entry.name, []).append(entry)
+    return found
+
+
 def moved_later(manifest: VersionManifest) -> list[table_pb2.IndexMetadata]:
     """Segments of indexes that are older than a compaction that left it to their readers to find the moved rows.
 

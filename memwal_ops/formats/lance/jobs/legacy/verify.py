@@ -8,7 +8,6 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import (
     AnswersOptions,
-    AnswersPlan,
     Finding,
     Findings,
     RowsRead,
@@ -18,7 +17,7 @@ from memwal_ops.core.verification import (
 )
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.check import check_answers
-from memwal_ops.formats.lance.answers.cost import plan_answers
+from memwal_ops.formats.lance.answers.cost import or_plan
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.legacy.emptied import find_emptied
 from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of, unmerged
@@ -35,16 +34,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _STOPS = "Merges of the region stop there."
-
-
-def plan(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport | AnswersPlan:
-    """Verify a table, or tell what asking its indexes costs."""
-    if isinstance(options, AnswersOptions) and options.dry_run:
-        return plan_answers(table, options)
-    return verified(table, options, context)
-
-
-apply = plan
 
 
 def verified(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
@@ -65,6 +54,9 @@ def verified(table: Table, options: VerifyOptions, context: RunContext | None = 
         answers, wrong = check_answers(table, options, context or RunContext(), seed)
         findings.extend(wrong)
     return VerifyReport(table.version, findings, checked, rows_read=rows_read, answers=answers, seed=seed)
+
+
+plan = apply = or_plan(verified)
 
 
 def _check(table: Table, options: VerifyOptions, findings: Findings) -> dict[str, int]:
