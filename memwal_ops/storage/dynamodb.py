@@ -27,12 +27,13 @@ from memwal_ops.storage.errors import translate
 from memwal_ops.storage.version_entry import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from memwal_ops.storage.aws import AwsAccess
 
 _COMMITTER = "memwal-ops"
 _MOVED = "moved_to"
+_LAST = "last_fence"
 _KEYS = {"base_uri": "HASH", "version": "RANGE"}
 _TYPES = {"base_uri": "S", "version": "N"}
 _TIMEOUTS = Config(retries={"mode": "standard", "total_max_attempts": 6}, connect_timeout=10, read_timeout=10)
@@ -97,7 +98,7 @@ class VersionEntries:
             "ExpressionAttributeNames": {"#path": "path"},
             "ExpressionAttributeValues": {":path": {"S": newest.path}},
         }
-        fences = [self._fence(base, version, moved_to) for version in range(first, end)]
+        fences = [self._fence(base, version, moved_to, end - 1) for version in range(first, end)]
         together = [{"Put": one} for one in fences[: _TRANSACTION - 1]]
         try:
             self._send("write", "transact_write_items", named=False, TransactItems=[
@@ -105,10 +106,22 @@ class VersionEntries:
             ])  # fmt: skip
         except _RefusedError:
             return False
-        with ThreadPoolExecutor(_CONCURRENT) as pool:
-            for _ in pool.map(lambda one: self._put(one["Item"], _ABSENT, {}), fences[len(together) :]):
-                pass
+        self._put_each(fences[len(together) :])
         return True
+
+    def complete_fence(self, base: str) -> None:
+        """Put what is missing of a fence, as its process was killed."""
+        fences = {entry.version: entry for entry in self.all(base) if entry.moved_to is not None}
+        if not fences:
+            return
+        first, *_ = fences.values()
+        missing = sorted(set(range(first.version, (first.last_fence or 0) + 1)).difference(fences))
+        self._put_each([self._fence(base, one, first.moved_to or "", first.last_fence) for one in missing])
+
+    def _put_each(self, fences: Iterable[Mapping[str, Any]]) -> None:
+        with ThreadPoolExecutor(_CONCURRENT) as pool:
+            for _ in pool.map(lambda one: self._put(one["Item"], _ABSENT, {}), fences):
+                pass
 
     def check(self) -> None:
         """Verify that the table in DynamoDB exists and has the keys that Lance expects.
@@ -134,16 +147,17 @@ class VersionEntries:
             with suppress(MemwalOpsError):
                 self._send("delete", "delete_item", Key=_key(base, 1))
 
-    def _fence(self, base: str, version: int, moved_to: str) -> dict[str, Any]:
+    def _fence(self, base: str, version: int, moved_to: str, last: int | None) -> dict[str, Any]:
         # A path that is not text: no release of Lance takes such an entry for a manifest, or repairs it.
         item = {**_item(base, Entry(version, "", 0)), "path": {"NULL": True}, _MOVED: {"S": moved_to}}
+        item |= {} if last is None else {_LAST: {"N": str(last)}}
         return {"TableName": self.table, "Item": item, "ConditionExpression": _ABSENT}
 
     def _entry(self, item: Mapping[str, Any]) -> Entry:
         try:
             version = int(item["version"]["N"])
             if _MOVED in item:
-                return Entry(version, "", 0, item[_MOVED]["S"])
+                return Entry(version, "", 0, item[_MOVED]["S"], int(item[_LAST]["N"]) if _LAST in item else None)
             size = item.get("size")
             return Entry(version, item["path"]["S"], None if size is None else int(size["N"]))
         except (KeyError, ValueError, TypeError) as error:

@@ -5,8 +5,8 @@ if there is none, which decides; then it copies the manifest to ``N.manifest``, 
 deletes the staged one. Whoever reads finishes what a killed writer left (S3-054, S3-055). All else, and what is below
 other folders than ``_versions/`` of the table and its branches, is as in S3.
 
-The commit could be lost if another writer committed to ``s3://`` alone, so the first write of a job leaves a mark
-in ``_versions/``, by which memwal-ops refuses the plain URI.
+The commit could be lost if another writer committed to ``s3://`` alone, or by another table in DynamoDB. So the first
+write of a job leaves a mark in ``_versions/``, by which memwal-ops refuses the plain URI, and other tables in DynamoDB.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import obstore
 
 from memwal_ops.errors import (
     ConditionalWriteUnsupportedError,
+    InvalidUsageError,
     InvariantViolatedError,
     ObjectNotFoundError,
     StorageError,
@@ -37,7 +38,7 @@ from memwal_ops.storage.version_entry import Entry
 from memwal_ops.storage.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.storage.api import DeleteReport, ObjectMeta, Store
     from memwal_ops.storage.clients import Client
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
     from memwal_ops.storage.retries import RetryPolicy
 
-_FOLDER = r"(?P<folder>(?:tree/.+/)?_versions)"
+_ROOT_FOLDER = "_versions"
+_FOLDER = rf"(?P<folder>(?:tree/.+/)?{_ROOT_FOLDER})"
 _NAME = rf"{_FOLDER}/(?P<name>[0-9]{{1,20}}\.manifest)"
 _MANIFEST = re.compile(_NAME, re.ASCII)
 _STAGED = re.compile(rf"{_NAME}-(?P<id>[^/]+)", re.ASCII)
@@ -112,6 +114,7 @@ class ManifestEntryStore(ObjectStore):
     Args:
         client: obstore's client, rooted at ``root``.
         root: the root as a URI.
+        bucket: that of the root.
         prefix: the root's path in the bucket, which is ``base_uri`` of the table's entries.
         entries: the entries.
         delete_batch: see :class:`ObjectStore`.
@@ -123,6 +126,7 @@ class ManifestEntryStore(ObjectStore):
         client: Client,
         root: str,
         *,
+        bucket: str,
         prefix: str,
         entries: VersionEntries,
         delete_batch: int = 1000,
@@ -131,6 +135,7 @@ class ManifestEntryStore(ObjectStore):
         """No request is made."""
         super().__init__(client, root, delete_batch=delete_batch, retry=retry)
         self.entries = entries
+        self._bucket = bucket
         self._prefix = prefix
         self._unmarked: set[str] = set()
         self._marked: set[str] = set()
@@ -153,29 +158,39 @@ class ManifestEntryStore(ObjectStore):
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
         """See :class:`ObjectStore`; unfinished commits are finished, and staged manifests are listed, too.
 
+        Also those of versions that are not the newest: a writer that could not finish its commit goes on with the next.
+
         Raises:
+            InvalidUsageError: of ``_versions/``: there are versions, and none of them has an entry.
             UnsupportedFeatureError: of ``_versions/``: the table was migrated to plain S3.
             TableCorruptError: of ``_versions/``: the newest entry has no manifest, or a newer manifest has no entry.
         """
         folder = prefix.removesuffix("/")
         newest = self._synchronized(folder) if _IS_FOLDER.fullmatch(folder) else None
+        if newest is None and folder == _ROOT_FOLDER:
+            newest = self._refuse_unrecorded()
+        passed: set[str] = set()
         for meta in super().list(prefix, after=after):
             if newest is not None:
                 self._refuse_beside(meta.path, newest)
-            elif (staged := _STAGED.fullmatch(meta.path)) and self._finished(f"{staged['folder']}/{staged['name']}"):
-                yield from filter(None, [super().head(f"{staged['folder']}/{staged['name']}")])
+            if _MANIFEST.fullmatch(meta.path):
+                passed.add(meta.path)
+            elif staged := _STAGED.fullmatch(meta.path):
+                final = f"{staged['folder']}/{staged['name']}"
+                self._finished(final)  # or another process did, since it was listed
+                yield from filter(None, [None if final in passed else super().head(final)])
             yield meta
 
     def put(self, path: str, data: bytes) -> None:
         """See :class:`ObjectStore`; a manifest is never written without condition."""
         self._refuse_manifest(path)
-        self._mark()
+        self.mark()
         super().put(path, data)
 
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
         """See :class:`ObjectStore`; a manifest is never replaced."""
         self._refuse_manifest(path)
-        self._mark()
+        self.mark()
         return super().compare_and_swap(path, data, e_tag)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
@@ -184,7 +199,7 @@ class ManifestEntryStore(ObjectStore):
         Raises:
             StoreUnavailableError: no response; the version may have been committed.
         """
-        self._mark()
+        self.mark()
         match = _MANIFEST.fullmatch(path)
         if match is None:
             return super().put_if_absent(path, data)
@@ -203,7 +218,7 @@ class ManifestEntryStore(ObjectStore):
 
     def put_back(self, path: str, data: bytes) -> bool:
         """Write an expired version's manifest again: its entry is still there, so that no commit is made."""
-        self._mark()
+        self.mark()
         return self.head(path) is None and super().put_if_absent(path, data)
 
     def delete_many(self, paths: Iterable[str]) -> DeleteReport:
@@ -213,13 +228,26 @@ class ManifestEntryStore(ObjectStore):
         Entries are kept, see :mod:`memwal_ops.storage.dynamodb`.
         """
         wanted = [*paths]
-        self._mark()
+        self.mark()
         matches = [_MANIFEST.fullmatch(path) or _STAGED.fullmatch(path) for path in wanted]
         manifests = {f"{match['folder']}/{match['name']}" for match in matches if match is not None}
         with ThreadPoolExecutor(_CONCURRENT) as pool:
             for _ in pool.map(self._finished, manifests):
                 pass
         return super().delete_many(wanted)
+
+    def mark(self) -> None:
+        """Leave the mark in each folder with entries that was listed, once.
+
+        Raises:
+            InvalidUsageError: there is one of another table in DynamoDB, or of another bucket.
+        """
+        with self._lock:
+            for folder in self._unmarked - self._marked:
+                data = self._document(folder)
+                if not super().put_if_absent(f"{folder}/{MARK}", data) and not self._is_marked(folder):
+                    super().put(f"{folder}/{MARK}", data)
+                self._marked.add(folder)
 
     def why_staged(self, path: str) -> str | None:
         """Why a staged manifest may be that of a commit that is not over; None: another one has its version for good.
@@ -249,8 +277,9 @@ class ManifestEntryStore(ObjectStore):
 
     def versions_folders(self) -> Sequence[str]:
         """``_versions`` of the table, and of each branch."""
-        folders = {match["folder"] for meta in super().list("tree") if (match := _MANIFEST.fullmatch(meta.path))}
-        return ["_versions", *sorted(folders)]
+        paths = (meta.path for meta in super().list("tree"))
+        matches = (_MANIFEST.fullmatch(path) or _STAGED.fullmatch(path) for path in paths)
+        return [_ROOT_FOLDER, *sorted({match["folder"] for match in matches if match is not None})]
 
     def newest_entry(self, folder: str) -> Entry | None:
         """The newest entry, its commit finished; None: there is none."""
@@ -270,11 +299,7 @@ class ManifestEntryStore(ObjectStore):
 
     def record_newest(self, folder: str) -> Entry | None:
         """Put the entry of the newest version of a folder that has none, as Lance does when it opens one by number."""
-        found = {
-            _version(match["name"]): meta
-            for meta in super().list(folder)
-            if (match := _MANIFEST.fullmatch(meta.path)) is not None
-        }
+        found = self._manifests(folder)
         if not found:
             return None
         meta = found[max(found)]
@@ -286,8 +311,13 @@ class ManifestEntryStore(ObjectStore):
         return self.entries.fence(self._base(folder), newest, versions, moved_to)
 
     def record_move(self, folder: str, moved_to: str) -> None:
-        """Record below ``_versions/`` that the versions are no longer recorded in DynamoDB. Safe to repeat."""
-        super().put_if_absent(f"{folder}/{MOVED}", self._document(folder, moved_to=moved_to))
+        """Record below ``_versions/`` that the versions are no longer recorded in DynamoDB. Safe to repeat.
+
+        Before that, what a killed migration did not fence is fenced.
+        """
+        if super().head(f"{folder}/{MOVED}") is None:
+            self.entries.complete_fence(self._base(folder))
+            super().put_if_absent(f"{folder}/{MOVED}", self._document(folder, moved_to=moved_to))
         super().delete_many([f"{folder}/{MARK}"])
 
     def _synchronized(self, folder: str) -> Entry | None:
@@ -318,6 +348,24 @@ class ManifestEntryStore(ObjectStore):
             self._refuse_stale(folder, newest, found)
         self._unmarked.add(folder)
         return newest
+
+    def _refuse_unrecorded(self) -> Entry | None:
+        """Refuse a table with versions, none of which has an entry; return the newest entry, if there is one now."""
+        versions = self._manifests(_ROOT_FOLDER)
+        if not versions or (newest := self._synchronized(_ROOT_FOLDER)) is not None:
+            return newest if versions else None
+        raise InvalidUsageError(
+            f"The table {self.entries.table} in DynamoDB has no entry of {self.root}, which has version "
+            f"{max(versions)}: if its writers use another one, or none, commits by this URI are lost.",
+            remedy="Write ddbTableName, region and dynamodb_endpoint as the table's writers do, or s3:// if they do. "
+            "If they all use this URI from now on, record the newest version: "
+            f"lance.dataset(URI, version={max(versions)}).",
+        )
+
+    def _manifests(self, folder: str) -> Mapping[int, ObjectMeta]:
+        """The final manifests of a folder, by version."""
+        listed = [*super().list(folder)]
+        return {_version(match["name"]): meta for meta in listed if (match := _MANIFEST.fullmatch(meta.path))}
 
     def _refuse_stale(self, folder: str, newest: Entry, found: ObjectMeta | None) -> None:
         """Refuse a newest entry without its manifest, which may have been renamed since (V1 to V2 names)."""
@@ -401,15 +449,30 @@ class ManifestEntryStore(ObjectStore):
         found = self.entries.get(base, entry.version)
         return found is not None and found.path == entry.path
 
-    def _mark(self) -> None:
-        """Leave the mark in each folder with entries that was listed, once."""
-        with self._lock:
-            for folder in self._unmarked - self._marked:
-                super().put_if_absent(f"{folder}/{MARK}", self._document(folder))
-                self._marked.add(folder)
+    def _is_marked(self, folder: str) -> bool:
+        """Whether the mark of a folder is not that of a table at another path, of which this one is a copy.
+
+        Raises:
+            InvalidUsageError: it names another table in DynamoDB, or the same table in another bucket.
+        """
+        try:
+            mark = json.loads(super().get(f"{folder}/{MARK}"))
+            recorded, bucket, same = mark["table"], mark.get("bucket"), mark["base_uri"] == self._base(folder)
+        except (ObjectNotFoundError, ValueError, KeyError, TypeError):
+            return False
+        if same and (recorded != self.entries.table or bucket not in {None, self._bucket}):
+            where = f"that table in the bucket {bucket}" if bucket not in {None, self._bucket} else recorded
+            raise InvalidUsageError(
+                f"The versions of {self.root} are recorded in {self.entries.table}, and {folder}/{MARK} names {where}: "
+                "what is committed by the one is lost for the other.",
+                remedy="Write the URI as the table's writers do. A copy in another bucket needs its own table in "
+                f"DynamoDB. If all writers use this URI, and the other one is no longer used, delete {folder}/{MARK}.",
+            )
+        return bool(same)
 
     def _document(self, folder: str, **more: str) -> bytes:
-        return json.dumps({"base_uri": self._base(folder), "table": self.entries.table, **more}).encode()
+        found = {"base_uri": self._base(folder), "bucket": self._bucket, "table": self.entries.table, **more}
+        return json.dumps(found).encode()
 
     def _refuse_manifest(self, path: str) -> None:
         if _MANIFEST.fullmatch(path):

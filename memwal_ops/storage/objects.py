@@ -47,10 +47,15 @@ def _with_entries(location: Location, table: str, retry: RetryPolicy | None) -> 
 
     if location.aws is None:
         raise InvariantViolatedError(f"{location.uri} has no access to DynamoDB in this process.")
-    entries, prefix = VersionEntries(location.aws, table), bucket_and_prefix(location)[1]
-    batch = _DELETE_BATCH[location.scheme]
+    bucket, prefix = bucket_and_prefix(location)
     store = ManifestEntryStore(
-        remote_client(location), location.uri, prefix=prefix, entries=entries, delete_batch=batch, retry=retry
+        remote_client(location),
+        location.uri,
+        bucket=bucket,
+        prefix=prefix,
+        entries=VersionEntries(location.aws, table),
+        delete_batch=_DELETE_BATCH[location.scheme],
+        retry=retry,
     )
     store.service = service_of(location)
     return store

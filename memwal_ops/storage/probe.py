@@ -42,6 +42,9 @@ def probe_conditional_writes(store: Store, *, again: bool = False) -> None:
         ConditionalWriteUnsupportedError: the store does not enforce it.
         ReadOnlyStoreError: the store cannot be written.
     """
+    mark = getattr(store, "mark", None)
+    if mark is not None:
+        mark()  # also if it is proven: a commit that follows may be pylance's, which passes the store by
     service: str | None = getattr(store, "service", None)
     key = service or store.root
     if not again:

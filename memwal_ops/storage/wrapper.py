@@ -35,6 +35,12 @@ class StoreWrapper:
         """The service of the wrapped store, see :class:`memwal_ops.storage.object_store.ObjectStore`."""
         return getattr(self._inner, "service", None)
 
+    def mark(self) -> None:
+        """Before the first commit, see :class:`memwal_ops.storage.external_manifests.ManifestEntryStore`."""
+        mark = getattr(self._inner, "mark", None)
+        if mark is not None:
+            mark()
+
     def get(self, path: str) -> bytes:
         """See the interface."""
         return self._call("get", self._inner.get, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -33,7 +34,7 @@ from memwal_ops.storage.resolve import resolve
 from memwal_ops.storage.retries import RetryPolicy
 from tests.support.dying_store import Killed
 from tests.support.dynamodb_tables import DynamoTable, create_dynamodb_table
-from tests.support.s3_server import s3_client
+from tests.support.s3_server import REGION, s3_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,6 +213,27 @@ def test_readers_finish_an_unfinished_commit(dynamo_table: DynamoTable, *, copie
     assert dynamo_table.ids() == [*range(30)]
 
 
+@pytest.mark.req("S3-055")
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_listing_shows_unfinished_versions_before_the_newest(
+    dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch, *, beside: bool
+) -> None:
+    """A writer that cannot copy its manifest goes on with the next version. Beside: another process finishes it."""
+    dynamo_table.unfinish(2)
+    if beside:
+        finished = ManifestEntryStore._finished
+
+        def other_first(self: ManifestEntryStore, path: str) -> bool:
+            monkeypatch.setattr(ManifestEntryStore, "_finished", finished)
+            assert self._finished(path)
+            return self._finished(path)
+
+        monkeypatch.setattr(ManifestEntryStore, "_finished", other_first)
+    listed = [meta.path for meta in _store(dynamo_table).list("_versions")]
+    assert {_path(1), _path(2), _path(3)} <= {*listed}
+    assert dynamo_table.entries[2]["path"]["S"] == f"{dynamo_table.path}/{_path(2)}"
+
+
 @pytest.mark.req("S3-054")
 def test_a_commit_that_cannot_be_finished_is_refused(dynamo_table: DynamoTable) -> None:
     staged = dynamo_table.unfinish(3)
@@ -352,6 +374,44 @@ def _store_at(uri: str, table: DynamoTable) -> ManifestEntryStore:
     store = open_store(resolve(uri, table.options))
     assert isinstance(store, ManifestEntryStore)
     return store
+
+
+def test_another_table_in_dynamodb_is_refused(dynamo_table: DynamoTable) -> None:
+    """It has no entry of the table. With the entry that the remedy makes, the mark of a job tells them apart."""
+    create_dynamodb_table(dynamo_table.endpoint, "others-too")
+    other, options = dynamo_table.uri.replace("=manifests", "=others-too"), dynamo_table.options
+    with pytest.raises(InvalidUsageError, match=r"others-too in DynamoDB has no entry .* has version 3") as refused:
+        open_table(other, options)
+    assert "lance.dataset(URI, version=3)" in refused.value.remedy
+    lance.dataset(other, version=3, storage_options=options)
+    assert open_table(other, options).version == 3
+    store = open_table(dynamo_table.uri, options).store
+    store.put("_mem_wal_ops/probe/x", b"x")
+    store.put("_mem_wal_ops/probe/x", b"x")
+    with pytest.raises(InvalidUsageError, match="names manifests"):
+        open_table(other, options).store.put("_mem_wal_ops/probe/y", b"y")
+
+
+def test_the_mark_of_a_copy(dynamo_table: DynamoTable) -> None:
+    """At another path the mark is replaced; in another bucket, at the same path, the entries are the original's."""
+    options, client = dynamo_table.options, s3_client(dynamo_table.endpoint)
+    open_table(dynamo_table.uri, options).store.put("_mem_wal_ops/probe/x", b"x")
+    client.create_bucket(Bucket=f"{dynamo_table.bucket}-2", CreateBucketConfiguration={"LocationConstraint": REGION})
+    there = replace(dynamo_table, bucket=f"{dynamo_table.bucket}-2")
+    copy = replace(dynamo_table, path="folder/copy.lance")
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=dynamo_table.bucket, Prefix=dynamo_table.path):
+        for one in page["Contents"]:
+            name = one["Key"].removeprefix(dynamo_table.path)
+            for target in (there, copy):
+                source = {"Bucket": dynamo_table.bucket, "Key": one["Key"]}
+                client.copy_object(Bucket=target.bucket, Key=target.path + name, CopySource=source)
+    with pytest.raises(InvalidUsageError, match=f"names that table in the bucket {dynamo_table.bucket}"):
+        open_table(there.uri, options).store.put("_mem_wal_ops/probe/x", b"x")
+    lance.dataset(copy.uri, version=3, storage_options=options)
+    open_table(copy.uri, options).store.put("_mem_wal_ops/probe/x", b"x")
+    with pytest.raises(UnsupportedFeatureError, match="recorded in DynamoDB"):
+        open_table(copy.plain_uri, options)
+    copy.forget(3)
 
 
 @pytest.mark.parametrize("code", ["AccessDeniedException", "UnrecognizedClientException"])

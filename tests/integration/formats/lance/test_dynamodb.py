@@ -23,8 +23,10 @@ from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.log.create import create_mem_wal
 from memwal_ops.formats.lance.options import CompactOptions, ExpireOptions
 from memwal_ops.formats.lance.retention.set_aside import put_back, set_aside
+from memwal_ops.storage.external_manifests import MARK
 from memwal_ops.storage.locations import below
 from tests.support.gc_options import IMMEDIATE
+from tests.support.s3_server import s3_client
 from tests.support.stores import beside
 
 if TYPE_CHECKING:
@@ -121,6 +123,31 @@ def test_gc_never_deletes_the_only_manifest(dynamo_table: DynamoTable) -> None:
     gc.apply(_open(dynamo_table), IMMEDIATE)
     assert dynamo_table.ids() == [*range(30)]
     assert _open(dynamo_table).version == 3
+
+
+def test_an_unfinished_version_before_the_newest_keeps_its_files(dynamo_table: DynamoTable) -> None:
+    """It is named by a tag alone: a listing without it let an expiry delete its rows."""
+    dynamo_table.append(30)
+    dynamo_table.dataset.tags.create("kept", 4)
+    dynamo_table.dataset.delete("id >= 30")
+    dynamo_table.unfinish(4)
+    report = expire.apply(_open(dynamo_table), _ALL_BUT_NEWEST)
+    assert report.versions == (1, 2, 3)
+    gc.apply(_open(dynamo_table), IMMEDIATE)
+    assert dynamo_table.ids(version="kept") == [*range(40)]
+
+
+def test_a_compaction_leaves_the_mark(dynamo_table: DynamoTable) -> None:
+    """The store was proven before, and all commits are pylance's: none passes our store."""
+    options = {"storage_options": dynamo_table.options}
+    assert run_job(dynamo_table.uri, "compact", **options).decision == "compacted"
+    run_job(dynamo_table.uri, "compact", **options)
+    s3_client(dynamo_table.endpoint).delete_object(
+        Bucket=dynamo_table.bucket, Key=f"{dynamo_table.path}/_versions/{MARK}"
+    )
+    dynamo_table.append(30)
+    assert run_job(dynamo_table.uri, "compact", **options).decision == "compacted"
+    assert MARK in dynamo_table.objects()
 
 
 def test_a_table_with_a_log_is_refused(dynamo_table: DynamoTable) -> None:

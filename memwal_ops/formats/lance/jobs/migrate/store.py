@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.context import RunContext
 from memwal_ops.errors import CommitConflictError, InvariantViolatedError
 from memwal_ops.formats.lance.commit.publication import CommitNote
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.jobs.migrate.report import MigrateDecision
 from memwal_ops.storage.external_manifests import manifest_entries
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -118,7 +119,9 @@ def plan(table: Table, options: MigrateOptions, context: RunContext | None = Non
 
 
 def apply(table: Table, options: MigrateOptions, context: RunContext | None = None) -> StoreReport:
-    """Migrate. Safe to kill and to repeat: main comes last, and is what decides.
+    """Migrate. Safe to kill and to repeat: main comes after its branches, and is what decides.
+
+    Branches that were created meanwhile follow: of a table that is fenced, nobody who opens it can create one.
 
     Raises:
         ConditionalWriteUnsupportedError: the bucket does not enforce conditional writes, which plain S3 needs.
@@ -130,13 +133,14 @@ def apply(table: Table, options: MigrateOptions, context: RunContext | None = No
     if store is None:
         return _report(MigrateDecision.NOTHING_TO_MIGRATE, table, started, 0, 0)
     probe_conditional_writes(table.store, again=True)
-    folders = store.versions_folders()
-    finished = version = 0
-    for folder in reversed(folders):
-        finished += store.finish_all(folder)
-        version = _fence(table, store, folder, context)
-    decision, branches = MigrateDecision.MIGRATED, len(folders) - 1
-    return _report(decision, table, started, branches, finished, version)
+    versions: dict[str, int] = {}
+    finished = 0
+    while folders := [folder for folder in store.versions_folders() if folder not in versions]:
+        for folder in reversed(folders):
+            finished += store.finish_all(folder)
+            versions[folder] = _fence(table, store, folder, context)
+    decision, branches = MigrateDecision.MIGRATED, len(versions) - 1
+    return _report(decision, table, started, branches, finished, versions[VERSIONS_FOLDER])
 
 
 def _checked(table: Table, options: MigrateOptions) -> ManifestEntryStore | None:

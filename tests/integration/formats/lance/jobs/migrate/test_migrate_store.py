@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.errors import CommitConflictError, NoMemWalIndexError, UnsupportedFeatureError
+from memwal_ops.errors import CommitConflictError, InvalidUsageError, NoMemWalIndexError, UnsupportedFeatureError
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.migrate import store as migrate_store
 from memwal_ops.storage.dynamodb import VersionEntries
@@ -178,11 +178,54 @@ def test_killed_at_every_point(dynamo_table: DynamoTable, monkeypatch: pytest.Mo
     _is_migrated(dynamo_table, [*range(30)])
 
 
-def test_a_table_that_has_no_entries(dynamo_table: DynamoTable) -> None:
-    """It was opened by s3+ddb:// and never written so: its newest version gets an entry, and the next are fenced."""
+def test_a_table_that_has_no_entries_is_refused(dynamo_table: DynamoTable) -> None:
+    """Its writers may use another table in DynamoDB, and would not be fenced. After the remedy it is migrated."""
     for version in (1, 2, 3):
         dynamo_table.forget(version)
+    with pytest.raises(InvalidUsageError, match=r"has no entry of .* has version 3"):
+        _migrate(dynamo_table)
+    lance.dataset(dynamo_table.uri, version=3, storage_options=dynamo_table.options)
     assert _migrate(dynamo_table).decision == "migrated"
+    _is_migrated(dynamo_table, [*range(30)])
+
+
+def test_a_branch_that_is_created_meanwhile_is_fenced(
+    dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence, branch = VersionEntries.fence, replace(dynamo_table, path=f"{dynamo_table.path}/tree/dev")
+
+    def beside(self: VersionEntries, *arguments: Any) -> bool:
+        monkeypatch.setattr(VersionEntries, "fence", fence)
+        dynamo_table.dataset.create_branch("dev")
+        branch.append(500)
+        branch.unfinish(4)
+        return self.fence(*arguments)
+
+    monkeypatch.setattr(VersionEntries, "fence", beside)
+    report = _migrate(dynamo_table)
+    assert (report.version, report.branches) == (3, 1)
+    assert dynamo_table.ids(branch.plain_uri) == [*range(30), *range(500, 510)]
+    with pytest.raises((OSError, ValueError)):
+        branch.append(600)
+    assert _append_plain(branch, 700) == 5
+
+
+def test_a_fence_of_a_killed_migration_is_completed(dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first command that opens the table by the old URI, so that no older handle commits."""
+    put_each = VersionEntries._put_each
+
+    def killed(self: VersionEntries, fences: Any) -> None:
+        put_each(self, [*fences][1::2])
+        raise Killed
+
+    monkeypatch.setattr(VersionEntries, "_put_each", killed)
+    with pytest.raises(Killed):
+        _migrate(dynamo_table)
+    monkeypatch.undo()
+    assert len(dynamo_table.entries) < 3 + migrate_store.FENCED_VERSIONS
+    with pytest.raises(UnsupportedFeatureError, match="was migrated"):
+        open_table(dynamo_table.uri, dynamo_table.options)
+    assert [*dynamo_table.entries] == [*range(1, 124)]
     _is_migrated(dynamo_table, [*range(30)])
 
 
