@@ -37,7 +37,8 @@ def pytest_runtest_setup() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what ``make test`` leaves to ``make test-all``; the long ones run first, so that none ends alone.
 
-    With LONG_PARTS=N only one part of N of the long tests and of those on Spark stays; the seed chooses which.
+    With LONG_PARTS=N only one part of N of the long tests and of those on Spark stays, with CAMPAIGN_PARTS=N one of the
+    campaigns; the seed chooses which.
     """
     from tests.support.spark import group_of  # its assertions are rewritten when it is loaded as a plugin
 
@@ -47,17 +48,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if group_of(item.nodeid).startswith("spark"):
             item.add_marker("spark")
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
-    parts = env_number("LONG_PARTS", 1)
-    others = [
-        item
-        for item in items
-        if _is_in_parts(item) and zlib.crc32(item.nodeid.encode()) % parts != CAMPAIGN_SEED % parts
-    ]
+    others = {item for item in items if zlib.crc32(item.nodeid.encode()) % (n := _parts(item)) != CAMPAIGN_SEED % n}
     if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
 
 
-def _is_in_parts(item: pytest.Item) -> bool:
+def _parts(item: pytest.Item) -> int:
+    """Of how many parts one runs, of the tests of its kind."""
     marked = {mark.name for mark in item.iter_markers()}
-    return "campaign" not in marked and bool(marked & {"long", "spark"})
+    if "campaign" in marked:
+        return env_number("CAMPAIGN_PARTS", 1)
+    return env_number("LONG_PARTS", 1) if marked & {"long", "spark"} else 1

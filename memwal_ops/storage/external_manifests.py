@@ -38,7 +38,7 @@ from memwal_ops.storage.version_entry import Entry
 from memwal_ops.storage.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.storage.api import DeleteReport, ObjectMeta, Store
     from memwal_ops.storage.clients import Client
@@ -74,16 +74,19 @@ def manifest_entries(store: Store) -> ManifestEntryStore | None:
     return store if isinstance(store, ManifestEntryStore) else None
 
 
-def refuse_plain_uri(location: Location, store: Store, listed: Iterable[ObjectMeta]) -> None:
+def refuse_plain_uri(
+    location: Location, store: Store, listed: Iterable[ObjectMeta], is_own: Callable[[str], bool]
+) -> None:
     """Refuse ``s3://`` for a table whose versions are recorded in DynamoDB, as far as its files show that.
 
-    They show a mark of memwal-ops, or a staged manifest. A mark that was copied with the table's files counts for
-    nothing. No request if there is none.
+    They show a mark of memwal-ops, or a staged manifest that is not of its own commits to ``s3://``. A mark that was
+    copied with the table's files counts for nothing. No request if there is none.
 
     Args:
         location: of the table.
         store: of the table.
         listed: the objects of ``_versions/``.
+        is_own: whether the staged manifest with a path may be left by a killed job of memwal-ops.
 
     Raises:
         UnsupportedFeatureError: they are.
@@ -91,7 +94,7 @@ def refuse_plain_uri(location: Location, store: Store, listed: Iterable[ObjectMe
     names = {meta.path.rpartition("/")[2]: meta.path for meta in listed}
     if location.scheme != "s3" or MOVED in names:
         return
-    staged = next((path for path in names.values() if is_staged(path)), None)
+    staged = next((path for path in names.values() if is_staged(path) and not is_own(path)), None)
     table, of_this = "TABLE", staged is not None
     if MARK in names:
         with suppress(ObjectNotFoundError, ValueError, KeyError, TypeError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memwal_ops.core import registry
@@ -30,6 +30,7 @@ from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import (
     VERSIONS_FOLDER,
     VersionPage,
+    is_left_by_checked_commit,
     is_same_file,
     list_page,
     read_version_manifest,
@@ -377,7 +378,7 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
     require_pylance()
     for attempt in range(_OPEN_ATTEMPTS):
         listed = list_page(store)
-        refuse_plain_uri(location, store, listed.files)
+        refuse_plain_uri(location, store, listed.files, partial(is_left_by_checked_commit, store, listed))
         naming = _naming_scheme(location, store, listed)
         try:
             if listed.newest is None:

@@ -4,7 +4,8 @@ pylance's compaction remaps indexes and publishes them in one call, after it pub
 fragments. So it cannot be aborted and its result published later. But pylance leaves publication to a namespace if the
 dataset was opened by one: it stores each version that it would publish under a temporary name, also each one that it
 rebased over concurrent commits, and the namespace gives it its number. Here that is done after a check of exactly that
-version, by the same conditional put as all other commits.
+version, by the same conditional put as all other commits. A run that is killed in between leaves the temporary file,
+which looks like one of a table whose versions are recorded in DynamoDB: on S3 a mark tells that it need not be.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from memwal_ops.formats.lance.commit.own_thread import OwnThread
 from memwal_ops.formats.lance.commit.publication import advance_hint, is_taken, publish
 from memwal_ops.formats.lance.files.datasets import CACHE_BYTES, lance_options
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_path
+from memwal_ops.formats.lance.files.versions import CHECKED_MARK, VERSIONS_FOLDER, version_path
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.locations import LOCAL, bucket_and_prefix
@@ -59,6 +60,8 @@ def commit_checked(
         LeaseLostError: the run may publish nothing any more.
         MemwalOpsError: pylance failed.
     """
+    if table.location.scheme == "s3" and not any(meta.path == CHECKED_MARK for meta in table.listed.files):
+        table.store.put_if_absent(CHECKED_MARK, b"{}\n")
     versions = _CheckedVersions(table, check)
 
     def committed() -> int:

@@ -25,6 +25,10 @@ TRANSACTIONS_FOLDER = "_transactions"
 SET_ASIDE_FOLDER = "_mem_wal_ops/expired"
 """Where an expiry copies manifests before it deletes them (:mod:`memwal_ops.formats.lance.retention.set_aside`)."""
 VERSION_HINT = f"{VERSIONS_FOLDER}/latest_version_hint.json"
+CHECKED_MARK = f"{VERSIONS_FOLDER}/.checked-commits.json"
+"""On S3: jobs compacted the table by versions that are staged first, to be checked
+(:mod:`memwal_ops.formats.lance.commit.checked_commit`)."""
+_CHECKED_OPERATIONS = frozenset({"rewrite", "reserve fragments"})
 # Field numbers of the operations of a transaction (protos/transaction.proto of Lance).
 _OPERATIONS: Mapping[int, str] = {
     100: "append",
@@ -82,6 +86,22 @@ def list_page(store: Store) -> VersionPage:
     first = complete or (schemes == {NamingScheme.V2} and is_ascending(files))
     detached = not complete or any(name is not None and name.detached for name, _ in names)
     return VersionPage(files, complete, versions, max(versions, default=None) if first else None, detached)
+
+
+def is_left_by_checked_commit(store: Store, listed: VersionPage, path: str) -> bool:
+    """Whether a staged manifest may be left by a compaction that was killed before it was checked.
+
+    One request for each staged manifest of a table that has :data:`CHECKED_MARK`.
+    """
+    if not any(meta.path == CHECKED_MARK for meta in listed.files):
+        return False
+    try:
+        transaction = decode_version_manifest(store.get(path)).transaction
+    except ObjectNotFoundError:
+        return True
+    except InvalidFormatError:
+        return False
+    return transaction is not None and operation_of(transaction) in _CHECKED_OPERATIONS
 
 
 def is_ascending(page: Sequence[ObjectMeta]) -> bool:

@@ -14,8 +14,9 @@ from lance.optimize import Compaction
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.context import StopRequested
-from memwal_ops.errors import AnswersWorseError
+from memwal_ops.errors import AnswersWorseError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit import checked_commit, trial_version
+from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.jobs.compact import answers, job
@@ -323,3 +324,41 @@ def test_a_kill_leaves_the_old_state_or_the_new_one(
         made.append(1)
         run_job(made.uri, "compact")
         assert not [one for one in made.files("_versions") if "-" in one]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_kill_on_s3_leaves_no_table_of_dynamodb(
+    monkeypatch: pytest.MonkeyPatch, bucket: tuple[str, dict[str, str]], at: int
+) -> None:
+    """A staged manifest shows that versions are recorded in DynamoDB, but not those of our own commits to s3://."""
+    root, options = bucket
+    uri, rows = f"{root}/t.lance", range(1200)
+    for first in range(0, 1200, 300):
+        data = PlainTable.batch(range(first, first + 300))
+        made = lance.write_dataset(data, uri, mode="append" if first else "create", storage_options=options)
+    made.create_scalar_index("id", "BTREE")
+    seen: list[int] = []
+
+    def killed(self: Any, version: int, path: str) -> Any:
+        seen.append(version)
+        if len(seen) < at:
+            return real(self, version, path)
+        raise Killed
+
+    real = checked_commit._CheckedVersions._create
+    monkeypatch.setattr(checked_commit._CheckedVersions, "_create", killed)
+    with pytest.raises(Killed):
+        run_job(uri, "compact", storage_options=options)
+    monkeypatch.undo()
+    table = open_table(uri, options)
+    [staged] = [meta.path for meta in table.listed.files if "manifest-" in meta.path]
+    assert run_job(uri, "compact", storage_options=options).decision == "compacted"
+    table = open_table(uri, options)
+    assert table.dataset.to_table(columns=["id"])["id"].to_pylist() == list(rows)
+    added = lance.write_dataset(PlainTable.batch([1200]), uri, mode="append", storage_options=options).version
+    appended = table.store.get(version_path(added, table.naming))
+    table.store.put_if_absent(f"{version_path(added + 1, table.naming)}-{UUID(int=1)}", appended)
+    with pytest.raises(UnsupportedFeatureError, match=f"{UUID(int=1)} shows"):
+        open_table(uri, options)
+    assert staged in [meta.path for meta in table.store.list("_versions")]
