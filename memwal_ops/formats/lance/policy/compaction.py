@@ -11,12 +11,14 @@ binary counter). With T the factor and n the target over the size of an append:
 * **Fragments.** What remains has no group to join. Of appends of one size, at most ``(T - 1) * (log_T(n) + 1)``
   fragments below the target remain; of any sizes at most ``T + n ** (log(2) / log(2 * T / (T - 1)))``.
 
-A run joins everything that is due at once. pylance puts new fragments behind all others, so that others may become
-neighbors, which the next run joins.
+pylance puts new fragments behind all others, so that others become neighbors, and may be due in turn. A run continues
+until nothing is due of what it began with and of what it made (:meth:`Policy.rounds`), so that another run directly
+after it finds nothing. It ends: each round leaves fewer fragments, or fewer that have deleted rows.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 # Bytes of a file below which a request for it costs more than to transfer it.
 FLOOR = 64 << 10
+# A run costs about as many requests as a query saves when that many such files are joined.
+_WORTH_A_RUN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,11 @@ class Policy:
 
     def fragments_after(self, group: Sequence[FragmentSize]) -> int:
         """How many fragments a group becomes: one; none if it has no rows; more if a fragment is too large."""
-        return max(1, int(self._size(group))) if any(one.rows for one in group) else 0
+        rows = sum(one.rows for one in group)
+        if not rows:
+            return 0
+        full = -(-rows // max(1, int(self._size(group))))
+        return -(-rows // full)
 
     def within(self, budget: int) -> Policy:
         """The same, but a group that joins fragments has less than that many bytes; at least 2."""
@@ -99,6 +107,56 @@ class Policy:
         order = {one.id: position for position, one in enumerate(fragments)}
         return sorted(found, key=lambda group: order[group[0].id])
 
+    def rounds(self, fragments: Sequence[FragmentSize]) -> Iterator[list[Group]]:
+        """The groups that one run rewrites, round by round: those of a round are due once those before are rewritten.
+
+        Args:
+            fragments: all of the table, in the order of its manifest.
+        """
+        while groups := self.groups(fragments):
+            yield groups
+            fragments = self.after(fragments, groups)
+
+    def after(self, fragments: Sequence[FragmentSize], groups: Sequence[Group]) -> list[FragmentSize]:
+        """The fragments once groups of them are rewritten: pylance puts the new ones behind all others."""
+        gone = {one.id for group in groups for one in group}
+        left = [one for one in fragments if one.id not in gone]
+        number = max((one.id for one in fragments), default=-1) + 1
+        for group in groups:
+            parts, rows = self.fragments_after(group), sum(one.rows for one in group)
+            size = sum(one.live_bytes for one in group)
+            full = -(-rows // max(1, parts))
+            width = size / max(1, rows)
+            for _ in range(parts):
+                taken = min(full, rows)
+                rows -= taken
+                left.append(FragmentSize(number, taken, 0, math.ceil(width * taken), group[0].neighbors))
+                number += 1
+        return left
+
+    def worth_a_run(self, groups: Sequence[Group]) -> list[Group]:
+        """Those of the groups that are worth a run at once, by the bytes that it writes against what it saves.
+
+        * One that joins fragments: it is due only once it has grown by the tier's factor, however often that is asked.
+        * A fragment with deleted rows: once it has one for each ``tier_factor`` rows, so that less than that many bytes
+          are written for each that is dropped.
+        * Below :data:`FLOOR`: once there are 8 fragments in all, since each run costs requests, too.
+
+        What else is due waits for a run that comes anyway.
+        """
+        tiny = [group for group in groups if self._is_tiny(group)]
+        enough = sum(map(len, tiny)) >= _WORTH_A_RUN
+        share = 1 / max(2, self.tier_factor)
+        return [
+            group
+            for group in groups
+            if (enough if self._is_tiny(group) else len(group) > 1 or group[0].deleted_fraction >= share)
+        ]
+
+    def _is_tiny(self, group: Sequence[FragmentSize]) -> bool:
+        """Whether their files cost requests, and not their bytes."""
+        return sum(one.bytes for one in group) <= FLOOR and all(one.bytes for one in group)
+
     def _size(self, fragments: Sequence[FragmentSize]) -> float:
         """Their size over the target size."""
         return self._share(sum(one.rows for one in fragments), sum(one.live_bytes for one in fragments))
@@ -111,7 +169,8 @@ class Policy:
         run: list[FragmentSize] = []
         for one in fragments:
             # Also where rows of it are deleted: it is not written again before these are too many.
-            full = self._share(one.rows + one.deleted, one.bytes) >= 1
+            thinned = one.deleted_fraction > self.deleted_fraction
+            full = self._size([one]) >= 1 or (not thinned and self._share(one.rows + one.deleted, one.bytes) >= 1)
             if run and (full or one.neighbors != run[-1].neighbors):
                 yield run
                 run = []
@@ -144,9 +203,9 @@ class Policy:
 
     def _grown(self, run: Sequence[FragmentSize]) -> bool:
         """Whether joining them is worth the write."""
-        if sum(one.bytes for one in run) <= FLOOR and all(one.bytes for one in run):
-            return True
-        return self._size(run) >= min(1.0, self.tier_factor * max(self._size([one]) for one in run))
+        return self._is_tiny(run) or self._size(run) >= min(
+            1.0, self.tier_factor * max(self._size([one]) for one in run)
+        )
 
     def _cut(self, run: Sequence[FragmentSize]) -> Iterator[Group]:
         """The run in pieces of the target size, and what is left in the end: a smaller piece, or none."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memwal_ops.formats.lance.policy.compaction import FLOOR, FragmentSize, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
 
 UNIT = FLOOR + 1
 """The smallest append: at the floor, each is joined."""
@@ -117,11 +122,11 @@ def test_neighbors_in_an_index_are_joined_with_each_other() -> None:
     ]
 
 
-@pytest.mark.parametrize(("fraction", "wanted"), [(0.0, [1, 2]), (0.1, [2]), (0.5, [])])
-def test_deleted_rows_are_removed_above_a_fraction(fraction: float, wanted: list[int]) -> None:
+@pytest.mark.parametrize(("fraction", "wanted"), [(0.0, [[1, 2]]), (0.1, [[2]]), (0.5, [])])
+def test_deleted_rows_are_removed_above_a_fraction(fraction: float, wanted: list[list[int]]) -> None:
     fragments = [FragmentSize(number, 100 - deleted, deleted, 1 << 30) for number, deleted in enumerate([0, 10, 30])]
     groups = Policy(1 << 20, 1 << 30, 4, fraction).groups(fragments)
-    assert [[one.id for one in group] for group in groups] == [[one] for one in wanted]
+    assert [[one.id for one in group] for group in groups] == wanted, "what would be below the target is joined at once"
 
 
 def test_a_budget_lowers_the_target() -> None:
@@ -138,6 +143,67 @@ def test_many_fragments_are_planned_at_once() -> None:
     assert len(groups) == 100
     decreasing = [FragmentSize(number, 1 << (60 - number), 0, 0) for number in range(60)]
     assert not Policy(1 << 62, 1 << 62, 4, 0.1).groups(decreasing)
+
+
+def history(draw: st.DrawFn) -> list[FragmentSize]:
+    """Fragments as appends, upserts, deletions and catch-ups of indexes leave them; some without a recorded size."""
+    rows = st.integers(0, 60)
+    kinds = st.tuples(rows, rows, st.sampled_from([0, 1, 100, FLOOR // 8, UNIT // 100]), st.integers(0, 2))
+    return [
+        FragmentSize(number, live, deleted, (live + deleted) * width, neighbors)
+        for number, (live, deleted, width, neighbors) in enumerate(draw(st.lists(kinds, max_size=60)))
+        if live + deleted
+    ]
+
+
+policies = st.builds(
+    Policy, st.integers(1, 2000), st.integers(1, 400 * UNIT), st.integers(1, 8), st.sampled_from([0.0, 0.1, 0.5, 1.0])
+)
+
+
+@given(fragments=st.composite(history)(), policy=policies)
+def test_a_second_run_directly_after_one_finds_nothing(fragments: list[FragmentSize], policy: Policy) -> None:
+    left = fragments
+    for groups in policy.rounds(fragments):
+        before, left = work(policy, left), policy.after(left, groups)
+        assert work(policy, left) < before, "so that a run ends"
+    assert not policy.groups(left)
+    assert sum(one.rows for one in left) == sum(one.rows for one in fragments)
+    assert len({one.id for one in left}) == len(left)
+
+
+@given(fragments=st.composite(history)(), policy=policies, seed=st.randoms(use_true_random=False))
+def test_runs_of_one_group_each_come_to_an_end(fragments: list[FragmentSize], policy: Policy, seed: Random) -> None:
+    """As ``--max-bytes`` has it: whichever group a run takes."""
+    while groups := policy.groups(fragments):
+        before, fragments = work(policy, fragments), policy.after(fragments, [seed.choice(groups)])
+        assert work(policy, fragments) < before, "so that there are at most as many runs"
+
+
+def work(policy: Policy, fragments: list[FragmentSize]) -> int:
+    """A limit of the groups that are ever rewritten: fragments below the target, and twice those with deletions."""
+    small = (one.rows + one.deleted < policy.target_rows and one.bytes < policy.target_bytes for one in fragments)
+    return sum(small) + 2 * sum(one.deleted > 0 for one in fragments)
+
+
+@pytest.mark.parametrize(
+    ("fragments", "worth"),
+    [
+        pytest.param(lambda: sizes(*[UNIT] * 3), [], id="nothing is due"),
+        pytest.param(lambda: sizes(*[UNIT] * 4), [0, 1, 2, 3], id="a tier is full"),
+        pytest.param(lambda: sizes(*[1000] * 7), [], id="a run costs more requests than it saves"),
+        pytest.param(lambda: sizes(*[1000] * 8), [*range(8)], id="many tiny ones"),
+        pytest.param(lambda: [FragmentSize(0, 80, 20, 1 << 30)], [], id="some are deleted"),
+        pytest.param(lambda: [FragmentSize(0, 75, 25, 1 << 30)], [0], id="as many as a tier"),
+        pytest.param(lambda: [FragmentSize(0, 0, 9, 1 << 30)], [0], id="all are deleted"),
+        pytest.param(lambda: [FragmentSize(0, 1, 99, 1000)], [], id="of a tiny one"),
+        pytest.param(lambda: [FragmentSize(one, 10, 0, 0) for one in range(4)], [0, 1, 2, 3], id="no size is recorded"),
+    ],
+)
+def test_what_is_worth_a_run_at_once(fragments: Callable[[], list[FragmentSize]], worth: list[int]) -> None:
+    policy = Policy(1 << 20, 1 << 30, 4, 0.1)
+    chosen = policy.worth_a_run(policy.groups(fragments()))
+    assert [one.id for group in chosen for one in group] == worth
 
 
 def sizes(*bytes_: int) -> list[FragmentSize]:
