@@ -141,7 +141,7 @@ def check(
 def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, str]:
     table = open_table(uri, options)
     reporting = [spec for spec in table.jobs.values() if any(metric.role for metric in spec.backlog_metrics.values())]
-    figures, faults = poll_isolated(table, options, reporting)
+    figures, faults = poll_isolated(table, options, reporting, {})
     if faults:
         raise faults[0]
     found = Finding()

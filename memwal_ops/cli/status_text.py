@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.cli.printing import page_path
 from memwal_ops.core.figures import backlog_of, shared_noun
+from memwal_ops.core.next_run import describe_next_run
 from memwal_ops.supervisor.observe.findings import (
     WAITS,
     WORDS,
@@ -40,6 +41,8 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
     rows = [row for table in tables for row in _job_rows(table, in_full=in_full)]
     if rows:
         parts.append(grid(_JOB_HEADINGS, rows, words=_JOB_LEFT))
+    if in_full and (lines := [line for table in tables for line in _next_runs(table, several=len(tables) > 1)]):
+        parts.append("\n".join(lines))
     leases = [row for table in tables for row in _lease_rows(table)]
     if leases:
         parts.append(grid(_LEASE_HEADINGS, leases, words=_LEASE_HEADINGS))
@@ -94,11 +97,17 @@ def _without_log(tables: Sequence[Mapping[str, Any]]) -> str:
     """The metrics of tables without a log, as triggers name them, but for those that are 0 everywhere."""
     backlogs = [backlog_of(table) for table in tables]
     shown = dict.fromkeys(name for backlog in backlogs for name, value in backlog.values.items() if value)
+    shown = {name: None for name in shown if not any(_is_detail(backlog, name) for backlog in backlogs)}
     rows = [
         [table["name"], table["level"], *(_figure(backlog, name) for name in shown)]
         for table, backlog in zip(tables, backlogs, strict=True)
     ]
     return grid(("table", "state", *shown), rows, words=("table", "state"))
+
+
+def _is_detail(backlog: Figures, name: str) -> bool:
+    spec = backlog.metrics.get(name)
+    return spec is not None and spec.detail
 
 
 def _figure(backlog: Figures, name: str) -> str:
@@ -120,6 +129,13 @@ def _job_rows(table: Mapping[str, Any], *, in_full: bool) -> Iterator[list[str]]
                 table["name"], name, job["waiting_for"] or job["state"], job["last_outcome"] or "none",
                 _since(job["last_success"]), str(job["consecutive_failures"] or ""), _next(job),
             ]  # fmt: skip
+
+
+def _next_runs(table: Mapping[str, Any], *, several: bool) -> Iterator[str]:
+    where = f" of {table['name']}" if several else ""
+    for name, job in table["jobs"].items():
+        if job.get("next_run"):
+            yield paragraph(f"The next {name}{where}: {describe_next_run(job['next_run'])}.", hanging="  ")
 
 
 def _lease_rows(table: Mapping[str, Any]) -> Iterator[list[str]]:

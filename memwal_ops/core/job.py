@@ -68,6 +68,7 @@ class MetricSpec:
         role: its meaning for code that is independent of formats: ``backlog``: the amount of pending work; ``age``:
             the age of the oldest pending work; ``behind``: the number of parts of the table with pending work;
             ``blocked``: the number of blocked parts.
+        detail: the lists of many tables leave it out.
     """
 
     unit: Unit
@@ -76,6 +77,40 @@ class MetricSpec:
     exported: str | None = None
     per_job: bool = False
     role: Role | None = None
+    detail: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DebtSpec:
+    """How to tell whether a job is due, and what its next run costs: by its backlog metrics, before it runs.
+
+    These are polled for the options of the job's runs (:func:`memwal_ops.core.polling.polled_options`).
+
+    Attributes:
+        due: the metric of what is due, which is 0 if nothing is.
+        nothing_due: the reason for that, as a sentence.
+        rows: the metric of the rows that a run writes, by which its time is told from that of past runs.
+        bytes_written: the metric of the bytes that it writes.
+        bytes_read: the metric of the bytes that it reads.
+        when: a backlog trigger: a run is worth what it writes. It is the default where the configuration has neither a
+            schedule nor a trigger. After a run that did only a part (as an index failed) it waits for the schedule.
+        skips: in that case, the supervisor does not run it by its schedule while nothing is due, and nothing to check.
+        checks: the metric of what a run checks in addition; None: nothing.
+    """
+
+    due: str
+    when: str
+    nothing_due: str
+    rows: str
+    bytes_written: str
+    bytes_read: str
+    skips: bool = False
+    checks: str | None = None
+
+    def has_nothing_to_do(self, figures: Mapping[str, float]) -> bool:
+        """Whether backlog figures show that a run would find nothing to do."""
+        names = [self.due] if self.checks is None else [self.due, self.checks]
+        return all(figures.get(name) == 0 for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +138,7 @@ class JobSpec:
         enabled: the supervisor runs it on every table to which it applies, without an entry in the configuration.
         every: the default interval; None: no schedule.
         when: the default backlog trigger.
+        debt: how its metrics show what its next run costs.
         named_options: options of a supervisor's runs, where the configuration names the job and gives no others.
         unnamed_options: the same, where the configuration does not name the job at all.
         hung_after: a run is killed after that long without any progress.
@@ -133,6 +169,7 @@ class JobSpec:
     enabled: bool = False
     every: timedelta | None = None
     when: str | None = None
+    debt: DebtSpec | None = None
     named_options: Mapping[str, Any] = field(default_factory=dict)
     unnamed_options: Mapping[str, Any] = field(default_factory=dict)
     hung_after: timedelta = timedelta(minutes=30)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from memwal_ops.core.options import Options
-    from memwal_ops.core.past_runs import PastRun, PastRuns
+    from memwal_ops.core.past_runs import PastRuns
     from memwal_ops.core.protocols import Table
     from memwal_ops.core.report import Need
 
@@ -134,25 +134,22 @@ def describe_outlooks(outlooks: Sequence[Outlook]) -> str:
 def _step(table: Table, need: Need, past: PastRuns) -> Step:
     estimated = table.format.work_of(table, need) if isinstance(table.format, EstimatesWork) else None
     adds = 0 if estimated is None else estimated.adds
-    by_rate = _by_rate(need, past(table.location.address, need.job))
+    runs = past(table.location.address, need.job)
+    by_rate = seconds_at(need.rows or need.frees, ((run.seconds, rows_done(need.job, run.report)) for run in runs))
     if by_rate is not None:
         return Step(need.job, by_rate, "last_run", adds)
     return Step(need.job, None, None, 0) if estimated is None else Step(need.job, estimated.seconds, "estimate", adds)
 
 
-def _by_rate(need: Need, runs: Iterable[PastRun]) -> float | None:
-    wanted = need.rows or need.frees
-    for run in runs:
-        done = _done(need, run)
-        if wanted and done >= _COMPARABLE * wanted:
-            return run.seconds * wanted / done
-    return None
+def seconds_at(wanted: float, rates: Iterable[tuple[float, float]]) -> float | None:
+    """How long so much work takes, by the first of past runs that is comparable: its seconds, and what it did."""
+    return next((seconds * wanted / done for seconds, done in rates if done and done >= _COMPARABLE * wanted > 0), None)
 
 
-def _done(need: Need, run: PastRun) -> float:
-    """Of what the need counts, rows or bytes, how much a run did; 0 if its report does not show it."""
-    count = _DONE.get(need.job)
-    return 0.0 if count is None else float(count(run.report))
+def rows_done(job: str, report: Mapping[str, Any]) -> float:
+    """Of what the need of a job counts, rows or bytes, how much a run did; 0 if its report does not show it."""
+    count = _DONE.get(job)
+    return 0.0 if count is None else float(count(report))
 
 
 def _merged(report: Mapping[str, Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
+from memwal_ops.core.job import DebtSpec, InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.core.verification import AnswersOptions
 from memwal_ops.formats.lance.options import (
@@ -98,12 +98,23 @@ of them would answer worse; others: runbooks/README.md.""",
     enabled=True,
     every=timedelta(minutes=30),
     when="uncovered_rows >= 100000",
+    debt=DebtSpec(
+        when="indexes_due >= 1",
+        due="uncovered_fragments",
+        nothing_due="No index lacks a fragment.",
+        rows="index_debt_rows",
+        bytes_written="index_debt",
+        bytes_read="index_debt",
+    ),
     hung_after=timedelta(hours=2),
     metrics={
         "uncovered_rows": MetricSpec(
             "count", "Rows that the least complete base index does not cover.", exported="uncovered_rows"
         ),
         "uncovered_fragments": MetricSpec("count", "Fragments that the least complete base index does not cover."),
+        "indexes_due": MetricSpec("count", "Base indexes that lack enough rows to be worth a run.", detail=True),
+        "index_debt": MetricSpec("bytes", "Bytes of indexes that a catch-up would write.", detail=True),
+        "index_debt_rows": MetricSpec("count", "Rows that base indexes do not cover, of all indexes.", detail=True),
         "conflicts": _CONFLICTS,
     },
     in_maintain=True,
@@ -127,12 +138,29 @@ Exit codes: 0 compacted, unchanged or dry_run; 41 answers_worse; others: runbook
     after=frozenset({"merge", "catchup"}),
     enabled=True,
     every=timedelta(hours=6),
+    debt=DebtSpec(
+        when="urgent_fragments > 0",
+        due="due_fragments",
+        nothing_due="No fragments are to be joined by their sizes, and none has too many deleted rows.",
+        rows="debt_rows",
+        bytes_written="debt",
+        bytes_read="debt_read",
+        skips=True,
+        checks="unchecked_segments",
+    ),
     hung_after=timedelta(hours=2),
     metrics={
         "fragments": MetricSpec("count", "Fragments of the base table.", exported="fragments"),
         "small_fragments": MetricSpec("count", "Fragments below the default target size of a compaction."),
         "deleted_rows": MetricSpec("count", "Deleted rows that fragments still have.", exported="deleted_rows"),
-        "debt": MetricSpec("bytes", "Bytes that a compaction by default options would write."),
+        "debt": MetricSpec("bytes", "Bytes that a compaction would write."),
+        "debt_read": MetricSpec("bytes", "Bytes of the data files that it would read.", detail=True),
+        "debt_rows": MetricSpec("count", "Rows that it would write.", detail=True),
+        "due_fragments": MetricSpec("count", "Fragments that it would rewrite.", detail=True),
+        "urgent_fragments": MetricSpec("count", "Fragments of which that is worth a run at once.", detail=True),
+        "unchecked_segments": MetricSpec(
+            "count", "Segments of indexes that it checks for rows which earlier ones dropped.", detail=True
+        ),
         "conflicts": _CONFLICTS,
     },
     in_maintain=True,

@@ -52,7 +52,8 @@ DEFAULT = Source("default")
 class JobSettings:
     """How one job runs on one table; ``options`` as in the file, validated.
 
-    ``named``: the table's own entry names it, so it is a failure if it does not apply to the table.
+    ``named``: the table's own entry names it, so it is a failure if it does not apply to the table. ``follows_debt``:
+    its metrics show what is due, and the file gives it neither a schedule nor a trigger.
     """
 
     job: JobSpec
@@ -68,12 +69,22 @@ class JobSettings:
     budget: BudgetConfig | None
     heartbeat_url: str | None
     named: bool = False
+    follows_debt: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
         """Return the job's name."""
         return self.job.name
+
+    @property
+    def skips_if_not_due(self) -> bool:
+        """Whether its schedule does not run it while nothing is due."""
+        return self.follows_debt and self.job.debt is not None and self.job.debt.skips
+
+    def has_nothing_to_do(self, figures: Mapping[str, float]) -> bool:
+        """Whether backlog figures show that a run would find nothing to do."""
+        return self.job.debt is not None and self.job.debt.has_nothing_to_do(figures)
 
     def values(self) -> dict[str, Any]:
         """Return every key with its value, as in a file."""

@@ -185,6 +185,9 @@ class Resolver:
         apply, _ = layers.get("apply", None)
         schedule, schedule_place = layers.get("schedule", None)
         when, when_place = layers.get("when", job.when, self._is_foreign_trigger(format_name))
+        follows_debt = job.debt is not None and schedule_place is None and when_place is None
+        if job.debt is not None and follows_debt:
+            when = job.debt.when
         windows, windows_place = layers.get("windows", [])
         options = layers.options()
         built_in = Schedule(job.every, None, job.every * 0.1, zone) if job.every is not None else None
@@ -202,6 +205,7 @@ class Resolver:
             budget=layers.get("budget", None)[0],
             heartbeat_url=layers.get("heartbeat_url", self._config.heartbeat.url)[0],
             named=layers.named,
+            follows_debt=follows_debt,
             sources=layers.sources,
         )
         self._check_heartbeat(layers.place("heartbeat_url"), settings.heartbeat_url)

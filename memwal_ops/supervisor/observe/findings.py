@@ -86,7 +86,8 @@ def job_findings(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str
     every, since = state["schedule_seconds"], state["seconds_since_success"]
     # A job that another supervisor runs, or that is deferred by a window or budget, is not late.
     late = since / max(every, _MIN_INTERVAL) if every and state["waiting_for"] not in _DEFERRED else 0.0
-    if late >= _LATE_WARNING and state["state"] != "running":
+    idle = (state.get("next_run") or {}).get("why") is not None  # no run is recorded while nothing is due
+    if late >= _LATE_WARNING and state["state"] != "running" and not idle:
         yield CRITICAL if late >= _LATE_CRITICAL else WARNING, f"{name} has not succeeded for {since:.0f} s"
 
 

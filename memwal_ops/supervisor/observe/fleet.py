@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.core.leases import list_leases
+from memwal_ops.core.next_run import rates_of
 from memwal_ops.core.registry import all_job_specs, formats, open_table
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
@@ -25,7 +26,7 @@ from memwal_ops.supervisor.observe.status import job_status
 from memwal_ops.supervisor.observe.status_document import JobStatus, TableStatus
 from memwal_ops.supervisor.state.directory import history_path, state_dir
 from memwal_ops.supervisor.state.history import COMPLETED, History
-from memwal_ops.supervisor.state.outcomes import last_answers
+from memwal_ops.supervisor.state.outcomes import last_answers, past_runs
 from memwal_ops.supervisor.state.tables import Entry
 from memwal_ops.supervisor.workers.isolated_polling import poll_isolated
 
@@ -133,12 +134,14 @@ class FleetStatus:
             "blocked": blocked,
             "answers": self._answers(table) if in_service is None else in_service["answers"],
             "jobs": {
-                name: self._job(Entry(table, jobs[name], now), leases.get(name), known.get(name), now)
+                name: self._job(Entry(table, jobs[name], now), leases.get(name), known.get(name), now, figures)
                 for name in sorted(jobs)
             },
         }
 
-    def _job(self, entry: Entry, lease: Lease | None, known: JobStatus | None, now: datetime) -> JobStatus:
+    def _job(
+        self, entry: Entry, lease: Lease | None, known: JobStatus | None, now: datetime, figures: Mapping[str, float]
+    ) -> JobStatus:
         """Return a job's status: from the running service, else from the history; the lease is the table's."""
         entry = self._with_history(entry, now)
         if lease is not None:
@@ -152,20 +155,24 @@ class FleetStatus:
             if lease.in_force(now):
                 ours = lease.holder.instance == self._instance
                 entry.lease, entry.other = (lease, None) if ours else (None, lease)
-        status = job_status(entry, now, 0.0)
+        status = job_status(entry, now, 0.0, figures=figures)
         if known is None:
             return status
         since = known["lease"]["elsewhere_seconds"]
-        return {**known, "lease": {**status["lease"], "elsewhere_seconds": since}}
+        read = {"next_run": status["next_run"], "lease": {**status["lease"], "elsewhere_seconds": since}}
+        return {**known, **read}  # type: ignore[typeddict-item]  # two of its keys
 
     def _with_history(self, entry: Entry, now: datetime) -> Entry:
         if self._history is not None:
             name, job = entry.key
             try:
                 last = self._history.last(name, entry.table.uri, job, now)
-                return Entry.from_history(last.clamped(now), entry.table, entry.settings)
+                entry = Entry.from_history(last.clamped(now), entry.table, entry.settings)
             except HistoryError as error:
                 self._close_damaged(error)
+        if entry.settings.job.debt is not None:
+            runs = self._runs(table=entry.table.uri, job=entry.settings.name, limit=_WITH_REPORT)
+            entry.rates = rates_of(entry.settings.name, past_runs(runs))
         return entry
 
     def _runs(self, **filters: Any) -> list[dict[str, Any]]:
@@ -253,7 +260,8 @@ def _read(found: FoundTable) -> TableReading:
         table = open_table(found.uri, found.settings.storage_options)
         enabled = {name for name, job in found.settings.jobs.items() if job.enabled}
         wanted = [table.jobs[name] for name in table.jobs if name in {*jobs_of("backlog"), *enabled}]
-        figures, faults = poll_isolated(table, found.settings.storage_options, wanted)
+        options = {name: job.options for name, job in found.settings.jobs.items() if job.options}
+        figures, faults = poll_isolated(table, found.settings.storage_options, wanted, options)
         reading = TableReading(table.revision, figures, error=faults[0] if faults else None)
         reading = replace(reading, leases=list_leases(table.store))
         if Figures(figures, table.format.name).amount("blocked"):

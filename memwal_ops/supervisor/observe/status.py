@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.job import POOLS
+from memwal_ops.core.next_run import next_run
 from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from datetime import datetime
 
     from memwal_ops.supervisor.observe.status_document import JobStatus, LeaseStatus, PoolStatus, TableStatus
@@ -21,12 +22,12 @@ _NEVER = 9999
 
 
 def status_of(
-    scheduler: Scheduler, next_run: Callable[[str, str], datetime | None] = lambda *_: None
+    scheduler: Scheduler, fires: Callable[[str, str], datetime | None] = lambda *_: None
 ) -> tuple[list[TableStatus], dict[str, PoolStatus]]:
-    """Return ``tables`` and ``pools`` of the status; ``next_run`` returns when the timer of a table and job fires."""
+    """Return ``tables`` and ``pools`` of the status; ``fires`` returns when the timer of a table and job fires."""
     with scheduler.lock:
         now, mono = scheduler.clock.now(), scheduler.clock.monotonic()
-        tables = [_table(scheduler, state, now, mono, next_run) for _, state in sorted(scheduler.tables.items())]
+        tables = [_table(scheduler, state, now, mono, fires) for _, state in sorted(scheduler.tables.items())]
         pools = {pool: _pool(scheduler, pool) for pool in (*POOLS, WATCH)}
         return tables, pools
 
@@ -42,7 +43,7 @@ def _pool(scheduler: Scheduler, pool: str) -> PoolStatus:
 
 
 def _table(
-    scheduler: Scheduler, state: TableState, now: datetime, mono: float, next_run: Callable[[str, str], datetime | None]
+    scheduler: Scheduler, state: TableState, now: datetime, mono: float, fires: Callable[[str, str], datetime | None]
 ) -> TableStatus:
     return {
         "name": state.table.name,
@@ -56,16 +57,23 @@ def _table(
         "clock_skew_seconds": scheduler.skews.get(state.table.name),
         "answers": [dict(one) for entry in state.entries.values() for one in entry.answers],
         "jobs": {
-            name: job_status(entry, now, mono, next_run(*entry.key)) for name, entry in sorted(state.entries.items())
+            name: job_status(entry, now, mono, fires(*entry.key), state.figures)
+            for name, entry in sorted(state.entries.items())
         },
     }
 
 
-def job_status(entry: Entry, now: datetime, mono: float, fires: datetime | None = None) -> JobStatus:
+def job_status(
+    entry: Entry,
+    now: datetime,
+    mono: float,
+    fires: datetime | None = None,
+    figures: Mapping[str, float] | None = None,
+) -> JobStatus:
     """Return the status of a job on a table.
 
     ``fires``: when its timer fires, which a run by backlog does not change; without a timer it follows from the last
-    run.
+    run. ``figures``: the backlog of the table.
     """
     schedule, run = entry.settings.schedule, entry.run
     if fires is None and schedule is not None:
@@ -91,6 +99,9 @@ def job_status(entry: Entry, now: datetime, mono: float, fires: datetime | None 
         "waiting_seconds": (_since(entry.due, now) or 0.0) if waits else 0.0,
         "running_seconds": 0.0 if run is None else round(mono - run.began, 3),
         "backoff_seconds": round(left, 3) if entry.failures else 0.0,
+        "next_run": None
+        if (costs := next_run(entry.settings.job, figures or {}, entry.rates)) is None
+        else costs.to_json(),
         "pid": None if run is None else run.worker.pid,
         "lease": _lease(entry, now),
     }

@@ -23,7 +23,10 @@ class LeaseStatus(TypedDict):
 
 
 class JobStatus(TypedDict):
-    """A job on a table. Times are ISO 8601, UTC; None: never, or unknown."""
+    """A job on a table. Times are ISO 8601, UTC; None: never, or unknown.
+
+    ``next_run``: see :class:`memwal_ops.core.next_run.NextRun`; None for a job whose metrics do not show it.
+    """
 
     state: str
     waiting_for: str | None
@@ -42,6 +45,7 @@ class JobStatus(TypedDict):
     waiting_seconds: float
     running_seconds: float
     backoff_seconds: float
+    next_run: dict[str, Any] | None
     pid: int | None
     lease: LeaseStatus
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import backlog_of
+from memwal_ops.core.next_run import describe_next_run
 from memwal_ops.core.table_history import storage_of_gc
 from memwal_ops.pages.charts import bar_chart, shares_chart
 from memwal_ops.pages.rendering import data_uri
@@ -122,5 +123,6 @@ def _job_row(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         "failures": job["consecutive_failures"],
         "failing": bool(job["consecutive_failures"]),
         "due": due_text(job),
+        "next_run": describe_next_run(job["next_run"]) if job.get("next_run") else "",
         "lease": "" if lease["state"] == "free" else f"{holder_text(job)}{suffix}",
     }

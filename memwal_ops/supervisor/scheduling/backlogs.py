@@ -110,11 +110,18 @@ class BacklogPolling:
         return (reading.fingerprint, entry.settings) if wanted and reading is not None and reading.fingerprint else None
 
     def decide_at_next_poll(self, entry: Entry) -> bool:
-        """Leave it to the next poll whether a scheduled run is necessary; False if it is known to be necessary."""
-        if entry.state != IDLE or not self._is_unchanged(entry):
+        """Leave it to the next poll whether a scheduled run is necessary; False if it is known to be necessary.
+
+        Where that depends on the table's figures alone, no poll is requested: that of the timer is soon enough.
+        """
+        if entry.state != IDLE:
+            return False
+        unchanged = self._is_unchanged(entry)
+        if not unchanged and not entry.settings.skips_if_not_due:
             return False
         self._tables[entry.table.name].scheduled[entry.settings.name] = self._clock.monotonic()
-        self.request(entry.table.name)
+        if unchanged:
+            self.request(entry.table.name)
         return True
 
     def begin(self, free: Callable[[str], int]) -> None:
@@ -163,19 +170,24 @@ class BacklogPolling:
 
     def _begin(self, state: TableState) -> None:
         jobs = tuple(dict.fromkeys((*jobs_of("backlog"), *state.entries)))
-        options = dict(state.table.settings.storage_options)
-        known = self._fingerprint(state, jobs)
+        storage = dict(state.table.settings.storage_options)
+        options = {
+            name: dict(entry.settings.options) for name, entry in state.entries.items() if entry.settings.options
+        }
+        known = self._fingerprint(state, jobs, options)
         failing = tuple(name for name, entry in state.entries.items() if entry.failures)
         request = PollRequest(
-            self._number(), state.table.uri, options, jobs, state.history_wanted, known, failing, record=True
+            self._number(), state.table.uri, storage, jobs, options, state.history_wanted, known, failing, record=True
         )
         state.history_wanted = False
         state.polling, state.poll_due, state.poll_again = True, None, False
         state.poll_began = self._clock.monotonic()
-        reading = Reading(state.poll_began, jobs, known or "")
+        reading = Reading(state.poll_began, jobs, known or "", options)
         self._polls[request.id] = (state, self._assign(WATCH, request), reading)
 
-    def _fingerprint(self, state: TableState, jobs: tuple[str, ...]) -> str | None:
+    def _fingerprint(
+        self, state: TableState, jobs: tuple[str, ...], options: Mapping[str, Mapping[str, Any]]
+    ) -> str | None:
         """The fingerprint to poll a table with, see :class:`PollRequest`.
 
         No figures are reused after a run of this supervisor: not everything that it changes is in the fingerprint.
@@ -185,7 +197,8 @@ class BacklogPolling:
             return None
         running = any(entry.run is not None or entry.ended > reading.began for entry in state.entries.values())
         age = self._clock.monotonic() - reading.began
-        fresh = not running and age < _READ_AGAIN_SECONDS and not state.history_wanted and jobs == reading.jobs
+        same = (jobs, options) == (reading.jobs, reading.options)
+        fresh = not running and age < _READ_AGAIN_SECONDS and not state.history_wanted and same
         return reading.fingerprint if fresh else ""
 
     def _polled(self, state: TableState, result: Mapping[str, Any], reading: Reading) -> None:
@@ -267,19 +280,26 @@ class BacklogPolling:
                 self._enqueue(*entry.key, "answers")
 
     def _decide_scheduled(self, state: TableState, began: float) -> None:
-        """Skip scheduled runs whose table and settings are unchanged since their last run, and queue the others."""
+        """Skip scheduled runs that would find nothing to do, and queue the others."""
         now = self._clock.now()
         for name, due in [*state.scheduled.items()]:
             entry = state.entries.get(name)
-            unchanged = entry is not None and self._is_unchanged(entry)
-            if unchanged and began < due:
+            why = None if entry is None else self._why_skip(entry, state)
+            if why is not None and began < due:
                 continue  # something may have been written in between: the next poll decides
             del state.scheduled[name]
-            if entry is not None and unchanged:
-                self._metrics.skipped.labels(*entry.key, "unchanged").inc()
+            if entry is not None and why is not None:
+                self._metrics.skipped.labels(*entry.key, why).inc()
                 entry.started = entry.finished = entry.succeeded = now
             elif entry is not None:
                 self._enqueue(*entry.key, "schedule")
+
+    def _why_skip(self, entry: Entry, state: TableState) -> str | None:
+        """Why a scheduled run would find nothing to do; None: it may find something."""
+        if self._is_unchanged(entry):
+            return "unchanged"
+        known = state.error is None and entry.settings.skips_if_not_due
+        return "not_due" if known and entry.settings.has_nothing_to_do(state.figures) else None
 
     def _is_unchanged(self, entry: Entry) -> bool:
         """Whether nothing was written to the table, and no setting changed, since before the job's last run."""
@@ -291,7 +311,14 @@ class BacklogPolling:
         return {name: value + passed if value and name in ages else value for name, value in state.figures.items()}
 
     def _is_unproductive(self, entry: Entry, state: TableState) -> bool:
-        """Whether the last run, less than 10 minutes ago, could not reduce this very backlog."""
+        """Whether the last run, less than 10 minutes ago, could not reduce this very backlog.
+
+        Or, of a job that follows its debt, could do only a part of it: what it could not do is a debt still, and each
+        run would write it again, so that the schedule decides.
+        """
+        schedule = entry.settings.schedule
+        if entry.settings.follows_debt and schedule is not None and entry.outcome == "partial" and entry.finished:
+            return self._clock.now() - entry.finished < schedule.period(entry.finished)
         if not entry.unproductive_backlog or entry.finished is None:
             return False
         recent = self._clock.now() - entry.finished < _UNPRODUCTIVE_FOR

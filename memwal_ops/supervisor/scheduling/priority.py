@@ -22,19 +22,21 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 _RUNS_SOON = frozenset({"worker", "earlier"})
 
 
-def must_run_before(other: Entry, entry: Entry, *, always: bool) -> bool:
+def must_run_before(other: Entry, entry: Entry, *, always: bool, undecided: bool = False) -> bool:
     """Whether ``other``, on the same table, must finish before ``entry`` may start.
 
     True if ``entry``'s job runs after ``other``'s (``JobSpec.after``) and it is the first run of both, or ``always``:
     ``entry`` would have to repeat its work after ``other``. Later runs do not wait: while merges follow each other
     without a pause, nothing else would ever run.
+
+    ``undecided``: ``other`` is due by its schedule, and the next poll decides whether it has anything to do.
     """
     after_each_other = entry.settings.name in other.settings.job.after
     if other.settings.name not in entry.settings.job.after or after_each_other:
         return False
     if not always and (other.started is not None or entry.started is not None):
         return False
-    return other.state in {LEASING, RUNNING} or (other.state == QUEUED and other.waiting in _RUNS_SOON)
+    return undecided or other.state in {LEASING, RUNNING} or (other.state == QUEUED and other.waiting in _RUNS_SOON)
 
 
 def choose(

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.job import POOLS
+from memwal_ops.core.next_run import MAX_RATES, rates_of
+from memwal_ops.core.past_runs import PastRun
 from memwal_ops.core.registry import package_of
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
@@ -191,7 +193,7 @@ class Scheduler:
         for entry in self.entries():
             schedule = entry.settings.schedule
             if schedule is not None and schedule.is_due(now, entry.started, entry.first_seen):
-                self.enqueue(*entry.key, "schedule")
+                self.on_schedule(*entry.key)
 
     def step_back(self, by: timedelta) -> None:
         """Correct all recorded times after the wall clock was set back by ``by``: they lie that far in the future."""
@@ -362,8 +364,11 @@ class Scheduler:
         """Whether another job on its table must run before."""
         if entry.started is not None and not self._once:
             return False
-        others = self.tables[entry.table.name].entries.values()
-        return any(must_run_before(other, entry, always=self._once) for other in others)
+        state = self.tables[entry.table.name]
+        return any(
+            must_run_before(other, entry, always=self._once, undecided=name in state.scheduled)
+            for name, other in state.entries.items()
+        )
 
     # -- messages of workers
 
@@ -407,6 +412,9 @@ class Scheduler:
         if entry.settings.job.reads_only:
             answers = answers_of(details.get("report"), now.isoformat(timespec="milliseconds"))
             entry.answers = entry.answers if answers is None else answers
+        if entry.settings.job.debt is not None and outcome == "succeeded":
+            done = PastRun(mono - run.began, details.get("report") or {})
+            entry.rates = (*rates_of(entry.settings.name, [done]), *entry.rates)[:MAX_RATES]
         if not entry.removed:
             self.metrics.runs.labels(*entry.key, outcome).inc()
             sums = Figures(details.get("figures") or {}, entry.table.settings.format, "run")
@@ -490,6 +498,8 @@ class Scheduler:
         entry = Entry.from_history(last, table, settings)
         if settings.job.reads_only:
             entry.answers = self._recorder.last_answers(table.name, table.uri, settings.name)
+        if settings.job.debt is not None:
+            entry.rates = self._recorder.rates(table.name, table.uri, settings.name)
         resume(entry, last, self.settings.config.backoff, self._random, now)
         return entry
 

@@ -98,7 +98,7 @@ class Timers:
                 due = schedule.due_after(entry.started, entry.first_seen)
                 if entry.started is None and due <= now:
                     # All first runs of a table are queued before any of them starts, because they have an order.
-                    self._scheduler.enqueue(name, job, "schedule")
+                    self._scheduler.on_schedule(name, job)
                     due = schedule.due_after(now, now)
                 due = max(due, self._soon(now, schedule.jitter))
                 self._add(f"run {name} {job}", setting, schedule.trigger(due), due, self._runner(name, job))

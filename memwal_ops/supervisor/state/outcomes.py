@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.past_runs import PastRun
 from memwal_ops.errors import JobHungError, LeaseLostError, WorkerDiedError, runbook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.supervisor.state.tables import Entry
@@ -82,6 +83,11 @@ def last_answers(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The answers of the newest run that asked; ``runs`` of the history, the newest first."""
     found = (answers_of(run["report"], run["finished"]) for run in runs)
     return next((answers for answers in found if answers is not None), [])
+
+
+def past_runs(runs: Iterable[Mapping[str, Any]]) -> Iterator[PastRun]:
+    """Those of the runs of the history that succeeded."""
+    return (PastRun(run["seconds"], run["report"] or {}) for run in runs if run["outcome"] == "succeeded")
 
 
 def error_fields(error: MemwalOpsError) -> dict[str, Any]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.next_run import rates_of
 from memwal_ops.errors import HistoryError
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.state.history import LastRuns
-from memwal_ops.supervisor.state.outcomes import last_answers
+from memwal_ops.supervisor.state.outcomes import last_answers, past_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from memwal_ops.core.next_run import Rate
     from memwal_ops.supervisor.scheduling.clock import Clock
     from memwal_ops.supervisor.state.history import History
     from memwal_ops.supervisor.state.tables import Entry
@@ -87,6 +89,15 @@ class RunRecorder:
             self._log.error("history_not_read", error=str(error))
             return []
         return last_answers(run for run in runs if run["uri"] == uri)
+
+    def rates(self, table: str, uri: str, job: str) -> tuple[Rate, ...]:
+        """Return how fast the last runs of a job wrote rows of a table."""
+        try:
+            runs = self._history.runs(table=table, job=job, limit=_WITH_REPORT)
+        except HistoryError as error:
+            self._log.error("history_not_read", error=str(error))
+            return ()
+        return rates_of(job, past_runs(run for run in runs if run["uri"] == uri))
 
     def is_over_budget(self, entry: Entry) -> bool:
         """Whether the runs of a job have used up its time budget; read from the history twice a minute."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from memwal_ops.core.leases import Lease
+    from memwal_ops.core.next_run import Rate
     from memwal_ops.supervisor.config.effective import JobSettings
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
     from memwal_ops.supervisor.state.history import LastRuns
@@ -71,6 +72,7 @@ class Entry:
             published nothing: with both unchanged, another run would find nothing to do.
         removed: its job or table is no longer configured; the run in flight finishes.
         answers: how well indexes answered, by the last run that asked them.
+        rates: how fast the last runs wrote rows, the newest first, by which the next one is estimated.
     """
 
     table: FoundTable
@@ -99,6 +101,7 @@ class Entry:
     unchanged_since: tuple[str, JobSettings] | None = None
     removed: bool = False
     answers: Sequence[Mapping[str, Any]] = ()
+    rates: tuple[Rate, ...] = ()
 
     @classmethod
     def from_history(cls, last: LastRuns, table: FoundTable, settings: JobSettings) -> Entry:
@@ -143,13 +146,14 @@ class Reading:
 
     Attributes:
         began: when it was sent to a worker, monotonic.
-        jobs: the jobs whose figures it read.
+        jobs: the jobs whose figures it read; ``options``: by job, those of its runs.
         fingerprint: the table's fingerprint at that time; empty if none was asked for, or there is none.
     """
 
     began: float
     jobs: tuple[str, ...]
     fingerprint: str
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

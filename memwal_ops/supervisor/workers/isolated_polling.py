@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def poll_isolated(
-    table: Table, storage_options: Mapping[str, str], jobs: Iterable[JobSpec]
+    table: Table,
+    storage_options: Mapping[str, str],
+    jobs: Iterable[JobSpec],
+    options: Mapping[str, Mapping[str, Any]],
 ) -> tuple[Mapping[str, float], list[MemwalOpsError]]:
     """Return the backlog figures of jobs, and the errors, as :func:`poll_table` does.
 
@@ -29,12 +32,12 @@ def poll_isolated(
     """
     jobs = [*jobs]
     packages = {job.name: package for job in jobs if (package := package_of(job)) is not None}
-    own_figures, faults = poll_table(table, [job for job in jobs if job.name not in packages])
+    own_figures, faults = poll_table(table, [job for job in jobs if job.name not in packages], options)
     figures = dict(own_figures)
     for job in jobs:
         if job.name not in packages or not job.backlog_metrics:
             continue
-        request = PollRequest(1, table.location.address, storage_options, (job.name,))
+        request = PollRequest(1, table.location.address, storage_options, (job.name,), options)
         job_figures, fault = _poll_in_worker(job, packages[job.name], request)
         figures |= job_figures
         faults += [] if fault is None else [fault]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -23,11 +23,17 @@ if TYPE_CHECKING:
 _OURS = "memwal_ops."
 
 
-def poll_table(table: Table, jobs: Iterable[JobSpec]) -> tuple[Mapping[str, float], list[MemwalOpsError]]:
-    """Return the figures of all jobs, and the errors: the failure of one job does not hide the figures of others."""
+def poll_table(
+    table: Table, jobs: Iterable[JobSpec], options: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Mapping[str, float], list[MemwalOpsError]]:
+    """Return the figures of all jobs, and the errors: the failure of one job does not hide the figures of others.
+
+    Args:
+        options: by job, the options of its runs, by name.
+    """
     figures: dict[str, float] = {}
     faults: list[MemwalOpsError] = []
-    with poll_cache():
+    with poll_cache(options):
         for job in jobs:
             try:
                 if job.backlog_metrics:

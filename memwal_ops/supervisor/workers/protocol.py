@@ -48,6 +48,7 @@ class PollRequest:
     """Read the backlog figures of some jobs.
 
     Attributes:
+        options: by job, the options of its runs.
         history: also read the table's recent history, as the result's report.
         fingerprint: of an idle table, the fingerprint in an earlier result: if it is the same now, nothing else is
             read. Empty: there is none yet. None: the table is not idle, and no fingerprint is needed.
@@ -59,6 +60,7 @@ class PollRequest:
     uri: str
     storage_options: Mapping[str, str]
     jobs: tuple[str, ...]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     history: bool = False
     fingerprint: str | None = None
     failing: tuple[str, ...] = ()

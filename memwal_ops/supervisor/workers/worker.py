@@ -261,7 +261,7 @@ def _poll(request: Mapping[str, Any]) -> Result:
     table = open_table(uri, options)
     jobs = [table.jobs[name] for name in request["jobs"] if name in table.jobs]
     fingerprint = None if known is None else fingerprint_of(table, jobs)  # before the figures are read
-    figures, faults = poll_table(table, jobs)
+    figures, faults = poll_table(table, jobs, request["options"])
     if request["record"] and isinstance(table.format, RecordsRevisions):
         table.format.record_revisions(table)
     report = _history(table) if request["history"] else None

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 KEYS = {
     *("decision", "why", "fragments_before", "fragments_after", "fragments_removed", "fragments_added", "engine"),
-    *("rows_rewritten", "bytes_read", "bytes_written", "debt", "settings", "snapshot_lost", "answers", "error"),
+    *(
+        "rows_rewritten",
+        "bytes_read",
+        "bytes_written",
+        "debt",
+        "settings",
+        "snapshot_lost",
+        "answers",
+        "error",
+        "expected_seconds",
+    ),
     *("version", "seconds", "lost_races", "run_id"),
 }
 
@@ -39,6 +49,7 @@ def test_documents(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     before = contents(made.uri)
     dry = run_here(capfd, "compact", made.uri, "--dry-run", "--json")
     assert (dry.code, dry.document["decision"]) == (0, "dry_run")
+    assert dry.document["expected_seconds"] is None, "there is no run history"
     assert 0 < dry.document["bytes_written"] == dry.document["debt"] <= dry.document["bytes_read"]
     assert set(dry.document) == KEYS
     assert contents(made.uri) == before
@@ -60,12 +71,18 @@ def test_words(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     dry = run_here(capfd, "compact", made.uri, "--dry-run")
     assert dry.code == 0
     assert dry.out.startswith("dry_run: would rewrite 4 fragments into 1 (about), ")
+    assert "time unknown: there is no past run" in " ".join(dry.out.split())
+    shown = " ".join(run_here(capfd, "inspect", made.uri).out.split())
+    assert "The next compact: reads " in shown
+    assert "The next catchup: nothing is due: No index lacks a fragment." in shown
     ran = run_here(capfd, "compact", made.uri, "--target-rows", "1000")
     assert ran.code == 0
     assert ran.out.startswith("compacted: 4 fragments into 1, ")
     again = run_here(capfd, "compact", made.uri, "--target-rows", "1000")
     assert again.code == 0
     assert again.out.startswith("unchanged: nothing was rewritten. No fragment has more than 10%")
+    shown = run_here(capfd, "inspect", made.uri, "--json").document["next_runs"]["compact"]
+    assert (shown["debt"], shown["why"][:32]) == (0, "No fragment has more than 10% of")
     last = run_here(capfd, "compact", made.uri, "--dry-run")
     assert (last.code, last.out.startswith("dry_run: would rewrite nothing. No fragment")) == (0, True)
 

@@ -378,7 +378,8 @@ def test_once_does_what_is_due_and_no_more(tmp_path: Path) -> None:
     scheduler = stage.scheduler
     stage.leases.held["b", "merge"] = stage.leases.lease("merge", THEM)
     scheduler.queue_scheduled()
-    stage.turn()
+    for name in "abc":
+        stage.see(name, due_fragments=1.0, unchecked_segments=0.0)
     done = set()
     while stage.in_flight:
         name, job = stage.in_flight[0]
@@ -390,8 +391,10 @@ def test_once_does_what_is_due_and_no_more(tmp_path: Path) -> None:
     assert not scheduler.has_work
     assert max(scheduler.codes) == 24
     stage.leases.held.clear()
-    scheduler.queue_scheduled()
     stage.turn(60)
+    scheduler.queue_scheduled()
+    for name in "abc":
+        stage.see(name, due_fragments=1.0, unchecked_segments=0.0)
     assert stage.in_flight == [("b", "merge")], "what ran is not due again"
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.core.next_run import rates_of
 from memwal_ops.formats.lance.jobs.catchup.codebook_migration import migrate
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up, plan_catch_up
+from memwal_ops.formats.lance.jobs.catchup_cost import CatchupPlan
+from memwal_ops.formats.lance.jobs.debts import catchup_figures
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
 
@@ -27,7 +29,9 @@ def plan(table: Table, options: CatchupOptions, context: RunContext | None = Non
     if options.migrate_codebook:
         table.require_memwal("--migrate-codebook")
         return migrate(table, *options.migrate_codebook, dry_run=True)
-    return plan_catch_up(table, options, context or RunContext())
+    context = context or RunContext()
+    rates = rates_of("catchup", context.past_runs(table.location.address, "catchup"))
+    return CatchupPlan.of(plan_catch_up(table, options, context), table, rates)
 
 
 @names_damage
@@ -55,9 +59,5 @@ def apply(table: Table, options: CatchupOptions, context: RunContext | None = No
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """Rows and fragments that an index does not cover; those of the index that is furthest behind."""
-    covers = [coverage(index.covered, table.manifest) for index in base_indexes(table).values()]
-    return {
-        "uncovered_rows": max((index.uncovered_rows for index in covers), default=0),
-        "uncovered_fragments": max((len(index.uncovered) for index in covers), default=0),
-    }
+    """Rows and fragments that the index lacks that is furthest behind, and what a run would write."""
+    return catchup_figures(table)

@@ -86,20 +86,32 @@ def without_dropped_rows(table: Table, before: Table) -> Iterator[table_pb2.Inde
     return (one.new for one in _to_change(table, before))
 
 
-def _to_change(table: Table, before: Table | None) -> list[_Segment]:
+def unchecked_segments(table: Table) -> int:
+    """The number of segments for which :func:`exclude_dropped_rows` reads earlier versions. No requests."""
+    return len(_entries(table))
+
+
+def _entries(table: Table) -> dict[bytes, table_pb2.IndexMetadata]:
+    """The entries of segments of which all fragments exist, though the table once had others, which were compacted."""
     manifest = table.manifest.manifest
-    if not manifest.reader_feature_flags & STABLE_ROW_IDS:
-        return []
-    existing = frozenset(fragment.id for fragment in manifest.fragments)
-    if len(existing) > manifest.max_fragment_id:
-        return []  # no fragment was ever removed
-    entries = {
+    existing = _existing(table)
+    if not manifest.reader_feature_flags & STABLE_ROW_IDS or len(existing) > manifest.max_fragment_id:
+        return {}
+    return {
         entry.uuid.uuid: entry
         for index in base_indexes(table).values()
         if index.is_vector or index.type == _FULL_TEXT
         for entry in index.segments
         if covered_by([entry]) <= existing
     }
+
+
+def _existing(table: Table) -> frozenset[int]:
+    return frozenset(fragment.id for fragment in table.manifest.manifest.fragments)
+
+
+def _to_change(table: Table, before: Table | None) -> list[_Segment]:
+    entries, existing = _entries(table), _existing(table)
     found = []
     for earlier in () if not entries else _earlier(table) if before is None else (before.manifest,):
         for entry in () if earlier.indexes is None else earlier.indexes.indices:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,12 @@ from lance.optimize import Compaction
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.next_run import rates_of
+from memwal_ops.core.outlook import seconds_at
 from memwal_ops.core.published import record
 from memwal_ops.errors import (
     AnswersWorseError,
     IndexesBehindError,
-    InvalidUsageError,
     MemwalOpsError,
     ObjectNotFoundError,
     StorageError,
@@ -40,17 +41,20 @@ from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.jobs.compact.answers import AnswersGuard
-from memwal_ops.formats.lance.jobs.compact.indexes import exclude_dropped_rows
+from memwal_ops.formats.lance.jobs.compact.indexes import exclude_dropped_rows, unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.memwal import check_progress, clear_coverage, restore_memwal_index
-from memwal_ops.formats.lance.jobs.compact.planning import COMMIT_OPTIONS, Planner, debt
+from memwal_ops.formats.lance.jobs.compact.planning import COMMIT_OPTIONS, Planner
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
+from memwal_ops.formats.lance.jobs.debts import compaction_debt
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
 from memwal_ops.formats.lance.retention.auto_cleanup import refuse_auto_cleanup
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
 from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers, sweep_staged
+from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.text import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -91,6 +95,24 @@ class _Totals:
 
 
 @dataclass(slots=True)
+class _Scope:
+    """The fragments that a run may rewrite: ``limit`` without ``busy``; ``own`` are those that it wrote itself."""
+
+    limit: set[int]
+    busy: set[int] = field(default_factory=set)
+    own: set[int] = field(default_factory=set)
+
+    def widened(self, *, first: bool) -> bool:
+        """Whether there are more, once nothing else is left to rewrite: ``first``, and nothing was rewritten at all."""
+        if self.busy and first:
+            self.busy.clear()  # they are tried again
+            return True
+        more = not self.own <= self.limit
+        self.limit |= self.own
+        return more
+
+
+@dataclass(slots=True)
 class _Attempt:
     """The work of one commit, with its own dataset handle: pylance moves a handle to the version that it commits."""
 
@@ -106,15 +128,17 @@ class _Attempt:
         """Rows that it has rewritten."""
         return sum(fragment.physical_rows for result in self.results for fragment in result.new_fragments)
 
-    def run(self, executor: TaskExecutor, rows: int, max_bytes: int | None, context: RunContext) -> int | None:
+    def run(
+        self, executor: TaskExecutor, rows: int, max_bytes: int | None, context: RunContext, *, first: bool
+    ) -> int | None:
         """Plan, rewrite and commit; return the published version, or None if there was nothing to do.
 
-        It rewrites at least one group of fragments, and more only up to that many rows and bytes.
+        See :meth:`Planner.tasks`.
         """
         table, uri = self.table, self.table.location.uri
         with lance_errors("plan the compaction of", uri):
             dataset = open_dataset(table.location, version=table.version)
-            self.tasks = Planner(table, self.options).tasks(dataset, self.limit, rows, max_bytes)
+            self.tasks = Planner(table, self.options).tasks(dataset, self.limit, rows, max_bytes, first=first)
         if not self.tasks:
             return None
         _refuse_broken_indexes(table)
@@ -135,9 +159,15 @@ class _Attempt:
         record(version)
         return version
 
+    @property
+    def files(self) -> frozenset[str]:
+        """The rewritten data files."""
+        made = (fragment for result in self.results for fragment in result.new_fragments)
+        return frozenset(file.path for fragment in made for file in fragment.files)
+
     def landed_as(self, newest: Table) -> int | None:
         """The first version that names the rewritten files, if any: the commit succeeded although pylance raised."""
-        files = {file.path for result in self.results for fragment in result.new_fragments for file in fragment.files}
+        files = self.files
         if not files or not _names_any(newest.manifest, files):
             return None
         for version in range(self.table.version + 1, newest.version):
@@ -153,7 +183,7 @@ class _Attempt:
 @names_damage
 def plan(table: Table, options: CompactOptions, context: RunContext | None = None) -> CompactReport:
     """Report what a compaction would do, without writing: decision ``dry_run``."""
-    del context
+    context = context or RunContext()
     started = time.monotonic()
     check_rewritable(table)
     refuse_auto_cleanup(table)
@@ -163,27 +193,28 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
 
         check_environment()
     planner = Planner(table, options)
-    groups = planner.groups()
-    removed, added = sum(map(len, groups)), sum(map(planner.policy.fragments_after, groups))
+    due, run = planner.debt(), planner.next_run()
+    rates = rates_of("compact", context.past_runs(table.location.address, "compact"))
     fragments = len(table.manifest.manifest.fragments)
     return CompactReport(
         decision=CompactDecision.DRY_RUN,
         run_id=str(uuid.uuid4()),
         engine=options.engine,
-        why=None if groups else planner.why(),
+        why=_too_large(run.bytes_read, options) if due.fragments else planner.why(),
         fragments_before=fragments,
-        fragments_after=fragments - removed + added,
-        fragments_removed=removed,
-        fragments_added=added,
-        rows_rewritten=sum(one.rows for group in groups for one in group),
-        bytes_read=sum(one.bytes for group in groups for one in group),
-        bytes_written=debt(groups),
-        debt=debt(groups),
+        fragments_after=fragments - run.fragments + run.after,
+        fragments_removed=run.fragments,
+        fragments_added=run.after,
+        rows_rewritten=run.rows,
+        bytes_read=run.bytes_read,
+        bytes_written=run.bytes_written,
+        debt=due.bytes_written,
         settings=planner.settings,
         snapshot_lost=False,
         version=table.version,
         lost_races=0,
         seconds=time.monotonic() - started,
+        expected_seconds=seconds_at(run.rows, rates),
     )
 
 
@@ -191,7 +222,8 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
 def apply(table: Table, options: CompactOptions, context: RunContext | None = None) -> CompactReport:
     """Rewrite small or much-deleted fragments that existed when the call began, a bounded number per commit.
 
-    Fragments that are added meanwhile are left for the next run, so that a run concurrent with a merger ends.
+    What it wrote itself may be due in turn, and is rewritten, too, so that a run directly after this one finds nothing.
+    Fragments that others add meanwhile are left for the next run, so that a run concurrent with a merger ends.
     Files of attempts with a commit conflict are left to pylance's clean-up, which deletes them when no version can
     name them any more.
 
@@ -233,19 +265,19 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
     started = time.monotonic()
     table = _checked_settings(table, options)
     note = CommitNote.new("compact")
-    limit, busy = _ids(table), set[int]()
-    before = len(limit)
+    scope = _Scope(_ids(table))
+    before = len(scope.limit)
     had_snapshot = is_external(table) and _has_file(table)
     retry, done = CommitRetry(), _Totals()
     guard, worse = AnswersGuard(options.answers, note, context), None
-    if limit:
-        _prepare(table)
+    if before:
+        _prepare(table, probes=_may_write(table, options))
     table = exclude_dropped_rows(clear_coverage(table, note, retry), None, note, retry)
     rows = executor.rows_per_commit
     while (left := _left(options, done)) is None or left > 0:
-        attempt = _Attempt(table, limit - busy, options, guard)
+        attempt = _Attempt(table, scope.limit - scope.busy, options, guard)
         try:
-            version = attempt.run(executor, rows, left, context)
+            version = attempt.run(executor, rows, left, context, first=not done.removed)
         except AnswersWorseError as error:
             get_logger(__name__).warning("answers_worse", table=table.location.uri, error=str(error))
             worse, table = error, table.newest()
@@ -258,17 +290,17 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
             else:
                 newest = _conflict(retry, table, newest, error)
                 if retry.consecutive >= _CONFLICTS_UNTIL_SKIPPED:
-                    busy |= limit & _changed(table, newest)
+                    scope.busy |= scope.limit & _changed(table, newest)
                 # So that next to busy writers each conflict wastes less work.
                 table, rows = newest, min(rows, attempt.rows) // 2
                 continue
         else:
-            if version is None and busy and not done.removed:
-                busy.clear()  # nothing else is left to rewrite, so they are tried again
-                continue
             if version is None:
+                if scope.widened(first=not done.removed):
+                    continue
                 break
             newest = table.newest()
+        scope.own |= _with_files(newest, attempt.files)
         done.count(attempt.tasks, attempt.results)
         retry.consecutive, rows = 0, executor.rows_per_commit
         check_progress(table.index.merged_generations, newest.index.merged_generations, table)
@@ -279,11 +311,12 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
     context.figures["conflicts"] += retry.conflicts
     context.figures["bytes_compacted"] += done.bytes
     planner = Planner(table, options)
+    due = planner.debt()
     return CompactReport(
         decision=_decision(done, worse),
         run_id=note.run_id,
         engine=executor.name,
-        why=None if worse else _unfinished(left, busy) if done.removed else planner.why(),
+        why=None if worse else _unfinished(done, due.fragments, options, scope.busy) if done.removed else planner.why(),
         fragments_before=before,
         fragments_after=len(table.manifest.manifest.fragments),
         fragments_removed=done.removed,
@@ -291,7 +324,7 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
         rows_rewritten=done.rows,
         bytes_read=done.bytes_read,
         bytes_written=done.bytes,
-        debt=debt(planner.groups()),
+        debt=due.bytes_written,
         settings=planner.settings,
         snapshot_lost=had_snapshot and is_external(table) and not _has_file(table),
         version=table.version,
@@ -302,9 +335,17 @@ def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, 
     )
 
 
-def _prepare(table: Table) -> None:
+def _may_write(table: Table, options: CompactOptions) -> bool:
+    """Whether a run may commit anything: a table to which nothing is due is not written to."""
+    entry = find_memwal_entry(table.manifest.indexes)
+    with_coverage = entry is not None and bool(entry.fragment_bitmap)
+    return with_coverage or unchecked_segments(table) > 0 or bool(Planner(table, options).groups())
+
+
+def _prepare(table: Table, *, probes: bool) -> None:
     """Before the first write: probe the store, and delete what killed runs left."""
-    probe_conditional_writes(table.store)
+    if probes:
+        probe_conditional_writes(table.store)
     sweep_staged(table)
     if table.listed.has_detached:
         sweep_leftovers(table)
@@ -316,16 +357,34 @@ def _decision(done: _Totals, worse: AnswersWorseError | None) -> CompactDecision
     return CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED
 
 
-def _unfinished(left: int | None, busy: Collection[int]) -> str | None:
-    """Why a run that rewrote something did not rewrite all."""
-    if left is not None and left <= 0:
-        return _BUDGET_USED
-    return _BUSY if busy else None
+def _unfinished(done: _Totals, due: int, options: CompactOptions, busy: Collection[int]) -> str | None:
+    """Why a run that rewrote something did not rewrite all, or rewrote more than it was allowed to."""
+    reasons = [_too_large(done.bytes_read, options)]
+    if due and busy:
+        reasons.append(_BUSY)
+    elif due and options.max_bytes is not None:
+        reasons.append(_BUDGET_USED)
+    return " ".join(reason for reason in reasons if reason) or None
+
+
+def _too_large(rewritten: int, options: CompactOptions) -> str | None:
+    """What a report says of a run that exceeds its budget."""
+    if options.max_bytes is None or rewritten <= options.max_bytes:
+        return None
+    return (
+        f"Nothing that is due fits --max-bytes ({size_text(options.max_bytes)}): the smallest group of fragments, of "
+        f"{size_text(rewritten)}, is rewritten alone."
+    )
 
 
 def _left(options: CompactOptions, done: _Totals) -> int | None:
-    """Bytes that the run may still rewrite; None: any number."""
-    return None if options.max_bytes is None else options.max_bytes - done.bytes
+    """Bytes that the run may still rewrite; None: any number. What it wrote counts where no sizes are recorded."""
+    return None if options.max_bytes is None else options.max_bytes - max(done.bytes_read, done.bytes)
+
+
+def _with_files(table: Table, files: Collection[str]) -> set[int]:
+    """Fragments that have any of these data files."""
+    return {one.id for one in table.manifest.manifest.fragments if any(file.path in files for file in one.files)}
 
 
 def _ids(table: Table) -> set[int]:
@@ -388,11 +447,8 @@ def _has_file(table: Table) -> bool:
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """Base fragments, those below the default target size, deleted rows, and bytes that a compaction would write."""
+    """Base fragments, those below the default target size, deleted rows, and what a compaction would rewrite."""
     fragments = table.manifest.manifest.fragments
     small = sum(fragment.physical_rows < DEFAULT_TARGET_ROWS for fragment in fragments)
     deleted = sum(fragment.deletion_file.num_deleted_rows for fragment in fragments)
-    figures = {"fragments": len(fragments), "small_fragments": small, "deleted_rows": deleted}
-    with suppress(InvalidUsageError):  # a setting of the table, which the job names
-        figures["debt"] = debt(Planner(table, CompactOptions()).groups())
-    return figures
+    return {"fragments": len(fragments), "small_fragments": small, "deleted_rows": deleted, **compaction_debt(table)}

@@ -7,6 +7,8 @@ fragments excluded and the rows of the group as its target, so that a group beco
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lance.optimize import Compaction
@@ -19,12 +21,13 @@ from memwal_ops.formats.lance.wire.index_entries import moved_later
 from memwal_ops.text import size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     import lance
     from lance.optimize import CompactionOptions, CompactionTask
 
     from memwal_ops.formats.lance.options import CompactOptions
+    from memwal_ops.formats.lance.policy.compaction import Policy
     from memwal_ops.formats.lance.table import Table
 
 COMMIT_OPTIONS: CompactionOptions = {"defer_index_remap": False}
@@ -60,9 +63,35 @@ def fragment_sizes(table: Table, limit: Collection[int] | None = None) -> list[F
     return sizes
 
 
-def debt(groups: Collection[Group]) -> int:
-    """Bytes that a compaction of the groups writes, about: deleted rows are not written again."""
-    return int(sum(one.live_bytes for group in groups for one in group))
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """What is due by the policy.
+
+    Attributes:
+        fragments: how many fragments would be rewritten.
+        rows: rows that would be written.
+        bytes_read: size of the files that would be rewritten.
+        bytes_written: about what would be written: deleted rows are not written again.
+        after: how many fragments would be written.
+    """
+
+    fragments: int
+    rows: int
+    bytes_read: int
+    bytes_written: int
+    after: int = 0
+
+
+def debt(groups: Collection[Group], policy: Policy) -> Debt:
+    """What a compaction of the groups reads and writes."""
+    every = [one for group in groups for one in group]
+    return Debt(
+        fragments=len(every),
+        rows=sum(one.rows for one in every),
+        bytes_read=_bytes(every),
+        bytes_written=int(sum(one.live_bytes for one in every)),
+        after=sum(map(policy.fragments_after, groups)),
+    )
 
 
 class Planner:
@@ -83,40 +112,83 @@ class Planner:
         self.settings = settings_of(table, options)
         self.policy = policy_of(self.settings)
 
-    def groups(self, limit: Collection[int] | None = None) -> list[Group]:
-        """The groups that are due, in the order of the table.
+    @cached_property
+    def _sizes(self) -> list[FragmentSize]:
+        return fragment_sizes(self._table)
 
-        Joining them rewrites no more than ``--max-bytes`` at once, unless nothing that small is due.
+    def debt(self) -> Debt:
+        """All that is due, whatever a run may rewrite."""
+        return debt([group for groups in self.policy.rounds(self._sizes) for group in groups], self.policy)
+
+    def urgent(self) -> Debt:
+        """What is worth a run at once."""
+        return debt(self.policy.worth_a_run(self.policy.groups(self._sizes)), self.policy)
+
+    def next_run(self) -> Debt:
+        """What a run of these options would rewrite: all that is due, or what its budget lets it begin with."""
+        budget = self._options.max_bytes
+        if budget is None:
+            return self.debt()
+        return debt(self._chosen(self.groups(), None, budget), self.policy)
+
+    def groups(self, limit: Collection[int] | None = None) -> list[Group]:
+        """The groups that are due, in the order of the table; those larger than ``--max-bytes`` in smaller ones.
 
         Args:
             limit: see :func:`fragment_sizes`.
         """
-        sizes = fragment_sizes(self._table, limit)
-        budget = self._options.max_bytes
-        while budget is not None and budget // 2 < self.policy.target_bytes:
-            if groups := self.policy.within(budget).groups(sizes):
-                return groups
-            budget *= max(2, self.policy.tier_factor)
-        return self.policy.groups(sizes)
+        due = self.policy.groups(self._sizes if limit is None else fragment_sizes(self._table, limit))
+        if self._options.max_bytes is None:
+            return due
+        return self._divided(due, self._options.max_bytes)
+
+    def _divided(self, due: list[Group], budget: int) -> list[Group]:
+        """The groups, of less than a budget where that is possible; else of the smallest budget that joins anything."""
+        smaller = budget
+        while smaller // 2 < self.policy.target_bytes:
+            policy = self.policy.within(smaller)
+            found = [one for group in due for one in ([group] if _bytes(group) <= budget else policy.groups(group))]
+            if found:
+                return found
+            smaller *= max(2, self.policy.tier_factor)
+        return due
+
+    def _chosen(self, groups: list[Group], rows: int | None, budget: float, *, first: bool = True) -> list[Group]:
+        """The groups of a commit, up to a budget of rows and bytes.
+
+        Args:
+            groups: those that are due.
+            rows: the budget of rows: at least one group; None: any number.
+            budget: the budget of bytes.
+            first: nothing was rewritten yet: if no group is that small, the smallest one is chosen.
+        """
+        chosen: list[Group] = []
+        for group in groups:
+            if rows is not None:
+                rows -= sum(one.rows for one in group)
+            if chosen and rows is not None and rows < 0:
+                break
+            if _bytes(group) <= budget:
+                budget -= _bytes(group)
+                chosen.append(group)
+        return chosen if chosen or not first or not groups else [min(groups, key=_bytes)]
 
     def tasks(
-        self, dataset: lance.LanceDataset, limit: Collection[int], rows: int, max_bytes: int | None
+        self, dataset: lance.LanceDataset, limit: Collection[int], rows: int, max_bytes: int | None, *, first: bool
     ) -> list[CompactionTask]:
-        """The tasks of the first groups, up to a budget of rows and bytes; at least one, if there are any.
+        """The tasks of the next commit, up to a budget of rows and bytes.
 
         Args:
             dataset: the version.
             limit: ids of the fragments that may be rewritten.
-            rows: the budget of rows.
+            rows: the budget of rows; a group of more is a commit of its own.
             max_bytes: the budget of bytes; None: any number.
+            first: the run has rewritten nothing yet: one group may exceed the budget of bytes, if none is within it.
         """
-        left = float("inf") if max_bytes is None else max_bytes
         tasks: list[CompactionTask] = []
-        for group in self.groups(limit):
-            rows -= sum(one.rows for one in group)
-            left -= sum(one.bytes for one in group)
-            if tasks and (rows < 0 or left < 0):
-                break
+        for group in self._chosen(
+            self.groups(limit), rows, float("inf") if max_bytes is None else max_bytes, first=first
+        ):
             with lance_errors("plan the compaction of", self._table.location.uri):
                 tasks += Compaction.plan(dataset, self._task_options(group)).tasks
         return tasks
@@ -184,6 +256,10 @@ def _to_join_more(table: Table, target_rows: int) -> str:
             f" To join more, run memwal-ops catchup --max-segments 1: there are several segments of {', '.join(split)}."
         )
     return reason
+
+
+def _bytes(fragments: Iterable[FragmentSize]) -> int:
+    return sum(one.bytes for one in fragments)
 
 
 def _ids(table: Table) -> set[int]:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.next_run import seconds_text
 from memwal_ops.core.report import Need
 from memwal_ops.formats.lance.jobs.answers_guard import cost_of
 from memwal_ops.text import counted, paragraph, size_text
@@ -43,6 +44,7 @@ class CompactReport:
         snapshot_lost: the table had a region snapshot in a file, which is no longer found.
         answers: names of indexes, and their answers before and after a commit of the run, compared.
         error: why the rest was not published, by an index that would answer worse.
+        expected_seconds: of a dry run, how long a run takes, by the rate of a past one; None: there is none to compare.
     """
 
     decision: CompactDecision
@@ -64,6 +66,7 @@ class CompactReport:
     seconds: float
     answers: tuple[tuple[str, Comparison], ...] = ()
     error: AnswersWorseError | None = None
+    expected_seconds: float | None = None
 
     @property
     def exit_code(self) -> int:
@@ -84,6 +87,7 @@ class CompactReport:
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
             "debt": self.debt,
+            "expected_seconds": None if self.expected_seconds is None else round(self.expected_seconds, 1),
             "settings": {name: {"value": one.value, "from": one.source} for name, one in self.settings.items()},
             "snapshot_lost": self.snapshot_lost,
             "answers": [{"index": name, **compared.to_json()} for name, compared in self.answers],
@@ -142,7 +146,13 @@ def _headline(report: CompactReport) -> str:
         case "unchanged":
             return f"unchanged: nothing was rewritten. {report.why}"
         case _:
-            if report.why is not None:
+            if not report.fragments_removed:
                 return f"dry_run: would rewrite nothing. {report.why}"
             cost = f"read {size_text(report.bytes_read)} and write {size_text(report.bytes_written)}"
-            return f"dry_run: would rewrite {change} (about), {rows}, {cost}; nothing was changed."
+            cost += f" ({seconds_text(report.expected_seconds)})"
+            more = report.debt - report.bytes_written
+            rest = f", and {size_text(more)} in later runs" if more > 0 else ""
+            return (
+                f"dry_run: would rewrite {change} (about), {rows}, {cost}{rest}; nothing was changed."
+                f"{f' {report.why}' if report.why else ''}"
+            )

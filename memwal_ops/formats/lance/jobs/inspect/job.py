@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.context import RunContext
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.generations.backlog import Blocked, RegionBacklog, backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
@@ -15,6 +16,7 @@ from memwal_ops.formats.lance.generations.wal import unflushed_entries
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
 from memwal_ops.formats.lance.indexes.writers import last_writer
+from memwal_ops.formats.lance.jobs.debts import next_runs
 from memwal_ops.formats.lance.jobs.inspect.branches import read_branches
 from memwal_ops.formats.lance.jobs.inspect.report import STATES, GenerationState, IndexState, Inspection, RegionState
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, InspectOptions
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
-    from memwal_ops.core.context import RunContext
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.generation_files import CheckedBacklog, GenerationFiles
     from memwal_ops.formats.lance.table import Table
@@ -38,10 +39,10 @@ _CONCURRENT_REGIONS = 16
 @names_damage
 def plan(table: Table, options: InspectOptions | None = None, context: RunContext | None = None) -> Inspection:
     """One version of a table, and the newest state of its regions."""
-    del context
-    options = options or InspectOptions()
+    context, options = context or RunContext(), options or InspectOptions()
     found = inspect(table, limit=options.limit)
-    return replace(found, branches=read_branches(table, datetime.now(UTC) - options.stale))
+    branches = read_branches(table, datetime.now(UTC) - options.stale)
+    return replace(found, branches=branches, next_runs=next_runs(table, context.past_runs))
 
 
 apply = plan

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.next_run import describe_next_run
 from memwal_ops.core.registry import MAIN
 from memwal_ops.errors import NoMemWalIndexError
 from memwal_ops.formats.lance.indexes.snapshots import is_external
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
+    from memwal_ops.core.next_run import NextRun
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog
     from memwal_ops.formats.lance.indexes.index_faults import IndexFault
@@ -140,6 +142,7 @@ class Inspection:
     limit: int
     last_writer: str | None
     branches: tuple[BranchState, ...] = ()
+    next_runs: Mapping[str, NextRun] = field(default_factory=dict)
 
     decision = "inspected"
     exit_code = 0
@@ -177,6 +180,7 @@ class Inspection:
                 "stored": stored,
             },
             "backlog": self.backlog.to_json(),
+            "next_runs": {name: run.to_json() for name, run in self.next_runs.items()},
             "versions": self.versions.to_json(),
             "strays": list(self.table.regions.strays[: self.limit]),
             "truncated": len(self.table.regions.strays) > self.limit
@@ -206,6 +210,7 @@ def _describe(inspection: Inspection) -> str:
         lines += ["", _regions(inspection)]
     if inspection.indexes:
         lines += ["", _indexes(inspection)]
+    lines += _next_runs(inspection)
     for index in inspection.indexes:
         if index.fault is not None:
             lines += ["", paragraph(f"PROBLEM: index {index.name} {index.fault.why} (memwal-ops verify).")]
@@ -217,6 +222,12 @@ def _describe(inspection: Inspection) -> str:
     if (more := len(table.regions.strays) - inspection.limit) > 0:
         lines += ["", f"and {more:,} more strays (--limit)."]
     return "\n".join(lines)
+
+
+def _next_runs(inspection: Inspection) -> list[str]:
+    described = [(name, describe_next_run(run.to_json())) for name, run in inspection.next_runs.items()]
+    lines = [paragraph(f"The next {name}: {text}.", indent="  ", hanging="  ") for name, text in described]
+    return ["", *lines] if lines else []
 
 
 def _problems(inspection: Inspection) -> list[str]:

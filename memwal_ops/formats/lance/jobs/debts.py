@@ -1,0 +1,76 @@
+"""What compaction and catch-up have to do by their policies, as backlog metrics: from the manifest alone."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from memwal_ops.core.next_run import NextRun, next_run, rates_of
+from memwal_ops.core.polling import polled_options
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
+from memwal_ops.formats.lance.jobs.compact.indexes import unchecked_segments
+from memwal_ops.formats.lance.jobs.compact.planning import Planner
+from memwal_ops.formats.lance.options import CompactOptions
+from memwal_ops.formats.lance.policy.indexing import IndexSize
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from memwal_ops.core.past_runs import PastRuns
+    from memwal_ops.formats.lance.table import Table
+
+
+def compaction_debt(table: Table) -> Mapping[str, float]:
+    """What a compaction would rewrite; nothing if a setting of the table is invalid, which the job names."""
+    with suppress(InvalidUsageError):
+        planner = Planner(table, polled_options("compact", CompactOptions))
+        due = planner.debt()
+        return {
+            "debt": due.bytes_written,
+            "debt_read": due.bytes_read,
+            "debt_rows": due.rows,
+            "due_fragments": due.fragments,
+            "urgent_fragments": planner.urgent().fragments if due.fragments else 0,
+            "unchecked_segments": unchecked_segments(table),
+        }
+    return {}
+
+
+def catchup_figures(table: Table, names: Collection[str] | None = None) -> Mapping[str, float]:
+    """The backlog metrics of a catch-up: how far the index behind is that lacks most, and what a run would write.
+
+    Args:
+        names: of these indexes; None: of all.
+    """
+    found = {name: index for name, index in base_indexes(table).items() if names is None or name in names}
+    covers = [coverage(index.covered, table.manifest) for index in found.values()]
+    sizes = [_size(table, index) for index in found.values()]
+    return {
+        "uncovered_rows": max((index.uncovered_rows for index in covers), default=0),
+        "uncovered_fragments": max((len(index.uncovered) for index in covers), default=0),
+        "index_debt": sum(size.bytes_written for size in sizes),
+        "index_debt_rows": sum(size.uncovered_rows for size in sizes),
+        "indexes_due": sum(size.is_due for size in sizes),
+    }
+
+
+def next_runs(table: Table, past: PastRuns) -> Mapping[str, NextRun]:
+    """What the next runs of these jobs cost, by their names; nothing of one that does not apply, or is refused."""
+    found: dict[str, NextRun] = {}
+    for name, figures in {"compact": compaction_debt(table), "catchup": catchup_figures(table)}.items():
+        spec = table.jobs.get(name)
+        if spec is not None and figures:
+            why = Planner(table, CompactOptions()).why() if name == "compact" else None
+            run = next_run(spec, figures, rates_of(name, past(table.location.address, name)), why)
+            found |= {} if run is None else {name: run}
+    return found
+
+
+def _size(table: Table, index: BaseIndex) -> IndexSize:
+    covers = coverage(index.covered, table.manifest)
+    fragments = table.manifest.manifest.fragments
+    rows = sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)
+    size = sum(file.size_bytes for entry in index.segments for file in entry.files)
+    # Here the policy of segments decides, once types other than vector indexes keep several.
+    return IndexSize(size, rows - covers.uncovered_rows, covers.uncovered_rows, anew=not index.is_vector)
