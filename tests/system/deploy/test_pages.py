@@ -10,11 +10,11 @@ import pytest
 
 from memwal_ops import errors
 from memwal_ops.cli.main import cli
+from memwal_ops.core.merge_report import MergeDecision
 from memwal_ops.formats.lance.jobs.adopt import job as adopt
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision
 from memwal_ops.formats.lance.jobs.gc import candidates as gc_candidates
-from memwal_ops.formats.lance.jobs.merge.report import MergeDecision
 from memwal_ops.formats.lance.jobs.snapshot.report import SnapshotDecision
 from tests.support.run_cli import contents, run_here
 from tests.support.runbook import commands

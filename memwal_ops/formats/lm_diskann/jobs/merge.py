@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import RegionsBlockedError
+from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.formats.lm_diskann import merging
 from memwal_ops.formats.lm_diskann.errors import RESTORE
 from memwal_ops.text import counted, paragraph
@@ -22,17 +21,8 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-class Decision(enum.StrEnum):
-    """The decisions of a merge."""
-
-    MERGED = "merged"
-    NOTHING_TO_MERGE = "nothing_to_merge"
-    BLOCKED = "blocked"
-    DRY_RUN = "dry_run"
-
-
 @dataclass(frozen=True)
-class Report:
+class Report(MergeOutcome):
     """The result of a merge, or its plan.
 
     Attributes:
@@ -42,17 +32,12 @@ class Report:
         republished: the view was damaged, or behind the store, and was published again.
     """
 
-    decision: Decision
+    decision: MergeDecision
     blocks: int
     bytes: int
     epoch: int
     blocked: tuple[Bad, ...] = field(default=())
     republished: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """10 if a node is blocked."""
-        return RegionsBlockedError.exit_code if self.blocked else 0
 
     def to_json(self) -> dict[str, Any]:
         """The document."""
@@ -92,7 +77,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext) -> Report:
     del options, context
     table.check_files()
     size = table.parameters.layout.block_size
-    return Report(Decision.DRY_RUN, table.delta_blocks, table.delta_blocks * size, table.revision)
+    return Report(MergeDecision.DRY_RUN, table.delta_blocks, table.delta_blocks * size, table.revision)
 
 
 def apply(table: Table, options: MergeOptions, context: RunContext) -> Report:
@@ -117,6 +102,6 @@ def apply(table: Table, options: MergeOptions, context: RunContext) -> Report:
         if blocks:
             merging.finish(index, table.durable)
         blocked = (*bad.values(), *missing)
-        done = Decision.MERGED if blocks else Decision.NOTHING_TO_MERGE
-        decision = Decision.BLOCKED if blocked else done
+        done = MergeDecision.MERGED if blocks else MergeDecision.NOTHING_TO_MERGE
+        decision = MergeDecision.BLOCKED if blocked else done
         return Report(decision, blocks, size, index.writable().state.epoch, blocked, index.republished)

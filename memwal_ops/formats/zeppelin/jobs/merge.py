@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.errors import (
     MemwalOpsError,
-    RegionsBlockedError,
     SegmentCorruptError,
     StorageError,
     TableCorruptError,
@@ -51,16 +50,6 @@ if TYPE_CHECKING:
 _MAX_RESTARTS = 8
 
 
-class MergeDecision(enum.StrEnum):
-    """The decisions of a compaction."""
-
-    MERGED = "merged"
-    NOTHING_TO_MERGE = "nothing_to_merge"
-    SUPERSEDED = "superseded"
-    BLOCKED = "blocked"
-    DRY_RUN = "dry_run"
-
-
 @dataclass(frozen=True)
 class PassReport:
     """One published pass: its fragments, and the resulting segment."""
@@ -80,7 +69,7 @@ class PassReport:
 
 
 @dataclass
-class MergeReport:
+class MergeReport(MergeOutcome):
     """The result of a compaction; in a plan, ``fragments`` are those that would be compacted."""
 
     decision: MergeDecision
@@ -91,11 +80,6 @@ class MergeReport:
     warnings: list[str] = field(default_factory=list)
     contested: bool = False
     seconds: float = 0.0
-
-    @property
-    def exit_code(self) -> int:
-        """10 if the log cannot be compacted completely."""
-        return RegionsBlockedError.exit_code if self.decision is MergeDecision.BLOCKED else 0
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``merge --json``."""

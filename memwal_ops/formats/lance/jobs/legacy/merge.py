@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.merge_report import MergeDecision
 from memwal_ops.errors import (
     DuplicateKeysError,
     GenerationCorruptError,
@@ -30,7 +31,7 @@ from memwal_ops.formats.lance.engines.merge.locate import locate, repeated_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import remove_files, rewrite
 from memwal_ops.formats.lance.engines.merge.sharing import refuse_shared_keys
 from memwal_ops.formats.lance.files.versions import read_version_manifest
-from memwal_ops.formats.lance.jobs.legacy.merge_report import LegacyMergeReport, LegacyPass, MergeDecision
+from memwal_ops.formats.lance.jobs.legacy.merge_report import LegacyMergeReport, LegacyPass
 from memwal_ops.formats.lance.legacy.emptied import find_emptied, restore_emptied
 from memwal_ops.formats.lance.legacy.index import BlockedMemWal, Meanings, RegionWork, mem_wals_of, read_work
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables, mem_table_ref, region_number, with_key

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import RegionsBlockedError
-from memwal_ops.formats.lance.jobs.merge.report import MergeDecision
+from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.text import counted, grid, paragraph, size_text
 
 if TYPE_CHECKING:
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.legacy.index import BlockedMemWal, RegionWork
     from memwal_ops.formats.lance.wire.legacy_index import MemWalId
-
-__all__ = ["LegacyMergeReport", "LegacyPass", "MergeDecision", "blocked_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class LegacyPass:
 
 
 @dataclass(frozen=True, slots=True)
-class LegacyMergeReport:
+class LegacyMergeReport(MergeOutcome):
     """Report of a merge.
 
     Attributes:
@@ -74,11 +71,6 @@ class LegacyMergeReport:
     version: int
     lost_races: int
     seconds: float
-
-    @property
-    def exit_code(self) -> int:
-        """10 where a region is blocked."""
-        return RegionsBlockedError.exit_code if self.decision is MergeDecision.BLOCKED else 0
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``merge --json``; the index records no sizes, so the backlog has null for them."""

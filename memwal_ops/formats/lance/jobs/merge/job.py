@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import Progress, RunContext
+from memwal_ops.core.merge_report import MergeDecision
 from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.errors import LeaseLostError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import (
@@ -36,7 +37,7 @@ from memwal_ops.formats.lance.generations.backlog import (
 )
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.jobs.merge.index_restoring import restore_index
-from memwal_ops.formats.lance.jobs.merge.report import MergeDecision, MergeReport, PassReport
+from memwal_ops.formats.lance.jobs.merge.report import MergeReport, PassReport
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
 from memwal_ops.formats.lance.retention.damage import names_damage, refuse_missing_base_files
 from memwal_ops.log import get_logger

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.core.report import Need
-from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.formats.lance.jobs.faults_text import problem
 from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
 
@@ -19,18 +18,6 @@ if TYPE_CHECKING:
 
 _PLANNED = ("rows waiting", "size")
 _DONE = ("rows read", "size", "rows written", "rows deleted", "seconds", "version")
-
-
-class MergeDecision(enum.StrEnum):
-    """How a merge ended."""
-
-    MERGED = "merged"
-    NOTHING_TO_MERGE = "nothing_to_merge"
-    SUPERSEDED = "superseded"
-    """Another merger merged all generations that were unmerged when this one began."""
-    BLOCKED = "blocked"
-    """At least one region is blocked; the others are merged."""
-    DRY_RUN = "dry_run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +45,7 @@ class PassReport:
 
 
 @dataclass(frozen=True, slots=True)
-class MergeReport:
+class MergeReport(MergeOutcome):
     """Report of a merge.
 
     ``engine_reason``: why that engine was selected; ``fell_back``: whether it is local because Spark cannot run here.
@@ -75,11 +62,6 @@ class MergeReport:
     seconds: float
     engine_reason: str = ""
     fell_back: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the command; 0 for a dry run."""
-        return RegionsBlockedError.exit_code if self.decision is MergeDecision.BLOCKED else 0
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``merge --json``."""
