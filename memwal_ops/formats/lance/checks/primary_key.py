@@ -10,6 +10,7 @@ from memwal_ops.formats.lance.checks.rows import check_keys
 from memwal_ops.formats.lance.commit.publication import lost
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
+from memwal_ops.formats.lance.wire.feature_flags import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,9 @@ def mark_primary_key(table: Table, columns: Sequence[str]) -> None:
     Raises:
         CommitLostError: a concurrent commit conflicted, perhaps with rows that were not checked: check again.
         StorageError: the store failed: run it again.
+        UnsupportedFeatureError: writers need a feature that this release does not support; pylance may drop its flag.
     """
+    check_writable(table.manifest.manifest)
     table.guard.check()
     try:
         _mark(table, columns)

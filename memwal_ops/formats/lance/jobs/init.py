@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.formats.lance.checks.primary_key import check_primary_key, mark_primary_key
-from memwal_ops.formats.lance.commit.commit import CommitLostError
+from memwal_ops.formats.lance.commit.commit import CommitLostError, check_rewritable
 from memwal_ops.formats.lance.log.create import (
     create_mem_wal,
     plan_additions,
@@ -117,6 +117,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     }
     refuse_log_beside_dynamodb(location, logged=True)
     table = read_table(location, store)
+    check_rewritable(table)
     if table.memwal is not None:
         if options.primary_key:
             check_primary_key(table, options.primary_key)

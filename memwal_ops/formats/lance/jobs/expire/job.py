@@ -39,6 +39,7 @@ from memwal_ops.formats.lance.retention.merged_since import drop_overtaken
 from memwal_ops.formats.lance.retention.newest_files import NewestFiles, require_complete
 from memwal_ops.formats.lance.retention.schema_recorder import record_schema
 from memwal_ops.formats.lance.retention.set_aside import put_back, set_aside
+from memwal_ops.formats.lance.wire.feature_flags import check_writable
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.storage.clock import store_time
 
@@ -70,9 +71,11 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
         StorageError: the store failed, or a base folder is a link.
         TableCorruptError: the newest version lacks a file, or a manifest does not decode, so that the files that it
             refers to are not known.
+        UnsupportedFeatureError: writers need a feature that this release does not support (S3-013).
     """
     del context
     started = time.monotonic()
+    check_writable(table.manifest.manifest)
     refuse_linked_folders(table.store)
     retention = Retention()
     now = datetime.now(UTC)
@@ -111,9 +114,11 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
         TableCorruptError: the newest version lacks a file, or a manifest does not decode, so that the files that it
             refers to are not known.
         TableReplacedError: another table was created or restored at the URI; nothing of it was deleted.
+        UnsupportedFeatureError: see :func:`plan`.
     """
     started = time.monotonic()
     context = context or RunContext()
+    check_writable(table.manifest.manifest)
     refuse_linked_folders(table.store)
     table, anchor = anchored(table)
     run = _Run(table, options, anchor, context, store_time(table.store))

@@ -25,6 +25,7 @@ from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.retention.identity import anchored
 from memwal_ops.formats.lance.retention.merged_since import record_progress, recorded_before
 from memwal_ops.formats.lance.retention.newest_files import require_complete
+from memwal_ops.formats.lance.wire.feature_flags import check_writable
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted
@@ -101,7 +102,9 @@ def plan(table: Table, options: GcOptions, context: RunContext | None = None) ->
     Raises:
         StorageError: the store failed.
         TableCorruptError: something is deletable, and the newest version lacks a file.
+        UnsupportedFeatureError: writers need a feature that this release does not support (S3-013).
     """
+    check_writable(table.manifest.manifest)
     report = _report(options, applied=False)
     collectors = _collectors(Basis(read_rules(table, options, datetime.now(UTC))), report)
     collector.plan(collectors, report, options, context or RunContext())
@@ -122,8 +125,10 @@ def apply(table: Table, options: GcOptions, context: RunContext | None = None) -
     Raises:
         StorageError: the store failed before anything could be proven.
         TableCorruptError: something is deletable, and the newest version lacks a file.
+        UnsupportedFeatureError: see :func:`plan`.
     """
     context = context or RunContext()
+    check_writable(table.manifest.manifest)
     probe_conditional_writes(table.store)
     report = _report(options, applied=True)
     table, anchor = anchored(table)
