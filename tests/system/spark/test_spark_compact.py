@@ -22,7 +22,7 @@ from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.options import CompactOptions, ExpireOptions, SnapshotOptions
-from tests.integration.formats.lance.jobs.compact_tables import check_kept, covered, make
+from tests.integration.formats.lance.jobs.compact.compact_tables import check_kept, covered, make
 from tests.support.tables import damage, indexed
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.plain import PlainTable

@@ -24,7 +24,7 @@ from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 from tests.integration.contracts import small
-from tests.integration.formats.lance.jobs.compact_tables import check_kept, covered, fragments, make, merged
+from tests.integration.formats.lance.jobs.compact.compact_tables import check_kept, covered, fragments, make, merged
 from tests.support.listeners import at_checkpoint
 from tests.support.run_cli import contents
 from tests.support.tables import damage, indexed

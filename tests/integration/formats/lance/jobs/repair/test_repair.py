@@ -11,7 +11,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidUsageError
-from tests.integration.formats.lance.jobs.repair_tables import (
+from tests.integration.formats.lance.jobs.repair.repair_tables import (
     catchup_too_high,
     counts,
     emptied_by_an_index_commit,

@@ -14,7 +14,7 @@ from memwal_ops.core.guard import GuardedStore, LeaseGuard
 from memwal_ops.core.leases import Holder, acquire, break_lease, list_leases
 from memwal_ops.errors import InvalidUsageError, LeaseLostError
 from memwal_ops.formats.lance.table import Table
-from tests.integration.formats.lance.jobs.repair_tables import (
+from tests.integration.formats.lance.jobs.repair.repair_tables import (
     counts,
     merged_generations_gone,
     opened,

@@ -22,7 +22,7 @@ from memwal_ops.formats.lance.jobs.compact import job, planning
 from memwal_ops.formats.lance.jobs.compact import memwal as compact_memwal
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
 from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
-from tests.integration.formats.lance.jobs.compact_tables import check_kept, covered, fragments, make, merged
+from tests.integration.formats.lance.jobs.compact.compact_tables import check_kept, covered, fragments, make, merged
 from tests.support.listeners import at_checkpoint
 from tests.support.tables.files import Files
 from tests.support.tables.layouts import LAYOUTS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.supervisor.test_idle_polls import MINUTES, POLL, TEXT, Polled
+from tests.unit.supervisor.scheduling.test_idle_polls import MINUTES, POLL, TEXT, Polled
 
 
 class Scheduled(Polled):

@@ -20,7 +20,7 @@ from tests.support.run_cli import run_here
 if TYPE_CHECKING:
     from memwal_ops.supervisor.config.effective import Settings
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TABLE = "tables:\n  - uri: /data/t.lance\n"
 JOBS = TABLE + "    jobs:\n      "
 
