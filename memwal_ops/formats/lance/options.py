@@ -235,7 +235,7 @@ class CompactOptions(Options):
     max_bytes: int | None = size(
         None,
         minimum=1,
-        help="Begin no commit after rewriting that many bytes; the next run continues.",
+        help="Rewrite files of that size at most, but one group of them in any case; the next run continues.",
         shown_default="all",
     )
     engine: str = choice("local", "local", "spark", help="Where fragments are rewritten.")

@@ -35,7 +35,7 @@ _MAX_PHASES = 40
 _LEASE_STATES = ("free", "held", "elsewhere")
 _BOTH = ("succeeded", "failed")
 _OUTCOMES = ("succeeded", "partial", *FAILURES)
-_SKIPS = ("held", "shared", "unchanged")
+_SKIPS = ("held", "shared", "unchanged", "not_due")
 _DEFERRED = ("window", "budget")
 
 
