@@ -195,7 +195,10 @@ class Planner:
 
     def _task_options(self, group: Group) -> CompactionOptions:
         chosen = {one.id for one in group}
-        rows, after = sum(one.rows for one in group), self.policy.fragments_after(group)
+        # pylance joins fragments below the target only, by all of their rows, also those that are deleted.
+        joins = len(group) > 1
+        rows = sum(one.rows + (one.deleted + 1 if joins else 0) for one in group)
+        after = 1 if joins else self.policy.fragments_after(group)
         return lance_options(
             self.settings,
             self._options,

@@ -80,21 +80,32 @@ def test_a_fragment_that_is_larger_than_the_budget_is_rewritten_alone_and_last(t
     assert compacted(uri, max_bytes=budget)["decision"] == "unchanged"
 
 
-@pytest.mark.parametrize("seed", range(3))
+def test_a_fragment_with_few_deleted_rows_is_joined_with_a_much_smaller_one(tmp_path: Path) -> None:
+    """pylance takes a fragment for small by all of its rows, and the policy by those that are left."""
+    uri = str(tmp_path / "t.lance")
+    append(uri, 40)
+    lance.dataset(uri).delete("id < 2")
+    append(uri, 1, 40)
+    ran = compacted(uri)
+    assert (ran["decision"], ran["fragments_after"], ran["rows_rewritten"], ran["debt"]) == ("compacted", 1, 39, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_a_second_run_directly_after_one_finds_nothing(tmp_path: Path, seed: int) -> None:
     """Though pylance puts what the first one wrote behind all others, where it has other neighbors."""
     uri, made, first = str(tmp_path / "t.lance"), random.Random(seed), 0
     for _ in range(14):
         append(uri, kib := made.choice([1, 40, 70, 70, 150, 600]), first)
         first += kib
-    lance.dataset(uri).delete(f"id % 7 = 0 and id < {first // 2}")
+    nth = [7, 19][seed % 2]  # more and less than what is rewritten for that
+    lance.dataset(uri).delete(f"id % {nth} = 0 and id < {first // 2}")
     dry = run_job(uri, "compact", apply=False).to_json()
     ran = compacted(uri)
     assert (ran["decision"], ran["debt"]) == ("compacted", 0)
     assert (ran["fragments_removed"], ran["fragments_after"]) == (dry["fragments_removed"], dry["fragments_after"])
     again = compacted(uri)
     assert (again["decision"], again["debt"], again["version"]) == ("unchanged", 0, ran["version"])
-    assert lance.dataset(uri).count_rows() == first - len(range(0, first // 2, 7))
+    assert lance.dataset(uri).count_rows() == first - len(range(0, first // 2, nth))
 
 
 def test_the_polled_debt_follows_the_options_of_the_runs(tmp_path: Path) -> None:
