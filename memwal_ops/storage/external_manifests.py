@@ -227,7 +227,8 @@ class ManifestEntryStore(ObjectStore):
     def delete_many(self, paths: Iterable[str]) -> DeleteReport:
         """See :class:`ObjectStore`; unfinished commits of what is to be deleted are finished before.
 
-        Else the next reader of that version would copy a deleted manifest from the staged one, or find none.
+        Else the next reader of that version would copy a deleted manifest from the staged one, or find none. A reader
+        that stalls since before it was finished copies it, too, if a killed process left it: so it is deleted first.
         Entries are kept, see :mod:`memwal_ops.storage.dynamodb`.
         """
         wanted = [*paths]
@@ -237,6 +238,7 @@ class ManifestEntryStore(ObjectStore):
         with ThreadPoolExecutor(_CONCURRENT) as pool:
             for _ in pool.map(self._finished, manifests):
                 pass
+        super().delete_many(self._left_staged(wanted))
         return super().delete_many(wanted)
 
     def mark(self) -> None:
@@ -406,6 +408,17 @@ class ManifestEntryStore(ObjectStore):
             return False
         self._finish(match["folder"], entry)
         return True
+
+    def _left_staged(self, paths: Iterable[str]) -> Sequence[str]:
+        """Staged manifests of the versions whose manifests are among the paths, which no commit needs."""
+        manifests = {path: match["folder"] for path in paths if (match := _MANIFEST.fullmatch(path)) is not None}
+        staged = [
+            meta.path
+            for folder in {*manifests.values()}
+            for meta in super(ManifestEntryStore, self).list(folder)
+            if (match := _STAGED.fullmatch(meta.path)) is not None and f"{folder}/{match['name']}" in manifests
+        ]
+        return [path for path in staged if self.why_staged(path) is None]
 
     def _finish(self, folder: str, entry: Entry) -> None:
         """Copy a staged manifest to its final name, replace the entry's path, and delete it. Safe to repeat."""

@@ -264,6 +264,33 @@ def test_a_deleted_manifest_does_not_come_back(dynamo_table: DynamoTable) -> Non
     assert not store.put_if_absent(_path(2), b"late")
 
 
+def test_a_stalled_reader_does_not_bring_a_deleted_manifest_back(
+    dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the entry before another process finished the commit, which was killed before its last step."""
+    staged = dynamo_table.unfinish(2)
+    copy = ManifestEntryStore._copy
+
+    def beside(self: ManifestEntryStore, *arguments: str) -> None:
+        monkeypatch.setattr(ManifestEntryStore, "_copy", copy)
+        with monkeypatch.context() as killed, suppress(Killed):
+            killed.setattr(ObjectStore, "delete_many", _killed)
+            _store(dynamo_table).head(_path(2))
+        assert staged in dynamo_table.objects()
+        assert not _store(dynamo_table).delete_many([_path(2)]).failed
+        self._copy(*arguments)
+
+    monkeypatch.setattr(ManifestEntryStore, "_copy", beside)
+    assert _store(dynamo_table).head(_path(2)) is None
+    names = dynamo_table.objects()
+    assert _path(2).rpartition("/")[2] not in names
+    assert staged not in names
+
+
+def _killed(*_: object) -> None:
+    raise Killed
+
+
 def test_an_expired_version_is_put_back(dynamo_table: DynamoTable) -> None:
     store = _store(dynamo_table)
     data = store.get(_path(2))

@@ -160,6 +160,8 @@ def _fence(table: Table, store: ManifestEntryStore, folder: str, context: RunCon
         newest = store.newest_entry(folder) or store.record_newest(folder)
         table.guard.check()  # here, since the store that is wrapped is asked
         if newest is not None and store.fence(folder, newest, FENCED_VERSIONS, table.location.folder):
+            # A writer may have built on a version of its own that it had not finished.
+            store.finish_all(folder)
             store.record_move(folder, table.location.folder)
             return newest.version
     raise CommitConflictError(

@@ -124,6 +124,24 @@ def test_a_commit_in_between_is_kept(dynamo_table: DynamoTable, monkeypatch: pyt
     _is_migrated(dynamo_table, [*range(40)])
 
 
+def test_a_commit_on_an_unfinished_version_is_kept(dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both came after the migration finished what it saw; the newest one, which it checks, is finished."""
+    finish_all = ManifestEntryStore.finish_all
+
+    def beside(self: ManifestEntryStore, folder: str) -> int:
+        monkeypatch.setattr(ManifestEntryStore, "finish_all", finish_all)
+        finished = self.finish_all(folder)
+        dynamo_table.append(30)
+        dynamo_table.append(40)
+        dynamo_table.unfinish(4)
+        return finished
+
+    monkeypatch.setattr(ManifestEntryStore, "finish_all", beside)
+    assert _migrate(dynamo_table).version == 5
+    assert dynamo_table.ids(dynamo_table.plain_uri, 4) == [*range(40)]
+    _is_migrated(dynamo_table, [*range(50)])
+
+
 def test_writers_that_keep_committing(dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrate_store, "_ATTEMPTS", 3)
     monkeypatch.setattr(VersionEntries, "fence", lambda *_: False)
