@@ -25,8 +25,8 @@ _STATES = re.compile(r"^ *(\d+) states, stored", re.MULTILINE)
 _ERRORS = re.compile(r"errors: (\d+)")
 _SAFETY, _LIVENESS = ["-DSAFETY", "-DNOFAIR"], ["-DNFAIR=3"]
 _AGAIN = "from here on again and again"
-_CYCLE_DEPTH = 4000  # of a counterexample
-_MEMORY_MB, _DEPTH, _SECONDS = 3000, 200_000, 900
+_CYCLE_DEPTHS = (60, 125, 4000)  # of a counterexample: the first within which there is one
+_MEMORY_MB, _DEPTH, _SECONDS = 4000, 200_000, 900
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,15 @@ def check(model: Path, part: str = "", bug: Bug | None = None, *, short: bool = 
         liveness = "ltl " in _run(folder, "spin", "-a", *defined, model.name)
         options = _LIVENESS if liveness else [*_SAFETY, *["-DBFS"][: int(bug is not None)]]
         _run(folder, "gcc", "-O2", "-w", "-DCOLLAPSE", f"-DMEMLIM={_MEMORY_MB}", *options, "-o", "pan", "pan.c")
-        asked = [*(["-a", "-f"] if liveness else []), *([] if "\ninit " in model.read_text() else ["-E"])]
-        depth = _CYCLE_DEPTH if liveness and bug else _DEPTH
+        asked = ["-w26"] if bug is None and not short else []  # 512 MiB: the largest search has 51 million states
+        asked += [*(["-a", "-f"] if liveness else []), *([] if "\ninit " in model.read_text() else ["-E"])]
         started = time.monotonic()
-        out = _run(folder, "./pan", f"-m{depth}", *asked)
+        for depth in _CYCLE_DEPTHS if liveness and bug else (_DEPTH,):
+            out = _run(folder, "./pan", f"-m{depth}", *asked)
+            errors, states = _ERRORS.search(out), _STATES.search(out)
+            if errors is not None and int(errors[1]):
+                break
         seconds = time.monotonic() - started
-        errors, states = _ERRORS.search(out), _STATES.search(out)
         if (
             errors is None
             or states is None

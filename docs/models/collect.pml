@@ -19,6 +19,7 @@
  *      backlog ends, and garbage goes
  *   E  as A, with two readers and 2 claims
  *   F  as B, with two readers and 5 versions
+ *   G  all at once: as E, with an expiry in its steps instead of one; the region is not used again
  *
  * Planted bugs (-DBUG=n), each with its part:
  *   1  (B) gc asks the newest version alone what is merged; then a version below is restored
@@ -56,6 +57,14 @@
 #define READERS 2
 #ifdef SHORT
 #define V 3
+#endif
+#endif
+#ifdef PART_G
+#define PART_A
+#define LESS
+#define READERS 2
+#ifdef SHORT
+#define CLAIMS 1
 #endif
 #endif
 #if defined(PART_C) && !defined(SHORT) && !BUG
@@ -186,12 +195,13 @@ active [2] proctype Writer() {
 }
 #endif
 
-/* What is one step: merges, tags, restores; in parts B and C flushes, too, in A an expiry. */
+/* What is one step: merges, tags, restores; in parts B and C flushes, too, in A and E an expiry. */
 active proctype Table() {
     byte v, x, y;
     do
     :: d_step { head < V && prog[head] + 1 < cur && SAME -> v = prog[head] + 1; assert(listed & BIT(v) && THERE(v)); publish(v); v = 0 }
-#ifdef PART_A
+#ifdef PART_G
+#elif defined(PART_A)
     :: d_step { head && st[head - 1] == LIVE -> do :: v < head -> st[v] = GONE; v++ :: else -> break od; v = 0 }
     :: d_step { !again && cur > 1 && !opened[0] -> again = 1; cur = 1; listed = 0; fresh = 0; epoch = 0;
           name[1] = 0; name[2] = 0; name[3] = 0; dirs[1] = 0; dirs[2] = 0; dirs[3] = 0 }
@@ -235,7 +245,7 @@ inline drop_overtaken() {
 #endif
 }
 
-#ifndef PART_A
+#if !defined(PART_A) || defined(PART_G)
 #if BUG == 5
 #define KEPT(v) (holds & BIT(v))
 #else

@@ -8,19 +8,109 @@
  *
  * gc waits for --reader-grace: here, no reader uses a manifest with the object.
  *
- * Planted bugs (-DBUG=n):
- *   1  a compactor puts its token into the manifest with its result, and checks only that there is no later one
- *   2  a compaction clears all fragments that are listed, not exactly those that it read
- *   3  the lease was deleted, and the next token is 1 again
- *   4  gc deletes a segment that no manifest lists, and puts no token into the manifest before
- *   5  gc deletes a fragment that no manifest lists, and does not replace the manifest before
- *   6  gc deletes what a compaction removed while a reader uses the manifest before
- *   7  the manifest is replaced without a condition
- *   8  gc does not read the manifest again before it deletes
+ * Searched in parts:
+ *   A  safety, as above; a lease has no duration
+ *   B  liveness: two compactors, their heartbeats and a clock. One compactor may die at any step; from some moment on, time
+ *      passes no faster than those that live make their heartbeats. Under weak fairness what is to be compacted is, in the
+ *      end; a run that lives keeps its lease; none publishes after another one has claimed
+ *
+ * Planted bugs (-DBUG=n), each with its part:
+ *   1  (A) a compactor puts its token into the manifest with its result, and checks only that there is no later one
+ *   2  (A) a compaction clears all fragments that are listed, not exactly those that it read
+ *   3  (A) the lease was deleted, and the next token is 1 again
+ *   4  (A) gc deletes a segment that no manifest lists, and puts no token into the manifest before
+ *   5  (A) gc deletes a fragment that no manifest lists, and does not replace the manifest before
+ *   6  (A) gc deletes what a compaction removed while a reader uses the manifest before
+ *   7  (A) the manifest is replaced without a condition
+ *   8  (A) gc does not read the manifest again before it deletes
+ *   9  (B) the heartbeat goes on after its run died: no other one gets the lease
+ *   10  (B) a lease is renewed once in its time: when one renewal fails, the run that lives loses it
+ *   11  (B) a run publishes by its lease alone, and does not read the manifest's token
+ *   12  (B) a renewal that fails counts as a lost lease: run after run ends before it publishes
  */
 #ifndef BUG
 #define BUG 0
 #endif
+#ifdef PART_B
+/* One lease, renewed by a heartbeat in each third of its time. Tokens are used by their order alone: these are ranks. */
+#if BUG == 10
+#define TTL 1
+#else
+#define TTL 3
+#endif
+byte lease, left;                               /* the newest lease: its token, and the thirds that are left of it */
+byte token;                                     /* in the manifest */
+byte held[2];                                   /* the token of each run; 0: it has none */
+bool due[2], failed[2], lost[2];                /* heartbeats: to be made in this third; the last one failed; the lease is another's */
+bool dead[2], backlog;
+bool calm, timely;                              /* the lease was acquired or renewed since */
+#define LIVES(i) (held[i] && !dead[i])
+#define BEATS(i) (due[i] && LIVES(i))
+#define KEEPS(i) (timely && LIVES(i) && held[i] == lease)
+
+inline rank() {
+    x = 1;
+    do
+    :: x < 5 && (lease == x || token == x || held[0] == x || held[1] == x) -> x++
+    :: x < 5 && !(lease == x || token == x || held[0] == x || held[1] == x) ->
+       if :: lease > x -> lease-- :: else fi; if :: token > x -> token-- :: else fi;
+       if :: held[0] > x -> held[0]-- :: else fi; if :: held[1] > x -> held[1]-- :: else fi; break
+    :: else -> break
+    od; x = 0
+}
+inline acquire() {
+    assert(!KEEPS(0) && !KEEPS(1));             /* a run that lives keeps its lease */
+    lease = 1 + (lease > token -> lease : token); left = TTL; timely = calm
+}
+
+active [2] proctype Compactor() {
+    byte x; bool claimed;
+    do
+    :: d_step { backlog && !left && !held[_pid] && !dead[_pid] -> acquire(); held[_pid] = lease; due[_pid] = false; rank() }
+    :: d_step { backlog && !left && !held[_pid] && !dead[_pid] && !calm -> acquire(); rank() }      /* its response is lost */
+    :: d_step { LIVES(_pid) && !claimed && token < held[_pid] -> token = held[_pid]; claimed = true; rank() }
+#if BUG == 11
+    :: d_step { LIVES(_pid) && claimed -> assert(token == held[_pid]);
+#else
+    :: d_step { LIVES(_pid) && claimed && token == held[_pid] ->
+#endif
+          backlog = false };
+       d_step { !dead[_pid] -> if :: lease == held[_pid] -> left = 0 :: else fi; held[_pid] = 0; claimed = false; lost[_pid] = false; rank() }
+    :: d_step { LIVES(_pid) && (lost[_pid] || token > held[_pid]) -> held[_pid] = 0; claimed = false; lost[_pid] = false; rank() }
+    od
+}
+
+/* A renewal may fail, but no two in a row. */
+active [2] proctype Heartbeat() {
+    do
+#if BUG == 9
+    :: atomic { due[_pid - 2] && held[_pid - 2] && !lost[_pid - 2] ->
+#else
+    :: atomic { BEATS(_pid - 2) ->
+#endif
+          due[_pid - 2] = false;
+          if
+          :: lease != held[_pid - 2] -> lost[_pid - 2] = true
+          :: lease == held[_pid - 2] -> left = TTL; failed[_pid - 2] = false; timely = calm
+          :: !failed[_pid - 2] -> failed[_pid - 2] = true
+#if BUG == 12
+             ; lost[_pid - 2] = true
+#endif
+          fi }
+    od
+}
+
+/* Time passes at will; after calm, in each third every run that lives makes its heartbeat. */
+active proctype Clock() {
+    do :: d_step { left && !(calm && (BEATS(0) || BEATS(1))) -> left--; due[0] = (held[0] != 0); due[1] = (held[1] != 0) } od
+}
+active proctype Calm() { calm = true }
+active proctype Death() { if :: dead[0] = true :: dead[1] = true :: true fi }       /* at any step, of one at most */
+active proctype Writer() { do :: !backlog -> backlog = true od }
+
+ltl ends { [] (backlog -> <> !backlog) }
+
+#else
 #if defined(SHORT) || BUG
 #define READERS 1
 #else
@@ -158,3 +248,4 @@ active proctype Gc() {
        fi
     od
 }
+#endif
