@@ -104,14 +104,15 @@ class Service:
 
     def _is_due(self, spec: JobSpec, table: Table) -> bool:
         hours = self._calendar.hours - self._ran.get(spec.name, 0.0)
+        figures: Mapping[str, Any] = spec.job.backlog(table) if spec.backlog_metrics else {}
         if spec.every is not None and timedelta(hours=hours) >= spec.every:
+            if spec.debt is not None and spec.debt.skips:
+                return not spec.debt.has_nothing_to_do(figures)
             idle = self._idle.get(spec.name)
             return not spec.skip_if_unchanged or idle is None or idle != _fingerprint(table)
-        if spec.when is None:
-            return False
+        when = spec.when if spec.debt is None else spec.debt.when
         kinds = {name: metric.unit for name, metric in spec.backlog_metrics.items()}
-        figures: Mapping[str, Any] = spec.job.backlog(table)
-        return parse_trigger(spec.when, kinds).is_met(figures)
+        return when is not None and parse_trigger(when, kinds).is_met(figures)
 
     def _chosen(self, spec: JobSpec) -> Options:
         """The defaults, with ages as long as the month is."""

@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[3]
 INSPECT = {
     "uri", "layout", "version", "rows", "fragments", "primary_key", "regions", "indexes", "snapshot", "backlog",
     "strays", "versions", "truncated", "branch", "branches", "last_writer",
+    "next_runs",
 }  # fmt: skip
 REGION = {
     "region_id", "spec_id", "status", "writer_epoch", "manifest_version", "current_generation", "replay_after_wal_id",
@@ -111,6 +112,9 @@ def test_inspect(table: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     (index,) = document["indexes"]
     assert set(index) == INDEX
     assert index["caught_up"] is True
+    assert set(document["next_runs"]) == {"compact", "catchup"}
+    for run in document["next_runs"].values():
+        assert set(run) == {"debt", "bytes_read", "bytes_written", "seconds", "why"}
     run_here(capfd, "merge", table.uri)
     after = run_here(capfd, "inspect", table.uri, "--json").document
     assert {generation["state"] for region in after["regions"] for generation in region["generations"]} == {"merged"}
