@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import lance
 
 _ROWS = 1 << 21
+_KEY = b"lance-schema:unenforced-primary-key"
 _NAMES = re.compile(r"`([^`]+)`|([^.`]+)")
 
 
@@ -183,4 +184,6 @@ def _fields(schema: pa.Schema, path: str) -> tuple[pa.Field, ...]:
 
 
 def _like(field: pa.Field, column: pa.Array) -> pa.Field:
-    return pa.field(field.name, column.type, metadata=field.metadata)
+    # Not as a key of the table: pylance refuses a key that may be null.
+    metadata = {name: value for name, value in (field.metadata or {}).items() if not name.startswith(_KEY)}
+    return pa.field(field.name, column.type, metadata=metadata)

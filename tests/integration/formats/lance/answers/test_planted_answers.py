@@ -77,6 +77,20 @@ def test_silent_on_healthy_vector_indexes(tmp_path: Path, kind: str) -> None:
     assert answers["appended_rows_recall"] > 0.3
 
 
+def test_silent_on_the_index_of_a_key_whose_fragments_are_too_large_to_read(tmp_path: Path) -> None:
+    """Of such a fragment only drawn rows are looked up, as of any with a million rows before a catch-up publishes."""
+    uri, marked = str(tmp_path / "t.lance"), {"lance-schema:unenforced-primary-key": "true"}
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=marked)])
+    table = pa.table({"id": range(400_000)}, schema=schema)
+    lance.write_dataset(table, uri, max_rows_per_file=200_000).create_scalar_index("id", "BTREE", name="by_id")
+
+    report = checked(uri, max_bytes=1 << 20)
+
+    assert not report.findings.kept, report.describe()
+    [answers] = report.answers
+    assert answers.queries > 0, report.describe()
+
+
 def test_json_paths_are_asked(tmp_path: Path) -> None:
     uri = str(tmp_path / "t.lance")
     index_json(lance.write_dataset(json_rows(1000), uri, max_rows_per_file=300))
