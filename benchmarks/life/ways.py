@@ -14,6 +14,7 @@ from benchmarks.life.loop import Calendar, serve
 from benchmarks.memory import as_command
 from memwal_ops import run_job
 from memwal_ops.core.maintain import ordered
+from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.protocols import DetectsChanges
 from memwal_ops.core.registry import open_table
 from memwal_ops.core.triggers import parse_trigger
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.protocols import Table
 
 WEEK = 7
+_POLLS = 3  # of a round: a merge makes a catch-up due
 
 
 def pylance(uri: str, options: dict[str, str], calendar: Calendar) -> Callable[[], list[str]]:
@@ -86,21 +88,25 @@ class Service:
         self._idle: dict[str, str | None] = {}
 
     def run(self) -> list[str]:
-        """Run what is due; returns the names and decisions."""
-        done = []
-        table = open_table(self._uri, self._options)
-        for spec in ordered(table.jobs.values()):
-            if not spec.in_maintain or not self._is_due(spec, table):
-                continue
-            found, revision = _fingerprint(table), table.revision
-            report = run_job(table, spec.name, self._chosen(spec), apply=True)
-            if report.exit_code:
-                raise SystemExit(report.describe())
-            table = table.newest()
-            self._ran[spec.name] = self._calendar.hours
-            self._idle[spec.name] = found if table.revision == revision else None
-            done.append(f"{spec.name}: {report.decision}")
+        """Poll and run what is due until nothing is; returns the names and decisions."""
+        done: list[str] = []
+        for _ in range(_POLLS):
+            table = open_table(self._uri, self._options)
+            with poll_cache():
+                due = [spec for spec in ordered(table.jobs.values()) if spec.in_maintain and self._is_due(spec, table)]
+            if not due:
+                break
+            done += [self._run(spec, table.newest()) for spec in due]
         return done
+
+    def _run(self, spec: JobSpec, table: Table) -> str:
+        found, revision = _fingerprint(table), table.revision
+        report = run_job(table, spec.name, self._chosen(spec), apply=True)
+        if report.exit_code:
+            raise SystemExit(report.describe())
+        self._ran[spec.name] = self._calendar.hours
+        self._idle[spec.name] = found if table.newest().revision == revision else None
+        return f"{spec.name}: {report.decision}"
 
     def _is_due(self, spec: JobSpec, table: Table) -> bool:
         hours = self._calendar.hours - self._ran.get(spec.name, 0.0)
