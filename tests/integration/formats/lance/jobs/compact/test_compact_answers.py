@@ -14,7 +14,7 @@ from lance.optimize import Compaction
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.context import StopRequested
-from memwal_ops.errors import AnswersWorseError, UnsupportedFeatureError
+from memwal_ops.errors import AnswersWorseError, CommitStateUnknownError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit import checked_commit, trial_version
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
@@ -266,6 +266,26 @@ def test_pylance_fails_in_the_middle(made: PlainTable, monkeypatch: pytest.Monke
     monkeypatch.setattr(job, "Compaction", type("Fails", (), {"plan": Compaction.plan, "commit": staticmethod(fails)}))
     with pytest.raises(Exception, match="the disk is gone"):
         run_job(made.uri, "compact")
+    assert made.read() == made.model
+
+
+def test_a_put_that_arrives_late_finds_its_files(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pylance does not go on after an unknown outcome: a later version could be refused, and the files deleted."""
+    made.create_indexes("IVF_FLAT")
+    real, puts = checked_commit.publish, []
+
+    def no_response(*put: Any) -> None:
+        puts.append(put)
+        if len(puts) > 1:  # the first one reserves ids
+            raise CommitStateUnknownError("Whether the version was committed is unknown.")
+        real(*put)
+
+    monkeypatch.setattr(checked_commit, "publish", no_response)
+    with pytest.raises(StorageError, match="unknown"):
+        run_job(made.uri, "compact")
+    assert len(puts) == 2
+    real(*puts[1])
+    assert len(open_table(made.uri).manifest.manifest.fragments) == 1
     assert made.read() == made.model
 
 
