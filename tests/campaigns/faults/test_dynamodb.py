@@ -7,25 +7,20 @@ commit are points of their own: the staged manifest, its item, the copy, the fin
 from __future__ import annotations
 
 import itertools
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import lance
 import pyarrow as pa
 import pytest
-from lance.optimize import Compaction, CompactionTask
 
 from memwal_ops import open_table, run_job
-from memwal_ops.errors import MemwalOpsError, StoreUnavailableError
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.migrate import store as migrate_store
-from memwal_ops.storage.dynamodb import VersionEntries
-from memwal_ops.storage.external_manifests import ManifestEntryStore
-from memwal_ops.storage.object_store import ObjectStore
-from tests.support.calm import calm
+from tests.campaigns.faults.dynamodb_plan import FAULTS, DynamoPlan
 from tests.support.dying_store import Killed
 from tests.support.dynamodb_tables import DynamoTable
 from tests.support.gc_options import AT_ONCE, IMMEDIATE
@@ -33,68 +28,14 @@ from tests.support.s3_server import s3_client
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 pytestmark = [pytest.mark.usefixtures("no_aws_environment"), pytest.mark.s3]
 
 # Of how many parts of the points one is run; which one, the seed tells.
 PARTS = env_number("FAULT_PARTS", 1)
-_WRITES = {"put_item", "transact_write_items"}
 _ROWS = [*range(40)]
 _BESIDE = [*range(900, 905)]
-
-
-class _Plan:
-    """Counts writes, and stops at one: before or after it, as a killed process or with a lost response."""
-
-    def __init__(self, at: int = 0, fault: str = "", others: Callable[[], object] = lambda: None) -> None:
-        self.trail: list[str] = []
-        self.struck = False
-        self._at, self._fault, self._others = at, fault, others
-        self._dead = self._busy = False
-
-    def point(self, name: str, call: Callable[[], Any]) -> Any:
-        if self._busy:
-            return call()
-        if self._dead:
-            raise Killed
-        self.trail.append(name)
-        if len(self.trail) != self._at:
-            return call()
-        self.struck = True
-        if self._fault == "beside":
-            self._busy = True
-            self._others()
-            self._busy = False
-            return call()
-        if self._fault != "killed before":
-            call()
-        self._dead = self._fault.startswith("killed")
-        raise Killed if self._dead else StoreUnavailableError("connection reset by peer")
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for owner, name in (
-                (ObjectStore, "put"), (ObjectStore, "put_if_absent"), (ObjectStore, "delete_many"),
-                (ManifestEntryStore, "_copy"), (VersionEntries, "_send"), (Compaction, "commit"),
-                (CompactionTask, "execute"), (lance.LanceDataset, "commit"),
-            ):  # fmt: skip
-                stack.enter_context(mock.patch.object(owner, name, self._wrapped(owner, name)))
-            stack.enter_context(calm())
-            yield
-
-    def _wrapped(self, owner: Any, name: str) -> Any:
-        method = getattr(owner, name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            if name == "_send" and not _WRITES & {argument for argument in arguments if isinstance(argument, str)}:
-                return method(*arguments, **named)
-            return self.point(f"{owner.__name__}.{name}", lambda: method(*arguments, **named))
-
-        return (
-            call if owner in {ObjectStore, ManifestEntryStore, VersionEntries, CompactionTask} else staticmethod(call)
-        )
 
 
 _numbers = itertools.count()
@@ -162,20 +103,14 @@ def _check_moved(table: DynamoTable, rows: list[int]) -> None:
     assert table.ids(table.plain_uri) == [*rows, 1000]
 
 
-@pytest.mark.parametrize(
-    ("job", "fault"),
-    [
-        *((job, "killed before") for job in _JOBS),
-        *((job, "killed after") for job in ("compact", "catchup", "expire")),
-        ("compact", "beside"),
-    ],
-)
+@pytest.mark.parametrize("job", _JOBS)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_every_write_of_a_job(dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch, job: str, fault: str) -> None:
     monkeypatch.setattr(migrate_store, "FENCED_VERSIONS", 20)
     _prepare(dynamo_table)
     run = _JOBS[job]
     run(_copy(dynamo_table))  # the store is probed once
-    plan = _Plan()
+    plan = DynamoPlan()
     with plan.active():
         run(_copy(dynamo_table))
     assert len(plan.trail) > 1
@@ -183,7 +118,7 @@ def test_every_write_of_a_job(dynamo_table: DynamoTable, monkeypatch: pytest.Mon
         if (at + CAMPAIGN_SEED) % PARTS:
             continue
         table = _copy(dynamo_table)
-        beside = _Plan(at, fault, lambda table=table: _append(table))  # type: ignore[misc]
+        beside = DynamoPlan(at, fault, lambda table=table: _append(table))  # type: ignore[misc]
         try:
             with beside.active(), suppress(Killed, MemwalOpsError):
                 run(table)

@@ -109,6 +109,22 @@ def test_a_drop_that_comes_between_is_seen(uri: str) -> None:
     assert [region.columns for region in report.regions] == [("'val'",)]
 
 
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_an_earlier_decision_is_none_about_a_column_that_was_added_since(uri: str, cleaned: bool) -> None:
+    """The new column has the field id of the old one, whose values the generation has."""
+    assert run_job(uri, "adopt", same_columns=True, apply=True).to_json()["decision"] == "adopted"
+    (old,) = (one.id() for one in lance.dataset(uri).lance_schema.fields() if one.name() == "txt")
+    lance.dataset(uri).drop_columns(["txt"])
+    lance.dataset(uri).delete("id = 1")
+    lance.dataset(uri).optimize.compact_files(materialize_deletions_threshold=0.0)
+    lance.dataset(uri).add_columns(pa.field("txt", pa.string()))
+    assert [one.id() for one in lance.dataset(uri).lance_schema.fields() if one.name() == "txt"] == [old]
+    if cleaned:
+        lance.dataset(uri).cleanup_old_versions(timedelta(0))
+    assert blocked(uri) == ["schema_projection"]
+    assert lance.dataset(uri).to_table(filter="id = 5").to_pylist() == [{"id": 5, "val": 0.0, "txt": None}]
+
+
 def test_new_generations_need_no_decision(uri: str) -> None:
     run_job(uri, "adopt", same_columns=True, apply=True)
     small.flush(uri, small.rows(200, 201, 8.0))
