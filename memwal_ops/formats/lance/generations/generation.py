@@ -58,7 +58,22 @@ _MAX_BATCH_ROWS = 8192
 # Lance decodes up to 16 batches ahead of the reader.
 _BATCHES_IN_BUDGET = 128
 _MIN_READ_AHEAD = 8 << 20
+# More rows at once make no scan faster, and would be most of the memory of a merge of wide rows.
+_MOST_IN_FLIGHT = 256 << 20
 _STORE_ERRORS = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
+
+
+def reading_bounds(row_bytes: int, max_bytes: int) -> tuple[int, int]:
+    """Rows of a batch, and bytes that are read ahead, so that rows in flight take a quarter of the budget.
+
+    Args:
+        row_bytes: average size of a row.
+        max_bytes: memory budget; of more than 256 MiB no more is used.
+    """
+    budget, width = min(max_bytes, _MOST_IN_FLIGHT), max(1, row_bytes)
+    batch_rows = min(_MAX_BATCH_ROWS, max(1, budget // _BATCHES_IN_BUDGET // width))
+    # A buffer below the size of a batch would never be filled, and the scan would not end.
+    return batch_rows, max(budget // 8, _MIN_READ_AHEAD, 4 * batch_rows * width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +131,13 @@ class Generation:
         Blobs are descriptors, with ``_rowaddr``: :meth:`projected` reads their bytes.
 
         Args:
-            max_bytes: memory budget; batch size and read-ahead are chosen to use about a quarter of it,
-                by the average size of this generation's rows.
+            max_bytes: memory budget; see :func:`reading_bounds`.
             condition: SQL over the generation's columns; rows that do not meet it are left out.
             addresses: of the rows to read; None: all.
         """
-        row_bytes = max(1, self.data_bytes // max(1, self.physical_rows))
-        batch_rows = min(_MAX_BATCH_ROWS, max(1, max_bytes // _BATCHES_IN_BUDGET // row_bytes))
+        batch_rows, read_ahead = reading_bounds(self.data_bytes // max(1, self.physical_rows), max_bytes)
         if any(map(holds_blobs_in_lists, self._fields)):
-            batch_rows = _MAX_BATCH_ROWS
+            batch_rows, read_ahead = _MAX_BATCH_ROWS, max(max_bytes // 8, _MIN_READ_AHEAD)
         with _as_corrupt(self.ref), lance_errors("read the rows of", self.ref.folder):
             yield from self.dataset.scanner(
                 columns=self.projection.source_columns,
@@ -132,7 +145,7 @@ class Generation:
                 row_addr_allowlist=None if addresses is None else encode_row_addresses(addresses),
                 batch_size=batch_rows,
                 scan_in_order=True,
-                io_buffer_size=max(max_bytes // 8, _MIN_READ_AHEAD),
+                io_buffer_size=read_ahead,
                 with_row_address=self._has_blobs,
             ).to_batches()
 

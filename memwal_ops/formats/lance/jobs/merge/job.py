@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 __all__ = ["MergeDecision", "MergeOptions", "MergeReport", "apply", "backlog", "plan"]
 
 _MAX_GENERATIONS_POLLED = 64
+# A pass keeps the key, the address and the age of each row; this bounds it where rows are narrower than that.
+_BYTES_OF_ROW = 512
+_MIN_ROWS = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,23 +359,24 @@ def _shrunk(options: MergeOptions, lost_in_a_row: int) -> MergeOptions:
 
 
 def _next_pass(waiting: list[GenerationRef], options: MergeOptions) -> MergePass:
-    """The next generations in order, up to the budget, always at least one.
+    """The next generations in order, up to the budget in bytes and in rows, always at least one.
 
     Region by region rather than round-robin: all writes of a key are in one region, so the
     longer the sequence of one region, the more rows are superseded before they are written.
     """
     chosen: list[GenerationRef] = []
-    size = 0
+    size = rows = 0
     budget = options.max_bytes or DEFAULT_MAX_BYTES
+    most_rows = max(_MIN_ROWS, budget // _BYTES_OF_ROW)
     for ref in waiting:
         # For a generation of unrecorded size assume the worst: one machine's budget.
         cost = min(budget, DEFAULT_MAX_BYTES) if ref.bytes is None else ref.bytes
-        if chosen and size + cost > budget:
+        if chosen and (size + cost > budget or rows + (ref.rows or 0) > most_rows):
             break
         if options.max_generations is not None and len(chosen) >= options.max_generations:
             break
         chosen.append(ref)
-        size += cost
+        size, rows = size + cost, rows + (ref.rows or 0)
     return MergePass(tuple(chosen), budget)
 
 
