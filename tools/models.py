@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ _ERRORS = re.compile(r"errors: (\d+)")
 _SAFETY, _LIVENESS = ["-DSAFETY", "-DNOFAIR"], ["-DNFAIR=3"]
 _AGAIN = "from here on again and again"
 _CYCLE_DEPTHS = (60, 125, 4000)  # of a counterexample: the first within which there is one
+_AT_ONCE = 2
 _MEMORY_MB, _DEPTH, _SECONDS = 4000, 200_000, 900
 
 
@@ -168,15 +170,17 @@ def write_trace(model: Path, found: Check) -> None:
 
 
 def main() -> None:
-    """Check the models that are named, or all."""
+    """Check the models that are named, or all: two searches at once."""
     if (lacking := missing()) is not None:
         sys.exit(f"The models are not checked: {lacking}.")
-    failed = 0
     names = [name for name in sys.argv[1:] if name != "--traces"]
+    searches: list[tuple[Path, str, Bug | None]] = []
     for model in [FOLDER / f"{name}.pml" for name in names] or sorted(FOLDER.glob("*.pml")):
-        searches: list[tuple[str, Bug | None]] = [(part, None) for part in parts(model)]
-        for part, bug in searches + [(bug.part, bug) for bug in bugs(model)]:
-            found = check(model, part, bug)
+        searches += [(model, part, None) for part in parts(model)]
+        searches += [(model, bug.part, bug) for bug in bugs(model)]
+    failed = 0
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for (model, part, bug), found in zip(searches, pool.map(lambda one: check(*one), searches), strict=True):
             failed += not found.as_expected
             if "--traces" in sys.argv:
                 write_trace(model, found)
