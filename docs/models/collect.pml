@@ -19,7 +19,7 @@
  *      backlog ends, and garbage goes
  *   E  as A, with two readers and 2 claims
  *   F  as B, with two readers and 5 versions
- *   G  all at once: as E, with an expiry in its steps instead of one; the region is not used again
+ *   G  all processes at once: as E, with an expiry in its steps instead of one, and without a region that is used again
  *
  * Planted bugs (-DBUG=n), each with its part:
  *   1  (B) gc asks the newest version alone what is merged; then a version below is restored
