@@ -1,8 +1,9 @@
-"""What small appends make a compaction write: ``python -m benchmarks.tiers`` (``--short`` to see that it runs).
+"""What small appends make maintenance write: ``python -m benchmarks.tiers`` (``--short`` to see that it runs).
 
 Two tables get small appends, each followed by ``memwal-ops compact`` on one copy and by pylance's ``compact_files`` on
 another, each in a process of its own. Prints Markdown: bytes written per byte appended, fragments that remain, and the
-peak memory of a process above that of one that found nothing to do.
+peak memory of a process above that of one that found nothing to do. Then a table with indexes gets small appends, each
+followed by an update of the indexes: bytes of their files, and files, over those of an index of the appended rows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +81,11 @@ def pylance(uri: str) -> None:
 
 
 WAYS: dict[str, Callable[[str], None]] = {"memwal-ops compact": ours, "compact_files": pylance}
+UPDATES: dict[str, Callable[[str], object]] = {
+    "memwal-ops catchup": lambda uri: run_job(uri, "catchup"),
+    "catchup --max-segments 1": lambda uri: run_job(uri, "catchup", max_segments=1),
+    "optimize_indices": lambda uri: lance.dataset(uri).optimize.optimize_indices(),
+}
 
 
 def main() -> None:
@@ -99,6 +106,58 @@ def main() -> None:
         for way in WAYS:
             with tempfile.TemporaryDirectory() as folder:
                 print_row(shape, way, f"{folder}/t.lance")
+    head("way", "index", "of the appended rows, KiB", "written, KiB", "per byte", "files", "segments")
+    for way in UPDATES:
+        with tempfile.TemporaryDirectory() as folder:
+            print_indexes(way, f"{folder}/t.lance", *((4_000, 1_100) if arguments.short else (200_000, 1_000)))
+
+
+def print_indexes(way: str, uri: str, base: int, appended: int, times: int = 8) -> None:
+    """Make an indexed table, append and update the indexes, print what that wrote for each index."""
+    dataset = lance.write_dataset(indexed_rows(0, base), uri)
+    dataset.create_scalar_index("id", "BTREE", name="BTREE")
+    dataset.create_scalar_index("text", "INVERTED", name="INVERTED")
+    dataset.create_scalar_index("text", "NGRAM", name="NGRAM")
+    dataset.create_index("vector", "IVF_PQ", name="IVF_PQ", num_partitions=base // 1000, num_sub_vectors=16)
+    sizes, written, count = segments(uri), Counter[str](), Counter[str]()
+    first = {name: sum(sum(files) for files in found.values()) for name, found in sizes.items()}
+    for number in range(times):
+        lance.write_dataset(indexed_rows(base + number * appended, appended), uri, mode="append")
+        UPDATES[way](uri)
+        before, sizes = sizes, segments(uri)
+        for name, found in sizes.items():
+            new = [size for folder, files in found.items() if folder not in before[name] for size in files]
+            written[name] += sum(new)
+            count[name] += len(new)
+    for name, found in sizes.items():
+        fresh = first[name] * times * appended / base
+        row(way, name, f"{fresh / 1024:,.0f}", f"{written[name] / 1024:,.0f}", f"{written[name] / fresh:.1f}",
+            count[name], len(found))  # fmt: skip
+
+
+def indexed_rows(first: int, count: int) -> pa.Table:
+    """Rows with an id, a text of eight words of 20,000, and a vector of 64 floats."""
+    rng = np.random.default_rng(first)
+    words = (20_000 * rng.random((count, 8)) ** 2).astype(int)
+    vectors = rng.random(count * 64, dtype=np.float32)
+    return pa.table(
+        {
+            "id": np.arange(first, first + count),
+            "text": [" ".join(f"word{number}" for number in line) for line in words],
+            "vector": pa.FixedSizeListArray.from_arrays(vectors, 64),
+        }
+    )
+
+
+def segments(uri: str) -> dict[str, dict[str, list[int]]]:
+    """By index and segment the sizes of its files."""
+    return {
+        index.name: {
+            one.uuid: [path.stat().st_size for path in Path(uri, "_indices", one.uuid).iterdir()]
+            for one in index.segments
+        }
+        for index in lance.dataset(uri).describe_indices()
+    }
 
 
 def print_row(shape: Shape, way: str, uri: str) -> None:

@@ -161,7 +161,13 @@ class CatchupOptions(Options):
 
     indexes: tuple[str, ...] = texts(help="Only this index (repeatable).", flag="--index", metavar="NAME")
     min_uncovered_rows: int = count(0, minimum=0, help="Skip an index that is behind by fewer rows.")
-    max_segments: int = count(8, minimum=1, help="Merge the segments of an index that has more.")
+    max_segments: int = count(8, minimum=1, help="Merge segments of an index that has more.")
+    tier_factor: int = count(
+        4,
+        minimum=1,
+        metavar="N",
+        help="Merge segments that grow N-fold; 1: all.",
+    )
     retrain_imbalance_threshold: float = number(
         20.0,
         minimum=1,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INDEX_KEYS = {
     *("name", "type", "uncovered_fragments", "uncovered_rows", "segments", "before", "after", "decision"),
-    *("method", "why", "answers", "partitions", "error", "seconds"),
+    *("method", "why", "answers", "partitions", "error", "seconds", "bytes_written"),
 }
 
 

@@ -111,6 +111,12 @@ def covered_by(entries: Iterable[table_pb2.IndexMetadata]) -> frozenset[int]:
         raise TableCorruptError(str(error)) from error
 
 
+def is_nested(index: BaseIndex, version: VersionManifest) -> bool:
+    """Whether a field of an index is in a struct."""
+    outer = {one.id: one.parent_id for one in version.manifest.fields}
+    return any(outer.get(one, -1) >= 0 for entry in index.segments for one in entry.fields)
+
+
 def coverage(covered: frozenset[int], version: VersionManifest) -> Coverage:
     """Compare the fragments that an index covers with the fragments of a version."""
     missing = [fragment for fragment in version.manifest.fragments if fragment.id not in covered]

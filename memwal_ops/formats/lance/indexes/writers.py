@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -90,12 +91,21 @@ def last_written(table: Table, *, concurrent: int = _CONCURRENT_READS) -> Iterat
     yield from (one for _, one in concurrently(read, earlier, threads=concurrent) if one is not None)
 
 
+def last_client(table: Table, *, within: int = _LAST_WRITERS) -> Written | None:
+    """The newest version that the table's own writers wrote; None: none of the newest ``within`` is theirs.
+
+    Requests: one for each newer version of ours.
+    """
+    newest = islice(last_written(table, concurrent=1), within)
+    return next((one for one in newest if one.writes and not one.ours), None)
+
+
 def last_writer(table: Table) -> str | None:
     """The release of the table's own writers, for people: ``lance 13.0.0 (lancedb 0.40), stable row ids``.
 
-    None: none of the newest versions is theirs. Requests: one for each newer version of ours, at most 31.
+    None: none of the newest versions is theirs. Requests: as :func:`last_client`, at most 31.
     """
-    found = next((one for one in last_written(table, concurrent=1) if one.writes and not one.ours), None)
+    found = last_client(table)
     if found is None:
         return None
     lancedb = _LANCEDB.get(found.major or 0)

@@ -19,11 +19,12 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index, discard, update_index
-from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, coverage, covered_by
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, coverage, covered_by, is_nested
 from memwal_ops.formats.lance.indexes.codebook import Codebook, read_codebook
 from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments, arguments_like, parameters_of
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
 from memwal_ops.formats.lance.indexes.index_refusals import refusal
+from memwal_ops.formats.lance.jobs.catchup.tiers import segments_to_merge
 from memwal_ops.formats.lance.wire.index_entries import moved_later
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def method_of(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     that is older than a compaction with ``defer_index_remap``: pylance updates nothing of what was moved; and one of a
     nested field of whose fragments none is left (docs/upstream/nested_index_without_rows_fails.py).
     """
-    emptied_nested = _is_nested(table, index) and not index.is_vector and _emptied(table, index)
+    emptied_nested = is_nested(index, table.manifest) and not index.is_vector and _emptied(table, index)
     if options.rebuild or lacks_rows(table, index) or _waits_for_moved_rows(table, index) or emptied_nested:
         return "rebuild"
     retrains = options.retrain == ALWAYS and index.is_vector and not keeps_codebook(table)
@@ -62,11 +63,6 @@ def lacks_rows(table: Table, index: BaseIndex) -> bool:
 def _emptied(table: Table, index: BaseIndex) -> bool:
     """Whether none of the fragments is left that the index covers."""
     return index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
-
-
-def _is_nested(table: Table, index: BaseIndex) -> bool:
-    outer = {one.id: one.parent_id for one in table.manifest.manifest.fields}
-    return any(outer.get(one, -1) >= 0 for entry in index.segments for one in entry.fields)
 
 
 def _waits_for_moved_rows(table: Table, index: BaseIndex) -> bool:
@@ -108,7 +104,8 @@ def build_segments(table: Table, index: BaseIndex, options: CatchupOptions, meth
         build = _rebuilt(table, index)  # pylance's update would train another codebook
     else:
         retrain = method == "retrain"
-        build = update_index(table, index.name, merge=_segments_to_merge(index, options), retrain=retrain)
+        merge = segments_to_merge(table, index, options)
+        build = update_index(table, index.name, merge=merge, retrain=retrain)
     if build is None:
         _refuse_unbuilt(table, index)
         return "unchanged"
@@ -178,17 +175,6 @@ def _refuse_unbuilt(table: Table, index: BaseIndex) -> None:
             remedy=f"Its files may be missing or damaged. Build it anew: memwal-ops catchup URI --index {index.name} "
             "--rebuild (runbooks/index-behind.md).",
         )
-
-
-def _segments_to_merge(index: BaseIndex, options: CatchupOptions) -> int | None:
-    """How many segments the new rows are merged with; see :func:`update_index`.
-
-    A vector index gets a new segment each time, until there are too many; a scalar index is merged
-    as pylance does it, into one.
-    """
-    if len(index.segments) >= options.max_segments:
-        return len(index.segments)
-    return 0 if index.is_vector else None
 
 
 def _codebooks(table: Table, index: BaseIndex) -> frozenset[Codebook]:

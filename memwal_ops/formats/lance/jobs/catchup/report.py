@@ -10,7 +10,7 @@ from memwal_ops.core.report import Need
 from memwal_ops.errors import AnswersWorseError, CodebookChangedError, IndexesBehindError, RegionsBlockedError
 from memwal_ops.formats.lance.jobs.answers_guard import cost_of
 from memwal_ops.formats.lance.jobs.faults_text import problem
-from memwal_ops.text import counted, grid, paragraph
+from memwal_ops.text import counted, grid, paragraph, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -79,6 +79,7 @@ class IndexReport:
         answers: its answers before and after, compared; None: nothing was built.
         why: the evidence by which it was, or would be, built anew instead of updated; None: there is none.
         seconds: spent on this index.
+        bytes_written: size of the segments that were built; in a dry run about that of those that would be.
     """
 
     name: str
@@ -95,6 +96,7 @@ class IndexReport:
     method: str | None = None
     answers: Comparison | None = None
     why: str | None = None
+    bytes_written: int = 0
 
     def to_json(self) -> dict[str, object]:
         """The ``indexes`` entry of a report."""
@@ -107,6 +109,7 @@ class IndexReport:
             "before": {str(region_id): generation for region_id, generation in sorted(self.before.items())},
             "after": {str(region_id): generation for region_id, generation in sorted(self.after.items())},
             "decision": self.decision,
+            "bytes_written": self.bytes_written,
             "method": self.method,
             "why": self.why,
             "answers": None if self.answers is None else self.answers.to_json(),
@@ -238,9 +241,10 @@ def _table(report: CatchupReport) -> str:
             f"{index.uncovered_fragments:,}",
             f"{index.uncovered_rows:,}",
             f"{index.segments:,}",
+            size_text(index.bytes_written),
             f"{index.seconds:.2f}",
         )
         for index in report.indexes
     ]
-    headings = ("index", "type", "decision", "fragments behind", "rows behind", "segments", "seconds")
+    headings = ("index", "type", "decision", "fragments behind", "rows behind", "segments", "written", "seconds")
     return grid(headings, rows, words=("index", "type", "decision"))

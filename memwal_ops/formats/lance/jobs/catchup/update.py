@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -49,6 +50,7 @@ from memwal_ops.formats.lance.jobs.catchup.building import (
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change, publish_rebased
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, CatchupReport, IndexReport, Partitions
 from memwal_ops.formats.lance.jobs.catchup.retraining import why_retrain
+from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of, debts_of
 from memwal_ops.formats.lance.retention.damage import name_damage
 from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.options import CatchupOptions
+    from memwal_ops.formats.lance.policy.segments import SegmentDebt
     from memwal_ops.formats.lance.table import Table
 
 
@@ -68,7 +71,8 @@ if TYPE_CHECKING:
 class _Run:
     """State of a run; ``table`` is the newest version that it has read.
 
-    By index, ``methods``: how it was built; ``compared``: how it answered; ``reasons``: why it was trained anew.
+    By index, ``methods``: how it was built; ``compared``: how it answered; ``reasons``: why it was trained anew;
+    ``written``: the bytes of its new segments, also of those that were not published.
     """
 
     table: Table
@@ -79,6 +83,7 @@ class _Run:
     methods: dict[str, str] = field(default_factory=dict)
     compared: dict[str, Comparison] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    written: Counter[str] = field(default_factory=Counter)
 
 
 def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) -> CatchupReport:
@@ -87,6 +92,7 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
     _check_options(table, options)
     check_rewritable(table)
     reports = []
+    debts = debts_of(table, options)
     for index in _wanted(table, options):
         need = _need(table, index, options)
         method, why = _method(table, index, options, context)
@@ -97,7 +103,8 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
             need = _next_need(table, index, options)
         decision = "failed" if error else "would_update" if need == "update" else need
         report = replace(_report(table, table, index.name, options, decision), error=error, why=why)
-        reports.append(replace(report, method=method if need == "update" else None))
+        written = _would_write(index, method, debts[index.name]) if decision == "would_update" else 0
+        reports.append(replace(report, method=method if need == "update" else None, bytes_written=written))
     seconds = time.monotonic() - started
     return CatchupReport(
         CatchupDecision.DRY_RUN,
@@ -109,6 +116,11 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
         _replaced(table),
         table.memwal is None,
     )
+
+
+def _would_write(index: BaseIndex, method: str, debt: SegmentDebt) -> int:
+    """About how many bytes a build of an index writes."""
+    return debt.bytes if method == "update" else max(debt.bytes, bytes_of(index.segments))
 
 
 def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> CatchupReport:
@@ -216,6 +228,7 @@ class _Outcome:
     method: str | None = None
     answers: Comparison | None = None
     why: str | None = None
+    bytes_written: int = 0
 
 
 def _catch_up(run: _Run, name: str) -> _Outcome:
@@ -237,7 +250,7 @@ def _catch_up(run: _Run, name: str) -> _Outcome:
         run.table = run.table.newest()
     seconds = time.monotonic() - started
     found = run.methods.get(name), run.compared.get(name), run.reasons.get(name)
-    return _Outcome(name, first, decision, error, seconds, *found)
+    return _Outcome(name, first, decision, error, seconds, *found, run.written[name])
 
 
 def _finish(run: _Run, outcome: _Outcome, *, recorded: bool) -> IndexReport:
@@ -250,6 +263,7 @@ def _finish(run: _Run, outcome: _Outcome, *, recorded: bool) -> IndexReport:
         method=outcome.method,
         answers=outcome.answers,
         why=outcome.why,
+        bytes_written=outcome.bytes_written,
     )
 
 
@@ -359,6 +373,7 @@ def _build_and_compare(run: _Run, table: Table, index: BaseIndex, method: str) -
     if isinstance(build, str):
         return build
     run.methods[index.name] = method
+    run.written[index.name] += bytes_of(build.added)
     try:
         _compare_answers(run, table, index, build)
     except AnswersWorseError as worse:

@@ -221,7 +221,7 @@ def test_a_codebook_that_would_change_is_refused(tmp_path: Path, monkeypatch: py
         catchup.apply(open_table(uri), CatchupOptions(("vector_idx",) if at == 1 else ("id_idx",)))
     before = open_table(uri)
     files = set(Files(uri).listing("_indices"))
-    monkeypatch.setattr("memwal_ops.formats.lance.jobs.catchup.building._segments_to_merge", lambda *_: None)
+    monkeypatch.setattr("memwal_ops.formats.lance.jobs.catchup.building.segments_to_merge", lambda *_: None)
     report = catchup.apply(before, CatchupOptions())
     assert report.decision == "incomplete"
     failed = {one.name: one for one in report.indexes}["vector_idx"]

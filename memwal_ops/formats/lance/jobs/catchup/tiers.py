@@ -1,0 +1,81 @@
+"""Decide which segments of an index are written again by an update, and what that costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage, covered_by, is_nested
+from memwal_ops.formats.lance.indexes.writers import last_client
+from memwal_ops.formats.lance.policy.segments import FLOOR, SegmentDebt, SegmentPolicy, SegmentSize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from memwal_ops.formats.lance.options import CatchupOptions
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+
+# The types of which pylance answers rightly by several segments, each with the first release whose own update was seen
+# to keep that: what is found by them is compared with the rows. By those of others, rows are found by values that they
+# no longer have: what an older segment has of a fragment that it does not claim any more counts again once another
+# segment claims it (tests/integration/contracts/test_segments.py).
+_SEGMENTED = {"NGram": 9, "BloomFilter": 9}
+# How many of the newest versions show the release of the table's own writers.
+_VERSIONS = 8
+
+
+def debts_of(table: Table, options: CatchupOptions) -> Mapping[str, SegmentDebt]:
+    """By index, what the next update of it would write; read from the manifest alone."""
+    return {
+        name: _policy(table, index, options).debt(_sizes(table, index), _uncovered(table, index))
+        for name, index in base_indexes(table).items()
+    }
+
+
+def segments_to_merge(table: Table, index: BaseIndex, options: CatchupOptions) -> int:
+    """How many of the newest segments of an index become one, together with the rows that none covers.
+
+    All of an index that an older release may update, which fails where it has several.
+    """
+    every = len(index.segments)
+    again = _policy(table, index, options).merged(_sizes(table, index), _uncovered(table, index))
+    if again == every or index.is_vector:
+        return again
+    return every if _release(table) < _SEGMENTED.get(index.type, 0) else again
+
+
+def bytes_of(entries: Iterable[table_pb2.IndexMetadata]) -> int:
+    """Size of the files of segments, as far as it is recorded."""
+    return sum(file.size_bytes for entry in entries for file in entry.files)
+
+
+def _policy(table: Table, index: BaseIndex, options: CatchupOptions) -> SegmentPolicy:
+    if index.is_vector:
+        # A merge of few rows may need a new graph of many.
+        return SegmentPolicy(options.max_segments, options.tier_factor, floor=0)
+    several = index.type in _SEGMENTED and not is_nested(index, table.manifest)
+    return SegmentPolicy(options.max_segments if several else 1, options.tier_factor, FLOOR)
+
+
+def _release(table: Table) -> float:
+    """The major release of the table's own writers; 0: it is not recorded; infinite: none of the newest is theirs."""
+    client = table.once("last client", lambda: last_client(table, within=_VERSIONS))
+    return float("inf") if client is None else client.major or 0
+
+
+def _uncovered(table: Table, index: BaseIndex) -> int:
+    """Rows that no segment covers; at least 1 if there is such a fragment."""
+    covers = coverage(index.covered, table.manifest)
+    return 0 if covers.complete else max(1, covers.uncovered_rows)
+
+
+def _sizes(table: Table, index: BaseIndex) -> list[SegmentSize]:
+    fragments = table.manifest.manifest.fragments
+    rows = {one.id: one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments}
+    return [
+        SegmentSize(
+            sum(rows.get(fragment, 0) for fragment in covered_by([entry])),
+            bytes_of([entry]),
+        )
+        for entry in index.segments
+    ]
