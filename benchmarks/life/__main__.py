@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(f"The ways have other rows: {[(month.way, month.rows) for month in months]}")
         print_months(shape, months)
         if told.charts:
-            (told.charts / f"life-{shape.name.replace(' ', '-')}.svg").write_bytes(chart(months))
+            (told.charts / f"life-{shape.slug}.svg").write_bytes(chart(months))
 
 
 def ways(told: argparse.Namespace) -> dict[str, list[str]]:

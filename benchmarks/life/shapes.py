@@ -50,6 +50,11 @@ class Shape:
     log: bool = False
 
     @property
+    def slug(self) -> str:
+        """Its name in that of a file."""
+        return self.name.lower().replace(" ", "-")
+
+    @property
     def title(self) -> str:
         """What the headings of its tables say."""
         begun = f"{self.rows:,} rows, {self.month:,} more in the month"

@@ -109,7 +109,7 @@ def test_the_short_form_prints_every_figure(shape: str, tmp_path: Path, capsys: 
 
     figures = {line.split(" | ")[0].strip("| "): line for line in printed.splitlines() if line.startswith("| ")}
     assert {life.NOTHING, life.PYLANCE, life.OURS, "built anew"} <= figures.keys()
-    assert "<svg" in (tmp_path / f"life-{shape.replace(' ', '-')}.svg").read_text()
+    assert "<svg" in (tmp_path / f"life-{shape.lower().replace(' ', '-')}.svg").read_text()
     # What was kept is printed again, and nothing runs.
     life.main([*arguments, "--results", str(tmp_path), "--way", life.OURS])
     assert re.findall(r"^\| memwal-ops .*", capsys.readouterr().out, re.MULTILINE) == re.findall(
