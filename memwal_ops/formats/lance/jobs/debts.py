@@ -9,9 +9,10 @@ from memwal_ops.core.next_run import NextRun, next_run, rates_of
 from memwal_ops.core.polling import polled_options
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
+from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of, may_have_segments
 from memwal_ops.formats.lance.jobs.compact.indexes import unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.planning import Planner
-from memwal_ops.formats.lance.options import CompactOptions
+from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions
 from memwal_ops.formats.lance.policy.indexing import IndexSize
 
 if TYPE_CHECKING:
@@ -46,10 +47,11 @@ def catchup_figures(table: Table, names: Collection[str] | None = None) -> Mappi
     found = {name: index for name, index in base_indexes(table).items() if names is None or name in names}
     covers = [coverage(index.covered, table.manifest) for index in found.values()]
     sizes = [_size(table, index) for index in found.values()]
+    debts = debts_of(table, polled_options("catchup", CatchupOptions))
     return {
         "uncovered_rows": max((index.uncovered_rows for index in covers), default=0),
         "uncovered_fragments": max((len(index.uncovered) for index in covers), default=0),
-        "index_debt": sum(size.bytes_written for size in sizes),
+        "index_debt": sum(debts[name].bytes for name in found),
         "index_debt_rows": sum(size.uncovered_rows for size in sizes),
         "indexes_due": sum(size.is_due for size in sizes),
     }
@@ -72,5 +74,6 @@ def _size(table: Table, index: BaseIndex) -> IndexSize:
     fragments = table.manifest.manifest.fragments
     rows = sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)
     size = sum(file.size_bytes for entry in index.segments for file in entry.files)
-    # Here the policy of segments decides, once types other than vector indexes keep several.
-    return IndexSize(size, rows - covers.uncovered_rows, covers.uncovered_rows, anew=not index.is_vector)
+    return IndexSize(
+        size, rows - covers.uncovered_rows, covers.uncovered_rows, anew=not may_have_segments(table, index)
+    )

@@ -44,17 +44,20 @@ def segments_to_merge(table: Table, index: BaseIndex, options: CatchupOptions) -
     return every if _release(table) < _SEGMENTED.get(index.type, 0) else again
 
 
+def may_have_segments(table: Table, index: BaseIndex) -> bool:
+    """Whether an index may have more than one segment."""
+    return index.is_vector or (index.type in _SEGMENTED and not is_nested(index, table.manifest))
+
+
 def bytes_of(entries: Iterable[table_pb2.IndexMetadata]) -> int:
     """Size of the files of segments, as far as it is recorded."""
     return sum(file.size_bytes for entry in entries for file in entry.files)
 
 
 def _policy(table: Table, index: BaseIndex, options: CatchupOptions) -> SegmentPolicy:
-    if index.is_vector:
-        # A merge of few rows may need a new graph of many.
-        return SegmentPolicy(options.max_segments, options.tier_factor, floor=0)
-    several = index.type in _SEGMENTED and not is_nested(index, table.manifest)
-    return SegmentPolicy(options.max_segments if several else 1, options.tier_factor, FLOOR)
+    most = options.max_segments if may_have_segments(table, index) else 1
+    # A merge of few vectors may need a new graph of many.
+    return SegmentPolicy(most, options.tier_factor, 0 if index.is_vector else FLOOR)
 
 
 def _release(table: Table) -> float:

@@ -11,6 +11,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
+from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.policy.segments import FLOOR, SegmentDebt
@@ -83,12 +84,16 @@ def test_what_is_written_is_reported_and_planned(uri: str) -> None:
     append(uri, UNIT)
     planned = {one.name: one for one in run_job(uri, "catchup", apply=False).indexes}
     debts = debts_of(open_table(uri), CatchupOptions())
+    backlog = catchup.backlog(open_table(uri))
+    assert backlog["index_debt"] == sum(one.bytes for one in debts.values())
+    assert backlog["uncovered_rows"] == UNIT
     done = {one.name: one for one in run_job(uri, "catchup").indexes}
     for name, size in whole.items():
         assert debts[name] == SegmentDebt(UNIT, 0, planned[name].bytes_written)
         assert 0 < planned[name].bytes_written < size / 2
         assert 0 < done[name].bytes_written < size
         assert done[name].to_json()["bytes_written"] == done[name].bytes_written
+        assert done[name].segments == 2
     assert {one.bytes_written for one in run_job(uri, "catchup").indexes} == {0}
     assert {one.bytes for one in debts_of(open_table(uri), CatchupOptions()).values()} == {0}
 
