@@ -28,7 +28,7 @@ _SAFETY, _LIVENESS = ["-DSAFETY", "-DNOFAIR"], ["-DNFAIR=3"]
 _AGAIN = "from here on again and again"
 _CYCLE_DEPTHS = (60, 125, 4000)  # of a counterexample: the first within which there is one
 _AT_ONCE = 2
-_MEMORY_MB, _DEPTH, _SECONDS = 4000, 200_000, 900
+_MEMORY_MB, _DEPTH, _SECONDS = 4000, 200_000, 3600
 
 
 @dataclass(frozen=True)
