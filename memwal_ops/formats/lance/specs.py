@@ -100,8 +100,8 @@ of them would answer worse; others: runbooks/README.md.""",
     when="uncovered_rows >= 100000",
     debt=DebtSpec(
         when="indexes_due >= 1",
-        due="uncovered_fragments",
-        nothing_due="No index lacks a fragment.",
+        due="indexes_behind",
+        nothing_due="No index lacks a fragment or has too many segments.",
         rows="index_debt_rows",
         bytes_written="index_debt",
         bytes_read="index_debt",
@@ -112,6 +112,9 @@ of them would answer worse; others: runbooks/README.md.""",
             "count", "Rows that the least complete base index does not cover.", exported="uncovered_rows"
         ),
         "uncovered_fragments": MetricSpec("count", "Fragments that the least complete base index does not cover."),
+        "indexes_behind": MetricSpec(
+            "count", "Base indexes that lack a fragment, or have too many segments.", detail=True
+        ),
         "indexes_due": MetricSpec("count", "Base indexes that lack enough rows to be worth a run.", detail=True),
         "index_debt": MetricSpec("bytes", "Bytes of indexes that a catch-up would write.", detail=True),
         "index_debt_rows": MetricSpec("count", "Rows that base indexes do not cover, of all indexes.", detail=True),

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.next_run import NextRun, next_run, rates_of
 from memwal_ops.core.polling import polled_options
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
-from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of, may_have_segments
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
 from memwal_ops.formats.lance.jobs.compact.indexes import unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.planning import Planner
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions
-from memwal_ops.formats.lance.policy.indexing import IndexSize
+from memwal_ops.formats.lance.policy.indexing import is_worth_a_run
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from memwal_ops.core.past_runs import PastRuns
     from memwal_ops.formats.lance.table import Table
@@ -38,22 +38,19 @@ def compaction_debt(table: Table) -> Mapping[str, float]:
     return {}
 
 
-def catchup_figures(table: Table, names: Collection[str] | None = None) -> Mapping[str, float]:
-    """The backlog metrics of a catch-up: how far the index behind is that lacks most, and what a run would write.
-
-    Args:
-        names: of these indexes; None: of all.
-    """
-    found = {name: index for name, index in base_indexes(table).items() if names is None or name in names}
-    covers = [coverage(index.covered, table.manifest) for index in found.values()]
-    sizes = [_size(table, index) for index in found.values()]
-    debts = debts_of(table, polled_options("catchup", CatchupOptions))
+def catchup_figures(table: Table) -> Mapping[str, float]:
+    """The backlog metrics of a catch-up: how far the index is behind that lacks most, and what a run would write."""
+    fragments = table.manifest.manifest.fragments
+    rows = sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)
+    covers = [coverage(index.covered, table.manifest) for index in base_indexes(table).values()]
+    debts = debts_of(table, polled_options("catchup", CatchupOptions)).values()
     return {
-        "uncovered_rows": max((index.uncovered_rows for index in covers), default=0),
-        "uncovered_fragments": max((len(index.uncovered) for index in covers), default=0),
-        "index_debt": sum(debts[name].bytes for name in found),
-        "index_debt_rows": sum(size.uncovered_rows for size in sizes),
-        "indexes_due": sum(size.is_due for size in sizes),
+        "uncovered_rows": max((one.uncovered_rows for one in covers), default=0),
+        "uncovered_fragments": max((len(one.uncovered) for one in covers), default=0),
+        "indexes_behind": sum(bool(one.uncovered_rows or one.excess) for one in debts),
+        "indexes_due": sum(is_worth_a_run(rows - one.uncovered_rows, one.uncovered_rows) for one in covers),
+        "index_debt": sum(one.bytes for one in debts),
+        "index_debt_rows": sum(one.uncovered_rows for one in covers),
     }
 
 
@@ -67,13 +64,3 @@ def next_runs(table: Table, past: PastRuns) -> Mapping[str, NextRun]:
             run = next_run(spec, figures, rates_of(name, past(table.location.address, name)), why)
             found |= {} if run is None else {name: run}
     return found
-
-
-def _size(table: Table, index: BaseIndex) -> IndexSize:
-    covers = coverage(index.covered, table.manifest)
-    fragments = table.manifest.manifest.fragments
-    rows = sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)
-    size = sum(file.size_bytes for entry in index.segments for file in entry.files)
-    return IndexSize(
-        size, rows - covers.uncovered_rows, covers.uncovered_rows, anew=not may_have_segments(table, index)
-    )

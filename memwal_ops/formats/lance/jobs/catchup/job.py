@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.next_run import rates_of
 from memwal_ops.formats.lance.jobs.catchup.codebook_migration import migrate
+from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up, plan_catch_up
 from memwal_ops.formats.lance.jobs.catchup_cost import CatchupPlan
 from memwal_ops.formats.lance.jobs.debts import catchup_figures
@@ -31,7 +32,8 @@ def plan(table: Table, options: CatchupOptions, context: RunContext | None = Non
         return migrate(table, *options.migrate_codebook, dry_run=True)
     context = context or RunContext()
     rates = rates_of("catchup", context.past_runs(table.location.address, "catchup"))
-    return CatchupPlan.of(plan_catch_up(table, options, context), table, rates)
+    debt = sum(one.bytes for one in debts_of(table, options).values())
+    return CatchupPlan.of(plan_catch_up(table, options, context), debt, rates)
 
 
 @names_damage
