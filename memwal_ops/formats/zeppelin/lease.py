@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 DEFAULT_TTL = timedelta(minutes=5)
 _ATTEMPTS = 5
 _POLL_SECONDS = 0.1
-# The lease expires after three missed renewals.
+# A live holder may lose it after two failed renewals in a row: the third is due as it expires.
 _RENEWALS_PER_TTL = 3
 _RELEASED = timedelta(seconds=1)
 _IMPLAUSIBLE = timedelta(days=1)

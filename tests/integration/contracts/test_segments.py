@@ -1,7 +1,7 @@
 """Indexes of several segments: where pylance answers by them as by one, and where it does not.
 
 `catchup` lets new rows have a segment of their own, and merges segments by size tiers. Releases 9 to 13 were seen to
-answer by such indexes, and to update and compact them; 7.0.0 answers rightly, and fails in its own
+answer by such indexes, 9.0.1 and 10.0.0 also to update and compact them; 7.0.0 answers rightly, and fails in its own
 `optimize_indices()` ("Index with id ... does not exist").
 
 A segment keeps what it has of a fragment that it does not claim any more, or of a row that moved and kept its id. With
