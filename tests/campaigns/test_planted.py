@@ -22,7 +22,8 @@ from memwal_ops.formats.lance.jobs.gc import rules
 from memwal_ops.formats.lance.log.memtable import Growing
 from tests.campaigns.sim.planted import Bug, Patch
 from tests.integration.formats.lance import test_branches, test_index_made_again
-from tests.integration.formats.lance.jobs import test_gc_pinned_readers, test_odd_data
+from tests.integration.formats.lance.jobs import test_odd_data
+from tests.integration.formats.lance.jobs.gc import test_gc_pinned_readers
 from tests.integration.formats.lance.log import test_region_writer
 
 if TYPE_CHECKING:
