@@ -28,14 +28,14 @@ check: $(VENV)/.dev  ## Check style, types, layers, and run the unit tests (unde
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m pytest -q -n 2 -m "not s3" tests/unit
 
-test: $(VENV)/.dev  ## Run what a change must pass (7 minutes on 2 idle cores; narrow it with PYTEST_ARGS="-k words")
+test: $(VENV)/.dev  ## Run what a change must pass (15 minutes on 2 idle cores; narrow it with PYTEST_ARGS="-k words")
 	@$(BIN)/python -m pytest -m "not campaign and not long and not spark" $(PYTEST_ARGS)
 
 # CAMPAIGN_SEED=N runs other random cases than the last time. FAULT_PARTS, SIM_HISTORIES and others say how many: tests/README.md.
 campaigns: $(VENV)/.dev  ## Run what make test leaves out: random and exhaustive runs, long tests, Spark (25 minutes)
 	@$(BIN)/python -m pytest -m "campaign or long or spark" $(PYTEST_ARGS)
 
-test-all: test campaigns test-airflow  ## Run every test there is (35 minutes)
+test-all: test campaigns test-airflow  ## Run every test there is (45 minutes)
 
 # Airflow pins more than a hundred packages of its own, so it gets an environment of its own.
 test-airflow: $(AIRFLOW_VENV)/.ready  ## Run operators, sensor and example DAG in a real Airflow (some minutes; SHORT=1: without its services)
