@@ -182,7 +182,8 @@ class BranchSteps(Steps):
         return self._on_branch()
 
     def _crash_on_branch(self) -> bool:
-        at, after = self.rng.randint(1, max(CALLS.values())), self.rng.random() < 0.5
+        most, after = self.rng.randint(1, max(CALLS.values())), self.rng.random() < 0.5
+        at = 1 + most**2 // 200  # most jobs on a branch have little to do
         self._say(f"{'after' if after else 'before'} call {at}")
         try:
             self._on_branch(lambda store: DyingStore(store, at, after=after))
