@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(f"The ways have other rows: {[(month.way, month.rows) for month in months]}")
         print_months(shape, months)
         if told.charts:
+            told.charts.mkdir(parents=True, exist_ok=True)
             (told.charts / f"life-{shape.slug}.svg").write_bytes(chart(months))
 
 
