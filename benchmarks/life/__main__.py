@@ -35,8 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--short", action="store_true", help="small tables, three days, without lancedb")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"of a day  [default: {ROUNDS}; short: 2]")
     parser.add_argument("--days", type=int, metavar="N", help=f"of the month  [default: {DAYS}; short: 3]")
-    parser.add_argument("--only", action="append", metavar="NAME", help="only this table (repeatable)")
-    parser.add_argument("--way", action="append", metavar="NAME", help="only this way (repeatable)")
+    names = sorted({shape.name for shape in (*SHAPES, *SHORT)})
+    parser.add_argument("--only", action="append", choices=names, help="only this table (repeatable)")
+    every = [NOTHING, PYLANCE, LANCEDB, OURS]
+    parser.add_argument("--way", action="append", choices=every, help="only this way (repeatable)")
     parser.add_argument("--lancedb", metavar="PYTHON", help=f"an interpreter that has it  [default: install {RELEASE}]")
     parser.add_argument("--results", type=Path, metavar="FOLDER", help="keep results; what is there does not run again")
     parser.add_argument("--charts", type=Path, metavar="FOLDER", help="write a chart for each table")
