@@ -244,7 +244,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def _one(self) -> bool:
         first = self.rfile.readline().split()
-        if len(first) < 2:  # noqa: PLR2004 - the client closed the connection
+        if len(first) < 2:  # noqa: PLR2004 - a request is not shorter: the client closed the connection
             return False
         method, target = (one.decode() for one in first[:2])
         headers = dict(_headers(self.rfile))

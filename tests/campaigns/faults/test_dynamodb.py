@@ -10,6 +10,7 @@ import itertools
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -118,7 +119,7 @@ def test_every_write_of_a_job(dynamo_table: DynamoTable, monkeypatch: pytest.Mon
         if (at + CAMPAIGN_SEED) % PARTS:
             continue
         table = _copy(dynamo_table)
-        beside = DynamoPlan(at, fault, lambda table=table: _append(table))  # type: ignore[misc]
+        beside = DynamoPlan(at, fault, partial(_append, table))
         try:
             with beside.active(), suppress(Killed, MemwalOpsError):
                 run(table)

@@ -70,13 +70,13 @@ class _History:
     trail: list[str] = field(default_factory=list)
 
     def step(self) -> None:
-        steps: list[tuple[int, Callable[[], object]]] = [
+        steps: list[tuple[int, Any]] = [
             (4, self.append), (2, self.delete), (1, self.pylance_compacts), (1, self.pylance_cleans), (2, self.restore),
             (2, self.tag), (1, self.index), (2, self.open_elsewhere), (3, self.old_handle), (3, self.unfinish),
             (1, self.lost_manifest), (8, self.job), (2, self.old_table), (1, self.branch), (3, self.on_branch),
         ]  # fmt: skip
         chosen = self.random.choices([one for _, one in steps], [weight for weight, _ in steps])[0]
-        self.trail.append(chosen.__name__)  # type: ignore[attr-defined]
+        self.trail.append(chosen.__name__)
         chosen()
 
     def fresh(self) -> list[int]:

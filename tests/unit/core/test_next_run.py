@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memwal_ops.core.job import JobSpec
 from memwal_ops.core.next_run import MAX_RATES, NextRun, describe_next_run, next_run, rates_of
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.formats.lance.specs import CATCHUP, COMPACT, MERGE
@@ -54,7 +55,8 @@ def test_the_rates_of_past_runs_are_of_those_that_wrote() -> None:
 
 
 @pytest.mark.parametrize("spec", [COMPACT, CATCHUP])
-def test_the_metrics_of_a_debt_are_declared(spec: object) -> None:
-    debt = spec.debt  # type: ignore[attr-defined]
+def test_the_metrics_of_a_debt_are_declared(spec: JobSpec) -> None:
+    debt = spec.debt
+    assert debt is not None
     names = {debt.due, debt.rows, debt.bytes_written, debt.bytes_read, *([debt.checks] if debt.checks else [])}
-    assert names <= spec.backlog_metrics.keys()  # type: ignore[attr-defined]
+    assert names <= spec.backlog_metrics.keys()
