@@ -38,7 +38,7 @@ def content_security_policy() -> str:
     """The policy of every page. A server adds ``frame-ancestors``, which a page cannot set itself."""
     digest = b64encode(hashlib.new(_HASH, _style().encode()).digest()).decode()
     return (
-        f"default-src 'none'; style-src '{_HASH}-{digest}'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src '{_HASH}-{digest}'; img-src 'self' data:; base-uri 'none'; form-action 'self'"
     )
 
 

@@ -106,7 +106,7 @@ class HttpServer:
         metrics: returns the text for Prometheus.
         status: returns the document of ``/api/v1/status``.
         runs: returns the newest runs, by table, job, failed and limit.
-        pages: returns the page of any other path; None if there is none.
+        pages: returns the page of any other path and its query string; None if there is none.
         allowed_hosts: host names that requests may have in their ``Host`` header, besides its own.
     """
 
@@ -120,7 +120,7 @@ class HttpServer:
         metrics: Callable[[], bytes],
         status: Callable[[], Mapping[str, Any]],
         runs: Callable[..., list[dict[str, Any]]],
-        pages: Callable[[str], Page | None] = lambda _: None,
+        pages: Callable[[str, str], Page | None] = lambda *_: None,
         allowed_hosts: Iterable[str] = (),
     ) -> None:
         """Bind the address, and start to serve.
@@ -201,8 +201,8 @@ class HttpServer:
                 case "/api/v1/runs":
                     return _json(200, {"runs": self._runs(**_filters(parts.query))})
                 case _:
-                    if (page := self._pages(parts.path)) is not None:
-                        return 200, page.kind, page.body, page.policy
+                    if (page := self._pages(parts.path, parts.query)) is not None:
+                        return page.status, page.kind, page.body, page.policy
                     return _json(404, {"error": "Try /, /healthz, /readyz, /metrics, /api/v1/status or /api/v1/runs."})
         except ValueError as error:
             return _json(400, {"error": str(error)})

@@ -29,11 +29,13 @@ from memwal_ops.supervisor.observe.findings import (
     service_findings,
 )
 from memwal_ops.supervisor.observe.table_view import answers_view, figures_of, history_view, view_of
+from memwal_ops.supervisor.observe.viewer import ANONYMOUS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from memwal_ops.supervisor.observe.status_document import StatusDocument
+    from memwal_ops.supervisor.observe.viewer import Viewer
     from memwal_ops.supervisor.scheduling.discovery import Fault
 
 _RELOAD_SECONDS = 15
@@ -49,11 +51,12 @@ _SVG_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The response to a request: its type, body, and the Content-Security-Policy that it needs."""
+    """The response to a request: its type, body, the Content-Security-Policy that it needs, and its status code."""
 
     kind: str
     body: bytes
     policy: str = "default-src 'none'"
+    status: int = 200
 
 
 class Pages:
@@ -87,8 +90,9 @@ class Pages:
         self._file = file
         self._charts: dict[str, tuple[float, bytes]] = {}
 
-    def page_at(self, path: str) -> Page | None:
-        """Return the page of a path; None if there is none."""
+    def page_at(self, path: str, query: str = "", viewer: Viewer = ANONYMOUS) -> Page | None:
+        """Return the page of a path and a query string, for someone who looks at it; None if there is none."""
+        del query, viewer  # no page depends on them yet
         if path == "/":
             return Page("text/html; charset=utf-8", self.fleet(), _with_ancestors())
         if path.startswith(_RUNBOOKS):
@@ -101,6 +105,10 @@ class Pages:
             return Page("image/svg+xml", self._chart(name, samples), _SVG_POLICY) if samples else None
         body = self.table(name)
         return None if body is None else Page("text/html; charset=utf-8", body, _with_ancestors())
+
+    def sign_in(self, error: str = "") -> Page:
+        """Return the page that asks for a token; ``error``: why the last one was refused."""
+        return Page("text/html; charset=utf-8", render("sign_in", error=error, refresh=None), _with_ancestors())
 
     def fleet(self) -> bytes:
         """Return the page of all tables, the worst first."""
