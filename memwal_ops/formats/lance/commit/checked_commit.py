@@ -60,7 +60,7 @@ def commit_checked(
         LeaseLostError: the run may publish nothing any more.
         MemwalOpsError: pylance failed.
     """
-    if table.location.scheme == "s3" and not any(meta.path == CHECKED_MARK for meta in table.listed.files):
+    if table.location.scheme == "s3" and not table.listed.has(CHECKED_MARK):
         table.store.put_if_absent(CHECKED_MARK, b"{}\n")
     versions = _CheckedVersions(table, check)
 

@@ -71,9 +71,13 @@ class VersionPage:
     has_detached: bool = True
     at: float = field(default_factory=time.time, compare=False)
 
+    def has(self, path: str) -> bool:
+        """Whether the page shows a file: certain for a name that sorts before all manifests, as those of marks do."""
+        return any(meta.path == path for meta in self.files)
+
     def has_hint(self) -> bool | None:
         """Whether there is a hint of the newest version, as on local files; None: not known from this page."""
-        return any(meta.path == VERSION_HINT for meta in self.files) or (False if self.complete else None)
+        return self.has(VERSION_HINT) or (False if self.complete else None)
 
 
 def list_page(store: Store) -> VersionPage:
@@ -93,7 +97,7 @@ def is_left_by_checked_commit(store: Store, listed: VersionPage, path: str) -> b
 
     One request for each staged manifest of a table that has :data:`CHECKED_MARK`.
     """
-    if not any(meta.path == CHECKED_MARK for meta in listed.files):
+    if not listed.has(CHECKED_MARK):
         return False
     try:
         transaction = decode_version_manifest(store.get(path)).transaction

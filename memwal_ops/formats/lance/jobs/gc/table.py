@@ -100,7 +100,7 @@ def staged_candidates(rules: Rules) -> Iterator[LanceCandidate]:
     """Staged manifests of a table whose versions are, or were, recorded in DynamoDB: those of commits that lost."""
     store, listed = rules.table.store, rules.table.listed
     entries = manifest_entries(store)
-    if entries is None and not any(meta.path.endswith(f"/{MOVED}") for meta in listed.files):
+    if entries is None and not listed.has(f"{VERSIONS_FOLDER}/{MOVED}"):
         return
     for meta in store.list(VERSIONS_FOLDER):
         if not is_staged(meta.path):
