@@ -36,7 +36,7 @@ def test_every_job_is_registered() -> None:
     assert jobs
     elsewhere = {spec.load for spec in job_specs("lance").values() if spec.reads_only}
     elsewhere.add("memwal_ops.formats.lance.jobs.adopt.job")  # killed after every write in its own test
-    # The tables here are not of the legacy layout, whose jobs have their own: tests/integration/formats/lance/legacy.
+    # Not of the legacy layout, whose jobs have their own: tests/integration/formats/lance/jobs/legacy.
     elsewhere |= {
         name for name in jobs if name.startswith((f"{package.__name__}.legacy_", f"{package.__name__}.migrate_"))
     }

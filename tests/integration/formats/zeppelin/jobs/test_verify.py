@@ -129,7 +129,7 @@ def test_each_damage_is_named(
     found = findings(made)
     assert (severity, check) in {(one["severity"], one["check"]) for one in found}
     named = {one["runbook"] for one in found} - {None}
-    assert all((Path(__file__).parents[4] / page).exists() for page in named)
+    assert all((Path(__file__).parents[5] / page).exists() for page in named)
     if severity == "error":
         assert named <= {runbook(code) for code in range(100)}
         assert named

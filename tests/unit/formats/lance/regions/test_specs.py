@@ -27,7 +27,7 @@ from memwal_ops.formats.lance.regions.specs import (
 )
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.formats.lance.wire.region_fields import decode_field, encode_field, field_type, type_name
-from tests.unit.formats.lance.wire.region_specs import expression, spec_of, value_type, values
+from tests.unit.formats.lance.regions.region_specs import expression, spec_of, value_type, values
 
 _MASK = 2**32 - 1
 

@@ -16,7 +16,7 @@ from memwal_ops.formats.lance.regions.specs import (
     region_values,
 )
 from memwal_ops.formats.lance.wire.region_fields import field_type
-from tests.unit.formats.lance.wire.region_specs import expression, spec_of, values
+from tests.unit.formats.lance.regions.region_specs import expression, spec_of, values
 
 
 @pytest.mark.req("S0-085", "S0-086")
