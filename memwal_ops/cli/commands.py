@@ -24,7 +24,7 @@ _LAZY = {
         "memwal_ops.cli.check:check",
         "One line and an exit code from 0 to 3, for Nagios.",
     ),
-    "config": ("memwal_ops.cli.config:config", "Check a configuration; copy examples, units, alert rules."),
+    "config": ("memwal_ops.cli.config:config", "Write and check configurations; print their units."),
     "demo": ("memwal_ops.cli.demo:demo", "Make a table, maintain it, and prove that nothing was lost."),
     "doctor": (
         "memwal_ops.cli.doctor:doctor",

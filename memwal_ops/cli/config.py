@@ -1,4 +1,4 @@
-"""``memwal-ops config``: check a configuration file and explain its errors; copy the files that the package brings."""
+"""``memwal-ops config``: write configuration files, check them, and print the units that run them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import click
 
 import memwal_ops
 from memwal_ops.cli.completion import FILE
+from memwal_ops.cli.config_init import init
+from memwal_ops.cli.config_units import cron, kubernetes, systemd
 from memwal_ops.cli.options import json_output
 from memwal_ops.cli.printing import echo_result, error_document
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError
@@ -26,11 +28,16 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.config.effective import Settings
 
 _BROUGHT = ("configs", "systemd")
+_MORE = (init, systemd, cron, kubernetes)
 
 
-@click.group(short_help="Check a configuration; copy examples, units, alert rules.")
+@click.group(short_help="Write and check configurations; print their units.")
 def config() -> None:
-    """Check configuration files of memwal-ops run, and copy the files that the package brings."""
+    """Write and check configuration files of memwal-ops run, and write the units and manifests that run them."""
+
+
+for _command in _MORE:
+    config.add_command(_command)
 
 
 @config.command(short_help="Explain every error, or show the effective configuration.")

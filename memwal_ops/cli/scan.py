@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -16,12 +13,13 @@ from memwal_ops.cli.options import json_output, storage_options
 from memwal_ops.cli.past_runs import RunHistory
 from memwal_ops.cli.printing import echo_result, page_path
 from memwal_ops.cli.process import open_table
+from memwal_ops.cli.table_entries import absolute, namespace_entry, quoted
 from memwal_ops.core.bad_answers import PAGE
 from memwal_ops.core.outlook import describe_outlooks
 from memwal_ops.core.registry import branches, format_of_folder, short_name
 from memwal_ops.core.scan import Scanned, Skipped, scan_table, skipped_stub, tables_of_database
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, NotALanceTableError, TableNotFoundError
-from memwal_ops.storage.catalogs import Catalog, is_catalog, is_secret_property
+from memwal_ops.storage.catalogs import Catalog, is_catalog
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.resolve import branch_uri
 from memwal_ops.supervisor.observe.findings import CRITICAL, DEFAULT_LIMITS, WARNING, WORDS
@@ -67,11 +65,11 @@ def scan(
         raise InvalidUsageError("Give URIs of tables, or --database DIR, or --namespace URI.")
     if namespace is not None:
         catalog = Catalog.from_uri(namespace, storage_options)
-        tables, entries = [catalog.uri(name) for name in catalog.tables()], [_namespace(catalog)]
+        tables, entries = [catalog.uri(name) for name in catalog.tables()], [namespace_entry(catalog)]
         nothing = f"No table found in {catalog.uri()}: its list is empty."
     elif database is not None:
         tables, skipped = tables_of_database(database, storage_options)
-        entries = [f"database: {_quoted(_absolute(database))}"]
+        entries = [f"database: {quoted(absolute(database))}"]
         nothing = f"No table found in {database}: it has no folder NAME.lance."
     else:
         tables, entries, nothing = list(uris), [], ""
@@ -84,7 +82,7 @@ def scan(
     scanned = sorted((one for one in found if isinstance(one, Scanned)), key=lambda one: not one.answers)
     skipped += [one for one in found if isinstance(one, Skipped)]
     opened = [one for one in scanned if one.revision is not None]
-    entries = entries or [f"uri: {_quoted(_absolute(one.uri))}" for one in opened if not _branch_of(one.uri)]
+    entries = entries or [f"uri: {quoted(absolute(one.uri))}" for one in opened if not _branch_of(one.uri)]
     branched = any(_branch_of(one.uri) for one in scanned)
     configuration = _configuration(entries, branched=branched) if entries else ""
     document = {
@@ -227,30 +225,8 @@ def _size(count: int) -> str:
     return size_text(count) if count else ""
 
 
-def _namespace(catalog: Catalog) -> str:
-    """The entry of a catalog; a secret is left to an environment variable."""
-    properties = [f"{_quoted(key)}: {_property(key, value)}" for key, value in catalog.properties.items()]
-    path = f", path: [{', '.join(map(_quoted, catalog.path))}]" if catalog.path else ""
-    return f"namespace: {{impl: {catalog.impl}, properties: {{{', '.join(properties)}}}{path}}}"
-
-
-def _property(key: str, value: str) -> str:
-    if is_secret_property(key, value):
-        return f'"${{{re.sub("[^A-Z0-9]+", "_", key.upper())}}}"'
-    return _quoted(_absolute(value) if key == "root" else value)
-
-
 def _configuration(entries: Sequence[str], *, branched: bool) -> str:
     """The YAML of a service. What deletes is off by default, and versions are kept for a week."""
     more = ["    branches: all"] if branched else []
     jobs = ["defaults:", "  jobs:", "    expire: {apply: true}", "    gc: {apply: true}"]
     return "\n".join([*jobs, "tables:", *(line for entry in entries for line in (f"  - {entry}", *more)), ""])
-
-
-def _absolute(place: str) -> str:
-    return place.rstrip("/") if "://" in place else os.path.abspath(os.path.expanduser(place))
-
-
-def _quoted(text: str) -> str:
-    """A YAML string; ``$`` is doubled, since a configuration file substitutes variables."""
-    return json.dumps(text.replace("$", "$$"), ensure_ascii=False)
