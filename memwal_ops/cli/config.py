@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 import memwal_ops
-from memwal_ops.cli.completion import FILE
 from memwal_ops.cli.config_init import init
+from memwal_ops.cli.config_option import config_argument
 from memwal_ops.cli.config_units import cron, kubernetes, systemd
 from memwal_ops.cli.options import json_output
 from memwal_ops.cli.printing import echo_result, error_document
@@ -19,7 +19,7 @@ from memwal_ops.errors import InvalidConfigError, InvalidUsageError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.document import Problem, place_text
 from memwal_ops.supervisor.config.effective import DEFAULT
-from memwal_ops.supervisor.config.loader import ConfigProblemsError, default_config_path, load_settings
+from memwal_ops.supervisor.config.loader import ConfigProblemsError, load_settings
 from memwal_ops.text import counted, printable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ for _command in _MORE:
 
 
 @config.command(short_help="Explain every error, or show the effective configuration.")
-@click.argument("file", type=FILE, default=default_config_path)
+@config_argument
 @json_output
 def check(file: str, as_json: bool) -> int:
     """Check FILE: explain every error with its line and a fix, or print the effective configuration.

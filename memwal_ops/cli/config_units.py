@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import click
 
 import memwal_ops
-from memwal_ops.cli.completion import FILE
+from memwal_ops.cli.config_option import config_argument
 from memwal_ops.cli.output_file import written_file
 from memwal_ops.cli.printing import echo
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.locations import split_query
 from memwal_ops.storage.redaction import is_secret_key
-from memwal_ops.supervisor.config.loader import default_config_path, load_settings
+from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.config.model import HttpConfig
 from memwal_ops.version import __version__
 
@@ -43,14 +43,13 @@ _SUPERVISOR_BYTES = 512 << 20
 _HOMES, _TEMPORARY = ("/home/", "/root/", "/run/user/"), ("/tmp/", "/var/tmp/")  # noqa: S108 - places that systemd hides
 _WILD = re.compile(r"[*?\[]")
 
-_file = click.argument("file", type=FILE, default=default_config_path)
 _output = click.option("-o", "--output", metavar="FILE", help="Write it to FILE instead of stdout.")
 _force = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 _user = click.option("--user", metavar="NAME", help="The user that runs it.")
 
 
 @click.command(short_help="Print the systemd unit of a configuration.")
-@_file
+@config_argument
 @_user
 @_output
 @_force
@@ -73,7 +72,7 @@ def systemd(file: str, user: str | None, output: str | None, *, force: bool) -> 
 
 
 @click.command(short_help="Print the line for cron of a configuration.")
-@_file
+@config_argument
 @_user
 @click.option(
     "--mailto", metavar="ADDRESS", default="root", show_default=True, help="Who gets the report of a failure."
@@ -97,7 +96,7 @@ def cron(file: str, user: str | None, mailto: str, output: str | None, *, force:
 
 
 @click.command(short_help="Print the Kubernetes manifests of a configuration.")
-@_file
+@config_argument
 @click.option(
     "--image", metavar="IMAGE", help="The container image, for example registry.example.com/memwal-ops:0.1.0."
 )
