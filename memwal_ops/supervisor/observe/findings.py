@@ -29,7 +29,7 @@ _LATE_WARNING, _LATE_CRITICAL = 3, 10
 _MIN_INTERVAL = 60.0
 _FAILURES_CRITICAL = 3
 _ENDINGS = {"failed": "failed", "died": "died", "hung": "hung"}
-_DEFERRED = frozenset({"window", "budget", "lease", "earlier"})
+_DEFERRED = frozenset({"window", "budget", "lease", "earlier", "paused"})
 _MAX_BLOCKED = 3
 _BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked.md"
 _JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alerts/MemwalOpsJobFailing.md"
@@ -251,6 +251,7 @@ WAITS = {
     "window": "its window",
     "budget": "its budget",
     "earlier": "another job's first run",
+    "paused": "the end of its pause",
 }
 
 

@@ -133,6 +133,7 @@ class FleetStatus:
             "clock_skew_seconds": None if in_service is None else in_service["clock_skew_seconds"],
             "blocked": blocked,
             "answers": self._answers(table) if in_service is None else in_service["answers"],
+            "paused": None if in_service is None else in_service.get("paused"),
             "jobs": {
                 name: self._job(Entry(table, jobs[name], now), leases.get(name), known.get(name), now, figures)
                 for name in sorted(jobs)

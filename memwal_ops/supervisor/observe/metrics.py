@@ -36,7 +36,7 @@ _LEASE_STATES = ("free", "held", "elsewhere")
 _BOTH = ("succeeded", "failed")
 _OUTCOMES = ("succeeded", "partial", *FAILURES)
 _SKIPS = ("held", "shared", "unchanged", "not_due")
-_DEFERRED = ("window", "budget")
+_DEFERRED = ("window", "budget", "paused")
 
 
 class Metrics:
@@ -237,7 +237,7 @@ class _StatusCollector(Collector):
         ):
             yield self._gauge(name, text, [(key, _amount(of, name)) for key, of in jobs], "table", "job")
         deferred = [(key, float(of["waiting_for"] in _DEFERRED)) for key, of in jobs]
-        text = "1 if the job is due, and deferred by a closed window or a spent budget."
+        text = "1 if the job is due, and deferred by a closed window, a spent budget or a pause."
         yield self._gauge("deferred", text, deferred, "table", "job")
         states = [((*key, state), float(of["lease"]["state"] == state)) for key, of in jobs for state in _LEASE_STATES]
         text = "1 for the state of the lease: free, held (by this service), elsewhere."

@@ -12,8 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
-    from memwal_ops.supervisor.observe.status_document import JobStatus, LeaseStatus, PoolStatus, TableStatus
+    from memwal_ops.supervisor.observe.status_document import (
+        JobStatus,
+        LeaseStatus,
+        PauseStatus,
+        PoolStatus,
+        TableStatus,
+    )
     from memwal_ops.supervisor.scheduling.scheduler import Scheduler
+    from memwal_ops.supervisor.state.pauses import Scope
     from memwal_ops.supervisor.state.tables import Entry, TableState
 
 
@@ -56,11 +63,18 @@ def _table(
         "look_error": state.error,
         "clock_skew_seconds": scheduler.skews.get(state.table.name),
         "answers": [dict(one) for entry in state.entries.values() for one in entry.answers],
+        "paused": paused(scheduler, (state.table.name,)),
         "jobs": {
-            name: job_status(entry, now, mono, fires(*entry.key), state.figures)
+            name: job_status(entry, now, mono, fires(*entry.key), state.figures, paused(scheduler, entry.key))
             for name, entry in sorted(state.entries.items())
         },
     }
+
+
+def paused(scheduler: Scheduler, scope: Scope) -> PauseStatus | None:
+    """Return the pause of exactly a scope."""
+    pause = scheduler.pauses.of(scope, scheduler.clock.now())
+    return None if pause is None else pause.to_json()
 
 
 def job_status(
@@ -69,11 +83,12 @@ def job_status(
     mono: float,
     fires: datetime | None = None,
     figures: Mapping[str, float] | None = None,
+    pause: PauseStatus | None = None,
 ) -> JobStatus:
     """Return the status of a job on a table.
 
     ``fires``: when its timer fires, which a run by backlog does not change; without a timer it follows from the last
-    run. ``figures``: the backlog of the table.
+    run. ``figures``: the backlog of the table. ``pause``: the job's own.
     """
     schedule, run = entry.settings.schedule, entry.run
     if fires is None and schedule is not None:
@@ -102,6 +117,7 @@ def job_status(
         "next_run": None
         if (costs := next_run(entry.settings.job, figures or {}, entry.rates)) is None
         else costs.to_json(),
+        "paused": pause,
         "pid": None if run is None else run.worker.pid,
         "lease": _lease(entry, now),
     }

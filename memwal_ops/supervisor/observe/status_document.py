@@ -22,10 +22,20 @@ class LeaseStatus(TypedDict):
     elsewhere_seconds: float
 
 
+class PauseStatus(TypedDict):
+    """A pause: ``until`` None: until it is resumed."""
+
+    until: str | None
+    reason: str
+    by: str
+    since: str
+
+
 class JobStatus(TypedDict):
     """A job on a table. Times are ISO 8601, UTC; None: never, or unknown.
 
     ``next_run``: see :class:`memwal_ops.core.next_run.NextRun`; None for a job whose metrics do not show it.
+    ``paused``: its own pause; its table and the fleet may be paused, too.
     """
 
     state: str
@@ -46,6 +56,7 @@ class JobStatus(TypedDict):
     running_seconds: float
     backoff_seconds: float
     next_run: dict[str, Any] | None
+    paused: PauseStatus | None
     pid: int | None
     lease: LeaseStatus
 
@@ -67,6 +78,7 @@ class TableStatus(TypedDict):
     look_error: str | None
     clock_skew_seconds: float | None
     answers: list[dict[str, Any]]
+    paused: PauseStatus | None
     jobs: dict[str, JobStatus]
 
 
@@ -105,6 +117,7 @@ class ServiceStatus(TypedDict):
     ready: bool
     stopping: bool
     leases: bool
+    paused: PauseStatus | None
     state_dir: str
     state_error: str | None
     config: ConfigStatus

@@ -44,13 +44,14 @@ def choose(
     now: datetime,
     over_budget: Callable[[Entry], bool],
     must_wait: Callable[[Entry], bool],
+    is_paused: Callable[[Entry], bool],
 ) -> Entry | None:
     """Return the entry to run next, or None; set ``waiting`` of every queued entry."""
     best: Entry | None = None
     for entry in entries:
         if entry.state != QUEUED:
             continue
-        entry.waiting = _waits_for(entry, now, over_budget, must_wait)
+        entry.waiting = "paused" if is_paused(entry) else _waits_for(entry, now, over_budget, must_wait)
         if entry.waiting == "worker" and (best is None or _order(entry) < _order(best)):
             best = entry
     return best
@@ -62,15 +63,15 @@ def _waits_for(
     """Return what keeps a queued entry from starting; ``earlier`` is an upstream job, ``worker`` a free worker."""
     if entry.not_before is not None and now < entry.not_before:
         return "lease" if entry.other is not None else "backoff"
-    if not is_open(entry.settings.windows, now, entry.settings.zone):
+    if not entry.at_once and not is_open(entry.settings.windows, now, entry.settings.zone):
         return "window"
-    if over_budget(entry):
+    if not entry.at_once and over_budget(entry):
         return "budget"
     return "earlier" if must_wait(entry) else "worker"
 
 
-def _order(entry: Entry) -> tuple[datetime, datetime, tuple[str, str]]:
+def _order(entry: Entry) -> tuple[bool, datetime, datetime, tuple[str, str]]:
     due = entry.due or _NEVER
     if entry.settings.job.reads_only and entry.due is not None and entry.settings.schedule is not None:
         due += entry.settings.schedule.period(due)
-    return due, entry.started or _NEVER, entry.key
+    return not entry.at_once, due, entry.started or _NEVER, entry.key

@@ -12,8 +12,9 @@ import itertools
 import queue
 import random
 import threading
+from concurrent.futures import Future
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.job import POOLS
@@ -42,6 +43,7 @@ from memwal_ops.supervisor.state.outcomes import (
     error_fields,
     log_fields,
 )
+from memwal_ops.supervisor.state.pauses import Pauses
 from memwal_ops.supervisor.state.recorder import RunRecorder
 from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, Entry, RunState, TableState
 from memwal_ops.supervisor.workers.protocol import RunRequest, lease_document
@@ -60,6 +62,9 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.workers.leasing import LeaseClient
     from memwal_ops.supervisor.workers.pools import Pools, WorkerProcess
 
+_ASK_SECONDS = 10.0
+_Answer = TypeVar("_Answer")
+
 
 class Scheduler:
     """The event loop of one supervisor (see the module).
@@ -68,6 +73,7 @@ class Scheduler:
         settings: the effective configuration.
         history: where runs are recorded.
         leases: the lease client; None if leases are disabled.
+        pauses: what is paused; None: nothing is.
         once: run what is due once: no retries, no repeated polls.
     """
 
@@ -83,8 +89,10 @@ class Scheduler:
         supervisor: str,
         clock: Clock | None = None,
         once: bool = False,
+        pauses: Pauses | None = None,
     ) -> None:
         """Nothing runs yet."""
+        self.pauses = Pauses() if pauses is None else pauses
         self.settings = settings
         self.pools = pools
         self.leases = leases
@@ -126,6 +134,28 @@ class Scheduler:
     def on_message(self, worker: WorkerProcess, message: dict[str, Any] | None) -> None:
         """Take a message of a worker; None: the worker has exited."""
         self.post(lambda: self._on_worker_message(worker, message))
+
+    def ask(self, question: Callable[[], _Answer], timeout: float = _ASK_SECONDS) -> _Answer:
+        """Call ``question`` on the scheduler's thread, and return its result, or raise what it raised.
+
+        Raises:
+            TimeoutError: the loop did not call it in time; it will not be called any more.
+        """
+        answer: Future[_Answer] = Future()
+
+        def reply() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(question())
+                except Exception as error:  # noqa: BLE001 - it is the caller's
+                    answer.set_exception(error)
+
+        self.post(reply)
+        try:
+            return answer.result(timeout)
+        except TimeoutError:
+            answer.cancel()
+            raise
 
     # -- the scheduler's thread
 
@@ -180,6 +210,17 @@ class Scheduler:
             return
         if entry.state == IDLE:
             entry.state, entry.due, entry.why, entry.waiting = QUEUED, self.clock.now(), why, "worker"
+
+    def cancel(self, entry: Entry, by: str) -> bool:
+        """Ask the run of a job to stop after its current step; a second time, end it at once, and return True."""
+        run = entry.run
+        assert run is not None  # noqa: S101 - the caller checked it
+        run.cancelled_by = run.cancelled_by or by
+        if run.ended_by == "cancel":
+            self._watchdog.end(entry, "abort")
+        else:
+            self._watchdog.ask_to_stop(entry, "cancel")
+        return run.ended_by != "cancel"
 
     def on_schedule(self, table: str, job: str) -> None:
         """Queue a job that is due by its schedule, unless the next poll may find that there is nothing to do."""
@@ -291,7 +332,7 @@ class Scheduler:
             return
         self.skews[entry.table.name] = (now - lease.written).total_seconds()
         entry.other, entry.other_since = None, None
-        if is_done_elsewhere(entry, lease, self.tables[entry.table.name].polled, now):
+        if not entry.at_once and is_done_elsewhere(entry, lease, self.tables[entry.table.name].polled, now):
             if entry.why != "schedule":
                 self.poll(entry.table.name)
             self._release(entry, lease, None)
@@ -329,6 +370,7 @@ class Scheduler:
             "version": state.version,
             "token": None if lease is None else lease.token,
             "waited_seconds": 0.0 if entry.due is None else round((now - entry.due).total_seconds(), 3),
+            **({} if entry.asked_by is None else {"asked_by": entry.asked_by}),
         }
         number = self._recorder.begin(entry, plan, now)
         request = RunRequest(
@@ -358,7 +400,10 @@ class Scheduler:
         return worker
 
     def _next_entry(self, entries: list[Entry], now: datetime) -> Entry | None:
-        return choose(entries, now, self._recorder.is_over_budget, self._must_wait)
+        return choose(entries, now, self._recorder.is_over_budget, self._must_wait, self._is_paused)
+
+    def _is_paused(self, entry: Entry) -> bool:
+        return self.pauses.covering(*entry.key, self.clock.now()) is not None
 
     def _must_wait(self, entry: Entry) -> bool:
         """Whether another job on its table must run before."""
@@ -377,9 +422,11 @@ class Scheduler:
             self.pools.forget(worker)
             if worker.request is not None:
                 self._on_worker_exit(worker)
-        elif message["type"] in {"began", "progress"}:
+        elif message["type"] in {"began", "progress", "log"}:
             entry = self._runs.get(message["id"])
             if entry is not None and entry.run is not None:
+                if message["type"] == "log":
+                    entry.run.log.append(message["line"])
                 entry.run.progress = self.clock.monotonic()
                 if message["type"] == "began":
                     # The time that the process took to start does not count as the job's.
@@ -408,7 +455,7 @@ class Scheduler:
         run, entry.run = entry.run, None
         assert run is not None  # noqa: S101 - it is in flight
         self._runs = {number: running for number, running in self._runs.items() if running is not entry}
-        self._recorder.finish(entry, run.number, now, outcome, details)
+        self._recorder.finish(entry, run.number, now, outcome, {**details, "log": [*run.log]})
         if entry.settings.job.reads_only:
             answers = answers_of(details.get("report"), now.isoformat(timespec="milliseconds"))
             entry.answers = entry.answers if answers is None else answers
@@ -449,6 +496,7 @@ class Scheduler:
         """Update a job's entry after a run: its outcome, its failures, and when the next run may begin."""
         entry.outcome, entry.finished, entry.ended = outcome, now, self.clock.monotonic()
         entry.state, entry.due, entry.waiting = IDLE, None, None
+        entry.asked_by, entry.at_once = None, False
         if self._once:
             self.codes.append(code)
         if outcome in {*COMPLETED, *FAILURES}:

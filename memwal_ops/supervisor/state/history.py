@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMPLETED = ("succeeded", "partial")
 FAILURES = ("failed", "died", "hung")
-INTERRUPTED = ("stopped", "killed", "lost")
+INTERRUPTED = ("stopped", "killed", "lost", "cancelled")
 # Due again at the next start; after a lost lease, the job is its new holder's.
 RESUMED = ("stopped", "killed")
 FAILED_OUTCOMES = ("partial", *FAILURES, "lost", "killed")
@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS runs (
     "table" TEXT NOT NULL, uri TEXT NOT NULL, job TEXT NOT NULL, supervisor TEXT NOT NULL,
     why TEXT NOT NULL, started REAL NOT NULL, finished REAL, outcome TEXT NOT NULL,
     exit_code INTEGER, decision TEXT, reason TEXT, error TEXT, remedy TEXT,
-    plan TEXT NOT NULL, figures TEXT, phases TEXT, versions TEXT, report TEXT
+    plan TEXT NOT NULL, figures TEXT, phases TEXT, versions TEXT, report TEXT, log TEXT
 );
 CREATE INDEX IF NOT EXISTS runs_by_job ON runs ("table", job, started);
 CREATE INDEX IF NOT EXISTS runs_by_time ON runs (started);
@@ -109,6 +109,8 @@ class History:
             connection.execute("PRAGMA synchronous=NORMAL")
             _check_version(connection, path)
             connection.executescript(_SCHEMA)
+            if "log" not in {row[1] for row in connection.execute("PRAGMA table_info(runs)")}:
+                connection.execute("ALTER TABLE runs ADD COLUMN log TEXT")  # of a release before it; that reads on
             connection.execute(f"PRAGMA user_version={_VERSION}")
         except (OSError, sqlite3.Error) as error:
             raise HistoryError(f"The history {path} cannot be opened: {error}.") from error
@@ -168,7 +170,7 @@ class History:
 
     def finish(self, number: int, now: datetime, outcome: str, **details: Any) -> None:
         """Record the end of a run; ``details`` are columns. A failed write is repeated before the next one."""
-        documents = ("figures", "phases", "versions", "report")
+        documents = ("figures", "phases", "versions", "report", "log")
         values = {
             name: json.dumps(value, default=str) if name in documents and value is not None else value
             for name, value in details.items()
@@ -233,10 +235,22 @@ class History:
         return float(row["ran"])
 
     def runs(
-        self, *, table: str | None = None, job: str | None = None, failed: bool = False, limit: int = 50
+        self,
+        *,
+        table: str | None = None,
+        job: str | None = None,
+        failed: bool = False,
+        outcome: str | None = None,
+        before: int | None = None,
+        limit: int = 50,
+        offset: int = 0,
     ) -> list[dict[str, Any]]:
-        """Return runs as documents, the newest first."""
-        wheres, values = ["1"], []
+        """Return runs as documents, the newest first.
+
+        ``before``: only those before the run with this number; ``offset``: without the newest so many.
+        """
+        wheres: list[str] = ["1"]
+        values: list[Any] = []
         if table is not None:
             wheres.append('("table"=? OR uri=?)')
             values += [table, table]
@@ -246,11 +260,26 @@ class History:
         if failed:
             wheres.append(f"outcome IN ({', '.join('?' * len(FAILED_OUTCOMES))})")
             values += FAILED_OUTCOMES
+        if outcome is not None:
+            wheres.append("outcome=?")
+            values.append(outcome)
+        if before is not None:
+            # By the same order as the list; a run that was pruned has no later one than its number.
+            wheres.append("(started, id) < (ifnull((SELECT started FROM runs WHERE id=?), 9e99), ?)")
+            values += [before, before]
         rows = self._read(
-            f"SELECT * FROM runs WHERE {' AND '.join(wheres)} ORDER BY started DESC, id DESC LIMIT ?",  # noqa: S608 - our own words
-            (*values, limit),
+            f"SELECT * FROM runs WHERE {' AND '.join(wheres)} ORDER BY started DESC, id DESC LIMIT ? OFFSET ?",  # noqa: S608 - our own words
+            (*values, limit, offset),
         )
         return [_document(row) for row in rows]
+
+    def run(self, number: int) -> dict[str, Any] | None:
+        """Return one run with the lines of its log; None: there is none with this number."""
+        rows = self._read("SELECT * FROM runs WHERE id=?", (number,))
+        if not rows:
+            return None
+        log = rows[0]["log"] if "log" in rows[0].keys() else None  # noqa: SIM118 - a row of sqlite3
+        return {**_document(rows[0]), "log": [] if log is None else json.loads(log)}
 
     def tables(self) -> set[str]:
         """Return the names of all tables that were ever configured, and the URIs of those with runs."""

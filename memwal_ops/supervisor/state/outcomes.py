@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
 """Log levels by outcome; all others are INFO."""
 STOPPED: Mapping[str, Any] = {"reason": "stopped", "error": "The service stopped.", "remedy": None}
+CANCELLED = ("cancel", "abort")
+"""Why a run ends that someone cancelled; by ``abort``, at once."""
 _RESULT_COLUMNS = ("decision", "figures", "phases", "versions", "report")
 _WHY = ("reason", "error", "remedy")
 
@@ -27,6 +29,8 @@ def classify_result(entry: Entry, result: Mapping[str, Any]) -> tuple[str, dict[
     outcome = str(result["outcome"])
     if outcome == "stopped" and ended_by in {"hung", "timeout"}:
         outcome, details = "hung", error_fields(_hung(entry, ended_by))
+    elif outcome == "stopped" and ended_by in CANCELLED:
+        outcome, details = "cancelled", _cancelled(entry)
     elif outcome == "stopped" and ended_by == "lost":
         outcome, details = "lost", error_fields(LeaseLostError("The lease was lost while the job ran."))
     else:
@@ -40,6 +44,11 @@ def classify_result(entry: Entry, result: Mapping[str, Any]) -> tuple[str, dict[
         if failed is not None:
             details |= {"reason": str(failed["reason"]), "error": str(failed.get("detail"))}
     return outcome, details | {name: result[name] for name in _RESULT_COLUMNS}
+
+
+def _cancelled(entry: Entry) -> dict[str, Any]:
+    by = "" if entry.run is None else entry.run.cancelled_by
+    return {"reason": "cancelled", "error": f"{by} cancelled the run; what it published stays.", "remedy": None}
 
 
 def _failed_part(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -56,6 +65,8 @@ def classify_exit(entry: Entry, pid: int, status: int | None, memory: int | None
         return "hung", error_fields(_hung(entry, ended_by))
     if ended_by == "stop":
         return "stopped", dict(STOPPED)
+    if ended_by in CANCELLED:
+        return "cancelled", _cancelled(entry)
     if ended_by == "lost":
         return "lost", error_fields(LeaseLostError("The lease was lost while the job ran."))
     why = f"was killed: it exceeded its memory limit of {memory} bytes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 IDLE, QUEUED, LEASING, RUNNING = "idle", "queued", "leasing", "running"
 WATCH = "watch"
+MAX_LOG_LINES = 200
 
 
 @dataclass(slots=True)
@@ -33,7 +35,9 @@ class RunState:
         began: when the request was sent to the worker; from ``working`` on, when the worker began it.
         progress: when it last made progress.
         cpu: processor seconds of the worker at that time.
-        ended_by: why the supervisor ends it: hung, timeout, memory, lost or stop.
+        ended_by: why the supervisor ends it: hung, timeout, memory, lost, stop, cancel, or abort (cancelled at once).
+        cancelled_by: who cancelled it.
+        log: the last lines that its worker logged.
         signalled: when the worker was asked to end it.
         before: the table's fingerprint and the job's settings before it, see :attr:`Entry.unchanged_since`.
     """
@@ -49,6 +53,8 @@ class RunState:
     before: tuple[str, JobSettings] | None = None
     killed: bool = False
     working: bool = False
+    cancelled_by: str = ""
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))
 
 
 @dataclass(slots=True)
@@ -57,9 +63,11 @@ class Entry:
 
     Attributes:
         due: since when it is due (wall clock); None if it is not.
-        why: what made it due: ``schedule``, ``when: ...``, ``retry``, ``answers``.
+        why: what made it due: ``schedule``, ``when: ...``, ``retry``, ``answers``, ``request``.
+        asked_by: who asked for the run that is due or in flight; None: nobody did.
+        at_once: it runs before others, in a closed window, and beyond its budget.
         not_before: it does not start before this time (wall clock).
-        waiting: what it waits for: window, backoff, budget, lease, worker, or earlier (an upstream job).
+        waiting: what it waits for: paused, window, backoff, budget, lease, worker, or earlier (an upstream job).
         lease: the lease that this supervisor holds for it.
         renewed: when that was last renewed, monotonic; ``renew_at``: when to renew it next.
         other: the lease that another supervisor holds; ``other_since``: since when it has prevented a run.
@@ -81,6 +89,8 @@ class Entry:
     state: str = IDLE
     due: datetime | None = None
     why: str = ""
+    asked_by: str | None = None
+    at_once: bool = False
     not_before: datetime | None = None
     waiting: str | None = None
     run: RunState | None = None

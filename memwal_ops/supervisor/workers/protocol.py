@@ -1,8 +1,8 @@
 """The messages between the supervisor and its worker processes: one JSON document per line, over pipes.
 
 To the worker: ``run``, ``poll``, ``stop`` (no further step), ``quit``. From it: ``ready``, ``began``,
-``progress``, ``done``. Storage options are sent this way and not as arguments, which every user of a machine can
-read.
+``progress``, ``log`` (a line of a run), ``done``. Storage options are sent this way and not as arguments, which every
+user of a machine can read.
 """
 
 from __future__ import annotations

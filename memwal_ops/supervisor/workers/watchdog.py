@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.workers.pools import Pools, WorkerProcess
 
 _KILL_SECONDS = 5.0
+CANCEL_SECONDS = 60.0
+"""How long a run that was cancelled may finish its current step."""
+_GENTLY = ("stop", "cancel")
 _START_SECONDS = 120.0
 # A store that hangs must not prevent the polls of all other tables.
 _POLL_SECONDS = 300.0
@@ -52,7 +55,9 @@ class Watchdog:
             assert run is not None  # noqa: S101 - it is in flight
             self._renew(entry, mono)
             if run.signalled is not None:
-                if run.ended_by != "stop" and mono - run.signalled > _KILL_SECONDS and not run.killed:
+                if run.ended_by == "cancel" and mono - run.signalled > CANCEL_SECONDS:
+                    self.end(entry, "abort")
+                elif run.ended_by not in _GENTLY and mono - run.signalled > _KILL_SECONDS and not run.killed:
                     run.killed = True
                     run.worker.signal(signal.SIGKILL)
                 continue
@@ -67,13 +72,13 @@ class Watchdog:
             elif mono - run.progress > entry.settings.hung_after.total_seconds() + (
                 0 if run.working else _START_SECONDS
             ):
-                self._end(entry, "hung")
+                self.end(entry, "hung")
             elif (
                 entry.settings.timeout is not None
                 and run.working
                 and mono - run.began > entry.settings.timeout.total_seconds()
             ):
-                self._end(entry, "timeout")
+                self.end(entry, "timeout")
 
     def _renew(self, entry: Entry, mono: float) -> None:
         lease, client = entry.lease, self._leases
@@ -94,7 +99,7 @@ class Watchdog:
             late = self._clock.monotonic() - entry.renewed > lease.ttl.total_seconds()
             if isinstance(error, LeaseLostError) or late:
                 self._log.warning("lease_lost", table=entry.table.name, job=entry.settings.name, error=str(error))
-                self._end(entry, "lost")
+                self.end(entry, "lost")
             else:
                 entry.renew_at = self._clock.monotonic() + _RENEW_AGAIN_SECONDS
 
@@ -108,10 +113,10 @@ class Watchdog:
             run.signalled = self._clock.monotonic()
             run.worker.send({"do": "stop", "id": run.worker.request})
 
-    def _end(self, entry: Entry, why: str) -> None:
+    def end(self, entry: Entry, why: str) -> None:
         """End a run: SIGTERM now, SIGKILL 5 seconds later."""
         run = entry.run
-        if run is not None and run.ended_by in {None, "stop"}:
+        if run is not None and run.ended_by in {None, *_GENTLY}:
             run.ended_by = why
             run.signalled = self._clock.monotonic()
             run.worker.quitting = True

@@ -43,10 +43,11 @@ from memwal_ops.supervisor.workers.child_processes import (
 from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
 from memwal_ops.supervisor.workers.protocol import RELEASE_VARIABLE, Result, bounded, encode, lease_from_document
 from memwal_ops.supervisor.workers.validation import amounts, checked_report, whole_numbers
+from memwal_ops.text import printable
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, MutableMapping
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Table
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 _PROGRESS_SECONDS = 0.3
 _CHECK_SECONDS = 2.0
 _UNEXPECTED = 1
+# Of the log of a run, those sent to the service: a job that logs without end must not keep it busy.
+_MAX_LINES = 2000
+_MAX_LINE = 1000
 # Of the history on a page; a report has more.
 _REVISIONS = 20
 NOT_APPLICABLE = "not_applicable"
@@ -71,6 +75,7 @@ class Worker:
         self._terminated = threading.Event()
         self._progress_sent = 0.0
         self._current: int | None = None
+        self._lines = 0
         self._pid = os.getpid()
 
     def work(self) -> None:
@@ -85,6 +90,7 @@ class Worker:
             if request["do"] == "quit":
                 return
             self._current = request["id"]
+            self._lines = _MAX_LINES if request["do"] == "run" else 0
             self._send({"type": "began", "id": request["id"]})
             structlog.contextvars.bind_contextvars(job=request.get("job", "poll"), table=request["uri"])
             try:
@@ -171,6 +177,13 @@ class Worker:
             remaining=_remaining(table, spec, run),
         )
 
+    def record(self, _: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Send an event of the log to the service, which keeps the last ones of a run; a processor of structlog."""
+        if self._current is not None and self._lines > 0 and os.getpid() == self._pid:
+            self._lines -= 1
+            self._send({"type": "log", "id": self._current, "line": _line(level, event)})
+        return event
+
     def _progress(self) -> None:
         now = time.monotonic()
         if now - self._progress_sent > _PROGRESS_SECONDS:
@@ -211,6 +224,18 @@ class _Listener:
         """Report progress, and stop here if the service asked for it."""
         self._heartbeat()
         self._checkpoint()
+
+
+def _line(level: str, event: Mapping[str, Any]) -> str:
+    """Return an event as one line: time, level, event, and its fields."""
+    first = f"{event.get('timestamp', '')} {event.get('level', level)} {event.get('event', '')}"
+    rest = (f"{key}={value}" for key, value in event.items() if key not in {*_FIRST, *_BOUND})
+    return printable(" ".join([first, *rest])[:_MAX_LINE])
+
+
+_FIRST = ("timestamp", "level", "event")
+# Each line of a run has the same.
+_BOUND = ("job", "table")
 
 
 def _remaining(table: Table, spec: JobSpec, run: RunContext) -> Mapping[str, float] | None:
@@ -311,7 +336,10 @@ def main() -> None:
     become_subreaper()
     with suppress(JobPluginError):  # each request fails with it
         all_job_specs()
-    Worker(sys.stdin.buffer, out).work()
+    worker = Worker(sys.stdin.buffer, out)
+    processors = structlog.get_config()["processors"]
+    structlog.configure(processors=[*processors[:-1], worker.record, processors[-1]])
+    worker.work()
     terminate_children()
     sys.stderr.flush()
     os._exit(0)  # the thread that reads stdin cannot be ended, and Python's own exit waits for it
