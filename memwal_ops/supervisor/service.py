@@ -21,18 +21,23 @@ from memwal_ops.core.leases import Holder
 from memwal_ops.errors import HistoryError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.redaction import redact
+from memwal_ops.supervisor.actions import Actions
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.http.audit import Audit
+from memwal_ops.supervisor.http.server import HttpServer
+from memwal_ops.supervisor.http.tls import Certificate
+from memwal_ops.supervisor.http.tokens import token_file_of
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat
-from memwal_ops.supervisor.observe.http import HttpServer
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.pages import Pages
-from memwal_ops.supervisor.observe.status import status_of
+from memwal_ops.supervisor.observe.status import paused, status_of
 from memwal_ops.supervisor.observe.systemd import Notifier
 from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 from memwal_ops.supervisor.scheduling.timers import Timers
 from memwal_ops.supervisor.state.directory import StateDir, history_path, state_dir
 from memwal_ops.supervisor.state.history import History
+from memwal_ops.supervisor.state.pauses import FLEET, Pauses
 from memwal_ops.supervisor.workers.leasing import LeaseClient
 from memwal_ops.supervisor.workers.pools import Pools
 from memwal_ops.version import __version__
@@ -67,6 +72,7 @@ class Service:
         Raises:
             AlreadyRunningError: another supervisor uses the state folder.
             HistoryError: the state folder or the history cannot be written.
+            InvalidConfigError: the tokens or the certificate cannot be used.
             InvalidUsageError: the HTTP address cannot be bound.
         """
         self._log = get_logger(__name__)
@@ -88,6 +94,7 @@ class Service:
         self._notifier = Notifier(os.environ)
         self._state = StateDir(state_dir(settings.config, os.environ))
         try:
+            pauses = Pauses(self._state.path)
             self._history = History.open(history_path(settings.config, os.environ))
             killed = self._history.mark_killed(self._started)
         except MemwalOpsError:
@@ -113,6 +120,7 @@ class Service:
             heartbeat=self._heartbeat,
             supervisor=self._holder.name,
             once=once,
+            pauses=pauses,
         )
         self._timers = Timers(self.scheduler, settings.config.misfire_grace)
         try:
@@ -216,6 +224,7 @@ class Service:
                 "ready": self.ready()[0],
                 "stopping": self._stop_began is not None,
                 "leases": self.scheduler.leases is not None,
+                "paused": paused(self.scheduler, FLEET),
                 "state_dir": self._state.path,
                 "state_error": self._state.fault() or self._history.fault,
                 "config": {
@@ -376,6 +385,12 @@ class Service:
             format_of=self._format_of,
             file=settings.path,
         )
+        tokens = token_file_of(http, os.environ)
+        if tokens is not None:
+            tokens.tokens()  # raises if it cannot be used
+        certificate = None
+        if http.tls_certificate is not None and http.tls_key is not None:
+            certificate = Certificate(*map(os.path.expanduser, (http.tls_certificate, http.tls_key)))
         return HttpServer(
             http.host,
             http.port,
@@ -384,8 +399,14 @@ class Service:
             metrics=self._metrics.expose,
             status=self.status,
             runs=self._history.runs,
+            run=self._history.run,
             pages=pages.page_at,
+            sign_in=pages.sign_in,
             allowed_hosts=http.allowed_hosts,
+            actions=Actions(self.scheduler),
+            tokens=tokens,
+            audit=Audit(self._state.path),
+            certificate=certificate,
         )
 
     def _samples(self, name: str) -> Sequence[tuple[float, float]]:

@@ -187,6 +187,15 @@ class HttpConfig(Model):
     host: str = "127.0.0.1"
     port: Annotated[Whole, Field(ge=0, le=65535)] = 9464
     allowed_hosts: list[str] = Field(default_factory=list)
+    token_file: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
+    @model_validator(mode="after")
+    def _pair(self) -> HttpConfig:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("give both tls_certificate and tls_key, or neither")
+        return self
 
 
 class HistoryConfig(Model):

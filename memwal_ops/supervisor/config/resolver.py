@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -29,12 +30,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.core.job import JobSpec
-    from memwal_ops.supervisor.config.model import Config, NamespaceConfig, ScheduleConfig, TableConfig
+    from memwal_ops.supervisor.config.model import Config, HttpConfig, NamespaceConfig, ScheduleConfig, TableConfig
 
 # The longest time between two polls of an idle table, unless configured: alerts fire at 30 minutes.
 _IDLE_FACTOR, _MAX_IDLE_POLL = 10, timedelta(minutes=10)
 _SCHEMES = SCHEMES - {"memory"}
 _WILD = re.compile(r"[*?\[]")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Resolver:
@@ -51,6 +59,7 @@ class Resolver:
         """Return the settings; what is invalid is added to the document's problems."""
         self._check_secrets(("defaults", "storage_options"), self._config.defaults.storage_options)
         self._check_heartbeat(("heartbeat", "url"), self._config.heartbeat.url)
+        self._warn_of_strangers(self._config.http)
         names = [self._name(entry) for entry in self._config.tables]
         tables = tuple(self._table(number, name) for number, name in enumerate(names))
         for number, name in enumerate(names):
@@ -370,6 +379,22 @@ class Resolver:
                         "Write ${NAME}, and give the value in the service's environment.",
                     )
                 )
+
+    def _warn_of_strangers(self, http: HttpConfig) -> None:
+        """Warn where other machines reach the service, and read what it sends, or cannot be told from its operators."""
+        if not http.enabled or _is_loopback(http.host):
+            return
+        place: Place = ("http", "host")
+        where = f"Other machines reach the service on {http.host or 'all addresses'}"
+        line = self._document.line(place)
+        if http.token_file is None:
+            message = f"{where}, and anyone there reads its status; no http.token_file says who may act, so nobody may."
+            fix = "Bind it to 127.0.0.1, or keep strangers out of that network. To act, name a file of tokens."
+            self._warnings.append(Problem(place, line, message, fix))
+        if http.tls_certificate is None:
+            message = f"{where} without TLS: tokens and status cross the network in plain text."
+            fix = "Give http.tls_certificate and http.tls_key, or put a proxy with TLS before 127.0.0.1."
+            self._warnings.append(Problem(place, line, message, fix))
 
     def _check_heartbeat(self, place: Place | None, url: str | None) -> None:
         if url is None:

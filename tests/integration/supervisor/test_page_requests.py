@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from memwal_ops.supervisor.observe.http import HttpServer
+from memwal_ops.supervisor.http.server import HttpServer
 from tests.support.fleet import fleet, pages_of, status
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def test_pages_charts_and_runbooks_with_their_headers(served: HttpServer) -> Non
     assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
     assert headers["Content-Security-Policy"].endswith("frame-ancestors 'none'")
     assert (headers["Cache-Control"], headers["X-Content-Type-Options"]) == ("no-store", "nosniff")
-    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Referrer-Policy"] == "same-origin"
     links = {*re.findall(r'(?:href|src)="(/[^"]*)"', home)}
     assert {link.split("/")[1] for link in links} == {"tables", "runbooks"}
     kinds = {}

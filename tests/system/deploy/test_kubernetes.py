@@ -106,10 +106,10 @@ def test_ports_probes_and_labels_meet() -> None:
     [container] = template["spec"]["containers"]
     [port] = container["ports"]
     assert port["containerPort"] == config()["http"]["port"] == HttpConfig().port
-    served = (ROOT / "memwal_ops/supervisor/observe/http.py").read_text()
+    served = (ROOT / "memwal_ops/supervisor/http/reading.py").read_text()
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert container[probe]["httpGet"]["port"] == port["name"]
-        assert f'case "{container[probe]["httpGet"]["path"]}":' in served
+        assert f'"{container[probe]["httpGet"]["path"]}"' in served
     labels = template["metadata"]["labels"]
     service, monitor = of("Service"), of("ServiceMonitor")["spec"]
     for selector in (of("Deployment")["spec"]["selector"]["matchLabels"], service["spec"]["selector"]):
@@ -120,7 +120,7 @@ def test_ports_probes_and_labels_meet() -> None:
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     [endpoint] = monitor["endpoints"]
     assert endpoint["port"] in {one["name"] for one in service["spec"]["ports"]}
-    assert f'case "{endpoint["path"]}":' in served
+    assert f'"{endpoint["path"]}"' in served
     assert endpoint["honorLabels"], "see configs/prometheus/prometheus.yaml"
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "memwal-ops", "the alert MemwalOpsDown looks for it"
 

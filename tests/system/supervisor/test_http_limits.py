@@ -17,8 +17,8 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.observe import http as module
-from memwal_ops.supervisor.observe.http import HttpServer
+from memwal_ops.supervisor.http import connections as module
+from memwal_ops.supervisor.http.server import HttpServer
 from tests.support.service import configure, service
 from tests.support.waiting import PATIENCE, until
 
@@ -35,7 +35,7 @@ def serve(host: str = "127.0.0.1", allowed_hosts: tuple[str, ...] = ()) -> HttpS
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     """Where no request ends because it took long."""
-    monkeypatch.setattr(module, "_REQUEST_SECONDS", 3600.0)
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 3600.0)
     server = serve()
     yield server
     server.close()
@@ -86,7 +86,7 @@ def test_idle_clients_are_limited_and_block_no_other(served: HttpServer) -> None
 
 def test_a_request_has_a_deadline_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then renews nothing; neither does an answer that is read slowly or never."""
-    monkeypatch.setattr(module, "_REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 2.0)
     server = serve()
     try:
         before, began = connections(), time.monotonic()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from memwal_ops.supervisor.observe.http import HttpServer
+from memwal_ops.supervisor.http.server import HttpServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

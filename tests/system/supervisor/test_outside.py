@@ -19,8 +19,8 @@ from memwal_ops.errors import HistoryError, InvalidUsageError
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat
-from memwal_ops.supervisor.observe.http import HttpServer
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.status import status_of
 from memwal_ops.supervisor.observe.systemd import Notifier

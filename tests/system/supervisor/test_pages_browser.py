@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from memwal_ops.supervisor.observe.http import HttpServer
+from memwal_ops.supervisor.http.server import HttpServer
 from tests.support.fleet import fleet, pages_of, status
 
 if TYPE_CHECKING:

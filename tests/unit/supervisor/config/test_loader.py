@@ -344,3 +344,32 @@ def test_the_longest_time_between_two_polls(tmp_path: Path) -> None:
         found = problems(tmp_path, text)
         assert [one for _, one, _ in found] == [place]
         assert "shorter than poll" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("http", "warned"),
+    [
+        ("{}", []),
+        ("{host: localhost}", []),
+        ("{host: '::1'}", []),
+        ("{host: 0.0.0.0, enabled: false}", []),
+        ("{host: 0.0.0.0}", ["http.token_file", "without TLS"]),
+        ("{host: ''}", ["http.token_file", "without TLS"]),
+        ("{host: 10.1.2.3, token_file: /t}", ["without TLS"]),
+        ("{host: ops.example.org, tls_certificate: /c, tls_key: /k}", ["http.token_file"]),
+        ("{host: '::', token_file: /t, tls_certificate: /c, tls_key: /k}", []),
+    ],
+)
+def test_a_service_that_strangers_reach_is_warned_of(tmp_path: Path, http: str, warned: list[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"http: {http}\ntables: [{{uri: /t}}]\n")
+    found = [problem.message for problem in load_settings(str(file), {}).warnings]
+    assert len(found) == len(warned)
+    assert all(word in text for word, text in zip(warned, found, strict=True))
+
+
+def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("http: {tls_key: /k}\ntables: [{uri: /t}]\n")
+    with pytest.raises(ConfigProblemsError, match=r"Give both tls_certificate and tls_key"):
+        load_settings(str(file), {})

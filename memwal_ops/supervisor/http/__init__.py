@@ -1,0 +1,1 @@
+"""Serve pages, health, metrics, status and actions over HTTP."""

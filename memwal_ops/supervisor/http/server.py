@@ -1,0 +1,213 @@
+"""Serve pages, health, metrics, status and actions over HTTP.
+
+Reading needs no password: it binds to 127.0.0.1 by default, and serves only requests for its own host names, so that no
+page in a browser reads it by DNS rebinding. Acting needs a token (:mod:`memwal_ops.supervisor.http.access`).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from memwal_ops.errors import HistoryError, InvalidUsageError
+from memwal_ops.log import get_logger
+from memwal_ops.storage.redaction import redact
+from memwal_ops.supervisor.actions import ActionConflictError, UnknownTargetError
+from memwal_ops.supervisor.http.access import Access
+from memwal_ops.supervisor.http.acting import acting_routes, check_fields
+from memwal_ops.supervisor.http.audit import Audit
+from memwal_ops.supervisor.http.connections import BoundedServer
+from memwal_ops.supervisor.http.exchange import FORM, HttpError, Response, json_response
+from memwal_ops.supervisor.http.handler import Handler
+from memwal_ops.supervisor.http.host_names import HostNames
+from memwal_ops.supervisor.http.reading import Sources, reading_routes
+from memwal_ops.supervisor.http.routing import Routes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from memwal_ops.supervisor.actions import Actions
+    from memwal_ops.supervisor.http.exchange import Request
+    from memwal_ops.supervisor.http.routing import Route
+    from memwal_ops.supervisor.http.tls import Certificate
+    from memwal_ops.supervisor.http.tokens import TokenFile
+    from memwal_ops.supervisor.observe.pages import Page
+    from memwal_ops.supervisor.observe.viewer import Viewer
+
+_SIGN_IN, _SIGN_OUT = "/sign-in", "/sign-out"
+_PAGE_METHODS = ["GET", "HEAD"]
+# What a redirect goes to: a path of this service, and not the host that // or /\ would begin.
+_OWN_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")
+
+_STATUSES: Mapping[type[Exception], int] = {
+    UnknownTargetError: 404,
+    ActionConflictError: 409,
+    ValueError: 400,
+    HistoryError: 503,
+    TimeoutError: 503,
+}
+
+
+class HttpServer:
+    """Serves on background threads.
+
+    Args:
+        alive, ready, metrics, status, runs, run: see :class:`Sources`.
+        pages: returns the page of any other path and its query string, for a viewer; None if there is none.
+        sign_in: returns the page that asks for a token; given why the last one was refused.
+        allowed_hosts: host names that requests may have in their ``Host`` header, besides its own.
+        actions: what can be done; None: nothing.
+        tokens: who may do it; None: nobody.
+        audit: records who did what.
+        certificate: for TLS; None: without.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        alive: Callable[[], tuple[bool, str]],
+        ready: Callable[[], tuple[bool, str]],
+        metrics: Callable[[], bytes],
+        status: Callable[[], Mapping[str, Any]],
+        runs: Callable[..., list[dict[str, Any]]],
+        run: Callable[[int], dict[str, Any] | None] = lambda _: None,
+        pages: Callable[[str, str, Viewer], Page | None] = lambda *_: None,
+        sign_in: Callable[[str], Page] | None = None,
+        allowed_hosts: Iterable[str] = (),
+        actions: Actions | None = None,
+        tokens: TokenFile | None = None,
+        audit: Audit | None = None,
+        certificate: Certificate | None = None,
+    ) -> None:
+        """Bind the address, and start to serve.
+
+        Raises:
+            InvalidUsageError: the address cannot be bound.
+        """
+        self._pages, self._sign_in_page = pages, sign_in
+        self._names = HostNames(host, allowed_hosts)
+        self._access = Access(tokens, self._names)
+        self._audit = audit or Audit(None)
+        sources = Sources(alive, ready, metrics, status, runs, run)
+        acting = () if actions is None else acting_routes(actions)
+        self._routes = Routes([*reading_routes(sources, lambda: self._routes), *acting])
+        try:
+            self._server = BoundedServer((host, port), Handler, self.response_to, certificate)
+        except OSError as error:
+            raise InvalidUsageError(
+                f"The HTTP address {host}:{port} cannot be bound: {error.strerror}.",
+                remedy="Give another http.port or http.host, or http.enabled: false.",
+            ) from error
+        self.host, self.port = host, int(self._server.server_address[1])
+        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def response_to(self, request: Request) -> Response:
+        """Return the response to a request."""
+        try:
+            return self._respond(request)
+        except HttpError as error:
+            return error.response()
+        except tuple(_STATUSES) as error:
+            return json_response(_status_of(error), {"error": redact(str(error) or "The service is busy: ask again.")})
+        except Exception as error:  # noqa: BLE001 - a response must not contain a traceback
+            get_logger(__name__).exception("http_failed", path=request.path[:200])
+            return json_response(500, {"error": redact(f"{type(error).__name__}: {error}")})
+
+    def _respond(self, request: Request) -> Response:
+        self._check_host(request)
+        if request.path in {_SIGN_IN, _SIGN_OUT}:
+            return self._signed(request)
+        route, found, methods = self._routes.find(request.method, request.path)
+        if route is not None and route.read is not None:
+            return route.read(request, found)
+        if route is not None:
+            return self._act(request, route, found)
+        if methods or request.method not in _PAGE_METHODS:
+            allowed = methods or _PAGE_METHODS
+            message = f"Use {' or '.join(allowed)} here." if methods else "Pages are read-only: use GET or HEAD."
+            raise HttpError(405, message, ("Allow", ", ".join(allowed)))
+        page = self._pages(request.path, request.query, self._access.viewer(request))
+        if page is None:
+            raise HttpError(404, "Try /, /healthz, /readyz, /metrics, or the paths in /api/v1/openapi.json.")
+        return _of(page)
+
+    def _check_host(self, request: Request) -> None:
+        hosts = [str(one) for one in request.headers.get_all("Host", [])]
+        foreign = [host for host in hosts if not self._names.is_own(host)]
+        if foreign:
+            message = f"The host {foreign[0][:200]!r} is not a name of this service: use its address, or add the host"
+            raise HttpError(421, f"{message} to http.allowed_hosts.")
+
+    def _act(self, request: Request, route: Route, found: Mapping[str, str]) -> Response:
+        self._access.check_origin(request)
+        fields: dict[str, str] = {}
+
+        def csrf() -> str:
+            fields.update(request.fields())
+            return fields.pop("csrf", "") or str(request.headers.get("X-CSRF-Token") or "")
+
+        caller = self._access.caller(request, csrf)
+        fields = fields or request.fields()
+        after = fields.pop("next", "/")
+        fields.pop("csrf", None)
+        check_fields(route, fields)
+        assert route.act is not None  # noqa: S101 - a route reads or acts
+        target = {"table": found.get("name"), "job": found.get("job")}
+        record = {**target, "fields": dict(fields), "role": caller.role, "session": caller.session}
+        try:
+            status, document = route.act(found, fields, caller)
+        except tuple(_STATUSES) as error:
+            code = _status_of(error)
+            self._audit.record(route.action, code, who=caller.name, client=request.client, error=str(error), **record)
+            raise
+        self._audit.record(route.action, status, who=caller.name, client=request.client, **record)
+        if request.kind == FORM and caller.session:
+            return _see_other(after)
+        return json_response(status, document)
+
+    def _signed(self, request: Request) -> Response:
+        """Sign in or out: the form of a page of ours, and nothing else."""
+        out = request.path == _SIGN_OUT
+        if request.method in _PAGE_METHODS and not out and self._sign_in_page is not None:
+            return _of(self._sign_in_page(""))
+        if request.method != "POST":
+            allowed = "POST" if out else "GET, HEAD, POST"
+            raise HttpError(405, f"Use {allowed} here.", ("Allow", allowed))
+        self._access.check_origin(request)
+        if out:
+            return _see_other("/", self._access.sign_out(request))
+        fields = request.fields()
+        try:
+            token, cookie = self._access.sign_in(request, fields.get("token", ""))
+        except HttpError as error:
+            self._audit.record("sign-in", error.status, who=None, client=request.client)
+            if self._sign_in_page is None or request.kind != FORM:
+                raise
+            page = _of(self._sign_in_page(str(error)))
+            return Response(error.status, page.kind, page.body, page.policy, error.headers)
+        self._audit.record("sign-in", 303, who=token.name, client=request.client, role=token.role)
+        return _see_other(fields.get("next", "/"), cookie)
+
+
+def _status_of(error: Exception) -> int:
+    return next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+
+
+def _of(page: Page) -> Response:
+    return Response(page.status, page.kind, page.body, page.policy)
+
+
+def _see_other(path: str, *headers: tuple[str, str]) -> Response:
+    """Redirect to a path of this service; anything else becomes its first page."""
+    path = quote(path, safe="/?&=%:;,+@!$'()*~-._", errors="replace")
+    target = path if _OWN_PATH.fullmatch(path) else "/"
+    return Response(303, "text/plain; charset=utf-8", b"", headers=(("Location", target), *headers))
