@@ -1,12 +1,13 @@
 """Indexes of several segments: where pylance answers by them as by one, and where it does not.
 
 `catchup` lets new rows have a segment of their own, and merges segments by size tiers. Releases 9 to 13 were seen to
-answer by such indexes, 9.0.1 and 10.0.0 also to update and compact them; 7.0.0 answers rightly, and fails in its own
-`optimize_indices()` ("Index with id ... does not exist").
+answer by such indexes, and to update and compact them; 7.0.0 answers rightly, and fails in its own `optimize_indices()`
+("Index with id ... does not exist", "not implemented").
 
 A segment keeps what it has of a fragment that it does not claim any more, or of a row that moved and kept its id. With
 one segment that is left out, since no segment claims the place. With two, the newer one claims it, and rows are found
-by values that they had before.
+by values that they had before. So `catchup` reads from the files of BTREE, BITMAP and INVERTED indexes whose rows they
+hold, and merges the segments back to the oldest that holds such ones: a merge leaves them out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ import pytest
 BASE, ADDED, TIMES = 2000, 200, 4
 CHANGED = 300
 _CONDITIONS: dict[str, tuple[str, Any, list[str]]] = {
+    "BTREE": (
+        "id",
+        "BTREE",
+        ["id = 5", "id > 2700", "id != 2100", "NOT (id > 10)", "id IN (7, 2100)", "id IS NOT NULL"],
+    ),
+    "BITMAP": ("id", "BITMAP", ["id = 5", "id > 2700", "id != 2100", "id IN (7, 2100)", "id IS NOT NULL"]),
     "NGRAM": ("text", "NGRAM", ["contains(text, 'u2100')", "contains(text, 'u19')", "contains(text, 'u2799')"]),
     "BLOOMFILTER": ("id", "BLOOMFILTER", ["id = 5", "id = 2100", "id = 2799"]),
     "ZONEMAP": ("id", "ZONEMAP", ["id = 5", "id > 2700"]),
@@ -105,6 +112,31 @@ def test_several_segments_answer_as_a_scan(tmp_path: Path, kind: str, stable: bo
     check()
 
 
+def scores(uri: str, word: str) -> list[tuple[int, float]]:
+    asked = {"columns": ["id", "_score"], "full_text_query": word, "limit": 20 * BASE, "fast_search": True}
+    found = lance.dataset(uri).to_table(**asked)
+    return sorted(zip(found["id"].to_pylist(), [round(one, 4) for one in found["_score"].to_pylist()], strict=True))
+
+
+def test_texts_have_the_scores_that_they_have_by_one_segment(tmp_path: Path) -> None:
+    uris = [make(tmp_path / str(number), "text", "INVERTED", segments=number) for number in (1, TIMES + 1)]
+
+    def check() -> None:
+        assert [len(covered(uri)) for uri in uris] == [1, 5]
+        for word in ("u5", "u2100", "odd", "even u2799"):
+            one, several = (scores(uri, word) for uri in uris)
+            assert one == several
+            assert one
+
+    check()
+    for uri in uris:
+        lance.dataset(uri).delete("id % 10 = 3")
+    check()
+    for uri in uris:
+        lance.dataset(uri).optimize.compact_files(materialize_deletions_threshold=0.0)
+    check()
+
+
 def move(uri: str, column: str) -> None:
     """Change rows as an upsert does: they move to a new fragment."""
     del column
@@ -112,12 +144,14 @@ def move(uri: str, column: str) -> None:
     lance.dataset(uri).merge_insert("id").when_matched_update_all().execute(changes)
 
 
-def rewrite(uri: str, column: str) -> None:
-    """Change a column where it is: no index claims the fragment any more."""
+def rewrite(uri: str, column: str, fragment: int = 0) -> None:
+    """Change a column of the first rows of a fragment where it is: no index claims the fragment any more."""
     dataset = lance.dataset(uri)
-    changes = states(CHANGED, "new").select(["id", column])
-    fragment, fields = dataset.get_fragments()[0].update_columns(changes, left_on="id", right_on="id")
-    operation = lance.LanceOperation.Update(updated_fragments=[fragment], fields_modified=fields)
+    place = next(one for one in dataset.get_fragments() if one.fragment_id == fragment)
+    first = place.to_table(columns=["id"])["id"][0].as_py()
+    changes = states(first + CHANGED, "new").slice(first).select(["id", column])
+    fragment_, fields = place.update_columns(changes, left_on="id", right_on="id")
+    operation = lance.LanceOperation.Update(updated_fragments=[fragment_], fields_modified=fields)
     lance.LanceDataset.commit(uri, operation, read_version=dataset.version)
 
 
@@ -135,13 +169,20 @@ def changed(folder: Path, column: str, kind: str, how: Any, *, stable: bool, seg
     return uri
 
 
-def wrong(uri: str, kind: str) -> int:
+def answers_differ(uri: str, condition: str) -> bool:
+    scanner = lance.dataset(uri).scanner
+    found = scanner(columns=["id"], filter=condition).to_table()["id"].to_pylist()
+    right = scanner(columns=["id"], filter=condition, use_scalar_index=False).to_table()["id"].to_pylist()
+    return sorted(found) != sorted(right)
+
+
+def wrong(uri: str, kind: str, condition: str | None = None) -> int:
     """Rows that a query finds by the index, and that do not match."""
     dataset = lance.dataset(uri)
     if kind == "INVERTED":
         found = dataset.to_table(columns=["id"], full_text_query="old", limit=2 * BASE).num_rows
         return found - sum(one.startswith("old") for one in dataset.to_table(columns=["text"])["text"].to_pylist())
-    asked = {"columns": ["id"], "filter": _CHANGED[kind][1]}
+    asked = {"columns": ["id"], "filter": condition or _CHANGED[kind][1]}
     return int(
         dataset.scanner(**asked).to_table().num_rows
         - dataset.scanner(**asked, use_scalar_index=False).to_table().num_rows
@@ -160,9 +201,51 @@ def wrong(uri: str, kind: str) -> int:
     ],
 )
 def test_rows_are_found_by_values_that_they_had(tmp_path: Path, kind: str, column: str, how: Any, stable: bool) -> None:
-    """So these types keep one segment, by which they are right."""
+    """By one segment they are not: so these types keep one on tables with stable row ids."""
     assert wrong(changed(tmp_path, column, kind, how, stable=stable, segments=1), kind) == 0
     assert wrong(changed(tmp_path, column, kind, how, stable=stable, segments=2), kind) > 0
+
+
+@pytest.mark.parametrize(("kind", "column"), [("BTREE", "number"), ("BITMAP", "kind"), ("INVERTED", "text")])
+def test_rows_that_moved_to_another_address_are_found_by_what_they_are(tmp_path: Path, kind: str, column: str) -> None:
+    assert wrong(changed(tmp_path, column, kind, move, stable=False, segments=2), kind) == 0
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["in place", "compacted since"])
+@pytest.mark.parametrize(("kind", "column"), [("BTREE", "number"), ("BITMAP", "kind"), ("INVERTED", "text")])
+def test_a_merge_leaves_out_what_a_segment_does_not_claim(tmp_path: Path, kind: str, column: str, moved: bool) -> None:
+    """Of segments that are older than those which it merges, it leaves out nothing."""
+    uris = [str(tmp_path / f"{merged}.lance") for merged in (1, 2, 3)]
+    for merged, uri in enumerate(uris, 1):
+        dataset = lance.write_dataset(states(BASE, "old"), uri)
+        dataset.create_scalar_index(column, kind, name="one")
+        for first in (BASE, BASE + 600):
+            appended = states(first + 600, "old").slice(first)
+            dataset = lance.write_dataset(appended, uri, mode="append", max_rows_per_file=300)
+            dataset.optimize.optimize_indices(num_indices_to_merge=0)
+        rewrite(uri, column, fragment=1)
+        if moved:
+            lance.dataset(uri).delete("id % 10 = 3")
+            lance.dataset(uri).optimize.compact_files(materialize_deletions_threshold=0.0)
+        lance.dataset(uri).optimize.optimize_indices(num_indices_to_merge=merged)
+        assert len(covered(uri)) == 4 - merged
+    condition = f"{column} = {BASE + 7}" if kind == "BTREE" else None
+    assert wrong(uris[0], kind, condition) > 0
+    assert wrong(uris[1], kind, condition) == wrong(uris[2], kind, condition) == 0
+
+
+def test_lists_that_were_changed_in_place_stay_claimed(tmp_path: Path) -> None:
+    """By one segment, too, until an update reads all rows again: so labels keep one, which each update writes anew."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(states(BASE, "old"), uri).create_scalar_index("tags", "LABEL_LIST", name="one")
+    rewrite(uri, "tags")
+    assert covered(uri) == [[0]]
+    assert answers_differ(uri, _CHANGED["LABEL_LIST"][1])
+    lance.write_dataset(states(BASE + 300, "old").slice(BASE), uri, mode="append")
+    lance.dataset(uri).optimize.optimize_indices(num_indices_to_merge=0)
+    assert answers_differ(uri, _CHANGED["LABEL_LIST"][1])
+    lance.dataset(uri).optimize.optimize_indices(num_indices_to_merge=2)
+    assert not answers_differ(uri, _CHANGED["LABEL_LIST"][1])
 
 
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])

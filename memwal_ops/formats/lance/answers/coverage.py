@@ -6,27 +6,23 @@ row ids of its files, 8 bytes each.
 
 from __future__ import annotations
 
-import json
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from lance.file import LanceFileReader
 
-from memwal_ops.errors import TableCorruptError
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_options
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
-from memwal_ops.formats.lance.indexes.codebook import index_folder
+from memwal_ops.formats.lance.indexes.held_rows import LISTED, MAPPED, fragments_held, row_ids_in
 from memwal_ops.formats.lance.indexes.index_faults import FRAGMENTS_IN, fragments_in
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
 from memwal_ops.formats.lance.wire.row_addresses import fragments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,9 +32,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
 _ROW_ID = "_rowid"
-_IDS = {"BTree": ("page_data.lance", "ids")}
-_MAPS = frozenset({"Bitmap"})
-_MAP_FILE = "bitmap_page_lookup.lance"
 _MAX_ROWS = 8 << 20
 _LOOKED_AT = 256
 _TEXTS = 1 << 14
@@ -65,9 +58,9 @@ class Coverage:
 
 def coverage_bytes(pinned: Pinned, index: AskedIndex, max_bytes: int) -> int:
     """An upper bound of what :func:`coverage_of` reads with the same arguments."""
-    if index.type in FRAGMENTS_IN or (index.type in _MAPS and index.size <= max_bytes):
+    if index.type in FRAGMENTS_IN or (index.type in MAPPED and index.size <= max_bytes):
         return index.size
-    if index.type not in _IDS and index.type != "Inverted" and not index.is_vector:
+    if index.type not in LISTED and not index.is_vector:
         return 0
     cost = 8 * sum(pinned.physical(one) for one in index.covered if pinned.live.get(one))
     return cost if cost <= max_bytes else 0
@@ -100,13 +93,13 @@ def coverage_of(
         return Coverage(unread="a compaction left it to readers to find the rows that it moved")
     stable = bool(table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS)
     cost = 8 * sum(pinned.physical(one) for one in claimed)
-    if index.type in FRAGMENTS_IN or (index.type in _MAPS and not stable and index.size <= max_bytes):
-        read = fragments_in if index.type in FRAGMENTS_IN else _fragments_of_maps
+    if index.type in FRAGMENTS_IN or (index.type in MAPPED and not stable and index.size <= max_bytes):
+        read = fragments_in if index.type in FRAGMENTS_IN else fragments_held
         return Coverage(
             tuple(sorted(one for entry in base.segments for one in _not_held(pinned, entry, read(table, base, entry)))),
             bytes_at_most=index.size,
         )
-    if index.type not in _IDS and index.type != "Inverted" and not index.is_vector:
+    if index.type not in LISTED and not index.is_vector:
         return Coverage(unread=f"files of {index.type} have no list of rows")
     if rows > _MAX_ROWS or cost > max_bytes:
         return Coverage(unread=f"it has {rows:,} rows, more than the budget lets be read")
@@ -122,7 +115,7 @@ def coverage_of(
         ).to_table()
     addresses = live[ROW_ADDRESS].to_numpy()
     ids = addresses if by_address else live[_ROW_ID].to_numpy()
-    lacking = np.sort(addresses[_lacking(table, index, base, addresses, ids, by_segment=not stable)])
+    lacking = np.sort(addresses[_lacking(table, base, addresses, ids, by_segment=not stable)])
     if not lacking.size:
         return Coverage(bytes_at_most=cost)
     text = index.type == "Inverted"
@@ -139,8 +132,7 @@ def coverage_of(
 
 def _lacking(
     table: Table,
-    index: AskedIndex,
-    base: BaseIndex,
+    index: BaseIndex,
     addresses: NDArray[np.uint64],
     ids: NDArray[np.uint64],
     *,
@@ -151,11 +143,11 @@ def _lacking(
     (An update moves rows with stable ids to fragments that it adds to what any segment claims.)
     """
     if not by_segment:
-        parts = [one for entry in base.segments for one in _ids(table, index, entry)]
+        parts = [one for entry in index.segments for one in row_ids_in(table, index, entry)]
         return ~np.isin(ids, np.concatenate([np.empty(0, np.uint64), *parts]))
     lacking = np.zeros(len(ids), bool)
-    for entry in base.segments:
-        held = np.concatenate([np.empty(0, np.uint64), *_ids(table, index, entry)])
+    for entry in index.segments:
+        held = np.concatenate([np.empty(0, np.uint64), *row_ids_in(table, index, entry)])
         claimed = np.isin(fragments_of(addresses), np.array(sorted(covered_by([entry])), np.int64))
         lacking |= claimed & ~np.isin(ids, held)
     return lacking
@@ -163,26 +155,6 @@ def _lacking(
 
 def _not_held(pinned: Pinned, entry: table_pb2.IndexMetadata, held: frozenset[int]) -> frozenset[int]:
     return frozenset(one for one in covered_by([entry]) - held if pinned.live.get(one))
-
-
-def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
-    """The fragments in the row address maps of a bitmap index: of each map a number, then fragment, size and bytes."""
-    path = f"{index_folder(table, entry)}/{_MAP_FILE}"
-    reader = _open(table, path, ["bitmaps"])
-    found: set[int] = set()
-    with lance_errors("read index", path):
-        for batch in reader.read_all(batch_size=1024).to_batches():
-            for value in batch.column("bitmaps").to_pylist():
-                try:
-                    [count] = struct.unpack_from("<I", value)
-                    at = 4
-                    for _ in range(count):
-                        fragment, size = struct.unpack_from("<II", value, at)
-                        found.add(fragment)
-                        at += 8 + size
-                except struct.error as error:
-                    raise TableCorruptError(f"A map of index {index.name} in {path} cannot be decoded.") from error
-    return frozenset(found)
 
 
 def _fragment_ids(addresses: NDArray[np.uint64]) -> list[int]:
@@ -200,28 +172,3 @@ def _values(pinned: Pinned, index: AskedIndex, addresses: NDArray[np.uint64]) ->
         inside = addresses[fragments_of(addresses) == fragment]
         positions += (pinned.starts[fragment] + np.searchsorted(live.to_numpy(), inside)).tolist()
     return pinned.take(sorted(positions), index)[index.column]
-
-
-def _ids(table: Table, index: AskedIndex, entry: table_pb2.IndexMetadata) -> Iterator[NDArray[np.uint64]]:
-    """The row ids in the files of a segment."""
-    folder = index_folder(table, entry)
-    if index.is_vector:
-        names, column = ["auxiliary.idx"], _ROW_ID
-    elif index.type == "Inverted":
-        described = _open(table, f"{folder}/metadata.lance").metadata().schema.metadata or {}
-        parts = json.loads(described.get(b"partitions", b"[]"))
-        names, column = [f"part_{one}_docs.lance" for one in parts], _ROW_ID
-    else:
-        name, column = _IDS[index.type]
-        names = [name]
-    for name in names:
-        path = f"{folder}/{name}"
-        reader = _open(table, path, [column])
-        with lance_errors("read index", path):
-            for batch in reader.read_all(batch_size=65536).to_batches():
-                yield batch.column(column).to_numpy()
-
-
-def _open(table: Table, path: str, columns: list[str] | None = None) -> LanceFileReader:
-    with lance_errors("read index", path):
-        return LanceFileReader(path, storage_options=lance_options(table.location), columns=columns)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage, covered_by, is_nested
+from memwal_ops.formats.lance.indexes.held_rows import fragments_held
 from memwal_ops.formats.lance.indexes.writers import last_client
 from memwal_ops.formats.lance.policy.segments import FLOOR, SegmentDebt, SegmentPolicy, SegmentSize
+from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
+from memwal_ops.formats.lance.wire.index_entries import had_moves
+from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -16,10 +21,12 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
 # The types of which pylance answers rightly by several segments, each with the first release whose own update was seen
-# to keep that: what is found by them is compared with the rows. By those of others, rows are found by values that they
-# no longer have: what an older segment has of a fragment that it does not claim any more counts again once another
-# segment claims it (tests/integration/contracts/test_segments.py).
-_SEGMENTED = {"NGram": 9, "BloomFilter": 9}
+# to keep that (tests/integration/contracts/test_segments.py).
+_SEGMENTED = {"BTree": 9, "Bitmap": 9, "Inverted": 9, "NGram": 9, "BloomFilter": 9}
+# Those of which an answer is what the index holds; by others, what is found is compared with the rows. What a segment
+# holds of a fragment that it does not claim any more counts again once another segment claims the fragment: rows are
+# found by values that they no longer have.
+_EXACT = frozenset({"BTree", "Bitmap", "Inverted"})
 # How many of the newest versions show the release of the table's own writers.
 _VERSIONS = 8
 
@@ -35,23 +42,52 @@ def debts_of(table: Table, options: CatchupOptions) -> Mapping[str, SegmentDebt]
 def segments_to_merge(table: Table, index: BaseIndex, options: CatchupOptions) -> int:
     """How many of the newest segments of an index become one, together with the rows that none covers.
 
-    All of an index that an older release may update, which fails where it has several.
+    All of an index that an older release may update, which fails where it has several. And each that holds rows of a
+    fragment which another segment claims from then on: a merge leaves them out.
     """
     every = len(index.segments)
     again = _policy(table, index, options).merged(_sizes(table, index), _uncovered(table, index))
     if again == every or index.is_vector:
         return again
-    return every if _release(table) < _SEGMENTED.get(index.type, 0) else again
+    if _release(table) < _SEGMENTED.get(index.type, 0):
+        return every
+    return max(again, _back_to_stale(table, index)) if index.type in _EXACT else again
 
 
 def may_have_segments(table: Table, index: BaseIndex) -> bool:
     """Whether an index may have more than one segment."""
-    return index.is_vector or (index.type in _SEGMENTED and not is_nested(index, table.manifest))
+    if index.is_vector:
+        return True
+    if index.type not in _SEGMENTED or is_nested(index, table.manifest):
+        return False
+    return index.type not in _EXACT or _has_addresses(table)
 
 
 def bytes_of(entries: Iterable[table_pb2.IndexMetadata]) -> int:
     """Size of the files of segments, as far as it is recorded."""
     return sum(file.size_bytes for entry in entries for file in entry.files)
+
+
+def _has_addresses(table: Table) -> bool:
+    """Whether what segments hold are addresses of the version's rows, of which it shows whose fragment they are in."""
+    return not table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS and not had_moves(table.manifest)
+
+
+def _back_to_stale(table: Table, index: BaseIndex) -> int:
+    """How many of the newest segments there are back to the oldest that holds rows of a fragment it does not claim.
+
+    Read are the addresses in the files of all segments. All segments, if they cannot be read.
+    """
+    live = frozenset(one.id for one in table.manifest.manifest.fragments)
+    for at, entry in enumerate(index.segments):
+        try:
+            held = fragments_held(table, index, entry)
+        except MemwalOpsError as error:
+            get_logger(__name__).info("index_rows_unread", table=table.location.uri, index=index.name, error=str(error))
+            return len(index.segments)
+        if held & live - covered_by([entry]):
+            return len(index.segments) - at
+    return 0
 
 
 def _policy(table: Table, index: BaseIndex, options: CatchupOptions) -> SegmentPolicy:

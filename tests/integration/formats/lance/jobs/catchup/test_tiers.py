@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import lance
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from memwal_ops import open_table, run_job
@@ -30,6 +31,7 @@ def rows(start: int, end: int) -> pa.Table:
         {
             "id": numbers,
             "text": [f"u{one} word{one % 13}" for one in numbers],
+            "tags": [[f"t{one % 7}"] for one in numbers],
             "in": pa.StructArray.from_arrays([pa.array([f"u{one}" for one in numbers])], ["x"]),
         }
     )
@@ -145,15 +147,119 @@ def test_releases_that_fail_by_several_segments_get_one(uri: str, release: str, 
 
 def test_other_types_keep_one_segment(uri: str) -> None:
     """Why: tests/integration/contracts/test_segments.py."""
-    names = ["by_number", "by_words", "by_x", "by_zone"]
-    lance.dataset(uri).create_scalar_index("id", "BTREE", name="by_number")
-    lance.dataset(uri).create_scalar_index("text", "INVERTED", name="by_words")
+    names = ["by_tag", "by_x", "by_zone"]
+    lance.dataset(uri).create_scalar_index("tags", "LABEL_LIST", name="by_tag")
     lance.dataset(uri).create_scalar_index("in.x", "NGRAM", name="by_x")
     lance.dataset(uri).create_scalar_index("id", "ZONEMAP", name="by_zone")
     for _ in range(2):
         append(uri, UNIT)
         report = run_job(uri, "catchup", indexes=names)
         assert [(one.name, one.segments) for one in report.indexes] == [(name, 1) for name in names]
+    assert_right(uri)
+
+
+EXACT = {"by_number": ("id", "BTREE"), "by_word": ("text", "BITMAP"), "by_words": ("text", "INVERTED")}
+
+
+def exact(folder: Path, *, stable: bool = False, base: int = 2) -> str:
+    """A table with the indexes of which an answer is what they hold, in fragments of :data:`UNIT` rows."""
+    uri = str(folder / "t.lance")
+    dataset = lance.write_dataset(rows(0, base * UNIT), uri, max_rows_per_file=UNIT, enable_stable_row_ids=stable)
+    for name, (column, kind) in EXACT.items():
+        dataset.create_scalar_index(column, kind, name=name)
+    return uri
+
+
+def append_units(uri: str, number: int) -> None:
+    first = lance.dataset(uri).count_rows()
+    lance.write_dataset(rows(first, first + number * UNIT), uri, mode="append", max_rows_per_file=UNIT)
+
+
+def caught_up(uri: str) -> list[list[int]]:
+    """The segments of these indexes after a run; all have the same."""
+    assert run_job(uri, "catchup").decision in {"caught_up", "unchanged"}
+    by_number, *others = (segments(uri, name) for name in EXACT)
+    assert others == [by_number, by_number]
+    return by_number
+
+
+def change_in_place(uri: str, fragment: int) -> None:
+    """Change the indexed columns of some rows where they are: no index claims the fragment any more."""
+    dataset = lance.dataset(uri)
+    place = next(one for one in dataset.get_fragments() if one.fragment_id == fragment)
+    changes = place.to_table(columns=["id"]).slice(0, 200)
+    changes = pa.table({"key": changes["id"], "id": pc.add(changes["id"], 10**6), "text": ["later"] * 200})
+    changed, fields = place.update_columns(changes, left_on="id", right_on="key")
+    operation = lance.LanceOperation.Update(updated_fragments=[changed], fields_modified=fields)
+    lance.LanceDataset.commit(uri, operation, read_version=dataset.version)
+
+
+def test_what_answers_by_itself_is_written_by_tiers(tmp_path: Path) -> None:
+    """After appends, upserts, deletes and compactions, which change no value where it is."""
+    uri = exact(tmp_path, base=8)
+    append_units(uri, 1)
+    assert caught_up(uri) == [[*range(8)], [8]]
+    changes = rows(0, UNIT).set_column(1, "text", pa.array([f"later{one} word1" for one in range(UNIT)]))
+    lance.dataset(uri).merge_insert("id").when_matched_update_all().execute(changes)
+    assert caught_up(uri) == [[*range(8)], [8], [9]]
+    lance.dataset(uri).delete("id % 5 = 2")
+    append_units(uri, 1)
+    assert len(caught_up(uri)) == 4
+    assert run_job(uri, "compact").decision == "compacted"
+    assert len(caught_up(uri)) == 4
+    assert_right(uri)
+    append_units(uri, 4)
+    assert len(caught_up(uri)) == 2, "four times as large as any of those after the first"
+    assert_right(uri)
+
+
+@pytest.mark.parametrize("compacted", [False, True], ids=["in place", "compacted since"])
+def test_segments_with_values_of_before_are_merged(tmp_path: Path, compacted: bool) -> None:
+    """Back to the oldest of them: those before stay as they are."""
+    uri = exact(tmp_path, base=20)
+    append_units(uri, 6)
+    assert caught_up(uri) == [[*range(20)], [*range(20, 26)]]
+    append_units(uri, 2)
+    assert caught_up(uri) == [[*range(20)], [*range(20, 26)], [26, 27]]
+    change_in_place(uri, 20)
+    if compacted:
+        run_job(uri, "compact")
+    append_units(uri, 1)
+    assert len(caught_up(uri)) == 2
+    assert_right(uri)
+
+
+def test_the_oldest_segment_may_have_values_of_before(tmp_path: Path) -> None:
+    uri = exact(tmp_path, base=8)
+    append_units(uri, 1)
+    assert len(caught_up(uri)) == 2
+    change_in_place(uri, 0)
+    assert caught_up(uri) == [[*range(9)]]
+    assert_right(uri)
+
+
+def test_a_run_heals_what_another_process_claimed(tmp_path: Path) -> None:
+    """pylance's own update merges the newest segment with the rows that none covers, whatever older ones hold."""
+    uri = exact(tmp_path, base=8)
+    append_units(uri, 1)
+    caught_up(uri)
+    change_in_place(uri, 0)
+    lance.dataset(uri).optimize.optimize_indices(index_names=["by_number"])
+    assert run_job(uri, "verify", answers=True, index=["by_number"]).findings.kept
+    append_units(uri, 1)
+    assert len(caught_up(uri)) == 1
+    assert_right(uri)
+
+
+def test_addresses_that_readers_translate_are_not_compared(tmp_path: Path) -> None:
+    uri = exact(tmp_path, base=8)
+    append_units(uri, 1)
+    caught_up(uri)
+    lance.dataset(uri).optimize.compact_files(defer_index_remap=True)
+    append_units(uri, 1)
+    assert len(caught_up(uri)) == 1
+    append_units(uri, 1)
+    assert len(caught_up(uri)) == 1
     assert_right(uri)
 
 
@@ -170,4 +276,5 @@ def test_answers_are_right_after_upserts(tmp_path: Path, stable: bool) -> None:
         lance.dataset(uri).merge_insert("id").when_matched_update_all().execute(changes)
         assert run_job(uri, "catchup", answers="strict").decision == "caught_up"
     assert len(segments(uri, "by_ngram")) == 3
+    assert len(segments(uri, "by_btree")) == len(segments(uri, "by_bitmap")) == (1 if stable else 3)
     assert_right(uri)

@@ -1,0 +1,104 @@
+"""Read from the files of an index which rows they hold.
+
+The manifest says which fragments a segment covers; nothing but its files says which rows are in it. Read are only the
+row ids or row addresses, 8 bytes each, of a bitmap index its maps.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+from lance.file import LanceFileReader
+
+from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
+from memwal_ops.formats.lance.files.datasets import lance_options
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.indexes.codebook import index_folder
+from memwal_ops.formats.lance.wire.row_addresses import fragments_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+
+LISTED = frozenset({"BTree", "Inverted"})
+MAPPED = frozenset({"Bitmap"})
+_ROW_ID = "_rowid"
+_IDS = {"BTree": ("page_data.lance", "ids")}
+_MAP_FILE = "bitmap_page_lookup.lance"
+
+
+def row_ids_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> Iterator[NDArray[np.uint64]]:
+    """The row ids in the files of a segment, in parts; of an index that has addresses instead, these.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    folder = index_folder(table, entry)
+    if index.is_vector:
+        names, column = ["auxiliary.idx"], _ROW_ID
+    elif index.type == "Inverted":
+        names, column = [f"part_{one}_docs.lance" for one in _partitions(table, folder) or ()], _ROW_ID
+    else:
+        name, column = _IDS[index.type]
+        names = [name]
+    for name in names:
+        path = f"{folder}/{name}"
+        reader = _open(table, path, [column])
+        with lance_errors("read index", path):
+            for batch in reader.read_all(batch_size=65536).to_batches():
+                yield batch.column(column).to_numpy()
+
+
+def fragments_held(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
+    """The fragments of which the files of a segment have rows, whatever it claims; of an index of row addresses.
+
+    Raises:
+        TableCorruptError: a map cannot be decoded.
+        UnsupportedFeatureError: the files are of an older layout.
+        StorageError: a file cannot be read.
+    """
+    if index.type in MAPPED:
+        return _fragments_of_maps(table, index, entry)
+    if index.type == "Inverted" and _partitions(table, index_folder(table, entry)) is None:
+        raise UnsupportedFeatureError(f"The files of index {index.name} do not list its partitions.")
+    found = (np.unique(fragments_of(ids)).tolist() for ids in row_ids_in(table, index, entry))
+    return frozenset[int]().union(*found)
+
+
+def _partitions(table: Table, folder: str) -> list[int] | None:
+    """The partitions of a segment of a text index; None: an older release made it."""
+    described = _open(table, f"{folder}/metadata.lance").metadata().schema.metadata or {}
+    return json.loads(described[b"partitions"]) if b"partitions" in described else None
+
+
+def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
+    """The fragments in the row address maps of a bitmap index: of each map a number, then fragment, size and bytes."""
+    path = f"{index_folder(table, entry)}/{_MAP_FILE}"
+    reader = _open(table, path, ["bitmaps"])
+    found: set[int] = set()
+    with lance_errors("read index", path):
+        for batch in reader.read_all(batch_size=1024).to_batches():
+            for value in batch.column("bitmaps").to_pylist():
+                try:
+                    [count] = struct.unpack_from("<I", value)
+                    at = 4
+                    for _ in range(count):
+                        fragment, size = struct.unpack_from("<II", value, at)
+                        found.add(fragment)
+                        at += 8 + size
+                except struct.error as error:
+                    raise TableCorruptError(f"A map of index {index.name} in {path} cannot be decoded.") from error
+    return frozenset(found)
+
+
+def _open(table: Table, path: str, columns: list[str] | None = None) -> LanceFileReader:
+    with lance_errors("read index", path):
+        return LanceFileReader(path, storage_options=lance_options(table.location), columns=columns)
