@@ -32,6 +32,7 @@ from memwal_ops.supervisor.observe.findings import (
     job_findings,
     last_run_fault,
     level_of,
+    writer_findings,
 )
 from memwal_ops.supervisor.workers.isolated_polling import poll_isolated
 from memwal_ops.text import counted, counted_as, printable
@@ -242,6 +243,8 @@ def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
         yield fault[0], f"{table['name']}: {fault[1]}"
     for bad in bad_answers(table.get("answers", ())):
         yield CRITICAL if bad.wrong else WARNING, f"{table['name']}: {bad.describe()}"
+    for one in writer_findings(table):
+        yield WARNING, f"{table['name']}: {one['what']}"
     if table["look_error"]:
         yield WARNING, f"{table['name']} cannot be read: {table['look_error']}"
     for job, state in table["jobs"].items():

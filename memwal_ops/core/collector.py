@@ -175,13 +175,16 @@ def collect(
     options: CollectOptions,
     context: RunContext,
     on_candidate: Callable[[CandidateT], None] = lambda _: None,
+    *,
+    drains: bool = True,
 ) -> ReportT:
     """Drain and delete. Safe to kill, to repeat and to run concurrently, if the collectors' proofs are.
 
-    Args: as for :func:`plan`; ``on_candidate`` is called once the outcome of a candidate is known.
+    Args: as for :func:`plan`; ``on_candidate`` is called once the outcome of a candidate is known. ``drains``: False:
+        for a full disk, nothing is written, and what must be drained before it is deleted stays.
     """
     with _recording(report, options, context, on_candidate) as record:
-        run = _Run(report, options.max_deletes, context.guard, record)
+        run = _Run(report, options.max_deletes, context.guard, record, drains=drains)
         for collector in collectors:
             run.collect(collector)
         context.figures["bytes_collected"] += report.deleted_bytes
@@ -245,6 +248,7 @@ class _Run(Generic[CandidateT]):
             refusal does not stop the run: one object alone may be locked.)
         failed_batches: consecutive batches of which nothing could be deleted.
         requests: delete requests made to the store.
+        drains: False: nothing is written, only deleted.
     """
 
     report: GcReport[CandidateT]
@@ -255,12 +259,13 @@ class _Run(Generic[CandidateT]):
     stopped: bool = False
     failed_batches: int = 0
     requests: int = 0
+    drains: bool = True
 
     def collect(self, collector: Collector[CandidateT]) -> None:
         """Drain, then delete one stage after the other."""
         self.part_replaced = None
         with _keep_if_unreadable(collector, self.report, self.record):
-            if not self.stopped and self._replaced is None:
+            if self.drains and not self.stopped and self._replaced is None:
                 self.report.drained += self._call(collector.drain) or 0
             for stage in collector.stages():
                 self._collect_stage(collector, stage)

@@ -31,7 +31,7 @@ Pool = Literal["merge", "build", "collect"]
 Unit = Literal["count", "bytes", "seconds"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
 UNITS: tuple[Unit, ...] = get_args(Unit)
-Role = Literal["backlog", "age", "behind", "blocked"]
+Role = Literal["backlog", "age", "behind", "blocked", "unflushed", "unflushed_age", "last_write"]
 """The meaning of a metric in every format: see :class:`MetricSpec`."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -67,7 +67,9 @@ class MetricSpec:
         per_job: its counter has a label ``job`` in addition to ``table``.
         role: its meaning for code that is independent of formats: ``backlog``: the amount of pending work; ``age``:
             the age of the oldest pending work; ``behind``: the number of parts of the table with pending work;
-            ``blocked``: the number of blocked parts.
+            ``blocked``: the number of blocked parts; ``unflushed``: what writers acknowledged and have not flushed,
+            which no job can process; ``unflushed_age``: the age of the oldest of that; ``last_write``: the time since
+            a writer last wrote.
         detail: the lists of many tables leave it out.
     """
 

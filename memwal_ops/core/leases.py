@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.numbered_records import NumberedRecords, printable
 from memwal_ops.errors import InvalidUsageError, LeaseLostError, MemwalOpsError, ObjectNotFoundError, StorageError
 from memwal_ops.storage.clock import store_clock
+from memwal_ops.storage.disk_full import DiskFullError
 
 if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
@@ -156,7 +157,13 @@ def acquire(store: Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL
         return None, before
     number = 1 if before is None else before.number + 1
     last = None if before is None else before.last
-    lease = _write(store, job, number, _document(number, holder, None, ttl, None, last))
+    document = _document(number, holder, None, ttl, None, last)
+    try:
+        lease = _write(store, job, number, document)
+    except DiskFullError:
+        if not free_space(store):
+            raise
+        lease = _write(store, job, number, document)
     if lease is not None:
         _prune(store, job, lease.number)
     return lease, before
@@ -367,6 +374,21 @@ def _prune(store: Store, job: str, newest: int) -> None:
     if newest % _KEPT == 0:
         records = _records(store, job)
         records.delete_records(number for number in records.written() if number <= newest - _KEPT)
+
+
+def free_space(store: Store) -> int:
+    """Delete the superseded numbers of all leases, for a disk that is full; return how many went.
+
+    They are only kept for operators to look at: the newest ones, which decide, always stay.
+    """
+    freed = 0
+    for job in {meta.path.split("/")[2] for meta in store.list(LEASES_FOLDER) if meta.path.count("/") > 2}:  # noqa: PLR2004 - as above
+        if _JOB.fullmatch(job):
+            records = _records(store, job)
+            old = sorted(records.written())[:-2]
+            records.delete_records(old)
+            freed += len(old)
+    return freed
 
 
 def _time(value: object, written: datetime) -> datetime:

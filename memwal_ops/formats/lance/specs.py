@@ -65,6 +65,27 @@ runbooks/README.md.""",
         "blocked_regions": MetricSpec(
             "count", "Regions that cannot be merged completely.", exported="blocked_regions", role="blocked"
         ),
+        "unflushed_entries": MetricSpec(
+            "count",
+            "Entries of the log whose rows no writer has flushed.",
+            exported="unflushed_entries",
+            role="unflushed",
+            detail=True,
+        ),
+        "unflushed_oldest_seconds": MetricSpec(
+            "seconds",
+            "Age of the oldest of these entries.",
+            exported="unflushed_oldest_seconds",
+            role="unflushed_age",
+            detail=True,
+        ),
+        "seconds_since_last_write": MetricSpec(
+            "seconds",
+            "Seconds since a writer last wrote to the log.",
+            exported="seconds_since_last_write",
+            role="last_write",
+            detail=True,
+        ),
         "regions_blocked": MetricSpec(
             "count", "Regions that the run could not merge completely.", "run", role="blocked"
         ),

@@ -114,6 +114,7 @@ class TableSettings:
     Attributes:
         format: the table's format; None if it must be detected from the table (:func:`discover`).
         poll: how often its backlog is read; idle_poll: the longest time between two polls while it is idle.
+        expect_writes_within: a longer time without a write to its log is a finding; None: any time is as expected.
         by_format: the jobs of each format.
         branches: of each table those that are maintained, too; None: all.
         database: the pattern is that of a LanceDB folder, which also has tables of namespaces.
@@ -133,6 +134,7 @@ class TableSettings:
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
     database: bool = False
     branches: tuple[str, ...] | None = ()
+    expect_writes_within: timedelta | None = None
 
     @property
     def jobs(self) -> Mapping[str, JobSettings]:
@@ -157,6 +159,7 @@ class TableSettings:
         shown |= {f"storage_options.{key}": value for key, value in self.storage_options.items()}
         shown["poll"] = duration_text(self.poll)
         shown["idle_poll"] = duration_text(self.idle_poll)
+        shown["expect_writes_within"] = _plain(self.expect_writes_within)
         return shown
 
 

@@ -118,6 +118,7 @@ class Defaults(Model):
     timezone: str = "UTC"
     poll: Positive = timedelta(seconds=30)
     idle_poll: Positive | None = None
+    expect_writes_within: Positive | None = None
     jobs: dict[str, JobConfig] = Field(default_factory=dict)
 
 
@@ -158,6 +159,7 @@ class TableConfig(Model):
     timezone: str | None = None
     poll: Positive | None = None
     idle_poll: Positive | None = None
+    expect_writes_within: Positive | None = None
     jobs: dict[str, JobConfig] = Field(default_factory=dict)
 
     @model_validator(mode="after")

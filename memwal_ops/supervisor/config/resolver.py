@@ -93,7 +93,7 @@ class Resolver:
         if entry.namespace is not None:
             included, excluded = entry.namespace.include, entry.namespace.exclude
             options |= self._properties(place, entry.namespace, sources)
-        for key in ("poll", "idle_poll"):
+        for key in ("poll", "idle_poll", "expect_writes_within"):
             if getattr(entry, key) is None and key in defaults.model_fields_set:
                 sources[key] = self._source(("defaults", key), "fleet")
         zone_place = (*place, "timezone") if entry.timezone else ("defaults", "timezone")
@@ -113,6 +113,7 @@ class Resolver:
             storage_options=RedactedOptions(options),
             poll=entry.poll or defaults.poll,
             idle_poll=self._idle_poll(place, entry),
+            expect_writes_within=entry.expect_writes_within or defaults.expect_writes_within,
             format=format_name,
             by_format={
                 one: {

@@ -32,6 +32,9 @@ _ENDINGS = {"failed": "failed", "died": "died", "hung": "hung"}
 _DEFERRED = frozenset({"window", "budget", "lease", "earlier", "paused"})
 _MAX_BLOCKED = 3
 _BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked.md"
+_UNFLUSHED, _NO_WRITES = "runbooks/alerts/MemwalOpsUnflushedRows.md", "runbooks/alerts/MemwalOpsNoWrites.md"
+# A writer that is alive flushes sooner, and one that restarts replays the log first.
+_LEFT_BEHIND = 3600.0
 _JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alerts/MemwalOpsJobFailing.md"
 
 
@@ -135,7 +138,9 @@ def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault],
     lost = None if service is None else service.get("state_error")
     if lost:
         what = f"The service cannot write its run history: {lost}"
-        yield finding(WARNING, what, "Make the state folder writable.", "runbooks/errors/56-history.md")
+        full = any(word in lost.lower() for word in ("disk is full", "no space left"))
+        page = "runbooks/disk-full.md" if full else "runbooks/errors/56-history.md"
+        yield finding(WARNING, what, "Free space." if full else "Make the state folder writable.", page)
 
 
 def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, file: str) -> Iterator[Finding]:
@@ -165,6 +170,7 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         what = one.describe()
         todo = one.remedy.replace(" URI", f" {shlex.quote(table['uri'])}")
         yield finding(CRITICAL if one.wrong else WARNING, f"{what[:1].upper()}{what[1:]}", todo, ANSWERS_PAGE)
+    yield from writer_findings(table)
     for name, job in table["jobs"].items():
         yield from _job_findings(table, name, job, errors, file)
     behind = limits.level(backlog)
@@ -173,6 +179,26 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         waits = f"{count} wait{f', the oldest for {age_text(backlog)}' if age_text(backlog) else ''}"
         why, todo = _why_behind(table, file)
         yield finding(behind, f"It is behind: {waits}. {why}".rstrip(), todo, _BEHIND)
+
+
+def writer_findings(table: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what a table's log shows of its writers: rows that none has flushed, and no write for too long."""
+    backlog, expected = backlog_of(table), table.get("expect_writes_seconds")
+    left, since = int(backlog.amount("unflushed") or 0), backlog.amount("last_write")
+    if since is None:
+        return
+    if left and since >= _LEFT_BEHIND:
+        oldest = time_text(backlog.amount("unflushed_age") or 0)
+        what = (
+            f"{counted(left, 'log entry', 'log entries')} with acknowledged rows: no writer has flushed them, the "
+            f"oldest for {oldest}, and nothing was written for {time_text(since)}. They are not in the base table, and "
+            "no job can merge them."
+        )
+        todo = f"Start the writer again: it replays the log, and flushes. See the regions: {_inspect(table)}"
+        yield finding(WARNING, what, todo, _UNFLUSHED)
+    if expected is not None and since >= expected:
+        what = f"No writer has written for {time_text(since)}; it is expected within {time_text(expected)}."
+        yield finding(WARNING, what, f"See whether its writers run: {_inspect(table)}", _NO_WRITES)
 
 
 def _inspect(table: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from memwal_ops.core.registry import all_job_specs, formats, open_table
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.observe.status import job_status
+from memwal_ops.supervisor.observe.status import expected_seconds, job_status
 from memwal_ops.supervisor.observe.status_document import JobStatus, TableStatus
 from memwal_ops.supervisor.state.directory import history_path, state_dir
 from memwal_ops.supervisor.state.history import COMPLETED, History
@@ -129,6 +129,7 @@ class FleetStatus:
             "looked_at": now.isoformat(timespec="milliseconds"),
             "seconds_since_look": 0.0,
             "look_error": None if reading.error is None else redact(str(reading.error)),
+            "expect_writes_seconds": expected_seconds(table.settings),
             "error": None if reading.error is None else error_document(reading.error),
             "clock_skew_seconds": None if in_service is None else in_service["clock_skew_seconds"],
             "blocked": blocked,

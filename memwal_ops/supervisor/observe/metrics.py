@@ -224,6 +224,11 @@ class _StatusCollector(Collector):
             ((one["name"],), one["seconds_since_look"]) for one in tables if one["seconds_since_look"] is not None
         ]
         yield self._gauge("poll_age_seconds", "Seconds since the backlog was last read.", polled, "table")
+        expected = [
+            ((one["name"],), seconds) for one in tables if (seconds := one["expect_writes_seconds"]) is not None
+        ]
+        text = "Seconds within which a write is expected (expect_writes_within)."
+        yield self._gauge("expect_writes_seconds", text, expected, "table")
         for name, text in (
             (
                 "seconds_since_success",

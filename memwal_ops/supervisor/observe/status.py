@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
+    from memwal_ops.supervisor.config.effective import TableSettings
     from memwal_ops.supervisor.observe.status_document import (
         JobStatus,
         LeaseStatus,
@@ -61,6 +62,7 @@ def _table(
         "looked_at": _iso(state.polled),
         "seconds_since_look": _since(state.polled, now),
         "look_error": state.error,
+        "expect_writes_seconds": expected_seconds(state.table.settings),
         "clock_skew_seconds": scheduler.skews.get(state.table.name),
         "answers": [dict(one) for entry in state.entries.values() for one in entry.answers],
         "paused": paused(scheduler, (state.table.name,)),
@@ -75,6 +77,12 @@ def paused(scheduler: Scheduler, scope: Scope) -> PauseStatus | None:
     """Return the pause of exactly a scope."""
     pause = scheduler.pauses.of(scope, scheduler.clock.now())
     return None if pause is None else pause.to_json()
+
+
+def expected_seconds(settings: TableSettings) -> float | None:
+    """Return ``expect_writes_within`` in seconds; None: it is not configured."""
+    expected = settings.expect_writes_within
+    return None if expected is None else expected.total_seconds()
 
 
 def job_status(

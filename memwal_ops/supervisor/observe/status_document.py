@@ -65,7 +65,7 @@ class TableStatus(TypedDict):
     """A table: ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them.
 
     ``answers``: how well its indexes answer, by the last ``verify --answers``: the entries of its report, with
-    ``asked_at`` and ``asked_version``.
+    ``asked_at`` and ``asked_version``. ``expect_writes_seconds``: ``expect_writes_within`` of the configuration.
     """
 
     name: str
@@ -76,6 +76,7 @@ class TableStatus(TypedDict):
     looked_at: str | None
     seconds_since_look: float | None
     look_error: str | None
+    expect_writes_seconds: float | None
     clock_skew_seconds: float | None
     answers: list[dict[str, Any]]
     paused: PauseStatus | None

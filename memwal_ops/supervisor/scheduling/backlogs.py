@@ -31,8 +31,9 @@ _FAILED_POLL_FACTOR, _MAX_PAUSE_SECONDS = 10.0, 300.0
 # After so many polls without a change, the time between two polls doubles with each. A timer fires again within
 # 1.2 times `poll`, its jitter included; the rest is a margin for a busy scheduler.
 _UNCHANGED_POLLS, _NEXT_TIMER_FACTOR = 10, 1.5
-# For at most this long, the figures of a table with an unchanged fingerprint are reused; then all are read again.
-_READ_AGAIN_SECONDS = 3600.0
+# For at most this long, the figures of a table with an unchanged fingerprint are reused; then all are read again. The
+# fingerprint does not show each write to a log: shorter where the time since the last one matters.
+_READ_AGAIN_SECONDS, _UNFLUSHED_SECONDS, _EXPECTED_PART = 3600.0, 900.0, 4
 
 
 class BacklogPolling:
@@ -198,7 +199,7 @@ class BacklogPolling:
         running = any(entry.run is not None or entry.ended > reading.began for entry in state.entries.values())
         age = self._clock.monotonic() - reading.began
         same = (jobs, options) == (reading.jobs, reading.options)
-        fresh = not running and age < _READ_AGAIN_SECONDS and not state.history_wanted and same
+        fresh = not running and age < _reuse_seconds(state) and not state.history_wanted and same
         return reading.fingerprint if fresh else ""
 
     def _polled(self, state: TableState, result: Mapping[str, Any], reading: Reading) -> None:
@@ -325,6 +326,13 @@ class BacklogPolling:
         return recent and entry.unproductive_backlog.items() <= _amounts(entry, state.figures).items()
 
 
+def _reuse_seconds(state: TableState) -> float:
+    """For how long the figures of a table with an unchanged fingerprint are reused."""
+    expected = state.table.settings.expect_writes_within
+    left = _UNFLUSHED_SECONDS if state.backlog.amount("unflushed") else _READ_AGAIN_SECONDS
+    return left if expected is None else min(left, expected.total_seconds() / _EXPECTED_PART)
+
+
 def _is_same(state: TableState, version: int | None, figures: Mapping[str, float]) -> bool:
     """Whether a poll found the version and the figures of the one before, ages aside."""
     ages = _ages(state)
@@ -352,10 +360,9 @@ def _raise_to(figures: dict[str, float], kind: str | None, blocked: float) -> No
 
 
 def _amounts(entry: Entry, figures: Mapping[str, float]) -> dict[str, float]:
-    """Return those of the figures that are of a job's backlog, without ages, which grow by themselves."""
+    """Return those of the figures that are of a job's backlog: ages grow by themselves, and others flush the log."""
     metrics = entry.settings.job.backlog_metrics
     when = entry.settings.when
     names = metrics.keys() | (when.figures if when is not None else frozenset())
-    return {
-        name: figures[name] for name in names & figures.keys() if name not in metrics or metrics[name].unit != "seconds"
-    }
+    left_out = {name for name, metric in metrics.items() if metric.unit == "seconds" or metric.role == "unflushed"}
+    return {name: figures[name] for name in (names - left_out) & figures.keys()}

@@ -22,6 +22,7 @@ from memwal_ops.core.next_run import MAX_RATES, rates_of
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.core.registry import package_of
 from memwal_ops.log import get_logger
+from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
 from memwal_ops.supervisor.scheduling.backoff import (
     is_done_elsewhere,
@@ -42,6 +43,7 @@ from memwal_ops.supervisor.state.outcomes import (
     classify_result,
     error_fields,
     log_fields,
+    repeated,
 )
 from memwal_ops.supervisor.state.pauses import Pauses
 from memwal_ops.supervisor.state.recorder import RunRecorder
@@ -325,7 +327,12 @@ class Scheduler:
                 self._release(entry, lease, None)
             return
         if result is None:
-            self._record_not_started(entry, error)
+            if isinstance(error, DiskFullError) and entry.settings.job.deletes:
+                # It frees the space that its lease would need. Leases save work; no proof depends on one.
+                self._log.warning("lease_not_taken", table=entry.table.name, **log_fields(error_fields(error)))
+                self._start(entry, None)
+            else:
+                self._record_not_started(entry, error)
             return
         if lease is None:
             self._lease_held(entry, before, now)
@@ -477,20 +484,28 @@ class Scheduler:
             self._polling.record_run(entry, details.get("figures") or {}, remaining if published else {})
         self._update_entry(entry, outcome, now, run.started, details.get("exit_code") or 0)
         entry.unchanged_since = run.before if outcome == "succeeded" and not published else None
-        self._log.log(
-            LEVELS.get(outcome, 20),
-            "run_finished",
-            table=entry.table.name,
-            job=entry.settings.name,
-            outcome=outcome,
-            seconds=round(mono - run.began, 3),
-            **log_fields(details),
-        )
+        self._log_end(entry, outcome, round(mono - run.began, 3), log_fields(details))
         if outcome == "succeeded" and entry.settings.heartbeat_url is not None:
             timeout = self.settings.config.heartbeat.timeout.total_seconds()
             self._heartbeat.beat(entry.settings.heartbeat_url, *entry.key, timeout)
         if outcome in COMPLETED and details.get("versions") and not self._once:
             self.poll(entry.table.name)
+
+    def _log_end(self, entry: Entry, outcome: str, seconds: float, fields: dict[str, Any]) -> None:
+        """Log the end of a run. What blocks a part of the table is logged once, and again when it changes."""
+        level, same = LEVELS.get(outcome, 20), fields == entry.logged
+        entry.logged = fields if "blocked" in fields else None
+        if same:
+            level, fields = 20, repeated(fields)
+        self._log.log(
+            level,
+            "run_finished",
+            table=entry.table.name,
+            job=entry.settings.name,
+            outcome=outcome,
+            seconds=seconds,
+            **fields,
+        )
 
     def _update_entry(self, entry: Entry, outcome: str, now: datetime, started: datetime, code: int) -> None:
         """Update a job's entry after a run: its outcome, its failures, and when the next run may begin."""

@@ -118,9 +118,16 @@ def log_fields(details: Mapping[str, Any]) -> dict[str, Any]:
     if blocked:
         fields |= {name: value for name, value in blocked[0].items() if isinstance(value, str | int)}
         fields["blocked"] = len(blocked)
+    fields["exit_code"] = details.get("exit_code") or None
     fields["runbook"] = runbook(details.get("exit_code") or 0, fields["reason"])
     always = {"decision": details.get("decision"), "error": details.get("error")}
     return always | {name: value for name, value in fields.items() if value is not None}
+
+
+def repeated(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the log line of a run has of it whose :func:`log_fields` are those of the run before."""
+    kept = {name: fields[name] for name in ("decision", "reason", "exit_code") if fields.get(name) is not None}
+    return {**kept, "same_as_before": True}
 
 
 def describe_exit(status: int | None) -> str:

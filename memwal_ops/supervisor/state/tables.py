@@ -80,6 +80,7 @@ class Entry:
             published nothing: with both unchanged, another run would find nothing to do.
         removed: its job or table is no longer configured; the run in flight finishes.
         answers: how well indexes answered, by the last run that asked them.
+        logged: why a part was blocked, as it was last logged; None: nothing was.
         rates: how fast the last runs wrote rows, the newest first, by which the next one is estimated.
     """
 
@@ -108,6 +109,7 @@ class Entry:
     attempted: datetime | None = None
     ended: float = float("-inf")
     unproductive_backlog: dict[str, float] | None = None
+    logged: dict[str, Any] | None = None
     unchanged_since: tuple[str, JobSettings] | None = None
     removed: bool = False
     answers: Sequence[Mapping[str, Any]] = ()

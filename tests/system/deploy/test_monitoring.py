@@ -96,7 +96,8 @@ def test_what_is_named_exists_in_the_scrape_of_a_running_service(tmp_path: Path)
     config = tmp_path / "c.yaml"
     config.write_text(
         f"state_dir: {tmp_path}/state-c\nhttp: {{port: 0}}\n"
-        f"tables:\n- {{uri: {table.uri}, poll: 1s, jobs: {{merge: {{schedule: 1s}}, {never}}}}}\n"
+        f"tables:\n- {{uri: {table.uri}, poll: 1s, expect_writes_within: 1h, "
+        f"jobs: {{merge: {{schedule: 1s}}, {never}}}}}\n"
         f"- {{uri: {plain.uri}, poll: 1s, jobs: {{expire: {{}}}}}}\n"
         f"- {{uri: {tmp_path}/v.lance, poll: 1s}}\n"
     )

@@ -146,6 +146,7 @@ tables:
       gc: {{enabled: true, apply: false, schedule: null, when: merged_generations > 0}}
       catchup: {{enabled: true, schedule: null, when: generations > 1000}}
       snapshot: {{enabled: true, schedule: null, when: generations > 1000}}
+  - {{uri: {root}/left.lance, expect_writes_within: 1h}}
   - {{pattern: '{root}/fleet/*.lance', max_tables: 1}}
 """
 
@@ -260,6 +261,7 @@ def race(drill: Drill, region: str) -> None:
 @pytest.mark.timeout(3600)
 def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
     table, kept = make_tables(tmp_path)
+    left = left_behind(tmp_path)
     config = tmp_path / "config.yaml"
     good = CONFIG.format(root=tmp_path, port=0)
     config.write_text(good)
@@ -270,6 +272,7 @@ def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest
         tables_are_behind(drill, table)
         tables_are_damaged(drill, table, kept)
         an_index_answers_badly(drill)
+        a_writer_is_gone(drill, left)
         the_file_is_bad(drill, good)
         the_service_is_gone(drill)
     assert drill.followed == set(PAGES) == set(ALERTS)
@@ -390,6 +393,32 @@ def tables_are_damaged(drill: Drill, table: Workload, kept: Path) -> None:
     shutil.rmtree(drill.root / "broken.lance/_versions")
     shutil.move(kept / "versions", drill.root / "broken.lance/_versions")
     drill.shows("MemwalOpsPollsFail", series.replace("failed", "succeeded"), bool)
+
+
+def left_behind(root: Path) -> Workload:
+    """A table whose writer put rows two hours ago, and did nothing since."""
+    table = Workload(2, regions=1, base_rows=10).create(str(root / "left.lance"))
+    table.put([1, 2])
+    long_ago = time.time() - 2 * 3600
+    for path in (root / "left.lance").glob("_mem_wal/*/wal/*"):
+        os.utime(path, (long_ago, long_ago))
+    return table
+
+
+def a_writer_is_gone(drill: Drill, table: Workload) -> None:
+    drill.shows("MemwalOpsUnflushedRows", 'memwal_ops_unflushed_entries{table="left"}', bool)
+    shown, listed, figures = drill.follow("MemwalOpsUnflushedRows", "left")
+    assert "not flushed yet" in shown
+    assert table.regions[0] in listed
+    assert 'memwal_ops_unflushed_entries{table="left"}' in figures
+    drill.shows("MemwalOpsNoWrites", 'memwal_ops_seconds_since_last_write{table="left"}', lambda age: age > 3600)
+    _, figures, expected = drill.follow("MemwalOpsNoWrites", "left")
+    assert 'memwal_ops_expect_writes_seconds{table="left"} 3600.0' in figures
+    assert "expect_writes_within: 1h" in expected
+    table.put([3])
+    table.flush()
+    drill.shows("MemwalOpsUnflushedRows", 'memwal_ops_unflushed_entries{table="left"}', lambda many: many == 0)
+    drill.shows("MemwalOpsNoWrites", 'memwal_ops_seconds_since_last_write{table="left"}', lambda age: age < 3600)
 
 
 def foreign_centroids(root: Path) -> None:

@@ -20,11 +20,12 @@ pytestmark = pytest.mark.long
 OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
-def test_disk_full(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drill", ["full_disk", "full_disk_gc"])
+def test_disk_full(tmp_path: Path, drill: str) -> None:
     """Needs no rights: a user may mount in a namespace of their own, where the system lets them have one."""
     if subprocess.run([*OWN_MOUNTS, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this system gives users no mount namespace of their own")
-    command = [*OWN_MOUNTS, sys.executable, "-m", "tests.system.drills.full_disk", str(tmp_path / "disk")]
+    command = [*OWN_MOUNTS, sys.executable, "-m", f"tests.system.drills.{drill}", str(tmp_path / "disk")]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

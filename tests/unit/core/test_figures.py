@@ -18,7 +18,7 @@ COUNTERS = {"conflicts", "merged_bytes", "merged_rows", "collected_bytes", "coll
 def test_a_figure_is_found_by_its_role() -> None:
     values = {"rows": 9, "generations": 3, "oldest_age": 60.0, "regions_behind": 2, "blocked_regions": 1}
     polled = Figures(values, "lance")
-    assert [polled.amount(role) for role in ROLES] == [3, 60.0, 2, 1]
+    assert [polled.amount(role) for role in ROLES] == [3, 60.0, 2, 1, None, None, None]
     assert Figures({"regions_blocked": 0}, "lance", "run").amount("blocked") == 0
     assert polled.name_of("blocked") == "blocked_regions"
 

@@ -14,12 +14,13 @@ from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.wire.names import U64_MAX, region_folder, wal_entry_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from uuid import UUID
 
     from memwal_ops.formats.lance.layouts.api import Layout
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.api import ObjectMeta, Store
 
 _NUMBER = re.compile(rb"[0-9]{1,20}")
 
@@ -30,17 +31,23 @@ def wal_entry_path(region_id: UUID, entry_id: int, layout: Layout) -> str:
 
 
 def last_wal_entry(
-    store: Store, region_id: UUID, replay_after_wal_id: int | None, wal_id_last_seen: int | None, layout: Layout
+    store: Store,
+    region_id: UUID,
+    replay_after_wal_id: int | None,
+    wal_id_last_seen: int | None,
+    layout: Layout,
+    head: Callable[[str], ObjectMeta | None] | None = None,
 ) -> int:
     """The id of the region's last WAL entry, at least that of its manifest (S0-171, S0-172).
 
     Entries up to ``replay_after_wal_id`` may be collected, so entries at or below the hint are not
-    checked. 0: no entry yet. One request if nothing was written since the hint.
+    checked. 0: no entry yet. One request if nothing was written since the hint. ``head``: asked instead of the store.
     """
+    head = store.head if head is None else head
     known = max(wal_id_last_seen or 0, replay_after_wal_id or 0)
 
     def exists(entry_id: int) -> bool:
-        return entry_id <= U64_MAX and store.head(wal_entry_path(region_id, entry_id, layout)) is not None
+        return entry_id <= U64_MAX and head(wal_entry_path(region_id, entry_id, layout)) is not None
 
     step = 1
     while exists(known + step):

@@ -123,6 +123,14 @@ class ListedLog(StoreWrapper):
                     self._content[path] = data
         return data
 
+    def head_of_page(self, path: str) -> ObjectMeta | None:
+        """The object at a path as it was listed, without a request; once its region is listed again, by one."""
+        region = "/".join(path.split("/")[:2]) + "/"
+        with self._lock:
+            if path in self._files or any(known.startswith(region) for known in self._files):
+                return self._files.get(path)
+        return super().head(path)
+
     def _known(self, prefix: str) -> Sequence[ObjectMeta] | None:
         """The page's objects below a folder; None if the store must be listed."""
         folder = prefix.removesuffix("/") + "/"

@@ -9,6 +9,7 @@ import pytest
 import structlog
 
 from memwal_ops.errors import HistoryError
+from memwal_ops.supervisor.state.outcomes import log_fields, repeated
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import START, THEM, Stage, vars_of
 from tests.unit.supervisor.conftest import PLAIN, TABLES
@@ -290,6 +291,27 @@ def test_the_log_line_of_a_run_says_why_and_what_to_do(tmp_path: Path) -> None:
     page = "runbooks/errors/24-store_unavailable.md"
     expected = {"reason": "store_unavailable", "error": "No answer.", "remedy": "Wait.", "runbook": page}
     assert failed.items() >= expected.items()
+
+
+def test_what_blocks_a_merge_is_logged_once(tmp_path: Path) -> None:
+    """Again when it changes, and after a run that it did not block."""
+
+    def report(generation: int) -> dict[str, object]:
+        return {"blocked": [{"region_id": "r1", "generation": generation, "reason": "generation_corrupt"}]}
+
+    runs = [report(4), report(4), report(5), report(5), {}, report(5)]
+    with structlog.testing.capture_logs() as logs:
+        stage = Stage(tmp_path, PLAIN)
+        for one in runs:
+            stage.scheduler.enqueue("a", "merge", "schedule")
+            stage.turn()
+            stage.answer("a", outcome="partial" if one else "succeeded", exit_code=10 if one else 0, report=one)
+    warned = [event for event in logs if event["event"] == "run_finished" and event["log_level"] == "warning"]
+    assert [event["generation"] for event in warned] == [4, 5, 5]
+    shown = log_fields({"decision": "blocked", "exit_code": 10, "report": report(4)})
+    assert repeated(shown) == {
+        "decision": "blocked", "reason": "generation_corrupt", "exit_code": 10, "same_as_before": True,
+    }  # fmt: skip
 
 
 def test_what_only_a_merge_finds_blocked_is_shown(tmp_path: Path) -> None:

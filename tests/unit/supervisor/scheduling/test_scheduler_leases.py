@@ -7,9 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import structlog
 
 from memwal_ops.core.leases import LastRun
 from memwal_ops.errors import LeaseLostError, StoreUnavailableError
+from memwal_ops.storage.disk_full import DiskFullError
 from tests.support.fakes import START, THEM, Stage
 from tests.unit.supervisor.conftest import PLAIN, TABLES
 
@@ -28,6 +30,23 @@ def test_leases_are_renewed_at_a_third(stage: Stage) -> None:
     stage.answer("a")
     assert stage.job("a")["lease"]["state"] == "free"
     assert stage.leases.released == [("a", "merge", "succeeded")]
+
+
+def test_a_full_disk_keeps_no_job_from_freeing_it(tmp_path: Path) -> None:
+    """Its lease needs space; others wait, and say why."""
+    with structlog.testing.capture_logs() as logs:
+        stage = Stage(tmp_path, PLAIN)
+        stage.leases.refusal = DiskFullError("No space left on device.")
+        for job in ("merge", "gc"):
+            stage.scheduler.enqueue("a", job, "schedule")
+        stage.turn()
+    assert sorted(stage.outcomes()) == ["failed", "running"]
+    _, request = stage.request("a", "gc")
+    assert (request.job, request.lease, request.apply) == ("gc", None, True)
+    page = {"reason": "disk_full", "exit_code": 20, "runbook": "runbooks/disk-full.md"}
+    by_event = {event["event"]: event for event in logs}
+    assert by_event["run_not_started"].items() >= {"job": "merge", **page}.items()
+    assert by_event["lease_not_taken"].items() >= page.items()
 
 
 def test_a_lease_that_is_lost_ends_the_run(stage: Stage) -> None:

@@ -14,6 +14,7 @@ from memwal_ops.core import collector
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.gc_report import GcDecision
 from memwal_ops.core.gc_report import GcReport as BaseReport
+from memwal_ops.core.leases import free_space
 from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.jobs.gc.candidates import KINDS, LanceCandidate
@@ -27,6 +28,7 @@ from memwal_ops.formats.lance.retention.merged_since import record_progress, rec
 from memwal_ops.formats.lance.retention.newest_files import require_complete
 from memwal_ops.formats.lance.wire.feature_flags import check_writable
 from memwal_ops.storage.clock import store_time
+from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted
 
@@ -129,14 +131,26 @@ def apply(table: Table, options: GcOptions, context: RunContext | None = None) -
     """
     context = context or RunContext()
     check_writable(table.manifest.manifest)
-    probe_conditional_writes(table.store)
+    try:
+        return _apply(table, options, context, writes=True)
+    except DiskFullError:
+        # Deletions need no space, and what they free is enough to drain the rest.
+        if not free_space(table.store) and not _apply(table, options, context, writes=False).deleted_objects:
+            raise
+    return _apply(table, options, context, writes=True)
+
+
+def _apply(table: Table, options: GcOptions, context: RunContext, *, writes: bool) -> GcReport:
+    """Drain and delete; ``writes``: False: delete what that is possible of without a byte more on the disk."""
+    if writes:
+        probe_conditional_writes(table.store)
     report = _report(options, applied=True)
     table, anchor = anchored(table)
     basis = Basis(read_rules(table, options, store_time(table.store)), (anchor,))
-    if options.drain_after and table.memwal is not None:
+    if writes and options.drain_after and table.memwal is not None:
         record_progress(table.store, basis.rules.retention, basis.rules.now, options.drain_after, basis.check)
     collectors = _collectors(basis, report)
-    collector.collect(collectors, report, options, context)
+    collector.collect(collectors, report, options, context, drains=writes)
     context.figures["generations_drained"] += report.drained
     return report
 

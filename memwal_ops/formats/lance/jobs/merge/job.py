@@ -36,6 +36,7 @@ from memwal_ops.formats.lance.generations.backlog import (
     with_listed_log,
 )
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
+from memwal_ops.formats.lance.generations.unflushed import read_unflushed
 from memwal_ops.formats.lance.jobs.merge.index_restoring import restore_index
 from memwal_ops.formats.lance.jobs.merge.report import MergeReport, PassReport
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
@@ -401,12 +402,20 @@ def backlog(table: Table) -> Mapping[str, float]:
     checked = cached_for_poll(table, "files", lambda: checked_backlog(listed, read, _MAX_GENERATIONS_POLLED))
     current, now = checked.backlog, datetime.now(UTC)
     oldest = [min(one.written.items())[1] for one in checked.files.values() if one.written]
-    sizes = current.to_json()
+    sizes, log = current.to_json(), read_unflushed(listed, read)
+    written = {} if log.newest is None else {"seconds_since_last_write": _age(log.newest, now)}
     return {
         "generations": sizes["generations"],
         "rows": sizes["rows"],
         "bytes": sizes["bytes"],
-        "oldest_age": max((max(0.0, (now - written).total_seconds()) for written in oldest), default=0.0),
+        "oldest_age": max((_age(written, now) for written in oldest), default=0.0),
         "regions_behind": sizes["regions"],
         "blocked_regions": len(current.blocked),
+        "unflushed_entries": log.entries,
+        "unflushed_oldest_seconds": 0.0 if log.oldest is None else _age(log.oldest, now),
+        **written,
     }
+
+
+def _age(written: datetime, now: datetime) -> float:
+    return max(0.0, (now - written).total_seconds())
