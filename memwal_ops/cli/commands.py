@@ -25,6 +25,7 @@ _LAZY = {
         "One line and an exit code from 0 to 3, for Nagios.",
     ),
     "config": ("memwal_ops.cli.config:config", "Write and check configurations; print their units."),
+    "cost": ("memwal_ops.cli.cost:cost", "Show what maintenance cost, and what it achieved."),
     "demo": ("memwal_ops.cli.demo:demo", "Make a table, maintain it, and prove that nothing was lost."),
     "doctor": (
         "memwal_ops.cli.doctor:doctor",
@@ -60,7 +61,7 @@ _SECTIONS = {
     "Look": ("demo", "scan", "inspect", "verify", "why", "report", "doctor", "probe"),
     "Maintain": ("maintain", "merge", "catchup", "compact", "snapshot", "expire", "gc", "hold"),
     "Repair and change": ("repair", "adopt", "init", "migrate", "export-support"),
-    "Run a service": ("config", "run", "status", "history", "check", "lease"),
+    "Run a service": ("config", "run", "status", "history", "cost", "check", "lease"),
 }
 """The commands in the help of the group, by what a person wants; those of other packages follow."""
 

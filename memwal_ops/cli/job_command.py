@@ -201,6 +201,7 @@ def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: b
 
 def _outcome(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool) -> tuple[Any, int]:
     """The report of a run as a document or as text, and the exit code."""
+    from memwal_ops.cli.ledger import expected, recorded  # noqa: PLC0415 - see below
     from memwal_ops.cli.past_runs import RunHistory  # noqa: PLC0415 - see below
     from memwal_ops.cli.progress import running  # noqa: PLC0415 - rich; not needed for help
     from memwal_ops.core.run import applicable, plugin_errors, run_job  # noqa: PLC0415 - see above
@@ -213,13 +214,18 @@ def _outcome(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool
     apply = bool(values.pop("apply", False)) if spec.deletes else (False if dry_run else None)
     options = read_options(spec, values)
     with running(show=sys.stderr.isatty()) as context:
-        context.past_runs = RunHistory()
+        context.past_runs = history = RunHistory()
+        acts = not spec.reads_only and (not spec.deletes if apply is None else apply)
         try:
-            report = run_job(table, job, options, apply=apply, context=context)
+            with recorded(history, table, spec, acts=acts) as ended:
+                report = run_job(table, job, options, apply=apply, context=context)
+                ended(report, context)
         except OptionError as error:
             raise _spelled(error, spec) from None
     with plugin_errors(spec):
         output = report.to_json() if as_json else report.describe()
+        if not acts and not spec.reads_only:
+            output = expected(history, table, spec, report).added_to(output)
         return output, report.exit_code
 
 

@@ -41,9 +41,9 @@ _ENDED = "{}; nothing is half-written: what the command published stays, and run
     "--log-level",
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
     default="WARNING",
-    show_default=True,
+    metavar="LEVEL",
     envvar="MEMWAL_OPS_LOG_LEVEL",
-    help="Least severe log events to show on stderr.",
+    help="Logs on stderr, from DEBUG, INFO, WARNING (default) or ERROR on.",
 )
 def cli(log_level: str) -> None:
     """Keep LanceDB and Lance tables fast and small, beside their writers.

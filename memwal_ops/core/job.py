@@ -141,6 +141,8 @@ class JobSpec:
         every: the default interval; None: no schedule.
         when: the default backlog trigger.
         debt: how its metrics show what its next run costs.
+        work: the metric of how much a run has to do, in the unit of :func:`memwal_ops.core.outlook.rows_done`; None:
+            that of its debt, or there is none.
         named_options: options of a supervisor's runs, where the configuration names the job and gives no others.
         unnamed_options: the same, where the configuration does not name the job at all.
         hung_after: a run is killed after that long without any progress.
@@ -172,6 +174,7 @@ class JobSpec:
     every: timedelta | None = None
     when: str | None = None
     debt: DebtSpec | None = None
+    work: str | None = None
     named_options: Mapping[str, Any] = field(default_factory=dict)
     unnamed_options: Mapping[str, Any] = field(default_factory=dict)
     hung_after: timedelta = timedelta(minutes=30)
@@ -190,6 +193,11 @@ class JobSpec:
     def for_layout(self, layout: str) -> JobSpec:
         """The spec with the code for tables of a layout."""
         return replace(self, load=self.load_by_layout[layout]) if layout in self.load_by_layout else self
+
+    def work_due(self, figures: Mapping[str, float]) -> float | None:
+        """How much a run would have to do, by backlog figures; None: they do not show it."""
+        name = self.work or (None if self.debt is None else self.debt.rows)
+        return None if name is None else figures.get(name)
 
     @cached_property
     def job(self) -> Job[Any, Any]:

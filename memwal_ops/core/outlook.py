@@ -153,12 +153,13 @@ def rows_done(job: str, report: Mapping[str, Any]) -> float:
 
 
 def _merged(report: Mapping[str, Any]) -> int:
-    return sum(one.get("rows_read") or 0 for one in _whole(report, "passes"))
+    passes = _whole(report, "passes")
+    return sum(int(one.get("rows_read") or one.get("upserts", 0) + one.get("deletes", 0)) for one in passes)
 
 
 def _indexed(report: Mapping[str, Any]) -> int:
     updated = (one for one in _whole(report, "indexes") if one.get("decision") == "updated")
-    return sum(one.get("uncovered_rows", 0) for one in updated)
+    return sum(int(one.get("uncovered_rows", 0)) for one in updated) + int(report.get("inserted") or 0)
 
 
 def _whole(report: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:

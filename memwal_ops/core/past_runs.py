@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A run that succeeded: its seconds, and its document of ``--json``."""
+    """A run that succeeded: its seconds, its document of ``--json``, and what it used, if that was recorded."""
 
     seconds: float
     report: Mapping[str, Any]
+    used: Mapping[str, Any] | None = None
 
 
 class PastRuns(Protocol):

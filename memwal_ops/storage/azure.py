@@ -6,11 +6,11 @@ import os
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, HTTPStore
 
 from memwal_ops.errors import InvalidUsageError
+from memwal_ops.storage import metering
 from memwal_ops.storage.object_store import ObjectStore
 from memwal_ops.storage.redaction import redact
 
@@ -51,7 +51,7 @@ class AzureObjectStore(ObjectStore):
 
         def delete(path: str) -> None:
             try:
-                obstore.delete(single, path)
+                metering.delete(single, path)
             except (BaseError, OSError) as exc:
                 # This client's errors, unlike AzureStore's, quote the URL with its signature.
                 raise type(exc)(redact(str(exc))) from None

@@ -19,8 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import obstore
-
 from memwal_ops.errors import (
     ConditionalWriteUnsupportedError,
     InvalidUsageError,
@@ -30,6 +28,7 @@ from memwal_ops.errors import (
     TableCorruptError,
     UnsupportedFeatureError,
 )
+from memwal_ops.storage import metering
 from memwal_ops.storage.errors import is_absent
 from memwal_ops.storage.locations import DYNAMODB, bucket_and_prefix
 from memwal_ops.storage.object_store import ObjectStore
@@ -445,7 +444,7 @@ class ManifestEntryStore(ObjectStore):
 
         def attempt() -> None:
             try:
-                obstore.copy(self._client(writing=True), source, target)
+                metering.copy(self._client(writing=True), source, target)
             except Exception as error:
                 if not is_absent(error):
                     raise

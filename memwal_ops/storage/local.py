@@ -15,9 +15,8 @@ from datetime import UTC, datetime, timedelta
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING
 
-import obstore
-
 from memwal_ops.errors import InvalidUsageError
+from memwal_ops.storage import metering
 from memwal_ops.storage.api import LinkError, Listing, ObjectMeta
 from memwal_ops.storage.clients import local_client
 from memwal_ops.storage.entity_tags import unsupported
@@ -93,7 +92,7 @@ class LocalObjectStore(ObjectStore):
 
     def _delete(self, names: Sequence[str]) -> None:
         for name in names:
-            obstore.delete(self._client(), name)
+            metering.delete(self._client(), name)
 
     def _client(self, *, writing: bool = False) -> Client:
         with self._lock:

@@ -10,11 +10,10 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
-import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
-from memwal_ops.storage import deletes
+from memwal_ops.storage import deletes, metering
 from memwal_ops.storage.api import Listing
 from memwal_ops.storage.entity_tags import accepted_spelling, bare, unsupported
 from memwal_ops.storage.errors import has_no_swap, is_absent, is_no_table, is_transient, starts_beyond_end
@@ -68,7 +67,7 @@ class ObjectStore:
         """The whole object. Raises ``ObjectNotFoundError``."""
         name = self._checked(path)
         return call(
-            lambda: bytes(obstore.get(self._client(), name).bytes()), path=path, action="read", policy=self._retry
+            lambda: bytes(metering.get(self._client(), name).bytes()), path=path, action="read", policy=self._retry
         )
 
     def get_with_tag(self, path: str) -> tuple[bytes, str]:
@@ -81,7 +80,7 @@ class ObjectStore:
         name = self._checked(path)
 
         def attempt() -> tuple[bytes, str | None]:
-            response = obstore.get(self._client(), name)
+            response = metering.get(self._client(), name)
             return bytes(response.bytes()), to_meta(response.meta).e_tag
 
         data, tag = call(attempt, path=path, action="read", policy=self._retry)
@@ -98,10 +97,10 @@ class ObjectStore:
         def attempt() -> bytes:
             if length == 0:
                 # Stores refuse an empty range, but an absent object must still be an error.
-                obstore.head(self._client(), name)
+                metering.head(self._client(), name)
                 return b""
             try:
-                return bytes(obstore.get_range(self._client(), name, start=start, length=length))
+                return metering.get_range(self._client(), name, start=start, length=length)
             except Exception as exc:
                 if starts_beyond_end(exc):
                     return b""
@@ -115,7 +114,7 @@ class ObjectStore:
 
         def attempt() -> ObjectMeta | None:
             try:
-                return to_meta(obstore.head(self._client(), name))
+                return to_meta(metering.head(self._client(), name))
             except Exception as exc:
                 if is_absent(exc):
                     return None
@@ -141,7 +140,7 @@ class ObjectStore:
         folder = self._folder(prefix)
 
         def attempt() -> Listing:
-            listing = obstore.list_with_delimiter(self._client(), folder or None)
+            listing = metering.list_with_delimiter(self._client(), folder or None)
             return Listing(
                 directories=tuple(sorted(listing["common_prefixes"])),
                 # A key that ends in "/", as consoles create them, is listed as the folder itself.
@@ -154,7 +153,7 @@ class ObjectStore:
         """Write without condition: for hints only, never for authoritative data."""
         name = self._checked(path)
         call(
-            lambda: obstore.put(self._client(writing=True), name, data, use_multipart=False),
+            lambda: metering.put(self._client(writing=True), name, data, use_multipart=False),
             path=path,
             action="write",
             policy=self._retry,
@@ -174,7 +173,7 @@ class ObjectStore:
 
         def write() -> bool:
             try:
-                obstore.put(self._client(writing=True), name, data, mode="create")
+                metering.put(self._client(writing=True), name, data, mode="create")
             except AlreadyExistsError as exc:
                 if is_transient(exc):
                     raise
@@ -213,7 +212,7 @@ class ObjectStore:
 
         def write() -> bool:
             try:
-                obstore.put(self._client(writing=True), name, data, mode={"e_tag": sent})
+                metering.put(self._client(writing=True), name, data, mode={"e_tag": sent})
             except (PreconditionError, AlreadyExistsError) as exc:
                 # obstore reports every 404 of a conditional put as a failed condition, also that of a missing bucket.
                 if is_transient(exc) or is_no_table(exc):
@@ -257,7 +256,7 @@ class ObjectStore:
         return None
 
     def _delete(self, names: Sequence[str]) -> None:
-        obstore.delete(self._client(writing=True), names)
+        metering.delete(self._client(writing=True), names)
 
     def _pages(self, folder: str, after: str | None) -> Iterator[ObjectMeta]:
         pages = Pages(self._client, folder, after)
@@ -270,7 +269,7 @@ class ObjectStore:
     def _content(self, name: str, size: int) -> tuple[bytes | None, str | None] | None:
         """Content and entity tag, None if absent; the content is not read if its size differs."""
         try:
-            response = obstore.get(self._client(), name)
+            response = metering.get(self._client(), name)
         except Exception as exc:
             if is_absent(exc):
                 return None

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import obstore
-
+from memwal_ops.storage import metering
 from memwal_ops.storage.api import ObjectMeta
 from memwal_ops.storage.entity_tags import bare
 from memwal_ops.storage.errors import translate
@@ -20,9 +19,9 @@ from memwal_ops.storage.errors import translate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from memwal_ops.storage.clients import Client
+    import obstore
 
-_PAGE = 1000
+    from memwal_ops.storage.clients import Client
 
 
 class Pages:
@@ -74,7 +73,7 @@ class Pages:
             self._after = self._last
         self._seen = None
         offset = self._after if self._after is not None and _same_in_every_order(self._after) else None
-        return iter(obstore.list(self._client(), self._folder or None, offset=offset, chunk_size=_PAGE))
+        return metering.pages(self._client(), self._folder or None, offset)
 
 
 def _sorts_after(path: str, other: str) -> bool:

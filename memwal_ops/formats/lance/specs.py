@@ -52,6 +52,7 @@ runbooks/README.md.""",
     enabled=True,
     every=timedelta(minutes=10),
     when="generations >= 8 or bytes >= 256MiB",
+    work="rows",
     metrics={
         "generations": MetricSpec(
             "count", "Flushed generations that are not merged.", exported="backlog_generations", role="backlog"
@@ -246,6 +247,7 @@ Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; o
     skip_if_blocked=True,
     after=frozenset({"merge", "catchup", "compact", "snapshot"}),
     every=timedelta(hours=6),
+    work="bytes_held",
     hung_after=timedelta(hours=2),
     metrics={
         "versions": MetricSpec("count", "Base versions that exist.", exported="versions"),

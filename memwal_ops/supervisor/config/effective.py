@@ -204,15 +204,15 @@ def _flat(config: Config) -> dict[str, Any]:
         value = getattr(config, name)
         if name in {"defaults", "tables"}:
             continue
-        if name == "pools":
-            for pool in type(value).model_fields:
-                inner = getattr(value, pool)
-                flat |= {f"pools.{pool}.{key}": _plain(getattr(inner, key)) for key in type(inner).model_fields}
-        elif hasattr(type(value), "model_fields"):
-            flat |= {f"{name}.{key}": _plain(getattr(value, key)) for key in type(value).model_fields}
-        else:
-            flat[name] = _plain(value)
+        flat |= _leaves(name, value)
     return flat
+
+
+def _leaves(name: str, value: Any) -> dict[str, Any]:
+    fields = getattr(type(value), "model_fields", None)
+    if fields is None:
+        return {name: _plain(value)}
+    return {key: leaf for field in fields for key, leaf in _leaves(f"{name}.{field}", getattr(value, field)).items()}
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from memwal_ops.core.prices import CURRENCY, LIST_PRICES, Prices
 from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
 from memwal_ops.storage.locations import DATABASE_TABLES, below
 from memwal_ops.units import parse_duration, parse_size
@@ -63,6 +64,7 @@ def _schedule(value: Any) -> Any:
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
 Positive = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0))]
 Size = Annotated[int, BeforeValidator(read_size), Field(gt=0)]
+Price = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
 Whole = Annotated[int, BeforeValidator(_no_bool)]
 Options = dict[str, Annotated[str, BeforeValidator(_to_string)]]
 
@@ -200,6 +202,48 @@ class HttpConfig(Model):
         return self
 
 
+class StorePrices(Model):
+    """The prices of one store: of 1,000 requests by kind, of a GiB read, written, stored a month; of a core's hour."""
+
+    get: Price = 0.0
+    put: Price = 0.0
+    list: Price = 0.0
+    delete: Price = 0.0
+    read: Price = 0.0
+    written: Price = 0.0
+    stored: Price = 0.0
+    cpu: Price = 0.0
+
+
+def _with_list_prices(store: str) -> Any:
+    """Values of a file over the list prices of a store: a field's type and default."""
+    listed = {name: getattr(LIST_PRICES[store], name) for name in StorePrices.model_fields}
+    return BeforeValidator(lambda given: {**listed, **given} if isinstance(given, dict) else given)
+
+
+def _list_prices(store: str) -> StorePrices:
+    return StorePrices(**{name: getattr(LIST_PRICES[store], name) for name in StorePrices.model_fields})
+
+
+class PricesConfig(Model):
+    """What stores cost; a price that is not given is the list price."""
+
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = CURRENCY
+    s3: Annotated[StorePrices, _with_list_prices("s3")] = _list_prices("s3")
+    gcs: Annotated[StorePrices, _with_list_prices("gcs")] = _list_prices("gcs")
+    azure: Annotated[StorePrices, _with_list_prices("azure")] = _list_prices("azure")
+    local: Annotated[StorePrices, _with_list_prices("local")] = _list_prices("local")
+
+    def by_store(self) -> dict[str, Prices]:
+        """The prices by the store that a run's ``used`` names; with date and source as far as they are listed."""
+        found = {}
+        for store, listed in LIST_PRICES.items():
+            given = getattr(self, store).model_dump()
+            same = all(getattr(listed, name) == value for name, value in given.items())
+            found[store] = listed if same else Prices(**given, source="the configuration file")
+        return found
+
+
 class HistoryConfig(Model):
     """The run history; ``path`` is a SQLite file, by default in the state folder."""
 
@@ -259,6 +303,7 @@ class Config(Model):
     http: HttpConfig = HttpConfig()
     history: HistoryConfig = HistoryConfig()
     leases: LeasesConfig = LeasesConfig()
+    prices: PricesConfig = PricesConfig()
     pools: PoolsConfig = PoolsConfig()
     backoff: BackoffConfig = BackoffConfig()
     heartbeat: HeartbeatConfig = HeartbeatConfig()

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from memwal_ops.core.figures import Figures, backlog_of, exported_metrics
 from memwal_ops.core.job import POOLS
 from memwal_ops.log import get_logger
+from memwal_ops.storage.metering import KINDS
 from memwal_ops.supervisor.observe.exposition import Family, exposition
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.tables import WATCH
@@ -55,6 +56,11 @@ class Metrics:
             "job",
             "why",
         )
+        self.requests = counter("requests", "Requests of runs to the store, by kind.", "table", "kind")
+        self.read = counter("read_bytes", "Bytes of objects that runs read.", "table")
+        self.written = counter("written_bytes", "Bytes of objects that runs wrote.", "table")
+        self.cpu = counter("cpu_seconds", "Processor seconds of runs.", "table")
+        self.cost = counter("cost", "What runs cost, in the currency of the configured prices.", "table")
         self.polls = counter("polls", "Polls of a table's backlog by outcome.", "table", "outcome")
         self.heartbeats = counter("heartbeats", "Heartbeat URLs fetched, by outcome.", "outcome")
         self.worker_starts = counter("worker_starts", "Worker processes that were started.", "pool")
@@ -108,10 +114,23 @@ class Metrics:
                 counter, per_job = self._sums[metric.exported]
                 counter.labels(*((table, job) if per_job else (table,))).inc(figures.values[figure])
 
+    def count_usage(self, table: str, used: Mapping[str, Any], money: float) -> None:
+        """Add what a run used, see :class:`memwal_ops.core.usage.Measurement`, and what it cost."""
+        for kind in KINDS:
+            self.requests.labels(table, kind).inc(max(0, used["requests"].get(kind, 0)))
+        self.read.labels(table).inc(max(0, used["bytes_read"]))
+        self.written.labels(table).inc(max(0, used["bytes_written"]))
+        self.cpu.labels(table).inc(max(0.0, used["cpu_seconds"]))
+        self.cost.labels(table).inc(money)
+
     def init_table(self, table: str, jobs: Iterable[str]) -> None:
         """Initialize the counters of a table and its jobs with 0."""
         for outcome in _BOTH:
             self.polls.labels(table, outcome)
+        for kind in KINDS:
+            self.requests.labels(table, kind)
+        for usage in (self.read, self.written, self.cpu, self.cost):
+            usage.labels(table)
         jobs = [*jobs]
         for counter, per_job in self._sums.values():
             for labels in [(table, job) for job in jobs] if per_job else [(table,)]:
@@ -124,7 +143,8 @@ class Metrics:
 
     def forget_table(self, table: str) -> None:
         """Remove all series of a table."""
-        for counter in (self.runs, self.skipped, self.polls, *(counter for counter, _ in self._sums.values())):
+        usage = (self.requests, self.read, self.written, self.cpu, self.cost)
+        for counter in (self.runs, self.skipped, self.polls, *usage, *(counter for counter, _ in self._sums.values())):
             for labels in [*counter._metrics]:  # noqa: SLF001 - the library has no list of its children
                 if labels[0] == table:
                     counter.remove(*labels)

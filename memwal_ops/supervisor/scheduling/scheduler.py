@@ -16,10 +16,12 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memwal_ops.core.cost import expected_cost
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.next_run import MAX_RATES, rates_of
 from memwal_ops.core.past_runs import PastRun
+from memwal_ops.core.prices import money_of
 from memwal_ops.core.registry import package_of
 from memwal_ops.log import get_logger
 from memwal_ops.storage.disk_full import DiskFullError
@@ -376,6 +378,7 @@ class Scheduler:
             "backlog": state.figures,
             "version": state.version,
             "token": None if lease is None else lease.token,
+            "cost": self._expected_cost(entry),
             "waited_seconds": 0.0 if entry.due is None else round((now - entry.due).total_seconds(), 3),
             **({} if entry.asked_by is None else {"asked_by": entry.asked_by}),
         }
@@ -398,6 +401,13 @@ class Scheduler:
         entry.state, entry.waiting, entry.attempted = RUNNING, None, now
         self._runs[request.id] = entry
         self._log.info("run_started", table=entry.table.name, job=settings.name, why=entry.why, pid=worker.pid)
+
+    def _expected_cost(self, entry: Entry) -> dict[str, Any] | None:
+        """What a run costs by its past ones: recorded with it, so that what came can be compared."""
+        prices = self.settings.config.prices
+        work = entry.settings.job.work_due(self.tables[entry.table.name].figures)
+        cost = expected_cost(self._recorder.spent(entry), work, prices.by_store(), prices.currency)
+        return None if cost is None else cost.to_json()
 
     def _assign(self, pool: str, request: Any) -> WorkerProcess:
         known = {worker.pid for worker in self.pools.all()}
@@ -473,6 +483,10 @@ class Scheduler:
             self.metrics.runs.labels(*entry.key, outcome).inc()
             sums = Figures(details.get("figures") or {}, entry.table.settings.format, "run")
             self.metrics.count_figures(*entry.key, sums)
+        if (used := details.get("used")) is not None:
+            self.metrics.count_usage(entry.table.name, used, money_of(used, self.settings.config.prices.by_store()))
+            if outcome == "succeeded":
+                self._recorder.add_spent(entry, mono - run.began, used)
         self.metrics.run_seconds.labels(entry.settings.name).observe(mono - run.began)
         self.metrics.observe_phases(entry.settings.name, details.get("phases") or {})
         if entry.lease is not None:

@@ -15,12 +15,13 @@ from collections import deque
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from memwal_ops.errors import HistoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 COMPLETED = ("succeeded", "partial")
 FAILURES = ("failed", "died", "hung")
@@ -29,13 +30,16 @@ INTERRUPTED = ("stopped", "killed", "lost", "cancelled")
 RESUMED = ("stopped", "killed")
 FAILED_OUTCOMES = ("partial", *FAILURES, "lost", "killed")
 
+BY_HAND = "by hand"
+"""The supervisor, and the reason, of runs that no supervisor made."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     id INTEGER PRIMARY KEY,
     "table" TEXT NOT NULL, uri TEXT NOT NULL, job TEXT NOT NULL, supervisor TEXT NOT NULL,
     why TEXT NOT NULL, started REAL NOT NULL, finished REAL, outcome TEXT NOT NULL,
     exit_code INTEGER, decision TEXT, reason TEXT, error TEXT, remedy TEXT,
-    plan TEXT NOT NULL, figures TEXT, phases TEXT, versions TEXT, report TEXT, log TEXT
+    plan TEXT NOT NULL, figures TEXT, phases TEXT, versions TEXT, report TEXT, log TEXT, used TEXT, achieved TEXT
 );
 CREATE INDEX IF NOT EXISTS runs_by_job ON runs ("table", job, started);
 CREATE INDEX IF NOT EXISTS runs_by_time ON runs (started);
@@ -44,6 +48,11 @@ CREATE TABLE IF NOT EXISTS seen (
 );
 """
 _VERSION = 1
+_LEDGER = ("used", "achieved")
+_ADDED = ("log", *_LEDGER)
+"""Columns of ``runs`` that a file of an earlier release lacks; that release reads a file that has them."""
+_RUN = ("id", "table", "uri", "job", "supervisor", "started", "finished", "outcome", "plan")
+_DOCUMENTS = ("figures", "phases", "versions", "report", *_LEDGER)
 # Another process may lock the file, such as a backup or the sqlite3 shell. The tables must not wait for it.
 _BUSY_TIMEOUT = 2.0
 _LOCKED_RETRY_SECONDS = 60.0
@@ -109,8 +118,7 @@ class History:
             connection.execute("PRAGMA synchronous=NORMAL")
             _check_version(connection, path)
             connection.executescript(_SCHEMA)
-            if "log" not in {row[1] for row in connection.execute("PRAGMA table_info(runs)")}:
-                connection.execute("ALTER TABLE runs ADD COLUMN log TEXT")  # of a release before it; that reads on
+            _add_columns(connection)
             connection.execute(f"PRAGMA user_version={_VERSION}")
         except (OSError, sqlite3.Error) as error:
             raise HistoryError(f"The history {path} cannot be opened: {error}.") from error
@@ -168,13 +176,29 @@ class History:
         )
         return int(cursor.lastrowid or 0)
 
+    def add(self, *, uri: str, job: str, started: datetime, finished: datetime, outcome: str, **details: Any) -> None:
+        """Record a run that was made by hand, under the name of its table here; its URI if it has none.
+
+        It is shown with the others, and counts in the ledger. No schedule and no budget depends on it.
+        """
+        named = self._read('SELECT "table" FROM runs WHERE uri=? ORDER BY id DESC LIMIT 1', (uri,))
+        values = {
+            "table": named[0]["table"] if named else uri,
+            "uri": uri,
+            "job": job,
+            "supervisor": BY_HAND,
+            "why": BY_HAND,
+            "started": started.timestamp(),
+            "finished": finished.timestamp(),
+            "outcome": outcome,
+            **_columns({"plan": {}, **details}),
+        }
+        names, marks = ", ".join(f'"{name}"' for name in values), ", ".join("?" * len(values))
+        self._write(f"INSERT INTO runs ({names}) VALUES ({marks})", (*values.values(),))  # noqa: S608 - our own names
+
     def finish(self, number: int, now: datetime, outcome: str, **details: Any) -> None:
         """Record the end of a run; ``details`` are columns. A failed write is repeated before the next one."""
-        documents = ("figures", "phases", "versions", "report", "log")
-        values = {
-            name: json.dumps(value, default=str) if name in documents and value is not None else value
-            for name, value in details.items()
-        }
+        values = _columns(details)
         sets = ", ".join(f"{name}=?" for name in values)
         statement = f"UPDATE runs SET outcome=?, finished=?{', ' if sets else ''}{sets} WHERE id=?"  # noqa: S608 - our own names
         given = (outcome, now.timestamp(), *values.values(), number)
@@ -197,13 +221,14 @@ class History:
         """Return the last runs of a job on a table; those of another table that had its name do not count."""
         rows = self._read(
             'SELECT started, finished, outcome FROM runs WHERE "table"=? AND uri=? AND job=? AND outcome != ? '
-            "ORDER BY started DESC, id DESC LIMIT 50",
-            (table, uri, job, "running"),
+            "AND supervisor != ? ORDER BY started DESC, id DESC LIMIT 50",
+            (table, uri, job, "running", BY_HAND),
         )
         seen = self._read('SELECT first FROM seen WHERE "table"=? AND job=?', (table, job))
         succeeded = self._read(
-            'SELECT max(finished) AS at FROM runs WHERE "table"=? AND uri=? AND job=? AND outcome=?',
-            (table, uri, job, "succeeded"),
+            'SELECT max(finished) AS at FROM runs WHERE "table"=? AND uri=? AND job=? AND outcome=? '
+            "AND supervisor != ?",
+            (table, uri, job, "succeeded", BY_HAND),
         )
         failures, failed = 0, None
         for row in rows:
@@ -229,8 +254,9 @@ class History:
     def seconds_since(self, table: str, job: str, since: datetime) -> float:
         """Return the total seconds of a job's ended runs since a time."""
         (row,) = self._read(
-            'SELECT total(finished - max(started, ?)) AS ran FROM runs WHERE "table"=? AND job=? AND finished > ?',
-            (since.timestamp(), table, job, since.timestamp()),
+            'SELECT total(finished - max(started, ?)) AS ran FROM runs WHERE "table"=? AND job=? AND finished > ? '
+            "AND supervisor != ?",
+            (since.timestamp(), table, job, since.timestamp(), BY_HAND),
         )
         return float(row["ran"])
 
@@ -281,6 +307,34 @@ class History:
         log = rows[0]["log"] if "log" in rows[0].keys() else None  # noqa: SIM118 - a row of sqlite3
         return {**_document(rows[0]), "log": [] if log is None else json.loads(log)}
 
+    def ledger(self, since: datetime) -> Iterator[dict[str, Any]]:
+        """What each run used and achieved that ended since a time, the newest first, without its report."""
+        wanted = [*_RUN, *(self._known_columns & set(_LEDGER))]
+        names = ", ".join(f'"{name}"' for name in wanted)
+        rows = self._read(
+            f"SELECT {names} FROM runs WHERE finished >= ? ORDER BY started DESC, id DESC",  # noqa: S608 - our own names
+            (since.timestamp(),),
+        )
+        for row in rows:
+            found = {name: row[name] for name in wanted}
+            yield found | {name: _loaded(found.get(name)) for name in ("plan", *_LEDGER)}
+
+    def spent(self, table: str, uri: str, job: str, limit: int) -> list[tuple[float, Mapping[str, Any]]]:
+        """Seconds and ``used`` of the last runs of a job on a table that succeeded, the newest first."""
+        if "used" not in self._known_columns:
+            return []
+        rows = self._read(
+            'SELECT finished - started AS seconds, used FROM runs WHERE "table"=? AND job=? AND uri=? AND '
+            "outcome='succeeded' AND used IS NOT NULL ORDER BY started DESC LIMIT ?",
+            (table, job, uri, limit),
+        )
+        return [(round(float(row["seconds"]), 3), json.loads(row["used"])) for row in rows]
+
+    @cached_property
+    def _known_columns(self) -> frozenset[str]:
+        """The columns of runs: a file of an earlier release, opened to read, lacks some."""
+        return frozenset(str(row[1]) for row in self._read("PRAGMA table_info(runs)", ()))
+
     def tables(self) -> set[str]:
         """Return the names of all tables that were ever configured, and the URIs of those with runs."""
         rows = self._read(
@@ -321,6 +375,25 @@ class History:
                 raise HistoryError(f"The history {self.path} cannot be read: {error}.") from error
 
 
+def _columns(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Details of a run as columns."""
+    return {
+        name: json.dumps(value, default=str) if name in {"plan", "log", *_DOCUMENTS} and value is not None else value
+        for name, value in details.items()
+    }
+
+
+def _loaded(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    known = {row[1] for row in connection.execute("PRAGMA table_info(runs)")}
+    for name in _ADDED:
+        if name not in known:
+            connection.execute(f"ALTER TABLE runs ADD COLUMN {name} TEXT")
+
+
 def _check_version(connection: sqlite3.Connection, path: str) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > _VERSION:
@@ -350,8 +423,9 @@ def _document(row: Any) -> dict[str, Any]:
         if row["error"] is None
         else {"reason": row["reason"], "message": row["error"], "remedy": row["remedy"]},
     }
-    for name in ("plan", "figures", "phases", "versions", "report"):
-        document[name] = None if row[name] is None else json.loads(row[name])
+    known = row.keys()
+    for name in ("plan", *_DOCUMENTS):
+        document[name] = _loaded(row[name] if name in known else None)  # see History._known_columns
     return document
 
 

@@ -20,6 +20,7 @@ STOPPED: Mapping[str, Any] = {"reason": "stopped", "error": "The service stopped
 CANCELLED = ("cancel", "abort")
 """Why a run ends that someone cancelled; by ``abort``, at once."""
 _RESULT_COLUMNS = ("decision", "figures", "phases", "versions", "report")
+_LEDGER_COLUMNS = ("used", "achieved")
 _WHY = ("reason", "error", "remedy")
 
 
@@ -43,7 +44,8 @@ def classify_result(entry: Entry, result: Mapping[str, Any]) -> tuple[str, dict[
         failed = _failed_part(result["report"] or {}) if outcome == "partial" else None
         if failed is not None:
             details |= {"reason": str(failed["reason"]), "error": str(failed.get("detail"))}
-    return outcome, details | {name: result[name] for name in _RESULT_COLUMNS}
+    ledger = {name: result.get(name) for name in _LEDGER_COLUMNS}
+    return outcome, details | {name: result[name] for name in _RESULT_COLUMNS} | ledger
 
 
 def _cancelled(entry: Entry) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def last_answers(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def past_runs(runs: Iterable[Mapping[str, Any]]) -> Iterator[PastRun]:
     """Those of the runs of the history that succeeded."""
-    return (PastRun(run["seconds"], run["report"] or {}) for run in runs if run["outcome"] == "succeeded")
+    return (PastRun(run["seconds"], run["report"] or {}, run["used"]) for run in runs if run["outcome"] == "succeeded")
 
 
 def error_fields(error: MemwalOpsError) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.cost import MAX_RUNS, spent_by
 from memwal_ops.core.next_run import rates_of
+from memwal_ops.core.past_runs import PastRun
 from memwal_ops.errors import HistoryError
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.state.history import LastRuns
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from memwal_ops.core.cost import Spent
     from memwal_ops.core.next_run import Rate
     from memwal_ops.supervisor.scheduling.clock import Clock
     from memwal_ops.supervisor.state.history import History
@@ -40,6 +43,7 @@ class RunRecorder:
         self._history = history
         self._supervisor = supervisor
         self._clock = clock
+        self._past: dict[tuple[str, str, str], tuple[Spent, ...]] = {}
         self._spent: dict[tuple[str, str], tuple[float, bool]] = {}
         self._log = get_logger(__name__)
 
@@ -98,6 +102,24 @@ class RunRecorder:
             self._log.error("history_not_read", error=str(error))
             return ()
         return rates_of(job, past_runs(run for run in runs if run["uri"] == uri))
+
+    def spent(self, entry: Entry) -> tuple[Spent, ...]:
+        """What the last runs of a job spent, the newest first; read from the history once."""
+        key = (*entry.key, entry.table.uri)
+        if key not in self._past:
+            self._past[key] = ()
+            try:
+                runs = self._history.spent(entry.table.name, entry.table.uri, entry.settings.name, MAX_RUNS)
+                self._past[key] = spent_by(entry.settings.name, (PastRun(seconds, {}, used) for seconds, used in runs))
+            except HistoryError as error:
+                self._log.error("history_not_read", error=str(error))
+        return self._past[key]
+
+    def add_spent(self, entry: Entry, seconds: float, used: Mapping[str, Any] | None) -> None:
+        """Add a run that succeeded."""
+        key = (*entry.key, entry.table.uri)
+        newest = spent_by(entry.settings.name, [PastRun(seconds, {}, used)])
+        self._past[key] = (*newest, *self.spent(entry))[:MAX_RUNS]
 
     def is_over_budget(self, entry: Entry) -> bool:
         """Whether the runs of a job have used up its time budget; read from the history twice a minute."""

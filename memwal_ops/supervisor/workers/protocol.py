@@ -80,6 +80,8 @@ class Result:
         remaining: of a run that published and was blocked: the job's backlog after it, which it cannot reduce.
         fingerprint: of a poll that asked for it: what the next one may compare; None if there is none.
         unchanged: the table has the fingerprint of the request, and no figures were read.
+        used: of a run, what it used, see :class:`memwal_ops.core.usage.Measurement`; None: unknown.
+        achieved: of a run, what it achieved, see :func:`memwal_ops.core.achieved.achieved_by`.
         recorded: of a poll, the last runs in the leases of failing jobs: outcome, instance, finished.
     """
 
@@ -98,6 +100,8 @@ class Result:
     version: int | None = None
     fingerprint: str | None = None
     unchanged: bool = False
+    used: Mapping[str, Any] | None = None
+    achieved: Mapping[str, float] = field(default_factory=dict)
     recorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     type: str = "done"
 

@@ -22,14 +22,17 @@ import structlog
 
 from memwal_ops import log as logging_setup
 from memwal_ops.allocators import bound_allocators
+from memwal_ops.core.achieved import achieved_by
 from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.leases import check, read_lease
+from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.protocols import RecordsRevisions
 from memwal_ops.core.registry import all_job_specs, location_of, open_table, skip_import_probe
 from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected_error
 from memwal_ops.core.table_history import history_document
+from memwal_ops.core.usage import Measurement
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.redaction import redact
@@ -128,8 +131,12 @@ class Worker:
             os._exit(0)
 
     def _run(self, request: Mapping[str, Any]) -> Result:
-        started = time.monotonic()
+        measurement, started = Measurement(), time.monotonic()
         table = open_table(request["uri"], request["storage_options"])
+        result = self._run_on(table, request, started)
+        return replace(result, used={**measurement.used(table.location), **(result.used or {})})
+
+    def _run_on(self, table: Table, request: Mapping[str, Any], started: float) -> Result:
         if request["job"] not in table.jobs and not request["named"]:
             return Result(request["id"], "succeeded", decision=NOT_APPLICABLE, report={"decision": NOT_APPLICABLE})
         spec = applicable(table, request["job"])
@@ -174,6 +181,8 @@ class Worker:
             exit_code=code,
             decision=decision,
             report=bounded(document),
+            used={"work": rows_done(spec.name, document)},
+            achieved=achieved_by(spec.name, document),
             remaining=_remaining(table, spec, run),
         )
 

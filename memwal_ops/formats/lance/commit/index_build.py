@@ -18,7 +18,7 @@ import lance
 
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.publication import lost
-from memwal_ops.formats.lance.files.datasets import CACHE_BYTES, lance_options
+from memwal_ops.formats.lance.files.datasets import CACHE_BYTES, lance_options, metered
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, is_panic, lance_errors
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
@@ -136,13 +136,15 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
         raise _NotToBePublishedError
 
     with lance_errors("build index", name):
-        dataset = lance.dataset(
-            table.location.uri,
-            version=table.version,
-            storage_options=lance_options(table.location),
-            commit_lock=lock,
-            index_cache_size_bytes=CACHE_BYTES,
-            metadata_cache_size_bytes=CACHE_BYTES,
+        dataset = metered(
+            lance.dataset(
+                table.location.uri,
+                version=table.version,
+                storage_options=lance_options(table.location),
+                commit_lock=lock,
+                index_cache_size_bytes=CACHE_BYTES,
+                metadata_cache_size_bytes=CACHE_BYTES,
+            )
         )
     try:
         with lance_errors("build index", name):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lance
 from packaging.version import InvalidVersion, Version
 
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.storage.locations import below
+from memwal_ops.storage.locations import below, has_scheme
+from memwal_ops.storage.metering import LOCAL, REMOTE, Traffic
 from memwal_ops.version import OLDEST_PYLANCE
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ ROW_ADDRESS = "_rowaddr"
 # Decoded file footers and index pages that a dataset may cache. Lance's own limits are gigabytes,
 # but a job's memory must depend on its budget, not on the size of an index (docs/architecture.md, "Invariants").
 CACHE_BYTES = 32 << 20
+_ON_FILES = ("file:", "memory:")
 
 
 @cache
@@ -55,13 +57,28 @@ def open_dataset(location: Location, folder: str = "", *, version: int | None = 
     :func:`memwal_ops.formats.lance.files.lance_errors.lance_errors`, giving the action for the message.
     """
     root = location.files or location.uri
-    return lance.dataset(
-        below(root, folder) if folder else root,
-        version=version,
-        storage_options=lance_options(location),
-        index_cache_size_bytes=CACHE_BYTES,
-        metadata_cache_size_bytes=CACHE_BYTES,
+    return metered(
+        lance.dataset(
+            below(root, folder) if folder else root,
+            version=version,
+            storage_options=lance_options(location),
+            index_cache_size_bytes=CACHE_BYTES,
+            metadata_cache_size_bytes=CACHE_BYTES,
+        )
     )
+
+
+def metered(dataset: lance.LanceDataset) -> lance.LanceDataset:
+    """The dataset; what pylance sends for it, and for all that is derived from it, is counted from now on."""
+    inner: Any = dataset._ds  # noqa: SLF001 - the counts of its store; the meter must not keep the dataset itself
+
+    def read() -> Traffic:
+        counts = inner.io_stats_snapshot()
+        requests = {"get": counts.read_iops, "put": counts.write_iops}
+        return Traffic(requests, counts.read_bytes, counts.written_bytes)
+
+    (REMOTE if has_scheme(dataset.uri) and not dataset.uri.startswith(_ON_FILES) else LOCAL).watch(dataset, read)
+    return dataset
 
 
 class PinnedDataset:
@@ -89,13 +106,15 @@ class PinnedDataset:
         with self._lock:
             if self._opened is None:
                 with lance_errors("open the table", self._location.uri):
-                    self._opened = lance.LanceDataset(
-                        self._location.files or self._location.uri,
-                        int(self._version.manifest.version),
-                        storage_options=lance_options(self._location),
-                        serialized_manifest=self._version.manifest.SerializeToString(),
-                        index_cache_size_bytes=CACHE_BYTES,
-                        metadata_cache_size_bytes=CACHE_BYTES,
+                    self._opened = metered(
+                        lance.LanceDataset(
+                            self._location.files or self._location.uri,
+                            int(self._version.manifest.version),
+                            storage_options=lance_options(self._location),
+                            serialized_manifest=self._version.manifest.SerializeToString(),
+                            index_cache_size_bytes=CACHE_BYTES,
+                            metadata_cache_size_bytes=CACHE_BYTES,
+                        )
                     )
             return self._opened
 

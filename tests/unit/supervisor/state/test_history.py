@@ -57,6 +57,8 @@ def test_a_run_and_what_became_of_it(history: History) -> None:
         "phases": None,
         "versions": [3],
         "report": None,
+        "used": None,
+        "achieved": None,
     }
 
 
@@ -179,3 +181,22 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text(f"state_dir: {tmp_path}\ntables: [{{uri: /not/yet.lance}}]\n")
     configured = run_here(capfd, "history", "--config", str(tmp_path / "c.yaml"), "--table", "/not/yet.lance")
     assert (configured.code, configured.out) == (0, "No run.\n"), "configured, and not seen yet"
+
+
+def test_a_file_of_an_earlier_release_is_read_and_gets_the_columns_of_the_ledger(tmp_path: Path) -> None:
+    path = str(tmp_path / "history.sqlite")
+    made = History.open(path)
+    add(made)
+    made.close()
+    with sqlite3.connect(path) as file:
+        for name in ("used", "achieved"):
+            file.execute(f"ALTER TABLE runs DROP COLUMN {name}")
+    read = History.open_to_read(path)
+    assert [run["used"] for run in read.runs()] == [None]
+    assert [run["used"] for run in read.ledger(NOW - MINUTE)] == [None]
+    assert read.spent("a", "/a", "merge", 5) == []
+    read.close()
+    written = History.open(path)
+    number = add(written, None)
+    written.finish(number, NOW + MINUTE, "succeeded", used={"store": "s3"}, achieved={"rows_merged": 1})
+    assert [run["used"] for run in written.ledger(NOW - MINUTE)] == [{"store": "s3"}, None]

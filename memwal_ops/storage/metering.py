@@ -1,0 +1,166 @@
+"""Count the requests of this process to stores, and their bytes, for the ledger of runs (:class:`Meter`).
+
+What obstore sends is counted here, one request at a time, with those that are repeated. What a library sends by itself
+is read from that library, by :meth:`Meter.watch`. A request has one of four kinds, as stores bill them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import obstore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from memwal_ops.storage.clients import Client
+
+Kind = Literal["get", "put", "list", "delete"]
+"""``get`` has HEAD, too; ``put`` has copies and the parts of an upload."""
+KINDS: tuple[Kind, ...] = ("get", "put", "list", "delete")
+_PAGE = 1000
+_ONE_BY_ONE, _LOCAL = "GCSStore", "LocalStore"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests by kind, and bytes.
+
+    Attributes:
+        requests: by :data:`Kind`.
+        bytes_read: of objects; the answers of listings are not counted.
+        bytes_written: of objects.
+    """
+
+    requests: Mapping[str, int] = field(default_factory=dict)
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def since(self, before: Traffic) -> Traffic:
+        """What was added after an earlier reading."""
+        requests: dict[str, int] = {kind: self.requests.get(kind, 0) - before.requests.get(kind, 0) for kind in KINDS}
+        return Traffic(requests, self.bytes_read - before.bytes_read, self.bytes_written - before.bytes_written)
+
+
+class Meter:
+    """The traffic of a process. Safe in threads."""
+
+    def __init__(self) -> None:
+        """Nothing was counted yet."""
+        self._lock = threading.RLock()
+        self._requests: Counter[str] = Counter()
+        self._read = self._written = 0
+        self._watched: dict[int, Callable[[], Traffic]] = {}
+        self._ended: deque[Traffic] = deque()
+
+    def count(self, kind: Kind, number: int = 1, *, read: int = 0, written: int = 0) -> None:
+        """Add requests of a kind."""
+        with self._lock:
+            self._drain()
+            self._requests[kind] += number
+            self._read += read
+            self._written += written
+
+    def watch(self, owner: object, read: Callable[[], Traffic]) -> None:
+        """Add what ``read`` returns, now and as long as ``owner`` lives; ``read`` must not refer to ``owner``."""
+        key = id(owner)
+
+        def ended() -> None:
+            # The garbage collector may call it inside of any other method: it takes no lock.
+            self._ended.append(read())
+            self._watched.pop(key, None)
+
+        self._watched[key] = read
+        weakref.finalize(owner, ended).atexit = False
+
+    def traffic(self) -> Traffic:
+        """All traffic so far."""
+        with self._lock:
+            self._drain()
+            readings = [one() for one in list(self._watched.values())]
+            requests = Counter(self._requests)
+            for one in readings:
+                requests.update(one.requests)
+            return Traffic(
+                dict(requests),
+                self._read + sum(one.bytes_read for one in readings),
+                self._written + sum(one.bytes_written for one in readings),
+            )
+
+    def _drain(self) -> None:
+        """Add what was sent for owners that have ended."""
+        while self._ended:
+            last = self._ended.popleft()
+            self._requests.update(last.requests)
+            self._read += last.bytes_read
+            self._written += last.bytes_written
+
+
+REMOTE, LOCAL = Meter(), Meter()
+"""What this process sends to stores, and what it does on local files: of a table in a store, those are copies."""
+
+
+def _meter(client: object) -> Meter:
+    return LOCAL if type(client).__name__ == _LOCAL else REMOTE
+
+
+def get(client: Client, path: str) -> obstore.GetResult:
+    """``obstore.get``, counted with the size of the object."""
+    _meter(client).count("get")
+    found = obstore.get(client, path)
+    _meter(client).count("get", 0, read=found.meta["size"])
+    return found
+
+
+def get_range(client: Client, path: str, *, start: int, length: int) -> bytes:
+    """``obstore.get_range``, counted."""
+    _meter(client).count("get")
+    found = bytes(obstore.get_range(client, path, start=start, length=length))
+    _meter(client).count("get", 0, read=len(found))
+    return found
+
+
+def head(client: Client, path: str) -> obstore.ObjectMeta:
+    """``obstore.head``, counted."""
+    _meter(client).count("get")
+    return obstore.head(client, path)
+
+
+def put(client: Client, path: str, data: bytes, **options: Any) -> None:
+    """``obstore.put``, counted."""
+    _meter(client).count("put", written=len(data))
+    obstore.put(client, path, data, **options)
+
+
+def copy(client: Client, source: str, target: str) -> None:
+    """``obstore.copy``, counted."""
+    _meter(client).count("put")
+    obstore.copy(client, source, target)
+
+
+def delete(client: Any, paths: str | Sequence[str]) -> None:
+    """``obstore.delete``, counted: a batch is one request, where the store has batches."""
+    single = isinstance(paths, str) or type(client).__name__ != _ONE_BY_ONE
+    _meter(client).count("delete", 1 if single else len(paths))
+    obstore.delete(client, paths)
+
+
+def list_with_delimiter(client: Client, folder: str | None) -> obstore.ListResult[Sequence[obstore.ObjectMeta]]:
+    """``obstore.list_with_delimiter``, counted: a request for each 1,000 entries."""
+    _meter(client).count("list")
+    found = obstore.list_with_delimiter(client, folder)
+    _meter(client).count("list", (len(found["objects"]) + len(found["common_prefixes"])) // _PAGE)
+    return found
+
+
+def pages(client: Client, folder: str | None, offset: str | None) -> Iterator[Sequence[obstore.ObjectMeta]]:
+    """``obstore.list``, counted: a request for each page of 1,000 objects."""
+    _meter(client).count("list")
+    for number, page in enumerate(obstore.list(client, folder, offset=offset, chunk_size=_PAGE)):
+        if number:
+            _meter(client).count("list")
+        yield page
