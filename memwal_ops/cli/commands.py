@@ -39,6 +39,7 @@ _LAZY = {
     "hold": ("memwal_ops.cli.hold:hold", "Keep a base version for a long-running reader."),
     "init": ("memwal_ops.cli.init:init", "Prepare a table for the jobs of its format."),
     "lease": ("memwal_ops.cli.lease:lease", "Show or break the leases of supervisors on a table."),
+    "notify": ("memwal_ops.cli.notify:notify", "Send a test message to the targets of notifications."),
     "probe": (
         "memwal_ops.cli.probe:probe",
         "Test a store's conditional writes and its clock.",
@@ -61,7 +62,7 @@ _SECTIONS = {
     "Look": ("demo", "scan", "inspect", "verify", "why", "report", "doctor", "probe"),
     "Maintain": ("maintain", "merge", "catchup", "compact", "snapshot", "expire", "gc", "hold"),
     "Repair and change": ("repair", "adopt", "init", "migrate", "export-support"),
-    "Run a service": ("config", "run", "status", "history", "cost", "check", "lease"),
+    "Run a service": ("config", "run", "status", "history", "cost", "check", "notify", "lease"),
 }
 """The commands in the help of the group, by what a person wants; those of other packages follow."""
 

@@ -46,15 +46,14 @@ _ENDED = "{}; nothing is half-written: what the command published stays, and run
     help="Logs on stderr, from DEBUG, INFO, WARNING (default) or ERROR on.",
 )
 def cli(log_level: str) -> None:
-    """Keep LanceDB and Lance tables fast and small, beside their writers.
-    Also tables with a log (MemWAL), Zeppelin namespaces, LM-DiskANN indexes.
+    """Keep LanceDB, Lance (also MemWAL), Zeppelin and LM-DiskANN tables fast and small, beside writers.
 
     \b
     Examples:
       memwal-ops scan --database /data/lancedb
       memwal-ops maintain /data/lancedb/docs.lance --dry-run
       memwal-ops maintain /data/lancedb/docs.lance --apply
-    """  # noqa: D205, D301 - all commands fit a screen, line by line; click keeps the lines of a block that begins so
+    """  # noqa: D301 - all commands fit a screen, line by line; click keeps the lines of a block that begins so
     process.prepare()
     logging_setup.configure(level=log_level.upper(), redact=redact)
 

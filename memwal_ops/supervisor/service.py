@@ -27,6 +27,9 @@ from memwal_ops.supervisor.http.audit import Audit
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.http.tls import Certificate
 from memwal_ops.supervisor.http.tokens import token_file_of
+from memwal_ops.supervisor.notify.changes import Found
+from memwal_ops.supervisor.notify.notifier import FindingNotifier, Findings
+from memwal_ops.supervisor.observe.findings import service_findings
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.pages import Pages
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from memwal_ops.supervisor.config.effective import Settings
+    from memwal_ops.supervisor.config.model import NotifyConfig
     from memwal_ops.supervisor.observe.status_document import StatusDocument
     from memwal_ops.supervisor.workers.pools import WorkerProcess
 
@@ -123,6 +127,14 @@ class Service:
             pauses=pauses,
         )
         self._timers = Timers(self.scheduler, settings.config.misfire_grace)
+        self._pages = self._make_pages(settings)
+        self._notifications = FindingNotifier(
+            settings.config.notify,
+            read=self._findings,
+            path=os.path.join(self._state.path, "notified.json"),
+            service=self._holder.name,
+            on_result=lambda target, outcome: self._metrics.notifications.labels(target, outcome).inc(),
+        )
         try:
             self._http = None if once else self._serve(settings)
         except MemwalOpsError:
@@ -157,6 +169,7 @@ class Service:
             self._discover()
             self._timers.start()
             config = self.scheduler.settings.config
+            self._configure_notifications(config.notify)
             self._timers.every("discover", config.discover, self._discover)
             self._timers.every("prune", _PRUNE, self._prune)
             self.scheduler.post(self._prune)
@@ -304,6 +317,7 @@ class Service:
         with self.scheduler.lock:
             self.scheduler.set_settings(settings)
         self._timers.every("discover", settings.config.discover, self._discover)
+        self._configure_notifications(settings.config.notify)
         self._discover()
         self._log.info("config_reloaded", file=path)
         self._notifier.ready(self._status_line())
@@ -376,15 +390,6 @@ class Service:
         http = settings.config.http
         if not http.enabled:
             return None
-        pages = Pages(
-            status=self.status,
-            runs=self._history.runs,
-            samples=self._samples,
-            history=self._table_history,
-            faults=lambda: self._faults,
-            format_of=self._format_of,
-            file=settings.path,
-        )
         tokens = token_file_of(http, os.environ)
         if tokens is not None:
             tokens.tokens()  # raises if it cannot be used
@@ -400,14 +405,43 @@ class Service:
             status=self.status,
             runs=self._history.runs,
             run=self._history.run,
-            pages=pages.page_at,
-            sign_in=pages.sign_in,
+            pages=self._pages.page_at,
+            sign_in=self._pages.sign_in,
             allowed_hosts=http.allowed_hosts,
             actions=Actions(self.scheduler),
             tokens=tokens,
             audit=Audit(self._state.path),
             certificate=certificate,
         )
+
+    def _make_pages(self, settings: Settings) -> Pages:
+        return Pages(
+            status=self.status,
+            runs=self._history.runs,
+            samples=self._samples,
+            history=self._table_history,
+            faults=lambda: self._faults,
+            format_of=self._format_of,
+            file=settings.path,
+        )
+
+    def _configure_notifications(self, config: NotifyConfig) -> None:
+        self._metrics.init_targets(target.name for target in config.targets)
+        self._notifications.configure(config)
+
+    def _findings(self) -> Findings | None:
+        """What is wrong now, for notifications; None: not known yet."""
+        if not (self._ready or self._once):
+            return None
+        status = self.status()
+        of_service = service_findings(status["service"], self._faults, self.scheduler.settings.path)
+        found, unread = [Found.of("", one) for one in of_service], set()
+        for table in status["tables"]:
+            if table["looked_at"] is None and table["look_error"] is None:
+                unread.add(table["name"])
+            else:
+                found += [Found.of(table["name"], one) for one in self._pages.findings(table)]
+        return Findings(tuple(found), frozenset(unread))
 
     def _samples(self, name: str) -> Sequence[tuple[float, float]]:
         state = self.scheduler.tables.get(name)
@@ -464,6 +498,9 @@ class Service:
         self.scheduler.abandon()
         if self.scheduler.leases is not None:
             self.scheduler.leases.close(wait=True)
+        if self._once and self._stop_began is None:
+            self._notifications.step(wait=False)
+        self._notifications.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
         self._heartbeat.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
         if self._http is not None:
             self._http.close()

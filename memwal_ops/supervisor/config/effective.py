@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.registry import formats
 from memwal_ops.storage.redaction import MASK, is_secret_key, redact
+from memwal_ops.supervisor.config.model import TARGET_SECRETS, TargetConfig
 from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
@@ -209,10 +210,20 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _leaves(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, TargetConfig):
+        return {f"{name}.{key}": one for key, one in _of_target(value).items()}
+    if name == "notify.targets":
+        return {key: leaf for one in value for key, leaf in _leaves(f"{name}.{one.name}", one).items()}
     fields = getattr(type(value), "model_fields", None)
     if fields is None:
         return {name: _plain(value)}
     return {key: leaf for field in fields for key, leaf in _leaves(f"{name}.{field}", getattr(value, field)).items()}
+
+
+def _of_target(target: TargetConfig) -> dict[str, Any]:
+    """Return the keys of a target that have a value, its secrets masked."""
+    given = {key: value for key, value in target.model_dump().items() if key != "name" and value not in (None, [])}
+    return given | {key: MASK for key in TARGET_SECRETS if key in given}
 
 
 def _plain(value: Any) -> Any:

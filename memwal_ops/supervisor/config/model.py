@@ -291,6 +291,68 @@ class HeartbeatConfig(Model):
     timeout: Positive = timedelta(seconds=10)
 
 
+class TargetConfig(Model):
+    """One target of notifications; secrets may be in files, which are read at each use."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    type: Literal["webhook", "slack", "teams", "email", "apprise"]
+    level: Literal["warning", "critical"] = "warning"
+    url: str | None = None
+    url_file: str | None = None
+    secret: str | None = None
+    secret_file: str | None = None
+    host: str | None = None
+    port: Annotated[Whole, Field(ge=1, le=65535)] | None = None
+    security: Literal["starttls", "tls", "none"] = "starttls"
+    username: str | None = None
+    password: str | None = None
+    password_file: str | None = None
+    sender: str | None = None
+    to: list[Annotated[str, Field(min_length=3)]] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _complete(self) -> TargetConfig:
+        for key in TARGET_SECRETS:
+            if getattr(self, key) is not None and getattr(self, f"{key}_file") is not None:
+                raise ValueError(f"give either {key} or {key}_file")
+        mail = {"host", "port", "security", "username", "password", "password_file", "sender", "to"}
+        signed = {"secret", "secret_file"} if self.type == "webhook" else set()
+        known = mail if self.type == "email" else {"url", "url_file"} | signed
+        if extra := sorted(self.model_fields_set - known - {"name", "type", "level"}):
+            raise ValueError(f"a target of the type {self.type} has no {', '.join(extra)}")
+        if self.type == "email" and not (self.host and self.sender and self.to):
+            raise ValueError("e-mail needs host, sender and to")
+        if self.type != "email" and self.url is None and self.url_file is None:
+            raise ValueError("give url or url_file")
+        if self.type != "apprise" and self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError("its url is not http or https")
+        if (self.password or self.password_file) and self.username is None:
+            raise ValueError("password needs username")
+        return self
+
+
+TARGET_SECRETS = ("url", "secret", "password")
+"""The keys of a target that are secret: the address of a chat's webhook is all that it asks for."""
+
+
+class NotifyConfig(Model):
+    """Who is told what is wrong: new, changed and resolved findings."""
+
+    link: str | None = None
+    group_wait: Duration = timedelta(minutes=1)
+    max_per_hour: Annotated[Whole, Field(ge=1, le=1000)] = 12
+    targets: list[TargetConfig] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _names(self) -> NotifyConfig:
+        names = [target.name for target in self.targets]
+        if again := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two targets have the name {again[0]}")
+        if self.link is not None and not self.link.startswith(("http://", "https://")):
+            raise ValueError("link is not http or https")
+        return self
+
+
 class Config(Model):
     """The whole file."""
 
@@ -307,5 +369,6 @@ class Config(Model):
     pools: PoolsConfig = PoolsConfig()
     backoff: BackoffConfig = BackoffConfig()
     heartbeat: HeartbeatConfig = HeartbeatConfig()
+    notify: NotifyConfig = NotifyConfig()
     defaults: Defaults = Defaults()
     tables: list[TableConfig] = Field(min_length=1)

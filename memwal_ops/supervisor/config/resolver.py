@@ -22,6 +22,7 @@ from memwal_ops.supervisor.config.document import Document, Place, Problem, plac
 from memwal_ops.supervisor.config.effective import JobSettings, Settings, Source, TableSettings
 from memwal_ops.supervisor.config.explained import suggest
 from memwal_ops.supervisor.config.layers import Layers, option_names
+from memwal_ops.supervisor.config.model import TARGET_SECRETS
 from memwal_ops.supervisor.scheduling.schedules import Schedule, cron_trigger
 from memwal_ops.supervisor.scheduling.windows import Window, parse_window
 from memwal_ops.units import duration_text
@@ -60,6 +61,7 @@ class Resolver:
         self._check_secrets(("defaults", "storage_options"), self._config.defaults.storage_options)
         self._check_heartbeat(("heartbeat", "url"), self._config.heartbeat.url)
         self._warn_of_strangers(self._config.http)
+        self._check_targets()
         names = [self._name(entry) for entry in self._config.tables]
         tables = tuple(self._table(number, name) for number, name in enumerate(names))
         for number, name in enumerate(names):
@@ -368,18 +370,25 @@ class Resolver:
                 self._problem(("tables", number), f"{text} is in the file more than once.", "Keep one of them.")
             seen.add(text)
 
+    def _check_targets(self) -> None:
+        """Register the secrets of notifications, and warn of those in plain text."""
+        for number, target in enumerate(self._config.notify.targets):
+            place: Place = ("notify", "targets", number)
+            for key in TARGET_SECRETS:
+                if (value := getattr(target, key)) is not None:
+                    remember([value])
+                    self._check_secret((*place, key), key)
+
     def _check_secrets(self, place: Place, options: Mapping[str, str]) -> None:
         for key in options:
-            where = (*place, key)
-            if is_secret_key(key) and where not in self._document.variables:
-                self._warnings.append(
-                    Problem(
-                        where,
-                        self._document.line(where),
-                        f"The secret {key} is in the file in plain text.",
-                        "Write ${NAME}, and give the value in the service's environment.",
-                    )
-                )
+            if is_secret_key(key):
+                self._check_secret((*place, key), key)
+
+    def _check_secret(self, where: Place, key: str) -> None:
+        if where not in self._document.variables:
+            what = f"The secret {key} is in the file in plain text."
+            fix = "Write ${NAME}, and give the value in the service's environment."
+            self._warnings.append(Problem(where, self._document.line(where), what, fix))
 
     def _warn_of_strangers(self, http: HttpConfig) -> None:
         """Warn where other machines reach the service, and read what it sends, or cannot be told from its operators."""

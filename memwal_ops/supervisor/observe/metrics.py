@@ -63,6 +63,9 @@ class Metrics:
         self.cost = counter("cost", "What runs cost, in the currency of the configured prices.", "table")
         self.polls = counter("polls", "Polls of a table's backlog by outcome.", "table", "outcome")
         self.heartbeats = counter("heartbeats", "Heartbeat URLs fetched, by outcome.", "outcome")
+        self.notifications = counter(
+            "notifications", "Notifications of findings, by target and outcome.", "target", "outcome"
+        )
         self.worker_starts = counter("worker_starts", "Worker processes that were started.", "pool")
         self.worker_deaths = counter("worker_deaths", "Worker processes that died in a run.", "pool")
         self.reloads = counter("config_reloads", "Configuration files that were read again, by outcome.", "outcome")
@@ -140,6 +143,12 @@ class Metrics:
                 self.skipped.labels(table, job, why)
             for outcome in _OUTCOMES:
                 self.runs.labels(table, job, outcome)
+
+    def init_targets(self, targets: Iterable[str]) -> None:
+        """Initialize the counters of the targets of notifications with 0."""
+        for target in targets:
+            for outcome in _BOTH:
+                self.notifications.labels(target, outcome)
 
     def forget_table(self, table: str) -> None:
         """Remove all series of a table."""

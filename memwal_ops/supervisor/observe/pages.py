@@ -34,6 +34,7 @@ from memwal_ops.supervisor.observe.viewer import ANONYMOUS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from memwal_ops.supervisor.observe.findings import Finding
     from memwal_ops.supervisor.observe.status_document import StatusDocument
     from memwal_ops.supervisor.observe.viewer import Viewer
     from memwal_ops.supervisor.scheduling.discovery import Fault
@@ -167,10 +168,15 @@ class Pages:
         return ("", "") if table_format is None else table_format.part_of(blocked)
 
     def _view(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        document = {**table, "error": _read_error(table), "blocked": self._blocked(table)}
-        errors = _Errors(self, table)
-        findings = [*findings_of(document, errors, DEFAULT_LIMITS, self._file)]
-        return view_of(document, findings, self._samples(table["name"]))
+        return view_of(self._document(table), self.findings(table), self._samples(table["name"]))
+
+    def _document(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        return {**table, "error": _read_error(table), "blocked": self._blocked(table)}
+
+    def findings(self, table: Mapping[str, Any]) -> list[Finding]:
+        """Return what is wrong with a table, by its entry in the status."""
+        document = self._document(table)
+        return [*findings_of(document, _Errors(self, table), DEFAULT_LIMITS, self._file)]
 
     def _blocked(self, table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return what the last run reported as blocked, if anything still is."""

@@ -96,6 +96,7 @@ def test_what_is_named_exists_in_the_scrape_of_a_running_service(tmp_path: Path)
     config = tmp_path / "c.yaml"
     config.write_text(
         f"state_dir: {tmp_path}/state-c\nhttp: {{port: 0}}\n"
+        "notify: {targets: [{name: ops, type: webhook, url: 'http://127.0.0.1:1/'}]}\n"
         f"tables:\n- {{uri: {table.uri}, poll: 1s, expect_writes_within: 1h, "
         f"jobs: {{merge: {{schedule: 1s}}, {never}}}}}\n"
         f"- {{uri: {plain.uri}, poll: 1s, jobs: {{expire: {{}}}}}}\n"

@@ -137,7 +137,7 @@ def test_labels_of_metrics() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("merge", "x", "--max-bytes", "many"), ("merge", "x", "--max-generations", "0"), ("merge",), ("nothing",),
+        ("merge", "x", "--max-bytes", "many"), ("merge", "x", "--max-generations", "0"), ("merge",), ("xyzzy",),
         ("merge", "x", "--nothing"), ("merge", "x", "y"),
     ],
     ids=" ".join,
@@ -148,7 +148,7 @@ def test_an_option_error_has_the_three_lines_of_every_error(
     done = run_here(capfd, *arguments)
     said, remedy, page = done.err.splitlines()
     assert said.startswith("Error (invalid_usage, exit code 2): ")
-    assert remedy.strip() == f"See memwal-ops {'' if arguments[0] == 'nothing' else arguments[0] + ' '}--help."
+    assert remedy.strip() == f"See memwal-ops {'' if arguments[0] == 'xyzzy' else arguments[0] + ' '}--help."
     assert page == "  See runbooks/errors/02-invalid_usage.md"
     document = run_here(capfd, *arguments, "--json").document["error"]
     assert f"{said.split(': ', 1)[1]} {document['remedy']}" == f"{document['message']} {remedy.strip()}"

@@ -19,7 +19,7 @@ from tests.support.run_cli import run_here
         ("cleanup-old-versions t.lance", "memwal-ops expire does that: see memwal-ops expire --help."),
         ("maintian t.lance", "Did you mean memwal-ops maintain? See memwal-ops --help."),
         ("data/t.lance", "Give a command before the URI: memwal-ops inspect data/t.lance"),
-        ("nothing", "See memwal-ops --help."),
+        ("xyzzy", "See memwal-ops --help."),
         ("memwal.yaml", "Give a command: memwal-ops run --config memwal.yaml"),
         ("run memwal.yaml", "Give the file as an option: memwal-ops run --config memwal.yaml"),
         ("status memwal.yaml", "Give the file as an option: memwal-ops status --config memwal.yaml"),

@@ -1,0 +1,1 @@
+"""Tell people what is wrong with tables: new, changed and resolved findings, by webhook, chat or e-mail."""
