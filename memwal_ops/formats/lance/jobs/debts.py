@@ -9,11 +9,11 @@ from memwal_ops.core.next_run import NextRun, next_run, rates_of
 from memwal_ops.core.polling import polled_options
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
+from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of, is_written_anew
 from memwal_ops.formats.lance.jobs.compact.indexes import unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.planning import Planner
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions
-from memwal_ops.formats.lance.policy.indexing import is_worth_a_run
+from memwal_ops.formats.lance.policy.indexing import is_due, is_urgent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,18 +39,35 @@ def compaction_debt(table: Table) -> Mapping[str, float]:
 
 
 def catchup_figures(table: Table) -> Mapping[str, float]:
-    """The backlog metrics of a catch-up: how far the index is behind that lacks most, and what a run would write."""
+    """The backlog metrics of a catch-up: how far the index is behind that lacks most, and what a run would write.
+
+    Where generations were merged, each index that is behind is due: ``gc`` keeps them until all cover them.
+    """
+    options = polled_options("catchup", CatchupOptions)
     fragments = table.manifest.manifest.fragments
     rows = sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)
-    covers = [coverage(index.covered, table.manifest) for index in base_indexes(table).values()]
-    debts = debts_of(table, polled_options("catchup", CatchupOptions)).values()
+    indexes = base_indexes(table)
+    lacking = {name: coverage(one.covered, table.manifest) for name, one in indexes.items()}
+    debts = debts_of(table, options)
+    merged = len(table.index.merged_generations)
+    behind = [name for name, one in debts.items() if one.uncovered_rows or one.excess]
+    due = [
+        name
+        for name in behind
+        if merged
+        or debts[name].excess
+        or is_due(rows - lacking[name].uncovered_rows, lacking[name].uncovered_rows,
+                  anew=is_written_anew(table, indexes[name], options))
+    ]  # fmt: skip
     return {
-        "uncovered_rows": max((one.uncovered_rows for one in covers), default=0),
-        "uncovered_fragments": max((len(one.uncovered) for one in covers), default=0),
-        "indexes_behind": sum(bool(one.uncovered_rows or one.excess) for one in debts),
-        "indexes_due": sum(is_worth_a_run(rows - one.uncovered_rows, one.uncovered_rows) for one in covers),
-        "index_debt": sum(one.bytes for one in debts),
-        "index_debt_rows": sum(one.uncovered_rows for one in covers),
+        "uncovered_rows": max((one.uncovered_rows for one in lacking.values()), default=0),
+        "uncovered_fragments": max((len(one.uncovered) for one in lacking.values()), default=0),
+        "merged_regions": merged,
+        "indexes_behind": len(behind),
+        "indexes_due": len(due),
+        "indexes_urgent": sum(is_urgent(rows - one.uncovered_rows, one.uncovered_rows) for one in lacking.values()),
+        "index_debt": sum(one.bytes for one in debts.values()),
+        "index_debt_rows": sum(one.uncovered_rows for one in lacking.values()),
     }
 
 

@@ -66,6 +66,11 @@ class SegmentPolicy:
     tier_factor: int = 4
     floor: int = FLOOR
 
+    @property
+    def writes_anew(self) -> bool:
+        """Whether each update writes the whole index."""
+        return self.max_segments == 1 or self.tier_factor == 1
+
     def merged(self, segments: Sequence[SegmentSize], new: int) -> int:
         """How many of the newest segments become one, together with the new rows; 0: these get one of their own.
 

@@ -70,6 +70,26 @@ def test_by_the_clock_only_what_is_due_runs(tmp_path: Path, figures: dict[str, f
         assert found["last_success"] == found["last_started"], "it counts as a success: it is not late"
 
 
+@pytest.mark.parametrize(
+    ("figures", "runs"),
+    [
+        ({"indexes_behind": 2.0, "indexes_due": 0.0, "merged_regions": 0.0}, False),
+        ({"indexes_behind": 2.0, "indexes_due": 1.0, "merged_regions": 0.0}, True),
+        pytest.param({"indexes_behind": 0.0, "indexes_due": 0.0, "merged_regions": 1.0}, True, id="records progress"),
+    ],
+)
+def test_the_clock_leaves_indexes_that_lack_little(tmp_path: Path, figures: dict[str, float], *, runs: bool) -> None:
+    others = ", ".join(f"{name}: {{enabled: false}}" for name in ("merge", "compact", "snapshot", "verify"))
+    stage = Stage(tmp_path, f"defaults: {{jobs: {{{others}}}}}\ntables: [{{uri: /a}}]\n")
+    stage.scheduler.tables["a"].entries["catchup"].started = START
+    stage.see("a", **figures)
+    stage.clock.seconds += HOUR
+    stage.scheduler.on_schedule("a", "catchup")
+    stage.turn()
+    stage.see("a", **figures)
+    assert stage.in_flight == ([("a", "catchup")] if runs else [])
+
+
 def test_a_poll_that_fails_shows_nothing(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     stage.see("a", **NOTHING)
@@ -107,8 +127,8 @@ def test_the_triggers_of_the_policies_are_the_defaults_of_a_file_that_has_none(t
         (table,) = staged(tmp_path).load(f"tables: [{{uri: /a, jobs: {{{jobs}}}}}]").tables
         return [None if (one := table.jobs[name].when) is None else one.text for name in ("compact", "catchup")]
 
-    assert when("") == ["urgent_fragments > 0", "indexes_due >= 1"]
-    assert when("compact: {options: {max_bytes: 1GiB}}") == ["urgent_fragments > 0", "indexes_due >= 1"]
+    assert when("") == ["urgent_fragments > 0", "indexes_urgent >= 1"]
+    assert when("compact: {options: {max_bytes: 1GiB}}") == ["urgent_fragments > 0", "indexes_urgent >= 1"]
     assert when("compact: {schedule: 1d}, catchup: {schedule: 1d}") == [None, "uncovered_rows >= 100000"], "as before"
 
 
@@ -126,7 +146,8 @@ def test_run_once_leaves_what_is_not_due(tmp_path: Path) -> None:
 @pytest.mark.parametrize("figures", [NOTHING, LITTLE])
 def test_what_comes_after_a_compaction_waits_until_that_is_decided(tmp_path: Path, figures: dict[str, float]) -> None:
     """``expire`` would find nothing to delete before it, and have to come again."""
-    text = "defaults: {jobs: {expire: {apply: true}, verify: {enabled: false}}}\ntables: [{uri: /a}]\n"
+    jobs = "expire: {apply: true}, catchup: {schedule: 30m}, verify: {enabled: false}"
+    text = f"defaults: {{jobs: {{{jobs}}}}}\ntables: [{{uri: /a}}]\n"
     stage = Stage(tmp_path, text, once=True)
     stage.scheduler.queue_scheduled()
     stage.turn()

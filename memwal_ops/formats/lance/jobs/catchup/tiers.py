@@ -63,6 +63,11 @@ def may_have_segments(table: Table, index: BaseIndex) -> bool:
     return index.type not in _EXACT or _has_addresses(table)
 
 
+def is_written_anew(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:
+    """Whether each update of an index writes all of it."""
+    return _policy(table, index, options).writes_anew
+
+
 def bytes_of(entries: Iterable[table_pb2.IndexMetadata]) -> int:
     """Size of the files of segments, as far as it is recorded."""
     return sum(file.size_bytes for entry in entries for file in entry.files)

@@ -1,4 +1,4 @@
-"""Which indexes are worth a catch-up at once."""
+"""Which indexes are worth a catch-up, at once and by the schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal_ops.formats.lance.policy.indexing import is_worth_a_run
+from memwal_ops.formats.lance.policy.indexing import is_due, is_urgent
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,23 @@ from memwal_ops.formats.lance.policy.indexing import is_worth_a_run
     ],
 )
 def test_an_index_is_due_by_what_it_lacks_against_what_it_has(covered: int, uncovered: int, *, due: bool) -> None:
-    assert is_worth_a_run(covered, uncovered) == due
+    assert is_urgent(covered, uncovered) == due
+
+
+@pytest.mark.parametrize(
+    ("covered", "uncovered", "due"),
+    [
+        (0, 999, False),
+        (0, 1000, True),
+        (64_000, 3_999, False),
+        (64_000, 4_000, True),
+        (100_000_000, 9_999, False),
+        (100_000_000, 10_000, True),
+    ],
+)
+def test_the_schedule_runs_for_less_where_less_is_written(covered: int, uncovered: int, *, due: bool) -> None:
+    assert is_due(covered, uncovered, anew=False) == due
+    assert is_due(covered, uncovered, anew=True) == is_urgent(covered, uncovered)
 
 
 @given(appends=st.lists(st.integers(1, 30_000), min_size=1, max_size=60))
@@ -31,7 +47,7 @@ def test_an_index_that_is_written_anew_is_written_five_times_at_most(appends: li
     covered = lacks = written = 0
     for rows in appends:
         lacks += rows
-        if covered + lacks <= 400_000 and is_worth_a_run(covered, lacks):
+        if covered + lacks <= 400_000 and is_urgent(covered, lacks):
             covered, lacks = covered + lacks, 0
             written += covered
     assert written <= 5 * covered

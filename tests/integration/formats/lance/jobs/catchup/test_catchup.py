@@ -62,6 +62,8 @@ def test_every_kind_of_index(tmp_path: Path, vector: str, stable: bool) -> None:
         write(uri, generation)
         before = open_table(uri)
         check_queries(uri, expected(generation + 1))
+        figures = catchup.backlog(before)
+        assert (figures["indexes_due"], figures["merged_regions"]) == (5, 1), "however few rows they lack"
         report = catchup.apply(before, CatchupOptions())
         assert report.decision == "caught_up"
         assert {one.name: one.decision for one in report.indexes} == dict.fromkeys(

@@ -100,6 +100,23 @@ def test_what_is_written_is_reported_and_planned(uri: str) -> None:
     assert {one.bytes for one in debts_of(open_table(uri), CatchupOptions()).values()} == {0}
 
 
+def test_what_is_due_by_the_schedule(uri: str) -> None:
+    """An index that is written anew each time waits for a quarter, one that is written by tiers for a sixteenth."""
+    lance.dataset(uri).create_scalar_index("tags", "LABEL_LIST", name="by_tag")
+
+    def counts() -> list[float]:
+        figures = catchup.backlog(open_table(uri))
+        return [figures[name] for name in ("indexes_behind", "indexes_due", "indexes_urgent", "merged_regions")]
+
+    assert counts() == [0, 0, 0, 0]
+    append(uri, 900)
+    assert counts() == [3, 0, 0, 0]
+    append(uri, 200)
+    assert counts() == [3, 2, 0, 0]
+    append(uri, UNIT)
+    assert counts() == [3, 3, 3, 0]
+
+
 def test_the_limit_holds(uri: str) -> None:
     append(uri, UNIT)
     run_job(uri, "catchup")
