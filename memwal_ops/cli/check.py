@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from functools import wraps
 from http.client import HTTPException
@@ -22,6 +19,7 @@ from memwal_ops.core.leases import read_lease
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.http.client import ServiceClient, why_silent
 from memwal_ops.supervisor.observe.findings import (
     CRITICAL,
     OK,
@@ -216,16 +214,13 @@ def _worst(tables: list[dict[str, Any]], role: Role) -> tuple[float, str]:
 
 def ask_service(http: HttpConfig) -> tuple[dict[str, Any] | None, str]:
     """Return the status of the service at an address, or None and the reason."""
-    host = "127.0.0.1" if http.host in {"0.0.0.0", "::", ""} else http.host  # noqa: S104 - compared, not bound
+    client = ServiceClient(http)
     try:
-        with urllib.request.urlopen(f"http://{host}:{http.port}/api/v1/status", timeout=10) as response:
-            status = json.load(response)
+        status = client.get("/api/v1/status")
     except (OSError, ValueError, HTTPException) as error:
-        why = error.reason if isinstance(error, urllib.error.URLError) else error
-        why = (isinstance(why, OSError) and why.strerror) or why
-        return None, f"the service does not respond on {host}:{http.port} ({why})"
+        return None, f"the service does not respond on {client.address} ({why_silent(error)})"
     if not isinstance(status, dict) or not {"service", "tables"} <= status.keys():
-        return None, f"the server on {host}:{http.port} is not memwal-ops"
+        return None, f"the server on {client.address} is not memwal-ops"
     return status, ""
 
 

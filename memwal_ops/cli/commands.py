@@ -50,6 +50,7 @@ _LAZY = {
         "memwal_ops.cli.scan:scan",
         "Show what tables need, and the configuration that does it.",
     ),
+    "service": ("memwal_ops.cli.service:service", "Act on a running service: run, retry, cancel, pause."),
     "status": (
         "memwal_ops.cli.status:status",
         "Show all tables of a configuration: what is behind, and why.",
@@ -62,7 +63,7 @@ _SECTIONS = {
     "Look": ("demo", "scan", "inspect", "verify", "why", "report", "doctor", "probe"),
     "Maintain": ("maintain", "merge", "catchup", "compact", "snapshot", "expire", "gc", "hold"),
     "Repair and change": ("repair", "adopt", "init", "migrate", "export-support"),
-    "Run a service": ("config", "run", "status", "history", "cost", "check", "notify", "lease"),
+    "Run a service": ("config", "run", "service", "status", "history", "cost", "check", "notify", "lease"),
 }
 """The commands in the help of the group, by what a person wants; those of other packages follow."""
 

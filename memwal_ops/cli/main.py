@@ -52,7 +52,6 @@ def cli(log_level: str) -> None:
     Examples:
       memwal-ops scan --database /data/lancedb
       memwal-ops maintain /data/lancedb/docs.lance --dry-run
-      memwal-ops maintain /data/lancedb/docs.lance --apply
     """  # noqa: D301 - all commands fit a screen, line by line; click keeps the lines of a block that begins so
     process.prepare()
     logging_setup.configure(level=log_level.upper(), redact=redact)

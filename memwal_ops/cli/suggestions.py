@@ -33,7 +33,6 @@ _COMMANDS: Mapping[str, str] = {
     "prune": "expire",
     "reindex": "catchup",
     "serve": "run",
-    "service": "run",
     "show": "inspect",
     "start": "run",
     "stats": "inspect",

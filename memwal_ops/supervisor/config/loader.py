@@ -11,7 +11,7 @@ from memwal_ops.core.registry import all_job_specs, formats, job_specs
 from memwal_ops.errors import InvalidConfigError, JobPluginError
 from memwal_ops.supervisor.config.document import Document, Problem, place_text, read_document
 from memwal_ops.supervisor.config.explained import explained, without_invalid
-from memwal_ops.supervisor.config.model import Config
+from memwal_ops.supervisor.config.model import Config, HttpConfig
 from memwal_ops.supervisor.config.resolver import Resolver
 
 if TYPE_CHECKING:
@@ -69,6 +69,15 @@ def load_settings(path: str, environ: Mapping[str, str] | None = None) -> Settin
     return settings
 
 
+def http_of(path: str, environ: Mapping[str, str] | None = None) -> HttpConfig:
+    """Return where the service of a file listens, also if the rest of it is invalid; the defaults, if that is, too."""
+    data = read_document(path, environ).data
+    try:
+        return HttpConfig.model_validate((data.get("http") if isinstance(data, dict) else None) or {})
+    except ValidationError:
+        return HttpConfig()
+
+
 def _validated(document: Document) -> tuple[Config, list[Place]]:
     """Return the configuration without values of a wrong type, and their paths; each is added to the problems.
 
@@ -99,4 +108,4 @@ def default_config_path() -> str:
     return os.environ.get("MEMWAL_OPS_CONFIG") or "/etc/memwal-ops/config.yaml"
 
 
-__all__ = ["ConfigProblemsError", "JobPluginError", "default_config_path", "load_settings"]
+__all__ = ["ConfigProblemsError", "JobPluginError", "default_config_path", "http_of", "load_settings"]

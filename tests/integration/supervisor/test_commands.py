@@ -136,7 +136,7 @@ def test_check_names_the_table_that_is_behind(
         for name, backlog in (("a", {"generations": 3.0}), ("b", {"generations": 40.0, "oldest_age": 9.0}))
     ]
     status = {"service": {"ready": True, "config": config}, "tables": tables}
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO(json.dumps(status).encode()))
+    monkeypatch.setattr("urllib.request.OpenerDirector.open", lambda *_, **__: io.BytesIO(json.dumps(status).encode()))
 
     def line(*more: str) -> str:
         return run_here(capfd, "check", "--nagios", "--config", str(file), *more).out.split(" | ")[0]

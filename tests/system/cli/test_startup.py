@@ -41,7 +41,7 @@ def ran(*arguments: str, heavy: tuple[str, ...] = HEAVY) -> tuple[int, list[str]
     return code, loaded
 
 
-OTHERS = ("check", "config", "demo", "doctor", "history", "hold", "lease", "probe", "run", "scan", "status")
+OTHERS = ("check", "config", "demo", "doctor", "history", "hold", "lease", "probe", "run", "scan", "service", "status")
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",), *((name, "--help") for name in OTHERS)])

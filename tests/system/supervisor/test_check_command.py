@@ -45,7 +45,9 @@ def test_check_in_every_state(
     one = {"name": "a", "backlog": {}, "look_error": None, "jobs": {"merge": state}, **change.get("table", {})}
     service = {"ready": True, "config": {"error": None}, "discovery_faults": [], **change.get("service", {})}
     document = change.get("document", {"service": service, "tables": change.get("tables", [one])})
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO(json.dumps(document).encode()))
+    monkeypatch.setattr(
+        "urllib.request.OpenerDirector.open", lambda *_, **__: io.BytesIO(json.dumps(document).encode())
+    )
     file = tmp_path / "c.yaml"
     file.write_text(TABLES)
     outcome = run_here(capfd, "check", "--nagios", "--config", str(file))

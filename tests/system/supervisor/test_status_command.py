@@ -247,7 +247,7 @@ def test_what_a_running_service_knows(
     }  # fmt: skip
     status = {"service": service, "tables": tables}
     config.write_text(config.read_text().replace("http: {enabled: false}\n", ""))
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO(json.dumps(status).encode()))
+    monkeypatch.setattr("urllib.request.OpenerDirector.open", lambda *_, **__: io.BytesIO(json.dumps(status).encode()))
     jobs = ask.table("orders")["jobs"]
     assert (jobs["merge"]["state"], jobs["catchup"]["waiting_for"]) == ("running", "earlier")
     outcome = ask()

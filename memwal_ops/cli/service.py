@@ -1,0 +1,182 @@
+"""``memwal-ops service``: act on a running service: run, retry, cancel, pause and resume."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memwal_ops.cli.completion import FILE
+from memwal_ops.cli.config_option import config_option
+from memwal_ops.cli.options import Duration, json_output
+from memwal_ops.cli.printing import echo_result
+from memwal_ops.core.holds import user_at_host
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.supervisor.config.loader import http_of
+from memwal_ops.supervisor.http.client import ServiceClient, target
+from memwal_ops.supervisor.http.tokens import read_tokens, token_file_of
+from memwal_ops.text import counted
+from memwal_ops.units import duration_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
+
+_EXAMPLES = """
+
+    \b
+    Examples:
+      memwal-ops service {0}
+      memwal-ops service {1}
+
+    Exit codes: 0; 2 the service does not respond, or refuses it, with its reason.
+    """
+
+
+@click.group(short_help="Act on a running service: run, retry, cancel, pause.")
+def service() -> None:
+    """Act on the service of a configuration while it runs, by a token of http.token_file that may operate.
+
+    Without --table: on all of its tables; without --job: on all jobs of the table. docs/http.md has the tokens.
+    """
+
+
+def _action(name: str, short: str, text: str, *examples: str) -> Callable[[Callable[..., int]], click.Command]:
+    """Make a command of the group, with the options of all actions."""
+
+    def made(command: Callable[..., int]) -> click.Command:
+        command.__doc__ = text + _EXAMPLES.format(*examples)
+        for option in (
+            json_output,
+            click.option("--token-file", type=FILE, help="The token to act with.  [default: of the configuration]"),
+            click.option(
+                "--reason", default="", metavar="TEXT", help="Why; it is in the audit log, and in the status."
+            ),
+            click.option("--job", help="Only this job."),
+            click.option("--table", help="Only this table, by its name."),
+            config_option,
+        ):
+            command = option(command)
+        return service.command(name, short_help=short)(command)
+
+    return made
+
+
+@_action(
+    "run", "Run a job now.",
+    "Run a job now: before others, in a closed window, beyond its budget, and out of its backoff.",
+    "run --table orders --job merge", 'run --table orders --job compact --reason "after the import" --json',
+)  # fmt: skip
+def run(table: str | None, job: str | None, **given: Any) -> int:
+    """See the decorator."""
+    _require_job(table, job)
+    return _act(
+        "run", table, job, given, lambda done: f"queued: {done['job']} of {done['table']} runs as soon as it may."
+    )
+
+
+@_action(
+    "retry", "End a backoff: try again now.",
+    "End the backoff of what failed: it is tried again as soon as a worker is free.",
+    "retry", "retry --table orders --job merge",
+)  # fmt: skip
+def retry(table: str | None, job: str | None, **given: Any) -> int:
+    """See the decorator."""
+    return _act("retry", table, job, given, lambda done: f"tried again: {counted(len(done['retried']), 'job')}.")
+
+
+@_action(
+    "cancel", "Stop the run of a job.",
+    "Stop the run of a job after its current step, within a minute; called again, at once. What it published stays. "
+    "A trigger may start the job again: pause it.",
+    "cancel --table orders --job compact", 'cancel --table orders --job compact --reason "too much load"',
+)  # fmt: skip
+def cancel(table: str | None, job: str | None, **given: Any) -> int:
+    """See the decorator."""
+    _require_job(table, job)
+
+    def describe(done: Mapping[str, Any]) -> str:
+        when = "at once" if done["at_once"] else "after its current step"
+        return f"cancelled: {done['job']} of {done['table']} stops {when}."
+
+    return _act("cancel", table, job, given, describe)
+
+
+@_action(
+    "pause", "Start no more runs, for a while or until resume.",
+    "Start no more runs of a job, a table or the fleet. What runs finishes, and backlogs are still read. A pause "
+    "survives restarts of the service.",
+    "pause --table orders --for 2h --reason migration", "pause --until 2026-11-27T06:00:00Z",
+)  # fmt: skip
+@click.option("--for", "span", type=Duration(), help="How long, for example 90m or 3d.")
+@click.option("--until", metavar="TIME", help="Its end: ISO 8601, UTC unless it has an offset.")
+def pause(table: str | None, job: str | None, span: timedelta | None, until: str | None, **given: Any) -> int:
+    """See the decorator."""
+    fields = {} if span is None else {"for": duration_text(span)}
+    fields |= {} if until is None else {"until": until}
+
+    def describe(done: Mapping[str, Any]) -> str:
+        end = done["paused"]["until"]
+        running = done["still_running"]
+        rest = f" {counted(len(running), 'run')} finish{'es' if len(running) == 1 else ''}." if running else ""
+        return f"paused: {_what(table, job)} until {'resume' if end is None else end}.{rest}"
+
+    return _act("pause", table, job, given, describe, **fields)
+
+
+@_action(
+    "resume", "End a pause.",
+    "End the pause of a job, a table or the fleet: of exactly that. A paused table stays so when the fleet "
+    "resumes.",
+    "resume --table orders", "resume",
+)  # fmt: skip
+def resume(table: str | None, job: str | None, **given: Any) -> int:
+    """See the decorator."""
+    return _act("resume", table, job, given, lambda _: f"resumed: {_what(table, job)}.")
+
+
+def _act(
+    action: str,
+    table: str | None,
+    job: str | None,
+    given: Mapping[str, Any],
+    describe: Callable[[Mapping[str, Any]], str],
+    **fields: str,
+) -> int:
+    if job is not None and table is None:
+        raise InvalidUsageError("--job is that of a table.", remedy="Give --table, too.")
+    http = http_of(given["file"])
+    if not http.enabled or not http.port:
+        raise InvalidUsageError(
+            "The address of the service is not known: http.enabled is false, or http.port is 0.",
+            remedy="Give the service an http.port.",
+        )
+    fields = {"by": user_at_host()[:100], **({"reason": given["reason"]} if given["reason"] else {}), **fields}
+    done = ServiceClient(http, _token(given["token_file"], http)).act(f"{target(table, job)}/{action}", fields)
+    echo_result(done, describe(done), as_json=given["as_json"])
+    return 0
+
+
+def _token(file: str | None, http: Any) -> str:
+    """Return the first token of a file that may operate."""
+    known = None if file is not None else token_file_of(http, os.environ)
+    path = file if known is None else known.path
+    if path is None:
+        raise InvalidUsageError(
+            "No token is configured, so that nothing can act on the service.",
+            remedy="Write one into a file that only the service reads, and name it in http.token_file (docs/http.md).",
+        )
+    found = [secret for role, _, secret in read_tokens(path) if role == "operate"]
+    if not found:
+        raise InvalidUsageError(f"{path} has no token with the role operate.", remedy="Give another --token-file.")
+    return found[0]
+
+
+def _require_job(table: str | None, job: str | None) -> None:
+    if table is None or job is None:
+        raise InvalidUsageError("Give --table and --job.", remedy="memwal-ops status shows the tables and their jobs.")
+
+
+def _what(table: str | None, job: str | None) -> str:
+    return "all tables" if table is None else table if job is None else f"{job} of {table}"

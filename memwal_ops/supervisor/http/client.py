@@ -1,0 +1,112 @@
+"""Ask a running service, and act on it, by the address and the token of its configuration."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from memwal_ops.errors import InvalidUsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwal_ops.supervisor.config.model import HttpConfig
+
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - not bound
+_SECONDS = 15.0
+
+
+class ServiceClient:
+    """Sends requests to the service at ``http``; ``token``: to act."""
+
+    def __init__(self, http: HttpConfig, token: str | None = None) -> None:
+        """Send nothing yet."""
+        host = _EVERYWHERE.get(http.host, http.host)
+        self.address = f"{f'[{host}]' if ':' in host else host}:{http.port}"
+        self._base = f"{'http' if http.tls_certificate is None else 'https'}://{self.address}"
+        self._token = token
+        # No proxy of the environment: it would get the token.
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if http.tls_certificate is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=_only(http.tls_certificate)))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def get(self, path: str) -> Any:
+        """Return the document at a path.
+
+        Raises:
+            OSError, ValueError, HTTPException: there is no response, or one that is not JSON.
+        """
+        with self._opener.open(f"{self._base}{path}", timeout=_SECONDS) as response:
+            return json.load(response)
+
+    def act(self, path: str, fields: Mapping[str, str]) -> Any:
+        """Act, and return the document of what was done.
+
+        Raises:
+            InvalidUsageError: the service does not respond, or refuses it; with its reason.
+        """
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
+        request = urllib.request.Request(  # noqa: S310 - http or https
+            f"{self._base}/api/v1{path}", json.dumps(fields).encode(), headers, method="POST"
+        )
+        try:
+            with self._opener.open(request, timeout=_SECONDS) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            raise InvalidUsageError(
+                f"The service refused it: {_reason(error)}", remedy=_REMEDIES.get(error.code, "")
+            ) from error
+        except (OSError, ValueError, HTTPException) as error:
+            raise InvalidUsageError(
+                f"The service does not respond on {self.address} ({why_silent(error)}).",
+                remedy="Start it (memwal-ops run), or give the --config that it was started with.",
+            ) from error
+
+
+_REMEDIES = {
+    401: "Give --token-file with a token of http.token_file that may operate.",
+    403: "Give --token-file with a token of http.token_file that may operate; docs/http.md, Tokens, has its form.",
+    404: "memwal-ops status shows the tables and their jobs.",
+    409: "memwal-ops status shows what it does now.",
+    429: "Correct the token, and wait for a minute.",
+    503: "See the log of the service.",
+}
+
+
+def target(table: str | None, job: str | None) -> str:
+    """Return the path of a job, a table or the fleet below ``/api/v1``."""
+    found = "" if table is None else f"/tables/{quote(table, safe='', errors='surrogateescape')}"
+    return found if job is None else f"{found}/jobs/{quote(job, safe='')}"
+
+
+def why_silent(error: Exception) -> str:
+    """Return why there is no response."""
+    why = error.reason if isinstance(error, urllib.error.URLError) else error
+    return str((isinstance(why, OSError) and why.strerror) or why)
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"])
+    except (OSError, ValueError, HTTPException, KeyError, TypeError):
+        return f"status {error.code}"
+
+
+def _only(certificate: str) -> ssl.SSLContext:
+    """Trust the certificate of the configuration, and no other, whatever host it names."""
+    try:
+        context = ssl.create_default_context(cafile=certificate)
+    except OSError as error:
+        raise InvalidUsageError(
+            f"The certificate {certificate} cannot be read: {error.strerror or error}.",
+            remedy="Correct http.tls_certificate, or let this user read it.",
+        ) from error
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context

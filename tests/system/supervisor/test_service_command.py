@@ -1,0 +1,104 @@
+"""``memwal-ops service`` acts on a service that runs; ``status`` asks it also when its file has an error."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.run_cli import run_here
+from tests.support.service import configure, service
+from tests.support.tables.workload import Workload
+from tests.support.waiting import until
+
+TOKEN = "t" * 32
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def config(tmp_path: Path, tables: list[Workload]) -> Path:
+    assert tables
+    (tmp_path / "tokens").write_text(f"view {'v' * 32} viktor\noperate {TOKEN} anna\n")
+    (tmp_path / "tokens").chmod(0o600)
+    file = configure(tmp_path, "merge: {schedule: 1d, when: generations >= 100}")
+    text = file.read_text().replace("{port: 0}", f"{{port: {free_port()}, token_file: {tmp_path}/tokens}}")
+    file.write_text(text)
+    return file
+
+
+def test_an_operator_acts_on_a_service(
+    config: Path, tables: list[Workload], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def act(*arguments: str, code: int = 0) -> str:
+        done = run_here(capfd, "service", *arguments, "--config", str(config))
+        assert done.code == code, done.err
+        return done.out if code == 0 else done.err
+
+    refused = act("run", "--table", "t0", "--job", "merge", code=2)
+    assert "does not respond" in refused
+    with service(config) as running:
+        until(lambda: running.events("ready"))
+        until(lambda: len(running.runs(job="merge")) == 3 and all(one["finished"] for one in running.runs(job="merge")))
+        assert "paused: all tables until resume." in act("pause", "--reason", "a move")
+        assert "resume it first" in act("run", "--table", "t0", "--job", "merge", code=2)
+        assert json.loads(act("resume", "--json")) == {"resumed": {"table": None, "job": None}}
+        tables[0].put([7])
+        tables[0].flush()
+        assert "queued: merge of t0" in act("run", "--table", "t0", "--job", "merge", "--reason", "now")
+        asked = until(lambda: [one for one in running.runs(table="t0") if one["why"] == "request" and one["finished"]])
+        assert (asked[0]["outcome"], "@" in asked[0]["plan"]["asked_by"]) == ("succeeded", True)
+        log = running.get(f"/api/v1/runs/{asked[0]['id']}")["log"]
+        assert isinstance(log, list)
+        assert "no table 'none'" in act("pause", "--table", "none", "--for", "2h", code=2)
+        assert "Nothing here waits in backoff" in act("retry", code=2)
+        assert "no run to cancel" in act("cancel", "--table", "t0", "--job", "merge", code=2)
+        act("pause", "--table", "t1", "--for", "2h")
+        (tmp_path / "wrong").write_text("w" * 32)
+        (tmp_path / "wrong").chmod(0o600)
+        assert "token is wrong" in act("pause", "--token-file", str(tmp_path / "wrong"), code=2)
+        (tmp_path / "wrong").chmod(0o644)
+        assert "chmod 600" in act("pause", "--token-file", str(tmp_path / "wrong"), code=50)
+        assert "Give --table" in act("run", code=2)
+        assert "Give --table" in act("pause", "--job", "merge", code=2)
+        audit = [json.loads(line) for line in (running.state / "audit.jsonl").read_text().splitlines()]
+        assert [(one["action"], one["status"], one["who"]) for one in audit][:4] == [
+            ("pause", 200, "anna"), ("run", 409, "anna"), ("resume", 200, "anna"), ("run", 202, "anna"),
+        ]  # fmt: skip
+        assert TOKEN not in running.log_path.read_text()
+    with service(config) as again:
+        until(lambda: len(again.events("ready")) == 2)
+        paused = {one["name"]: one["paused"] for one in again.get("/api/v1/status")["tables"]}
+        assert (paused["t0"], paused["t1"]["reason"]) == (None, "")
+
+
+def test_status_asks_the_service_when_its_file_has_an_error(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    good = config.read_text()
+    bad = good.replace("tables:", "tabels:")
+    with service(config) as running:
+        until(lambda: running.events("ready"))
+        for text in (bad, f"{good}\n  - ]: {{"):
+            config.write_text(text)
+            shown = run_here(capfd, "status", "--config", str(config))
+            if text == bad:
+                assert (shown.code, "Service: runs" in shown.out, "t2" in shown.out) == (50, True, True)
+            assert (shown.code, "invalid_config" in shown.err) == (50, True)
+        config.write_text(bad)
+        document = run_here(capfd, "status", "--config", str(config), "--json").document
+        assert (document["exit_code"], document["error"]["reason"], len(document["tables"])) == (
+            50,
+            "invalid_config",
+            3,
+        )
+        other = config.with_name("other.yaml")
+        other.write_text(bad)
+        alone = run_here(capfd, "status", "--config", str(other))
+        assert (alone.code, "Service: runs" in alone.out) == (50, False), "another file's service"
+    stopped = run_here(capfd, "status", "--config", str(config))
+    assert (stopped.code, stopped.out) == (50, "")
