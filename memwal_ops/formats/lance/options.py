@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
@@ -33,7 +33,7 @@ DEFAULT_MAX_BYTES = 1 << 30
 SPARK_MAX_BYTES = 1 << 40
 """The same for Spark, whose memory per executor follows the size of a generation instead."""
 DEFAULT_SPARK_ABOVE = 64 << 30
-"""Backlog in bytes above which ``auto`` selects Spark, if Spark can run; below, one machine is faster."""
+"""Backlog, or data to index, rewrite or check, above which ``auto`` selects Spark; below, one machine is faster."""
 DEFAULT_TARGET_ROWS = 1 << 20
 DEFAULT_TARGET_BYTES = 1 << 30
 DEFAULT_DELETED_FRACTION = 0.1
@@ -119,6 +119,20 @@ class MigrateOptions(LegacyOptions):
         return self.to or "shard"
 
 
+def _engine(what: str) -> Any:
+    return choice(
+        "local",
+        "local",
+        "spark",
+        "auto",
+        help=f"Where {what}; auto: by size.",
+    )
+
+
+def _master() -> Any:
+    return text(None, shown_default="configured", help="Spark master URL.")
+
+
 def _refuse_master(master: str | None, engine: str) -> None:
     if master is not None and engine == "local":
         raise OptionError("{master} applies to Spark only, and {engine} is local.", "master")
@@ -147,7 +161,7 @@ class MergeOptions(LegacyOptions):
         help="Budget of one pass; it bounds the local engine's memory.",
     )
     max_generations: int | None = count(None, minimum=1, help="At most this many generations in one pass.")
-    master: str | None = text(None, shown_default="as configured", help="Spark master URL.")
+    master: str | None = _master()
     spark_above: int = size(DEFAULT_SPARK_ABOVE, minimum=0, help="Backlog above which auto uses Spark.")
 
     def validate(self) -> None:
@@ -171,7 +185,7 @@ class CatchupOptions(Options):
     retrain_imbalance_threshold: float = number(
         20.0,
         minimum=1,
-        help="Report an IVF index whose largest partition has this many times the rows of its smallest (S4-038).",
+        help="Report an IVF index whose largest partition has N times the rows of its smallest (S4-038).",
     )
     retrain: str = choice(
         "never",
@@ -179,23 +193,23 @@ class CatchupOptions(Options):
         "never",
         "always",
         bare="always",
-        help="Plain tables only: train new centroids for vector indexes by the rows of today; auto: for those that "
-        "find appended rows less well. Without a value: always.",
+        help="Plain tables: train new centroids; auto: if appended rows are found less well. Without a value: always.",
     )
     rebuild: bool = flag(
-        help="Build the indexes of --index anew by their own parameters, beside the old ones; of a table with a log, "
-        "vector indexes with their codebook."
+        help="Build the indexes of --index anew by their own parameters; where there is a log, vector indexes with "
+        "their codebook."
     )
     answers: str = choice(
         "sample",
         "off",
         "sample",
         "strict",
-        help="Publish no index that answers sampled queries worse than before; strict: more of them, no tolerance.",
+        help="Publish no index that answers worse than before; strict: more queries, no tolerance.",
     )
-    allow_upgrade: bool = flag(
-        help="Let an index get a version that the releases which wrote the table last do not maintain."
-    )
+    engine: str = _engine("it runs")
+    master: str | None = _master()
+    spark_above: ClassVar[int] = DEFAULT_SPARK_ABOVE
+    allow_upgrade: bool = flag(help="Let an index get a version its last writers do not maintain.")
     migrate_codebook: tuple[str, ...] = texts(
         values=2,
         metavar="OLD NEW",
@@ -204,6 +218,7 @@ class CatchupOptions(Options):
 
     def validate(self) -> None:
         """Refuse two ways to new centroids at once, and to build every index anew by accident."""
+        _refuse_master(self.master, self.engine)
         if self.rebuild and not self.indexes:
             raise OptionError("{rebuild} needs {indexes}.", "rebuild", remedy="Name each index with {indexes}.")
         retrains = self.retrain == "always"
@@ -244,8 +259,9 @@ class CompactOptions(Options):
         help="Rewrite files of that size at most, but one group of them in any case; the next run continues.",
         shown_default="all",
     )
-    engine: str = choice("local", "local", "spark", help="Where fragments are rewritten.")
-    master: str | None = text(None, shown_default="as configured", help="Spark master URL.")
+    engine: str = _engine("it runs")
+    master: str | None = _master()
+    spark_above: ClassVar[int] = DEFAULT_SPARK_ABOVE
     storage_version: str | None = choice(
         None,
         "2.0",

@@ -23,6 +23,7 @@ KEYS = {
     *("decision", "why", "fragments_before", "fragments_after", "fragments_removed", "fragments_added", "engine"),
     *(
         "rows_rewritten",
+        "engine_reason",
         "bytes_read",
         "bytes_written",
         "debt",

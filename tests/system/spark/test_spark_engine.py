@@ -14,8 +14,8 @@ import structlog
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.commit.commit import CommitLostError
-from memwal_ops.formats.lance.engines.spark import engine
-from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES, Broadcast
+from memwal_ops.formats.lance.engines.spark import broadcast, division, engine
+from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.spark import bulk_merge
@@ -229,7 +229,7 @@ def test_no_row_of_payload_is_broadcast(table: Workload, spark: SparkSession, mo
     sent: list[Any] = []
     returned: list[dict[str, Any]] = []
     context = type(spark.sparkContext)
-    parallelize, broadcast, run_tasks = context.parallelize, context.broadcast, Broadcast._run_tasks
+    parallelize, sending, run_parts = context.parallelize, context.broadcast, division.run_parts
 
     def watched(real: Any) -> Any:
         def watch(self: Any, value: Any, *rest: Any) -> Any:
@@ -238,14 +238,14 @@ def test_no_row_of_payload_is_broadcast(table: Workload, spark: SparkSession, mo
 
         return watch
 
-    def run(self: Broadcast, *given: Any) -> list[Any]:
-        results = run_tasks(self, *given)
+    def run(*given: Any) -> list[Any]:
+        results = run_parts(*given)
         returned.extend(results)
         return results
 
     monkeypatch.setattr(context, "parallelize", watched(parallelize))
-    monkeypatch.setattr(context, "broadcast", watched(broadcast))
-    monkeypatch.setattr(Broadcast, "_run_tasks", run)
+    monkeypatch.setattr(context, "broadcast", watched(sending))
+    monkeypatch.setattr(broadcast, "run_parts", run)
     bulk_merge(spark, table.uri)
     (keys, is_tombstone), fragments, groups = sent
     assert pa.ipc.open_stream(keys).read_all().column_names == ["id"]

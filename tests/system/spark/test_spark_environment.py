@@ -17,6 +17,7 @@ from memwal_ops.formats.lance.engines.spark import environment
 from memwal_ops.formats.lance.engines.spark import session as spark_session
 from memwal_ops.formats.lance.engines.spark.faults import TaskFaultError, raised_again, reported
 from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.jobs.engine_choice import EngineChoice, choose_engine
 from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.spark import register
 from memwal_ops.storage.redaction import remember
@@ -135,12 +136,12 @@ def test_auto_reports_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert size > 0
     installed(monkeypatch, **GOOD)
     monkeypatch.setenv("JAVA_HOME", java_that_says(tmp_path, 'openjdk version "17.0.1"'))
-    small = job.choose_engine(job.MergeOptions(spark_above=size), backlog)
-    assert small == job.EngineChoice("local", f"a backlog of {size:,} bytes is not above {size:,}")
-    large = job.choose_engine(job.MergeOptions(spark_above=size - 1), backlog)
-    assert large == job.EngineChoice("spark", f"a backlog of {size:,} bytes is above {size - 1:,}")
+    small = choose_engine(job.MergeOptions(spark_above=size), "a backlog", size)
+    assert small == EngineChoice("local", f"a backlog of {size:,} bytes is not above {size:,}")
+    large = choose_engine(job.MergeOptions(spark_above=size - 1), "a backlog", size)
+    assert large == EngineChoice("spark", f"a backlog of {size:,} bytes is above {size - 1:,}")
     installed(monkeypatch, **{**GOOD, "pyspark": None})
-    without = job.choose_engine(job.MergeOptions(spark_above=size - 1), backlog)
+    without = choose_engine(job.MergeOptions(spark_above=size - 1), "a backlog", size)
     assert without.name == "local"
     assert without.reason.endswith("Spark cannot run here: PySpark is not installed.")
     report = job.apply(open_table(uri), job.MergeOptions(spark_above=size - 1))

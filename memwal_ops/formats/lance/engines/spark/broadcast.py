@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,11 +22,12 @@ from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.engines.merge.collapse import KeysOf, keys_of_all, newest_of
 from memwal_ops.formats.lance.engines.merge.locate import index_is_cheaper, locate
 from memwal_ops.formats.lance.engines.spark import resolved, tasks
+from memwal_ops.formats.lance.engines.spark.division import in_parts, part_numbers, run_parts
 from memwal_ops.formats.lance.engines.spark.running import Changed, Deletions
 from memwal_ops.formats.lance.engines.spark.stages import release_broadcast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Sequence
     from uuid import UUID
 
     import numpy.typing as npt
@@ -113,23 +114,25 @@ class Broadcast:
             SparkJobFailedError: a stage failed in Spark.
         """
         run, winners = self.run, self.winners
+        context = run.spark.sparkContext
         with run.stages.stage("delete", "find superseded base rows, write deletion vectors"):
             deletions, row_ids, use_index = self._delete()
         with run.stages.stage("write", "write the newest rows as base fragments"):
-            results = self._run_tasks(resolved.group_writer(self.work), self._groups(row_ids))
+            results = run_parts(context, resolved.group_writer(self.work), self._groups(row_ids))
             fragments = run.fragments(results, winners.num_upserts)
         return Changed(fragments, deletions, use_index)
 
     def _delete(self) -> tuple[Deletions, npt.NDArray[np.int64] | None, bool]:
         run, winners, work = self.run, self.winners, self.work
+        context = run.spark.sparkContext
         if index_is_cheaper(run.table, winners):
             found = locate(run.table, winners, max_bytes=tasks.TASK_BYTES)
-            results = self._run_tasks(resolved.address_deleter(work), self._by_fragment(found.addresses))
+            results = run_parts(context, resolved.address_deleter(work), self._by_fragment(found.addresses))
             return replace(run.deletions(results), tombstones=found.deleted), found.row_ids, True
         row_ids = np.full(winners.rows_read, -1, dtype=np.int64) if work.stable else None
-        sought = run.spark.sparkContext.broadcast((resolved.to_bytes(winners.keys), winners.is_tombstone))
+        sought = context.broadcast((resolved.to_bytes(winners.keys), winners.is_tombstone))
         try:
-            results = self._run_tasks(resolved.key_scanner(work, sought), self._fragments())
+            results = run_parts(context, resolved.key_scanner(work, sought), self._fragments())
         finally:
             release_broadcast(sought)
         if row_ids is not None:
@@ -142,10 +145,8 @@ class Broadcast:
         if not self.winners.keys.num_rows:
             return []
         fragments = [one.metadata for one in self.run.table.dataset.get_fragments()]
-        ends = np.cumsum([one.num_rows for one in fragments], dtype=np.int64)
-        count = self.run.tasks(int(ends[-1])) if fragments else 1
-        number = (ends - 1) * count // max(1, int(ends[-1])) if fragments else ends
-        return _by_number([one.id for one in fragments], number.tolist())
+        rows = [one.num_rows for one in fragments]
+        return in_parts([one.id for one in fragments], part_numbers(rows, self.run.tasks(sum(rows)), sum(rows)))
 
     def _by_fragment(self, addresses: npt.NDArray[np.uint64]) -> list[npt.NDArray[np.uint64]]:
         """Row addresses by task, those of one fragment in one of them."""
@@ -160,7 +161,7 @@ class Broadcast:
         bounds = np.cumsum([0, *(len(mask) for mask in upserts)])
         counts = [int(mask.sum()) for mask in upserts]
         numbers = self.run.groups(self.work.generations, counts)
-        of_each = _by_number(range(len(upserts)), numbers)
+        of_each = in_parts(range(len(upserts)), numbers)
         return [
             resolved.Group(
                 ordinals,
@@ -170,18 +171,3 @@ class Broadcast:
             for ordinals in ([one for one in some if counts[one]] for some in of_each)
             if ordinals
         ]
-
-    def _run_tasks(self, task: Callable[[Iterable[Any]], Iterator[dict[str, Any]]], items: Sequence[Any]) -> list[Any]:
-        """Run one task for each item, and return all results."""
-        if not items:
-            return []
-        results: list[Any] = self.run.spark.sparkContext.parallelize(items, len(items)).mapPartitions(task).collect()
-        return results
-
-
-def _by_number(items: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
-    """The items that have the same number, by number."""
-    found: dict[int, list[int]] = {}
-    for item, number in zip(items, numbers, strict=True):
-        found.setdefault(number, []).append(item)
-    return [found[number] for number in sorted(found)]

@@ -54,6 +54,7 @@ class SparkEngine:
         rows_per_task: a stage over fewer rows than that gets one task.
         driver_key_bytes: keys of a pass up to this size are resolved by the driver; 0: always by executors.
         on_progress: called about twice a second while a stage runs, and when it ends.
+        checkpoint: called as often; raises if the run is to stop: the stage is cancelled, and nothing published.
     """
 
     name = "spark"
@@ -65,11 +66,13 @@ class SparkEngine:
         rows_per_task: int = _ROWS_PER_TASK,
         driver_key_bytes: int = DRIVER_KEY_BYTES,
         on_progress: Callable[[StageProgress], None] | None = None,
+        checkpoint: Callable[[], None] | None = None,
     ) -> None:
         self._spark = spark
         self._rows_per_task = rows_per_task
         self._driver_key_bytes = driver_key_bytes
         self._on_progress = on_progress
+        self._checkpoint = checkpoint
 
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
         """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.api.Engine.run`.
@@ -98,7 +101,7 @@ class SparkEngine:
             self._pass(table, whole).refuse_shared_keys()
 
     def _pass(self, table: Table, merge_pass: MergePass) -> _Pass:
-        run = Running(self._spark, table, merge_pass, self._rows_per_task, self._on_progress)
+        run = Running(self._spark, table, merge_pass, self._rows_per_task, self._on_progress, self._checkpoint)
         return _Pass(run, self._driver_key_bytes)
 
 

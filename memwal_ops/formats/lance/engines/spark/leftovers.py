@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.publication import may_be_named
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, deletion_path
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
@@ -51,14 +53,17 @@ def log_leftovers(table: Table, began: datetime) -> None:
     they are old enough for pylance's own clean-up.
     """
     try:
-        fragments = table.newest().dataset.get_fragments()
+        newest = table.newest()
+        fragments = newest.dataset.get_fragments()
         known = set(Rewrite(tuple(one.metadata for one in fragments), (), (), ()).written_files())
         known |= {path for one in fragments if (path := deletion_path(one.metadata)) is not None}
+        entries = [] if newest.manifest.indexes is None else newest.manifest.indexes.indices
+        known |= {f"{INDICES_FOLDER}/{UUID(bytes=entry.uuid.uuid)}" for entry in entries}
         left = [
             meta.path
-            for folder in ("data", "_deletions")
+            for folder in ("data", "_deletions", INDICES_FOLDER)
             for meta in table.store.list(folder)
-            if meta.last_modified >= began - _CLOCK_SKEW and not {meta.path, _owner(meta.path)} & known
+            if meta.last_modified >= began - _CLOCK_SKEW and not {meta.path, *_owners(meta.path)} & known
         ]
     except MemwalOpsError as error:  # must not hide the error that led here
         get_logger(__name__).warning("files_left", table=table.location.uri, because=f"not known: {error}")
@@ -66,6 +71,7 @@ def log_leftovers(table: Table, began: datetime) -> None:
     log_files(table, left, "no version names them: lost attempts of tasks, or another writer's commit in flight")
 
 
-def _owner(path: str) -> str:
-    """The data file that a blob's file is stored next to."""
-    return f"{path.rpartition('/')[0]}.lance"
+def _owners(path: str) -> tuple[str, str]:
+    """The data file that a blob's file is stored next to, and the folder of an index segment."""
+    folder = path.rpartition("/")[0]
+    return f"{folder}.lance", folder

@@ -11,6 +11,7 @@ from lance.fragment import FragmentMetadata
 from memwal_ops.errors import InvariantViolatedError
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite
 from memwal_ops.formats.lance.engines.spark import tasks
+from memwal_ops.formats.lance.engines.spark.division import part_numbers
 from memwal_ops.formats.lance.engines.spark.stages import Stages
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Running:
         merge_pass: MergePass,
         rows_per_task: int,
         on_progress: Callable[[StageProgress], None] | None,
+        checkpoint: Callable[[], None] | None = None,
     ) -> None:
         self.spark = spark
         self.table = table
@@ -74,8 +76,8 @@ class Running:
         context = spark.sparkContext
         self.counters = None
         if on_progress is not None:
-            self.counters = tasks.Counters(context.accumulator(0), context.accumulator(0))
-        self.stages = Stages(context, table.location.uri, self.counters, on_progress)
+            self.counters = tasks.Counters.of(context)
+        self.stages = Stages(context, table.location.uri, self.counters, on_progress, checkpoint)
         self.cores = max(1, int(context.defaultParallelism))
         self.files: list[str] = []
 
@@ -94,13 +96,7 @@ class Running:
             one.data_bytes * rows // max(1, one.physical_rows) for one, rows in zip(generations, upserts, strict=True)
         ]
         tasks_wanted = min(self.cores, self.tasks(sum(upserts)))
-        share = max(1, min(_BYTES_PER_WRITE, -(-sum(sizes) // tasks_wanted)))
-        groups, seen = [], 0
-        for size in sizes:
-            groups.append((seen + size // 2) // share)
-            seen += size
-        numbers = {group: number for number, group in enumerate(sorted(set(groups)))}
-        return [numbers[group] for group in groups]
+        return part_numbers(sizes, tasks_wanted, _BYTES_PER_WRITE)
 
     def deletions(self, results: Iterable[dict[str, Any]]) -> Deletions:
         """The results of the tasks of the stage ``delete``.

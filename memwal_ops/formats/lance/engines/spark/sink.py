@@ -94,7 +94,7 @@ def running(
     with session(master, app_name="memwal-ops migrate") as active, quiet(), between_stages():
         check_executors(active)
         context = active.sparkContext
-        counters = Counters(context.accumulator(0), context.accumulator(0))
+        counters = Counters.of(context)
         spark = active.newSession()  # the same application, with settings of its own
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_ROWS_PER_BATCH))
         spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")

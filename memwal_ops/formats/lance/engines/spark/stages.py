@@ -48,6 +48,7 @@ class Stages:
         table: the table's URI, for the UI.
         counters: where tasks count, for ``on_progress``.
         on_progress: called about twice a second while a stage runs, and when it ends.
+        checkpoint: called as often: raises if the run is to stop, and the jobs of the stage are cancelled then.
         seconds: per stage.
         metrics: tasks, failed and killed attempts, bytes written to the shuffle, seconds of executors.
         failed_group: the job group of the stage that failed.
@@ -57,6 +58,7 @@ class Stages:
     table: str
     counters: Counters | None = None
     on_progress: Callable[[StageProgress], None] | None = None
+    checkpoint: Callable[[], None] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(
@@ -78,7 +80,7 @@ class Stages:
             before = {key: self.context.getLocalProperty(key) for key in _PROPERTIES}
             self.context.setJobGroup(group, f"memwal-ops: {doing} ({self.table})", interruptOnCancel=False)
         try:
-            with raised_again(name), self._shown(name, group):
+            with raised_again(name), self._observed(name, group):
                 yield
         except BaseException:
             self.failed_group = group
@@ -93,36 +95,57 @@ class Stages:
         self._add_up(name, group)
 
     @contextmanager
-    def _shown(self, name: str, group: str) -> Iterator[None]:
-        """Report the stage's progress to ``on_progress``, from a thread of its own."""
-        counters, on_progress = self.counters, self.on_progress
-        if counters is None or on_progress is None:
+    def _observed(self, name: str, group: str) -> Iterator[None]:
+        """Report the progress of a stage, and cancel its jobs if the run is to stop: from a thread of its own.
+
+        A stage that ends nevertheless, such as a commit, is not stopped: the next checkpoint raises.
+        """
+        if self.on_progress is None and self.checkpoint is None:
             yield
             return
-        before = counters.rows.value, counters.bytes.value
+        report = self._reporter(name, group)
         ended = threading.Event()
+        stops: list[BaseException] = []
 
-        def report() -> None:
-            done, total = self._tasks(group)
-            on_progress(
-                StageProgress(name, done, total, counters.rows.value - before[0], counters.bytes.value - before[1])
-            )
-
-        def report_until_ended() -> None:
+        def observe() -> None:
             while not ended.wait(_PROGRESS_SECONDS):
                 with suppress(Exception):  # only a display: the stage itself raises the error
                     report()
+                if self.checkpoint is not None and not stops:
+                    try:
+                        self.checkpoint()
+                    except BaseException as stop:  # noqa: BLE001 - raised again below
+                        stops.append(stop)
+                        with suppress(Exception):  # the JVM is gone, and the stage fails anyway
+                            self.context.cancelJobGroup(group)
 
-        reporter = threading.Thread(target=report_until_ended, daemon=True)
-        reporter.start()
+        observer = threading.Thread(target=observe, daemon=True)
+        observer.start()
         try:
             yield
+        except Exception as error:
+            if stops:
+                raise stops[0] from error
+            raise
         finally:
             ended.set()
-            reporter.join()
+            observer.join()
             with suppress(Exception):
                 self.context._jsc.sc().listenerBus().waitUntilEmpty(_LISTENER_MILLIS)  # noqa: SLF001
                 report()
+
+    def _reporter(self, name: str, group: str) -> Callable[[], None]:
+        """A function that reports what the stage has done by now."""
+        counters, on_progress = self.counters, self.on_progress
+        if on_progress is None:
+            return lambda: None
+        before = (0, 0) if counters is None else counters.values
+
+        def report() -> None:
+            rows, size = (0, 0) if counters is None else counters.values
+            on_progress(StageProgress(name, *self._tasks(group), rows - before[0], size - before[1]))
+
+        return report
 
     def _tasks(self, group: str) -> tuple[int, int]:
         """How many tasks of a group's jobs succeeded, and how many there are; without skipped ones."""

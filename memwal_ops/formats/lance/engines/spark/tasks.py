@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import lance
     import numpy.typing as npt
-    from pyspark import Accumulator
+    from pyspark import Accumulator, SparkContext
 
     from memwal_ops.formats.lance.engines.merge.encoded_keys import KeyCode
     from memwal_ops.formats.lance.generations.generation import Generation, SealedGeneration
@@ -54,6 +54,16 @@ class Counters:
 
     rows: Accumulator[int]
     bytes: Accumulator[int]
+
+    @classmethod
+    def of(cls, context: SparkContext) -> Self:
+        """New ones."""
+        return cls(context.accumulator(0), context.accumulator(0))
+
+    @property
+    def values(self) -> tuple[int, int]:
+        """Rows and bytes, on the driver."""
+        return self.rows.value, self.bytes.value
 
     def add(self, rows: int, size: int) -> None:
         """Count rows and bytes, in a task."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lance.optimize import Compaction
@@ -47,6 +47,7 @@ from memwal_ops.formats.lance.jobs.compact.planning import COMMIT_OPTIONS, Plann
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
 from memwal_ops.formats.lance.jobs.debts import compaction_debt
+from memwal_ops.formats.lance.jobs.engine_choice import EngineChoice, choose_engine
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
 from memwal_ops.formats.lance.retention.auto_cleanup import refuse_auto_cleanup
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from lance.optimize import CompactionTask, RewriteResult
 
     from memwal_ops.formats.lance.engines.merge.compaction import TaskExecutor
+    from memwal_ops.formats.lance.jobs.compact.planning import Debt
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
@@ -194,12 +196,14 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
         check_environment()
     planner = Planner(table, options)
     due, run = planner.debt(), planner.next_run()
+    engine = _choose(options, run)
     rates = rates_of("compact", context.past_runs(table.location.address, "compact"))
     fragments = len(table.manifest.manifest.fragments)
     return CompactReport(
         decision=CompactDecision.DRY_RUN,
         run_id=str(uuid.uuid4()),
-        engine=options.engine,
+        engine=engine.name,
+        engine_reason=engine.reason,
         why=_too_large(run.bytes_read, options) if due.fragments else planner.why(),
         fragments_before=fragments,
         fragments_after=fragments - run.fragments + run.after,
@@ -246,13 +250,20 @@ def apply(table: Table, options: CompactOptions, context: RunContext | None = No
             ``lance.row_lineage.spill`` would give it a feature that is not supported.
     """
     context = context or RunContext()
-    with _executor(options, context) as executor:
-        return _compact_all(table, options, executor, context)
+    started = time.monotonic()
+    table = _checked_settings(table, options)
+    engine = _choose(options, Planner(table, options).next_run())
+    with _executor(engine, options, context) as executor:
+        return replace(_compact_all(table, options, executor, context, started), engine_reason=engine.reason)
+
+
+def _choose(options: CompactOptions, run: Debt) -> EngineChoice:
+    return choose_engine(options, "fragments to rewrite", run.bytes_read)
 
 
 @contextmanager
-def _executor(options: CompactOptions, context: RunContext) -> Iterator[TaskExecutor]:
-    if options.engine == "spark":
+def _executor(engine: EngineChoice, options: CompactOptions, context: RunContext) -> Iterator[TaskExecutor]:
+    if engine.name == "spark":
         from memwal_ops.formats.lance.engines.spark.compaction import SparkExecutor  # noqa: PLC0415 - Spark only
 
         with SparkExecutor(options.master, context) as executor:
@@ -261,9 +272,9 @@ def _executor(options: CompactOptions, context: RunContext) -> Iterator[TaskExec
         yield LocalExecutor()
 
 
-def _compact_all(table: Table, options: CompactOptions, executor: TaskExecutor, context: RunContext) -> CompactReport:
-    started = time.monotonic()
-    table = _checked_settings(table, options)
+def _compact_all(
+    table: Table, options: CompactOptions, executor: TaskExecutor, context: RunContext, started: float
+) -> CompactReport:
     note = CommitNote.new("compact")
     scope = _Scope(_ids(table))
     before = len(scope.limit)

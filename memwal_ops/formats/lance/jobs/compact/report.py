@@ -36,6 +36,7 @@ class CompactReport:
     In a dry run ``fragments_added``, ``fragments_after`` and the bytes are estimates.
 
     Attributes:
+        engine_reason: why that engine was, or would be, selected.
         why: why nothing was, or would be, rewritten, or why no more was; else None.
         bytes_read: size of the data files that were read.
         bytes_written: size of the new data files.
@@ -67,6 +68,7 @@ class CompactReport:
     answers: tuple[tuple[str, Comparison], ...] = ()
     error: AnswersWorseError | None = None
     expected_seconds: float | None = None
+    engine_reason: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -78,6 +80,7 @@ class CompactReport:
         return {
             "decision": self.decision.value,
             "engine": self.engine,
+            "engine_reason": self.engine_reason,
             "why": self.why,
             "fragments_before": self.fragments_before,
             "fragments_after": self.fragments_after,

@@ -37,6 +37,7 @@ from memwal_ops.formats.lance.generations.backlog import (
 )
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.unflushed import read_unflushed
+from memwal_ops.formats.lance.jobs.engine_choice import EngineChoice, choose_engine
 from memwal_ops.formats.lance.jobs.merge.index_restoring import restore_index
 from memwal_ops.formats.lance.jobs.merge.report import MergeReport, PassReport
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
@@ -107,7 +108,7 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
     else:
         refuse_missing_base_files(table)
     passes = []
-    sized = _sized(options, choose_engine(options, backlog).name)
+    sized = _sized(options, _choose(options, backlog).name)
     while waiting:
         merge_pass = _next_pass(waiting, sized)
         passes.append(merge_pass)
@@ -122,7 +123,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
     options.refuse_legacy()
     started = time.monotonic()
     planned = plan_passes(table, options)
-    choice = choose_engine(options, planned.backlog)
+    choice = _choose(options, planned.backlog)
     if choice.name == "spark":
         from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
 
@@ -175,7 +176,7 @@ def apply(
     if (restored := restore_index(table, backlog)) is not table:
         table = with_listed_log(restored)
         backlog = backlog_of(table, wanted)
-    choice = EngineChoice(engine.name, "given by the caller") if engine else choose_engine(options, backlog)
+    choice = EngineChoice(engine.name, "given by the caller") if engine else _choose(options, backlog)
     if backlog.pending:
         check_committable(table)
         probe_conditional_writes(table.store)
@@ -305,29 +306,8 @@ def _wanted(table: Table, options: MergeOptions) -> tuple[UUID, ...] | None:
     return tuple(dict.fromkeys(table.regions.named(str(name)) for name in options.regions)) or None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineChoice:
-    """Which engine, and why; ``fell_back`` if Spark would have been selected and cannot run."""
-
-    name: str
-    reason: str
-    fell_back: bool = False
-
-
-def choose_engine(options: MergeOptions, backlog: Backlog) -> EngineChoice:
-    """Choose the engine for a backlog; starts nothing, and checks for Spark only if it would be selected."""
-    if options.engine != "auto":
-        return EngineChoice(options.engine, "requested")
-    size = sum(ref.bytes or 0 for ref in backlog.pending)
-    if size <= options.spark_above:
-        return EngineChoice("local", f"a backlog of {size:,} bytes is not above {options.spark_above:,}")
-    above = f"a backlog of {size:,} bytes is above {options.spark_above:,}"
-    from memwal_ops.formats.lance.engines.spark.environment import why_not  # noqa: PLC0415 - not for small backlogs
-
-    missing = why_not()
-    if missing is not None:
-        return EngineChoice("local", f"{above}, but Spark cannot run here: {missing}", fell_back=True)
-    return EngineChoice("spark", above)
+def _choose(options: MergeOptions, backlog: Backlog) -> EngineChoice:
+    return choose_engine(options, "a backlog", sum(ref.bytes or 0 for ref in backlog.pending))
 
 
 @contextmanager
@@ -338,7 +318,11 @@ def _running(choice: EngineChoice, options: MergeOptions, context: RunContext, *
 
         context.report(Progress("starting Spark", "tasks", 0))
         with session(options.master) as spark:
-            yield SparkEngine(spark, on_progress=lambda stage: context.report(_stage_progress(stage)))
+            yield SparkEngine(
+                spark,
+                on_progress=lambda stage: context.report(_stage_progress(stage)),
+                checkpoint=context.checkpoint,
+            )
     else:
         yield LocalEngine()
 
