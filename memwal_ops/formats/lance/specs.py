@@ -106,8 +106,8 @@ twice, and to run beside mergers and writers.
 
 \b
 Examples:
-  memwal-ops catchup s3://bucket/orders.lance
   memwal-ops catchup orders.lance --index embedding_idx --dry-run
+  memwal-ops catchup s3://bucket/orders.lance --engine spark --master yarn
 
 Exit codes: 0 caught_up, unchanged, no_indexes or dry_run; 10 a region's id was used before (region_replaced); 18 an
 index failed (the others were updated); 19 a rebuild would have changed the codebook of each index that failed; 41 each

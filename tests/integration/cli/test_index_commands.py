@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 INDEX_KEYS = {
     *("name", "type", "uncovered_fragments", "uncovered_rows", "segments", "before", "after", "decision"),
-    *("method", "why", "answers", "partitions", "error", "seconds", "bytes_written"),
+    *("method", "why", "engine", "engine_reason", "stages", "answers", "partitions", "error", "seconds"),
+    "bytes_written",
 }
 
 

@@ -235,4 +235,6 @@ def test_the_configurations_of_the_spark_page(tmp_path: Path) -> None:
     ((_, text),) = blocks("docs/spark.md", "yaml")
     (tmp_path / "memwal.yaml").write_text(text)
     ((found),) = discover(load_settings(str(tmp_path / "memwal.yaml"), {}).tables).tables
-    assert found.settings.jobs["compact"].options["engine"] == "spark"
+    for job in ("compact", "catchup"):
+        options = found.settings.jobs[job].options
+        assert (options["engine"], options["master"]) == ("auto", "yarn")

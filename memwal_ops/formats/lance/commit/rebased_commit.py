@@ -7,24 +7,19 @@ fragments that the segments cover.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 import lance
-from google.protobuf.unknown_fields import UnknownFieldSet
-from lance.dataset import Index, IndexFile
-from lance.lance import Bitmap
 
 from memwal_ops.core.published import record
-from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.publication import lost, refuse_gaps, refuse_missing_files
+from memwal_ops.formats.lance.commit.pylance_indexes import to_pylance
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.formats.lance.files.referenced_files import index_key
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.retention.auto_cleanup import refuse_auto_cleanup
-from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
@@ -49,7 +44,7 @@ def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
     """
     current = {} if table.manifest.indexes is None else {one.uuid.uuid: one for one in table.manifest.indexes.indices}
     operation = lance.LanceOperation.CreateIndex(
-        [_index(entry) for entry in build.added], [_index(current[segment.bytes]) for segment in build.removed]
+        [to_pylance(entry) for entry in build.added], [to_pylance(current[segment.bytes]) for segment in build.removed]
     )
     _check_commit(table)
     refuse_missing_files(table, [index_key(entry) for entry in build.added])
@@ -76,7 +71,9 @@ def commit_coverage(
         CommitLostError: a concurrent commit conflicts with it, or the table was replaced; nothing was published.
         MemwalOpsError: the store failed, or see :func:`commit_segments`; it may have been published.
     """
-    operation = lance.LanceOperation.CreateIndex([_index(entry) for entry in new], [_index(entry) for entry in old])
+    operation = lance.LanceOperation.CreateIndex(
+        [to_pylance(entry) for entry in new], [to_pylance(entry) for entry in old]
+    )
     _check_commit(table)
     try:
         _commit(table, operation, note)
@@ -139,25 +136,3 @@ def _is_published(table: Table, build: IndexBuild) -> bool | None:
 def _names(manifest: VersionManifest, build: IndexBuild) -> bool:
     entries = [] if manifest.indexes is None else manifest.indexes.indices
     return bool({entry.uuid.uuid for entry in build.added}.intersection(entry.uuid.uuid for entry in entries))
-
-
-def _index(entry: table_pb2.IndexMetadata) -> Index:
-    """An entry as an argument for pylance.
-
-    Raises:
-        UnsupportedFeatureError: it has fields that this release does not define, and would drop.
-    """
-    if len(UnknownFieldSet(entry)):
-        raise UnsupportedFeatureError(f"The entry of index {entry.name} has fields that this release does not define.")
-    return Index(
-        uuid=str(UUID(bytes=entry.uuid.uuid)),
-        name=entry.name,
-        fields=[*entry.fields],
-        dataset_version=entry.dataset_version,
-        fragment_ids=Bitmap(decode_fragment_bitmap(entry.fragment_bitmap)),
-        index_version=entry.index_version,
-        created_at=datetime.fromtimestamp(entry.created_at / 1000, UTC) if entry.created_at else None,
-        base_id=entry.base_id if entry.HasField("base_id") else None,
-        files=[IndexFile(file.path, file.size_bytes) for file in entry.files] or None,
-        index_details=(entry.index_details.type_url, entry.index_details.value),
-    )

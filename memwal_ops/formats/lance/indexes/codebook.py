@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _INDEX_FILE, _STORAGE_FILE = "index.idx", "auxiliary.idx"
 # Positions of buffers in the file, which are not part of their content.
 _POSITIONS = ("codebook_position", "rotate_mat_position")
+# How codes are stored, which does not change them: pylance packs those of IVF_RQ where it merges segments.
+_LAYOUT = ("packed",)
 # Parameters of quantizers that are in a VectorModel, or follow from it.
 _SUPPORTED_PARAMETERS = frozenset(
     {"dim", "codebook_position", "nbits", "num_sub_vectors", "dimension", "codebook_tensor", "transposed"}
@@ -103,7 +105,7 @@ def codebook_at(location: Location, folder: str, name: str) -> Codebook:
         parameters = _quantizer(storage)
         sizes = tuple(_ivf(storage).lengths)
         centroids = model.centroids_tensor.SerializeToString(deterministic=True)
-        quantizer = {key: _rounded(value) for key, value in parameters.items() if key not in _POSITIONS}
+        quantizer = {key: _rounded(value) for key, value in parameters.items() if key not in _POSITIONS + _LAYOUT}
         for position in _POSITIONS:
             if parameters.get(position) is not None:
                 quantizer[position] = _digest(bytes(storage.read_global_buffer(parameters[position])))
@@ -154,6 +156,19 @@ def read_model(location: Location, folder: str, name: str) -> VectorModel:
             parts = parameters["num_sub_vectors"]
             codebook = _tensor(stored).reshape(parts, -1, parameters["dimension"] // parts)
     return VectorModel(centroids, codebook)
+
+
+def rotated_model(location: Location, folder: str, name: str) -> dict[str, Any] | None:
+    """Centroids and rotation of an IVF_RQ segment, as arguments of pylance; others as of :func:`codebook_at`.
+
+    None: the rotation is a matrix, which pylance does not take as an argument.
+    """
+    with _decoding(f"The model of index {name} cannot be read from {folder}"):
+        parameters = _quantizer(_open(location, f"{folder}/{_STORAGE_FILE}"))
+        if parameters["rotation_type"] != "fast":
+            return None
+        centroids = _tensor(_ivf(_open(location, f"{folder}/{_INDEX_FILE}")).centroids_tensor)
+    return {"ivf_centroids": centroids, "rabitq_model": json.dumps(parameters | {"packed": False})}
 
 
 def vector_parameters(location: Location, folder: str, name: str) -> dict[str, Any]:

@@ -25,9 +25,10 @@ from memwal_ops.formats.lance.indexes.codebook import index_folder, read_model, 
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import lance
+    from lance.dataset import Index
 
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
@@ -93,8 +94,34 @@ class IndexArguments:
         elif self.kind == _TEXT:
             dataset.create_scalar_index(self.column, "INVERTED", name=name, replace=True, **options)
         else:
-            kind = IndexConfig(self.kind.replace("_", "").lower(), options)
-            dataset.create_scalar_index(self.column, kind, name=name, replace=True)
+            dataset.create_scalar_index(self.column, self._config, name=name, replace=True)
+
+    def segment(
+        self, dataset: lance.LanceDataset, name: str, fragments: Sequence[int], storage: dict[str, str] | None
+    ) -> Index:
+        """Let pylance write a segment of some fragments for an index of that name, without publishing it.
+
+        Args:
+            dataset: a version that has these fragments.
+            name: of the index.
+            fragments: their ids.
+            storage: storage options of the table.
+        """
+        chosen: dict[str, Any] = {"replace": True, "fragment_ids": [*fragments], "storage_options": storage}
+        if self.vector or self.kind == _TEXT:
+            chosen |= {key: value for key, value in self.options.items() if key != "storage_options"}
+        # Of types without parameters, pylance knows only the names.
+        named = self.vector or self.kind == _TEXT or not self.options
+        kind = self.kind if named else self._config
+        return dataset.create_index_uncommitted(self.column, kind, name=name, **chosen)
+
+    def with_options(self, more: Mapping[str, Any]) -> IndexArguments:
+        """The same with more parameters, such as those that were trained."""
+        return replace(self, options={**self.options, **more})
+
+    @property
+    def _config(self) -> IndexConfig:
+        return IndexConfig(self.kind.replace("_", "").lower(), dict(self.options))
 
 
 def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> IndexArguments:

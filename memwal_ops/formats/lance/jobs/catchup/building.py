@@ -28,6 +28,7 @@ from memwal_ops.formats.lance.jobs.catchup.tiers import segments_to_merge
 from memwal_ops.formats.lance.wire.index_entries import moved_later
 
 if TYPE_CHECKING:
+    from memwal_ops.formats.lance.jobs.catchup.builders import Builders
     from memwal_ops.formats.lance.options import CatchupOptions
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -75,13 +76,15 @@ def refused(table: Table, index: BaseIndex, options: CatchupOptions, method: str
     try:
         found = refusal(table, index, allow_upgrade=options.allow_upgrade, anew=method != "update")
         if found is None and method == "rebuild":
-            _arguments(table, index)
+            rebuild_arguments(table, index)
     except UnsupportedFeatureError as error:
         return error
     return found
 
 
-def build_segments(table: Table, index: BaseIndex, options: CatchupOptions, method: str) -> IndexBuild | str:
+def build_segments(
+    table: Table, index: BaseIndex, options: CatchupOptions, method: str, builders: Builders
+) -> IndexBuild | str:
     """Build by ``method`` (see :func:`method_of`) and check.
 
     Returns:
@@ -98,11 +101,11 @@ def build_segments(table: Table, index: BaseIndex, options: CatchupOptions, meth
     emptied = _emptied(table, index)
     trained = keeps_codebook(table) or (method == "update" and not emptied)
     codebooks = _codebooks(table, index) if trained else None
-    if method == "rebuild":
-        build = _rebuilt(table, index)
-    elif method == "update" and emptied and codebooks and _accepts_codebook(table, index):
-        build = _rebuilt(table, index)  # pylance's update would train another codebook
-    else:
+    # pylance's update of an index without fragments would train another codebook.
+    keeps = method == "update" and emptied and codebooks and _accepts_codebook(table, index)
+    if method == "rebuild" or keeps:
+        build = _rebuilt(table, index, builders)
+    elif (build := builders.build(table, index, method)) is None:
         retrain = method == "retrain"
         merge = segments_to_merge(table, index, options)
         build = update_index(table, index.name, merge=merge, retrain=retrain)
@@ -132,14 +135,21 @@ def covered_after(index: BaseIndex, build: IndexBuild) -> frozenset[int]:
     return build.covered | covered_by(kept_segments(index, build))
 
 
-def _rebuilt(table: Table, index: BaseIndex) -> IndexBuild | None:
+def _rebuilt(table: Table, index: BaseIndex, builders: Builders) -> IndexBuild | None:
     """Build an index anew by its own parameters; where there is a log, a vector index with its own codebook."""
-    arguments = _arguments(table, index)
+    arguments = rebuild_arguments(table, index)
+    if (build := builders.build(table, index, "rebuild", arguments)) is not None:
+        return build
     build = create_index(table, index.name, lambda dataset: arguments.create(dataset, index.name))
     return None if build is None else IndexBuild(build.added, build.removed | index.segment_ids)
 
 
-def _arguments(table: Table, index: BaseIndex) -> IndexArguments:
+def rebuild_arguments(table: Table, index: BaseIndex) -> IndexArguments:
+    """How an index is built anew.
+
+    Raises:
+        UnsupportedFeatureError: its parameters cannot be read, or pylance does not accept the codebook that it keeps.
+    """
     if not (keeps_codebook(table) and index.is_vector):
         return arguments_like(table, index)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.report import Need
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.backlog import Blocked
     from memwal_ops.formats.lance.jobs.answers_guard import Comparison
+    from memwal_ops.formats.lance.jobs.engine_choice import EngineChoice
 
 
 class CatchupDecision(enum.StrEnum):
@@ -80,6 +81,8 @@ class IndexReport:
         why: the evidence by which it was, or would be, built anew instead of updated; None: there is none.
         seconds: spent on this index.
         bytes_written: size of the segments that were built; in a dry run about that of those that would be.
+        engine: which built it, or would, and why; None: it was not built.
+        stages: of a build on Spark: by stage its seconds, tasks, lost attempts and seconds of executors.
     """
 
     name: str
@@ -97,6 +100,8 @@ class IndexReport:
     answers: Comparison | None = None
     why: str | None = None
     bytes_written: int = 0
+    engine: EngineChoice | None = None
+    stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """The ``indexes`` entry of a report."""
@@ -112,6 +117,9 @@ class IndexReport:
             "bytes_written": self.bytes_written,
             "method": self.method,
             "why": self.why,
+            "engine": None if self.engine is None else self.engine.name,
+            "engine_reason": None if self.engine is None else self.engine.reason,
+            "stages": {name: dict(figures) for name, figures in self.stages.items()},
             "answers": None if self.answers is None else self.answers.to_json(),
             "partitions": None if self.partitions is None else self.partitions.to_json(),
             "error": None
@@ -184,6 +192,8 @@ class CatchupReport:
         for index in self.indexes:
             if (error := index.error) is not None:
                 parts.append(paragraph(f"FAILED: {index.name} ({error.reason}). {error} {error.remedy}", hanging="  "))
+            if (built := _engine(index)) is not None:
+                parts.append(paragraph(built, hanging="  "))
             if index.why is not None:
                 parts.append(paragraph(f"ANEW: {index.name}: {index.why}", hanging="  "))
             if index.partitions is not None and index.partitions.imbalance > index.partitions.threshold:
@@ -224,6 +234,19 @@ def _headline(report: CatchupReport) -> str:
         case _:
             failed = counted(len(report.failures), "index", "indexes")
             return f"incomplete: {failed} failed, {updated} updated, version {report.version}."
+
+
+def _engine(index: IndexReport) -> str | None:
+    """Where an index was built, and what its stages took; None: where all indexes are."""
+    engine = index.engine
+    if engine is None or (engine.name == "local" and engine.reason == "requested"):
+        return None
+    stages = ", ".join(
+        f"{name} {figures['seconds']:.1f} s ({counted(int(figures['tasks']), 'task')})"
+        for name, figures in index.stages.items()
+    )
+    took = f" {stages}." if stages else ""
+    return f"ENGINE: {index.name}: {engine.name} ({engine.reason.removesuffix('.')}).{took}"
 
 
 def _cost(report: CatchupReport) -> str | None:

@@ -37,6 +37,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexe
 from memwal_ops.formats.lance.indexes.catchup_entries import catchup_entry, stale_entries
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.jobs.answers_guard import Comparison, compare_answers, refuse_worse
+from memwal_ops.formats.lance.jobs.catchup.builders import Builders
 from memwal_ops.formats.lance.jobs.catchup.building import (
     ALWAYS,
     AUTO,
@@ -45,6 +46,7 @@ from memwal_ops.formats.lance.jobs.catchup.building import (
     keeps_codebook,
     kept_segments,
     method_of,
+    rebuild_arguments,
     refused,
 )
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change, publish_rebased
@@ -79,6 +81,7 @@ class _Run:
     options: CatchupOptions
     note: CommitNote
     context: RunContext
+    builders: Builders
     retry: CommitRetry = field(default_factory=CommitRetry)
     methods: dict[str, str] = field(default_factory=dict)
     compared: dict[str, Comparison] = field(default_factory=dict)
@@ -91,8 +94,13 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
     started = time.monotonic()
     _check_options(table, options)
     check_rewritable(table)
+    if options.engine == "spark":
+        from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+
+        check_environment()
     reports = []
     debts = debts_of(table, options)
+    builders = Builders(options, context)
     for index in _wanted(table, options):
         need = _need(table, index, options)
         method, why = _method(table, index, options, context)
@@ -104,7 +112,12 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
         decision = "failed" if error else "would_update" if need == "update" else need
         report = replace(_report(table, table, index.name, options, decision), error=error, why=why)
         written = _would_write(index, method, debts[index.name]) if decision == "would_update" else 0
-        reports.append(replace(report, method=method if need == "update" else None, bytes_written=written))
+        choice = None
+        if decision == "would_update":
+            arguments = rebuild_arguments(table, index) if method == "rebuild" else None
+            choice, _ = builders.choose(table, index, method, arguments)
+        built = method if need == "update" else None
+        reports.append(replace(report, method=built, bytes_written=written, engine=choice))
     seconds = time.monotonic() - started
     return CatchupReport(
         CatchupDecision.DRY_RUN,
@@ -128,7 +141,12 @@ def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> Catc
     started = time.monotonic()
     _check_options(table, options)
     check_rewritable(table)
-    run = _Run(table, options, CommitNote.new("catchup"), context)
+    with Builders(options, context) as builders:
+        return _catch_up_all(_Run(table, options, CommitNote.new("catchup"), context, builders), started)
+
+
+def _catch_up_all(run: _Run, started: float) -> CatchupReport:
+    table, options, context = run.table, run.options, run.context
     wanted = [index.name for index in _wanted(table, options)]
     may_write = any(_next_need(table, index, options) == "update" for index in _wanted(table, options))
     if may_write or options.retrain == AUTO:
@@ -264,6 +282,8 @@ def _finish(run: _Run, outcome: _Outcome, *, recorded: bool) -> IndexReport:
         answers=outcome.answers,
         why=outcome.why,
         bytes_written=outcome.bytes_written,
+        engine=run.builders.choices.get(outcome.name),
+        stages=run.builders.figures.get(outcome.name, {}),
     )
 
 
@@ -369,7 +389,7 @@ def _build_and_compare(run: _Run, table: Table, index: BaseIndex, method: str) -
     Raises:
         AnswersWorseError: with the figures.
     """
-    build = build_segments(table, index, run.options, method)
+    build = build_segments(table, index, run.options, method, run.builders)
     if isinstance(build, str):
         return build
     run.methods[index.name] = method

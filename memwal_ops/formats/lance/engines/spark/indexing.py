@@ -1,0 +1,171 @@
+"""Build an index on Spark: each task a segment of some fragments, one more task one segment of these.
+
+* **train**: one task trains the centroids, and the codebook of a product quantizer, by a sample of the whole table.
+* **segments**: each task indexes its fragments. All get the same centroids, codebook and rotation, as segments with
+  different ones cannot be merged.
+* **merge**: one task merges the segments into one, which the driver publishes.
+
+Tasks return entries of the manifest; what they index passes neither the driver nor a shuffle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lance.indices import IndicesBuilder
+from lance.lance import indices as trained_models
+
+from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard
+from memwal_ops.formats.lance.commit.pylance_indexes import from_pylance, to_pylance
+from memwal_ops.formats.lance.engines.spark.division import in_parts, part_numbers
+from memwal_ops.formats.lance.engines.spark.runner import Stage, TaskRunner
+from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import lance
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.engines.merge.index_parts import Figures, IndexParts
+    from memwal_ops.formats.lance.engines.spark.runner import Count
+    from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.locations import Location
+
+# Rows that pylance samples for each centroid, and for each code.
+_SAMPLE_RATE = 256
+
+
+class SparkBuilder(TaskRunner):
+    """Builds indexes by tasks. Arguments as of :class:`TaskRunner`.
+
+    Attributes:
+        least_bytes: data files of that size are one part, which one process indexes as fast as several.
+        most_bytes: a part of several fragments is not larger, as its task may start again.
+    """
+
+    least_bytes = 64 << 20
+    most_bytes = 16 << 30
+
+    def __init__(self, master: str | None, context: RunContext) -> None:
+        super().__init__(master, context, "memwal-ops catchup")
+
+    def build(self, table: Table, name: str, parts: IndexParts, figures: Figures) -> IndexBuild:
+        """See :class:`memwal_ops.formats.lance.engines.merge.index_parts.PartsBuilder`.
+
+        Raises:
+            SparkUnavailableError: PySpark, pandas or Java is missing, here or on the executors.
+            SparkJobFailedError: Spark failed; nothing was published.
+        """
+        work = _Work(table.location.refreshed(), table.version, name, parts.arguments)
+        groups = self._groups(parts)
+        if parts.trained and len(groups) > 1:
+            stage = Stage("train", f"train {name}", f"training {name}")
+            [model], figures["train"] = self.run(table, stage, [None], work.train)
+            if model is None:
+                get_logger(__name__).info("index_not_divided", index=name, because="too few rows to train by a sample")
+                groups = [[*parts.sizes]]
+            else:
+                work = replace(work, arguments=parts.arguments.with_options(model))
+        stage = Stage("segments", f"index fragments for {name}", f"indexing {name}")
+        written, figures["segments"] = self.run(table, stage, groups, work.segment)
+        made = IndexBuild(tuple(map(table_pb2.IndexMetadata.FromString, written)), parts.replaced)
+        if len(written) == 1:
+            return made
+        try:
+            stage = Stage("merge", f"merge segments of {name}", f"merging segments of {name}")
+            [merged], figures["merge"] = self.run(table, stage, [written], work.merge)
+        finally:
+            discard(table, made)
+        return replace(made, added=(table_pb2.IndexMetadata.FromString(merged),))
+
+    def _groups(self, parts: IndexParts) -> list[list[int]]:
+        """The fragments of each task."""
+        fragments, sizes = [*parts.sizes], [*parts.sizes.values()]
+        if not parts.divisible:
+            return [fragments]
+        wanted = min(self.cores, -(-parts.bytes // self.least_bytes))
+        return in_parts(fragments, part_numbers(sizes, wanted, self.most_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the tasks of an index share; sent to executors in the closure of Spark's tasks."""
+
+    location: Location
+    version: int
+    name: str
+    arguments: IndexArguments
+
+    @property
+    def train(self) -> Callable[[None, Count], Mapping[str, Any] | None]:
+        """A task that trains a model: arguments of pylance's call; None: there are too few rows."""
+        return lambda _, count: _trained(self, count)
+
+    @property
+    def segment(self) -> Callable[[Sequence[int], Count], bytes]:
+        """A task that writes a segment of some fragments."""
+        return lambda fragments, count: _written(self, fragments, count)
+
+    @property
+    def merge(self) -> Callable[[Sequence[bytes], Count], bytes]:
+        """A task that merges segments."""
+        return lambda entries, count: _merged(self, entries, count)
+
+    def open(self) -> lance.LanceDataset:
+        """The version that is indexed."""
+        with lance_errors("open", self.location.uri):
+            return open_dataset(self.location, version=self.version)
+
+
+def _trained(work: _Work, count: Count) -> Mapping[str, Any] | None:
+    dataset, options = work.open(), work.arguments.options
+    rows = int(dataset.count_rows())
+    partitions, bits = options["num_partitions"], options.get("num_bits", 8)
+    model: dict[str, Any] = {}
+    try:
+        with lance_errors("train index", work.name):
+            builder = IndicesBuilder(dataset, work.arguments.column)
+            rate = min(_SAMPLE_RATE, rows // partitions)
+            centroids = builder.train_ivf(partitions, distance_type=options["metric"], sample_rate=rate)
+            model["ivf_centroids"] = centroids.centroids
+            if work.arguments.kind.endswith("PQ"):
+                rate = min(_SAMPLE_RATE, rows >> bits)
+                codes = builder.train_pq(centroids, options["num_sub_vectors"], sample_rate=rate, num_bits=bits)
+                model["pq_codebook"] = codes.codebook
+            elif work.arguments.kind.endswith("RQ"):
+                model["rabitq_model"] = trained_models.build_rq_model(builder.dimension, bits)
+    except (ValueError, RuntimeError) as error:
+        get_logger(__name__).info("index_not_trained", index=work.name, error=str(error))
+        return None
+    count(rows, 0)
+    return model
+
+
+def _written(work: _Work, fragments: Sequence[int], count: Count) -> bytes:
+    dataset = work.open()
+    with lance_errors("build index", work.name):
+        index = work.arguments.segment(dataset, work.name, fragments, lance_options(work.location))
+    return _counted(from_pylance(index), dataset, fragments, count)
+
+
+def _merged(work: _Work, entries: Sequence[bytes], count: Count) -> bytes:
+    dataset = work.open()
+    segments = [to_pylance(table_pb2.IndexMetadata.FromString(entry)) for entry in entries]
+    with lance_errors("merge segments of index", work.name):
+        index = dataset.merge_existing_index_segments(segments)
+    return _counted(from_pylance(index), dataset, sorted(index.fragment_ids), count)
+
+
+def _counted(
+    entry: table_pb2.IndexMetadata, dataset: lance.LanceDataset, fragments: Sequence[int], count: Count
+) -> bytes:
+    found = (dataset.get_fragment(one) for one in fragments)
+    rows = sum(one.physical_rows for one in found if one is not None)
+    count(rows, sum(file.size_bytes for file in entry.files))
+    return entry.SerializeToString()
