@@ -5,23 +5,30 @@ Each action is decided on the scheduler's thread, so that it sees and changes on
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.registry import package_of
 from memwal_ops.supervisor.state.pauses import FLEET, Pause
-from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING
+from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, WATCH
+from memwal_ops.supervisor.workers.protocol import HoldRequest, RunRequest
 from memwal_ops.text import counted
 from memwal_ops.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.supervisor.scheduling.scheduler import Scheduler
     from memwal_ops.supervisor.state.pauses import Scope
     from memwal_ops.supervisor.state.tables import Entry
 
+    _Then = Callable[[Mapping[str, Any]], None]
+
 REQUEST = "request"
 """Why a job runs that someone asked for."""
+# Less than a request may take.
+_ERRAND_SECONDS = 20.0
 _MAX_PAUSE = timedelta(days=3650)
 
 
@@ -61,6 +68,57 @@ class Actions:
     def resume(self, table: str | None, job: str | None) -> dict[str, Any]:
         """End a pause: that of exactly this job, table or fleet."""
         return self._scheduler.ask(lambda: self._resume(table, job))
+
+    def plan(self, table: str, job: str) -> dict[str, Any]:
+        """Plan a job on a worker, which changes nothing; return its report."""
+
+        def begin(then: _Then) -> bool:
+            entry = self._entry(table, job)
+            settings, found = entry.settings, entry.table
+
+            def request(number: int) -> RunRequest:
+                storage, options = dict(found.settings.storage_options), dict(settings.options)
+                foreign = package_of(settings.job) is not None
+                return RunRequest(
+                    number, found.uri, storage, job, options, apply=False, named=settings.named, foreign=foreign
+                )
+
+            return self._scheduler.errands.add(settings.job.pool, request, then)
+
+        return {"table": table, "job": job, "report": self._wait_for(begin)}
+
+    def hold(self, table: str, **what: Any) -> dict[str, Any]:
+        """Take or end a hold of a table on a worker; ``what``: see :class:`HoldRequest`."""
+
+        def begin(then: _Then) -> bool:
+            self._check_table(table)
+            found = self._scheduler.tables[table].table
+            storage = dict(found.settings.storage_options)
+            return self._scheduler.errands.add(
+                WATCH, lambda number: HoldRequest(number, found.uri, storage, **what), then
+            )
+
+        return {"table": table, **self._wait_for(begin)}
+
+    def _wait_for(self, begin: Callable[[_Then], bool]) -> dict[str, Any]:
+        """Begin an errand on the scheduler's thread, and return the report of its result."""
+        answer: Future[Mapping[str, Any]] = Future()
+
+        def queue() -> None:
+            self._check_not_stopping()
+            if not begin(answer.set_result):
+                raise ActionConflictError("Too many plans and holds wait for a worker: ask again later.")
+
+        self._scheduler.ask(queue)
+        try:
+            result = answer.result(_ERRAND_SECONDS)
+        except TimeoutError:
+            raise TimeoutError(
+                f"It is not done after {_ERRAND_SECONDS:g} s: its worker is busy, or it takes longer. Use the command."
+            ) from None
+        if result["report"] is None:
+            raise ActionConflictError(f"{result['reason']}: {result['message']}")
+        return dict(result["report"])
 
     # -- on the scheduler's thread
 

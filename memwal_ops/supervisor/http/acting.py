@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.supervisor.actions import end_of_pause
 from memwal_ops.supervisor.http.routing import Route
+from memwal_ops.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,11 @@ _UNTIL: Mapping[str, Any] = {
     "type": ["string", "null"], "format": "date-time", "description": "Its end; without one, until it is resumed.",
 }  # fmt: skip
 _FOR: Mapping[str, Any] = {
-    "type": ["string", "null"], "pattern": r"^[1-9][0-9]{0,2}[smhdw]$", "description": "Its length, such as 2h or 3d.",
+    "type": ["string", "null"], "pattern": r"^[1-9][0-9]{0,2}[smhdw]$", "description": "Its length, such as 2h.",
+}  # fmt: skip
+_HOLD = "2h"
+_VERSION: Mapping[str, Any] = {
+    "type": ["integer", "null"], "minimum": 1, "maximum": (1 << 63) - 1, "description": "The newest, if not given.",
 }  # fmt: skip
 _PAUSE_FIELDS = {**_ALWAYS, "until": _UNTIL, "for": _FOR}
 _QUEUED = {202: ("It is queued, or runs soon", "Action")}
@@ -44,6 +49,18 @@ def acting_routes(actions: Actions) -> Iterator[Route]:
         f"{_JOB}/cancel", "Cancel the run of a job; a second time, at once", _ALWAYS,
         {202: ("It stops after its current step", "Action")},
         lambda at, fields, caller: (202, actions.cancel(at["name"], at["job"], _by(fields, caller))),
+    )  # fmt: skip
+    yield _route(
+        f"{_JOB}/plan", "Plan a job, which changes nothing", _ALWAYS, {200: ("Its report, as of a dry run", "Action")},
+        lambda at, *_: (200, actions.plan(at["name"], at["job"])),
+    )  # fmt: skip
+    yield _route(
+        f"{_TABLE}/holds", "Keep a version for a while", {**_ALWAYS, "version": _VERSION, "for": _FOR},
+        {200: ("The hold", "Action")}, _hold(actions),
+    )  # fmt: skip
+    yield _route(
+        f"{_TABLE}/holds/{{id}}/release", "End a hold before its time", _ALWAYS, {200: ("The hold", "Action")},
+        lambda at, *_: (200, actions.hold(at["name"], release=_whole(at["id"]))),
     )  # fmt: skip
     for place, what in ((_JOB, "a job"), (_TABLE, "all jobs of a table"), (_API, "all jobs of all tables")):
         yield _route(f"{place}/retry", f"End the backoff of {what}", _ALWAYS, _QUEUED, _retry(actions))
@@ -68,6 +85,22 @@ def _pause(actions: Actions) -> _Act:
         return 200, actions.pause(at.get("name"), at.get("job"), _by(fields, caller), until=until, reason=reason)
 
     return pause
+
+
+def _hold(actions: Actions) -> _Act:
+    def hold(at: Mapping[str, str], fields: Mapping[str, str], caller: Caller) -> tuple[int, dict[str, Any]]:
+        span = parse_duration(fields.get("for", _HOLD))
+        version = _whole(fields["version"]) if "version" in fields else None
+        note = f"{_by(fields, caller)}: {fields.get('reason', '')}".removesuffix(": ")
+        return 200, actions.hold(at["name"], version=version, seconds=span.total_seconds(), note=note)
+
+    return hold
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) < 1 << 63):
+        raise ValueError("A version or a hold is a number from 1.")
+    return int(text)
 
 
 def _by(fields: Mapping[str, str], caller: Caller) -> str:

@@ -52,9 +52,7 @@ class Request:
             raise HttpError(400, "The body is not valid JSON.") from error
         if not isinstance(document, dict):
             raise HttpError(400, "The body must be a JSON object.")
-        if any(isinstance(value, bool) or not isinstance(value, str | int | None) for value in document.values()):
-            raise HttpError(400, "Each field of the body must be a text or a whole number.")
-        return {name: str(value) for name, value in document.items() if value is not None}
+        return {name: _text(value) for name, value in document.items() if value is not None}
 
     def _form(self) -> dict[str, str]:
         try:
@@ -64,6 +62,15 @@ class Request:
         if any(len(values) > 1 for values in given.values()):
             raise HttpError(400, "A field of the form is given twice.")
         return {name: values[0] for name, values in given.items() if values[0]}
+
+
+def _text(value: object) -> str:
+    """Return a field as text; to JSON, 1.0 is a whole number."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise HttpError(400, "Each field of the body must be a text or a whole number.")
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)

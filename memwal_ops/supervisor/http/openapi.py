@@ -60,7 +60,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
 _PATHS: Mapping[str, str] = {
     "name": "The name of the table; characters such as / are percent-encoded.",
     "job": "The name of the job.",
-    "id": "The number of the run.",
+    "id": "The number of the run, or of the hold.",
 }
 _REFUSALS: Mapping[int, str] = {
     400: "The body is invalid",

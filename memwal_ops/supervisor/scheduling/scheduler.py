@@ -34,6 +34,7 @@ from memwal_ops.supervisor.scheduling.backoff import (
     wait_after,
 )
 from memwal_ops.supervisor.scheduling.clock import Clock
+from memwal_ops.supervisor.scheduling.errands import Errands
 from memwal_ops.supervisor.scheduling.priority import choose, must_run_before
 from memwal_ops.supervisor.scheduling.reconcile import reconcile
 from memwal_ops.supervisor.state.history import COMPLETED, FAILURES
@@ -126,6 +127,7 @@ class Scheduler:
             ran_elsewhere=self._ran_elsewhere,
             once=once,
         )
+        self.errands = Errands(lambda: next(self._numbers), self._assign, self.clock.monotonic)
         self._watchdog = Watchdog(pools, leases, self.clock, self.skews)
         self._log = get_logger(__name__)
 
@@ -187,7 +189,7 @@ class Scheduler:
                 self._log.exception("internal_error")
 
     def _check_runs(self) -> None:
-        self._watchdog.check([*self._runs.values()], self._polling.in_flight)
+        self._watchdog.check([*self._runs.values()], [*self._polling.in_flight, *self.errands.in_flight])
 
     def set_settings(self, settings: Settings) -> None:
         """Apply a new configuration; :meth:`set_tables` applies its tables."""
@@ -292,6 +294,7 @@ class Scheduler:
     # -- dispatching
 
     def _dispatch(self) -> None:
+        self.errands.begin(self.pools.free)
         now = self.clock.now()
         waiting = [entry for entry in self.entries() if entry.state in {QUEUED, LEASING}]
         for pool in POOLS:
@@ -450,14 +453,17 @@ class Scheduler:
                     entry.run.began, entry.run.working = entry.run.progress, True
         elif message["type"] == "done":
             self.pools.release(worker)
-            if not self._polling.on_result(message["id"], message) and message["id"] in self._runs:
+            if self._polling.on_result(message["id"], message) or self.errands.on_result(message["id"], message):
+                return
+            if message["id"] in self._runs:
                 entry = self._runs[message["id"]]
                 self._finish(entry, *classify_result(entry, message), remaining=message["remaining"])
 
     def _on_worker_exit(self, worker: WorkerProcess) -> None:
         request, worker.request = worker.request, None
         self.metrics.worker_deaths.labels(worker.pool).inc()
-        if self._polling.on_worker_exit(request, worker.exit_status):
+        status = worker.exit_status
+        if self._polling.on_worker_exit(request, status) or self.errands.on_worker_exit(request, status):
             return
         entry = self._runs.get(request or 0)
         if entry is not None:

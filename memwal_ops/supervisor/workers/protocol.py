@@ -1,6 +1,6 @@
 """The messages between the supervisor and its worker processes: one JSON document per line, over pipes.
 
-To the worker: ``run``, ``poll``, ``stop`` (no further step), ``quit``. From it: ``ready``, ``began``,
+To the worker: ``run``, ``poll``, ``hold``, ``stop`` (no further step), ``quit``. From it: ``ready``, ``began``,
 ``progress``, ``log`` (a line of a run), ``done``. Storage options are sent this way and not as arguments, which every
 user of a machine can read.
 """
@@ -66,6 +66,20 @@ class PollRequest:
     failing: tuple[str, ...] = ()
     record: bool = False
     do: str = "poll"
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRequest:
+    """End the hold with the number ``release``, else take one on the newest version or on ``version``."""
+
+    id: int
+    uri: str
+    storage_options: Mapping[str, str]
+    version: int | None = None
+    seconds: float = 0.0
+    note: str = ""
+    release: int = 0
+    do: str = "hold"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import LeaseLostError
 from memwal_ops.log import get_logger
-from memwal_ops.supervisor.state.tables import WATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,10 +42,10 @@ class Watchdog:
         self._log = get_logger(__name__)
 
     def check(self, runs: Iterable[Entry], polls: Iterable[tuple[WorkerProcess, float]]) -> None:
-        """Renew what must be renewed, end what must be ended; ``polls``: polling workers, each with its start time."""
+        """Renew what must be renewed, end what must be ended; ``polls``: workers of polls and errands, since when."""
         mono = self._clock.monotonic()
         for worker, began in polls:
-            limit = self._pools.limit(WATCH).memory
+            limit = self._pools.limit(worker.pool).memory
             heavy = limit is not None and (worker.resident_bytes() or 0) > limit
             if heavy or mono - began > _POLL_SECONDS:
                 worker.signal(signal.SIGKILL)

@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any
 
 import structlog
@@ -26,6 +27,7 @@ from memwal_ops.core.achieved import achieved_by
 from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.guard import LeaseGuard
+from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.core.leases import check, read_lease
 from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.protocols import RecordsRevisions
@@ -35,6 +37,7 @@ from memwal_ops.core.table_history import history_document
 from memwal_ops.core.usage import Measurement
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.workers.child_processes import (
     become_subreaper,
@@ -95,10 +98,11 @@ class Worker:
             self._current = request["id"]
             self._lines = _MAX_LINES if request["do"] == "run" else 0
             self._send({"type": "began", "id": request["id"]})
-            structlog.contextvars.bind_contextvars(job=request.get("job", "poll"), table=request["uri"])
+            structlog.contextvars.bind_contextvars(job=request.get("job", request["do"]), table=request["uri"])
             try:
                 _check_release()
-                result = _polled(request) if request["do"] == "poll" else self._run(request)
+                others = {"poll": _polled, "hold": _hold}
+                result = others.get(request["do"], self._run)(request)
             except MemwalOpsError as error:
                 result = _failed(request["id"], error)
             except BaseException as error:  # noqa: BLE001 - the service must get a result, whatever a job does
@@ -269,6 +273,17 @@ def _check_release() -> None:
             f"memwal-ops {__version__} is installed, but the service runs {service}: it was upgraded while it ran.",
             remedy="Restart the service.",
         )
+
+
+def _hold(request: Mapping[str, Any]) -> Result:
+    table = open_table(request["uri"], request["storage_options"])
+    if request["release"]:
+        found = release_hold(table, request["release"])
+    else:
+        probe_conditional_writes(table.store)
+        version, ttl = request["version"] or table.revision, timedelta(seconds=request["seconds"])
+        found = take_hold(table, version, ttl, note=request["note"])
+    return Result(request["id"], "succeeded", report={"hold": found.to_json()})
 
 
 def _polled(request: Mapping[str, Any]) -> Result:

@@ -20,7 +20,7 @@ from tests.support.fakes import Stage
 from tests.support.waiting import PATIENCE
 
 TOKEN = "t" * 32
-OPERATIONS = 17  # all but that of the description itself
+OPERATIONS = 20  # all but that of the description itself
 
 
 @pytest.fixture(scope="module")

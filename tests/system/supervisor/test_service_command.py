@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.run_cli import run_here
+from memwal_ops import open_table
+from memwal_ops.core.holds import holds
+from memwal_ops.errors import InvalidUsageError
+from memwal_ops.supervisor.config.loader import http_of
+from memwal_ops.supervisor.http.client import ServiceClient
+from tests.support.run_cli import contents, run_here
 from tests.support.service import configure, service
 from tests.support.tables.workload import Workload
 from tests.support.waiting import until
@@ -76,6 +81,33 @@ def test_an_operator_acts_on_a_service(
         until(lambda: len(again.events("ready")) == 2)
         paused = {one["name"]: one["paused"] for one in again.get("/api/v1/status")["tables"]}
         assert (paused["t0"], paused["t1"]["reason"]) == (None, "")
+
+
+def test_plans_and_holds_are_made_by_workers(config: Path, tables: list[Workload]) -> None:
+    http = http_of(str(config))
+    with service(config) as running:
+        until(lambda: running.events("ready"))
+        client = ServiceClient(http, TOKEN)
+        until(lambda: all(one["finished"] for one in running.runs(job="merge")) and len(running.runs(job="merge")) == 3)
+        before, runs = {table.uri: contents(table.uri) for table in tables}, len(running.runs())
+        planned = client.act("/tables/t0/jobs/merge/plan", {})
+        assert (planned["job"], planned["report"]["decision"]) == ("merge", "dry_run")
+        assert ({table.uri: contents(table.uri) for table in tables}, len(running.runs())) == (before, runs)
+        held = client.act("/tables/t0/holds", {"for": "3h", "reason": "a training run"})["hold"]
+        assert held["note"] == "anna: a training run"
+        [found] = holds(open_table(tables[0].uri))
+        assert (found.number, found.released, found.versions) == (held["id"], False, (held["version"],))
+        assert client.act(f"/tables/t0/holds/{held['id']}/release", {})["hold"]["released"]
+        assert holds(open_table(tables[0].uri))[0].released
+        for path, fields, why in (
+            ("/tables/t0/holds", {"version": "999"}, "version_gone"),
+            ("/tables/t0/holds/77/release", {}, "There is no hold 77"),
+            ("/tables/t0/holds/x/release", {}, "number from 1"),
+            ("/tables/none/holds", {}, "no table"),
+            ("/tables/t0/jobs/none/plan", {}, "no job"),
+        ):
+            with pytest.raises(InvalidUsageError, match=why):
+                client.act(path, fields)
 
 
 def test_status_asks_the_service_when_its_file_has_an_error(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
