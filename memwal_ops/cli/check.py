@@ -15,6 +15,7 @@ from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
+from memwal_ops.core.job import BACKLOG_ROLES
 from memwal_ops.core.leases import read_lease
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
@@ -139,7 +140,8 @@ def check(
 
 def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, str]:
     table = open_table(uri, options)
-    reporting = [spec for spec in table.jobs.values() if any(metric.role for metric in spec.backlog_metrics.values())]
+    roles = {name: {metric.role for metric in spec.backlog_metrics.values()} for name, spec in table.jobs.items()}
+    reporting = [table.jobs[name] for name in table.jobs if roles[name] & {*BACKLOG_ROLES}]
     figures, faults = poll_isolated(table, options, reporting, {})
     if faults:
         raise faults[0]

@@ -32,7 +32,7 @@ from memwal_ops.supervisor.observe.findings import (
     findings_of,
     last_run_finding,
 )
-from memwal_ops.supervisor.observe.table_view import answers_view, history_view, view_of
+from memwal_ops.supervisor.observe.table_view import NOT_IN_A_FILE, answers_view, history_view, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,11 +150,8 @@ class _Reading:
             **history_view(self.history, self.gc),
             history_note=" ".join(self.notes),
             table=view_of(self.state, self.findings),
-            home=False,
-            backlog_chart="",
             leases=self.leases,
-            runs=None,
-            refresh=None,
+            **NOT_IN_A_FILE,
         )
 
 

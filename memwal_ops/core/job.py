@@ -31,9 +31,26 @@ Pool = Literal["merge", "build", "collect"]
 Unit = Literal["count", "bytes", "seconds"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
 UNITS: tuple[Unit, ...] = get_args(Unit)
-Role = Literal["backlog", "age", "behind", "blocked", "unflushed", "unflushed_age", "last_write"]
+Role = Literal[
+    "backlog",
+    "age",
+    "behind",
+    "blocked",
+    "unflushed",
+    "unflushed_age",
+    "last_write",
+    "table_rows",
+    "table_bytes",
+    "held",
+    "parts",
+    "versions",
+    "indexes",
+    "uncovered",
+]
 """The meaning of a metric in every format: see :class:`MetricSpec`."""
 ROLES: tuple[Role, ...] = get_args(Role)
+BACKLOG_ROLES: tuple[Role, ...] = ("backlog", "age", "behind", "blocked")
+"""Those of pending work; the others are of the table itself."""
 
 TableT = TypeVar("TableT", contravariant=True)  # noqa: PLC0105 - the argument has the variance
 OptionsT = TypeVar("OptionsT", contravariant=True)  # noqa: PLC0105 - see above
@@ -69,7 +86,10 @@ class MetricSpec:
             the age of the oldest pending work; ``behind``: the number of parts of the table with pending work;
             ``blocked``: the number of blocked parts; ``unflushed``: what writers acknowledged and have not flushed,
             which no job can process; ``unflushed_age``: the age of the oldest of that; ``last_write``: the time since
-            a writer last wrote.
+            a writer last wrote. Of the table itself: ``table_rows``: its live rows;
+            ``table_bytes``: the size of its data; ``held``: bytes that only older revisions need; ``parts``: the parts
+            of its data; ``versions``: its revisions; ``indexes``: its indexes; ``uncovered``: rows that the index lacks
+            that lacks most.
         detail: the lists of many tables leave it out.
     """
 

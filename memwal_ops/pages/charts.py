@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pygal
 from pygal.style import Style
 
+from memwal_ops.text import size_text, time_text
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from memwal_ops.core.job import Unit
 
 # pygal adds a finder for its plugins with maps to this process, which lacks find_spec: other code that asks every
 # finder, such as pytest, fails on it. There are no maps here.
@@ -19,37 +23,75 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module_
 _COLORS = ("#1a7f8e", "#b3651b", "#6a4fa3", "#2f7d32", "#b0355c", "#55626e")
 _DARK = (
     "inline:@media (prefers-color-scheme: dark) { .axis text, .legends text { fill: #d6dde4 !important } "
-    ".axis .line, .axis .guide { stroke: #55626e !important } }"
+    ".axis .line { stroke: #7b8894 !important } .axis .guide { stroke: #36424d !important } "
+    ".color-0 { stroke: #5cc3d3 !important } .color-1 { stroke: #f0a45d !important } .reactive { fill-opacity: .2 } }"
 )
 _FONT = "system-ui, sans-serif"
-_TICKS = 3
-_DATES_FROM_SECONDS = 24 * 3600
+_TICKS, _MAX_TICKS = 3, 5
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_TICK_STEPS = (
+    *((_MINUTE * minutes, "{:%H:%M}") for minutes in (1, 5, 10, 15, 30, 60, 240)),
+    (12 * _HOUR, "{:%d %b %H:%M}"),
+    *((_DAY * days, "{:%d %b}") for days in (1, 2, 5, 15)),
+)
+_DASHES = ("1, 0", "6, 3", "2, 3", "8, 3, 2, 3")
+_FORMATS: Mapping[str, Callable[[float], str]] = {
+    "count": "{:,.0f}".format,
+    "bytes": size_text,
+    "seconds": time_text,
+    "share": "{:.2f}".format,
+}
 
 
-def backlog_chart(samples: Sequence[tuple[float, float]], *, small: bool) -> bytes:
-    """Draw amounts over time as a line chart.
+def time_chart(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    unit: Unit | Literal["share"],
+    start: float,
+    end: float,
+) -> bytes:
+    """Draw amounts over time, a line for each name; charts with the same ``start`` and ``end`` have the same scale.
 
     Args:
-        samples: seconds since 1970, UTC, and amounts; in the order of time.
-        small: without axes, for a row of a list.
+        series: by name, seconds since 1970 and amounts, in the order of time; one without a name has no legend.
+        unit: of the amounts; a share is 0 to 1.
+        start: the left end of the scale, in seconds since 1970.
+        end: the right end.
     """
-    points = [(_moment(when), amount) for when, amount in samples]
-    long = bool(samples) and samples[-1][0] - samples[0][0] > _DATES_FROM_SECONDS
-    plot: Any = pygal.DateTimeLine(
-        **_common(small=small),
-        x_value_formatter=lambda when: f"{when:%m-%d %H:%M}" if long else f"{when:%H:%M}",
-        show_dots=len(points) == 1,
-        fill=True,
+    ticks, text = time_ticks(start, end)
+    own = {
+        "show_legend": "" not in series,
+        "value_formatter": _FORMATS[unit],
+        "include_x_axis": unit != "share",
+        "xrange": (start, end),
+        "fill": len(series) == 1 and unit != "share",
+    }
+    # Its charts of dates convert times by the zone of this machine; these are seconds, printed in UTC.
+    plot: Any = pygal.XY(
+        **{**_common(), **own},
+        x_value_formatter=lambda when: text.format(datetime.fromtimestamp(when, UTC)),
+        dots_size=2,
     )
-    if points and not small:
-        plot.x_labels = [points[0][0], points[len(points) // 2][0], points[-1][0]]
-    plot.add("", points)
+    plot.x_labels = ticks
+    for at, (name, points) in enumerate(series.items()):
+        dashes = {"width": 2, "dasharray": _DASHES[at % len(_DASHES)]}
+        dots = len(points) == 1 or unit == "share"
+        plot.add(name, [*points], show_dots=dots, stroke_style=dashes)
     return _rendered(plot)
+
+
+def time_ticks(start: float, end: float) -> tuple[list[float], str]:
+    """Return at most six round times between two, in UTC, and a format by which their texts differ."""
+    for seconds, text in _TICK_STEPS:
+        if (end - start) / seconds <= _MAX_TICKS:
+            first = -(-start // seconds) * seconds
+            return [first + seconds * at for at in range(int((end - first) // seconds) + 1)], text
+    return [start, end], "{:%Y-%m-%d}"
 
 
 def bar_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> bytes:
     """Draw a bar chart, one group for each label."""
-    plot: Any = pygal.Bar(**{**_common(small=False), "show_legend": len(series) > 1}, x_labels_major_count=_TICKS)
+    plot: Any = pygal.Bar(**{**_common(), "show_legend": len(series) > 1}, x_labels_major_count=_TICKS)
     plot.x_labels = [*labels]
     plot.show_minor_x_labels = False
     for name, values in series.items():
@@ -60,7 +102,7 @@ def bar_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> b
 def line_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str], amount: str) -> bytes:
     """Draw lines over the same labels, not from zero; ``amount`` is the format of a value: ``{:.2f}``."""
     own = {"show_legend": True, "value_formatter": amount.format, "include_x_axis": False}
-    plot: Any = pygal.Line(**{**_common(small=False), **own}, x_labels_major_count=_TICKS)
+    plot: Any = pygal.Line(**{**_common(), **own}, x_labels_major_count=_TICKS)
     plot.x_labels = [*labels]
     plot.show_minor_x_labels = False
     for name, values in series.items():
@@ -68,34 +110,21 @@ def line_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str], amo
     return _rendered(plot)
 
 
-def shares_chart(series: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
-    """Draw shares of 0 to 1 over time, one line for each name; seconds since 1970, UTC, in the order of time."""
-    own = {"show_legend": True, "value_formatter": "{:.2f}".format, "include_x_axis": False, "show_dots": True}
-    plot: Any = pygal.DateTimeLine(
-        **{**_common(small=False), **own}, x_value_formatter=lambda when: f"{when:%m-%d %H:%M}", dots_size=2
-    )
-    times = sorted({when for points in series.values() for when, _ in points})
-    if times:
-        plot.x_labels = [_moment(times[at]) for at in sorted({0, len(times) // 2, len(times) - 1})]
-    for name, points in series.items():
-        plot.add(name, [(_moment(when), share) for when, share in points])
-    return _rendered(plot)
-
-
-def _moment(when: float) -> datetime:
-    return datetime.fromtimestamp(when, UTC).replace(tzinfo=None)
-
-
-def _common(*, small: bool) -> dict[str, Any]:
+def _common() -> dict[str, Any]:
     style = Style(
         background="transparent",
         plot_background="transparent",
         colors=_COLORS,
         font_family=_FONT,
-        label_font_size=12,
-        major_label_font_size=12,
-        legend_font_size=12,
-        opacity=".35",
+        label_font_size=14,
+        major_label_font_size=14,
+        legend_font_size=14,
+        opacity=".16",
+        stroke_opacity="1",
+        guide_stroke_dasharray="0",
+        guide_stroke_color="#d8dee4",
+        major_guide_stroke_dasharray="0",
+        major_guide_stroke_color="#d8dee4",
         stroke_width=2,
         transition="none",
     )
@@ -103,19 +132,16 @@ def _common(*, small: bool) -> dict[str, Any]:
         "style": style,
         "js": (),
         "css": ["file://style.css", "file://graph.css", _DARK],
-        "width": 240 if small else 640,
-        "height": 48 if small else 200,
+        "width": 480,
+        "height": 180,
         "explicit_size": True,
         "show_legend": False,
         "legend_at_bottom": True,
-        "show_x_labels": not small,
-        "show_y_labels": not small,
-        "show_y_guides": not small,
         "y_labels_major_count": _TICKS,
         "show_minor_y_labels": False,
         "include_x_axis": True,
         "range": None,
-        "margin": 2 if small else 12,
+        "margin": 12,
         "value_formatter": lambda value: f"{value:,.0f}",
         "no_data_text": "",
     }

@@ -33,7 +33,7 @@ from memwal_ops.supervisor.observe.findings import service_findings
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.pages import Pages
-from memwal_ops.supervisor.observe.status import paused, status_of
+from memwal_ops.supervisor.observe.status import paused, status_of, table_stamps, tables_status
 from memwal_ops.supervisor.observe.systemd import Notifier
 from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
@@ -41,16 +41,17 @@ from memwal_ops.supervisor.scheduling.timers import Timers
 from memwal_ops.supervisor.state.directory import StateDir, history_path, state_dir
 from memwal_ops.supervisor.state.history import History
 from memwal_ops.supervisor.state.pauses import FLEET, Pauses
+from memwal_ops.supervisor.state.samples import Sampler
 from memwal_ops.supervisor.workers.leasing import LeaseClient
 from memwal_ops.supervisor.workers.pools import Pools
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.supervisor.config.effective import Settings
     from memwal_ops.supervisor.config.model import NotifyConfig
-    from memwal_ops.supervisor.observe.status_document import StatusDocument
+    from memwal_ops.supervisor.observe.status_document import ServiceStatus, StatusDocument, TableStatus
     from memwal_ops.supervisor.workers.pools import WorkerProcess
 
 _STEP_SECONDS = 0.5
@@ -61,6 +62,9 @@ _CLOSE_TIMEOUT_SECONDS = 5.0
 # After that time the service reports that it is ready; tables that are not discovered yet are added later.
 _DISCOVERY_SECONDS = 15.0
 _PRUNE = timedelta(hours=1)
+_SAMPLES = timedelta(seconds=20)
+# The first page of a table waits so long for its history, which a poll reads.
+_FIRST_HISTORY_SECONDS, _HISTORY_WAIT_SECONDS = 3.0, 0.05
 _TERMINATED = 128 + signal.SIGTERM
 # Settings that take effect at a restart only.
 _RESTART_ONLY = ("state_dir", "history.path", "leases.enabled", "http", "misfire_grace")
@@ -95,6 +99,7 @@ class Service:
         self._faults: tuple[Fault, ...] = ()
         self._discovering = False
         self._formats: dict[str, str] = {}
+        self._sampler = Sampler()
         self._notifier = Notifier(os.environ)
         self._state = StateDir(state_dir(settings.config, os.environ))
         try:
@@ -172,6 +177,7 @@ class Service:
             self._configure_notifications(config.notify)
             self._timers.every("discover", config.discover, self._discover)
             self._timers.every("prune", _PRUNE, self._prune)
+            self._timers.every("samples", _SAMPLES, self._take_samples)
             self.scheduler.post(self._prune)
             while not self._stopped():
                 self.scheduler.step(self._step_seconds())
@@ -226,29 +232,28 @@ class Service:
     def status(self) -> StatusDocument:
         """Return the document of ``/api/v1/status``."""
         tables, pools = status_of(self.scheduler, self._timers.next_run)
+        return {"service": self._service_status(), "pools": pools, "tables": tables}
+
+    def _service_status(self) -> ServiceStatus:
         settings = self.scheduler.settings
         return {
-            "service": {
-                "version": __version__,
-                "pid": os.getpid(),
-                "instance": self._holder.instance,
-                "holder": self._holder.name,
-                "started": self._started.isoformat(timespec="milliseconds"),
-                "ready": self.ready()[0],
-                "stopping": self._stop_began is not None,
-                "leases": self.scheduler.leases is not None,
-                "paused": paused(self.scheduler, FLEET),
-                "state_dir": self._state.path,
-                "state_error": self._state.fault() or self._history.fault,
-                "config": {
-                    "file": os.path.abspath(settings.path),
-                    "loaded": self._loaded.isoformat(timespec="milliseconds"),
-                    "error": self._config_error,
-                },
-                "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in self._faults],
+            "version": __version__,
+            "pid": os.getpid(),
+            "instance": self._holder.instance,
+            "holder": self._holder.name,
+            "started": self._started.isoformat(timespec="milliseconds"),
+            "ready": self.ready()[0],
+            "stopping": self._stop_began is not None,
+            "leases": self.scheduler.leases is not None,
+            "paused": paused(self.scheduler, FLEET),
+            "state_dir": self._state.path,
+            "state_error": self._state.fault() or self._history.fault,
+            "config": {
+                "file": os.path.abspath(settings.path),
+                "loaded": self._loaded.isoformat(timespec="milliseconds"),
+                "error": self._config_error,
             },
-            "pools": pools,
-            "tables": tables,
+            "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in self._faults],
         }
 
     # -- signals
@@ -381,6 +386,7 @@ class Service:
         limits = self.scheduler.settings.config.history
         try:
             deleted = self._history.prune(datetime.now(UTC), limits.keep, limits.max_runs)
+            self._history.thin_samples(datetime.now(UTC), limits.keep)
         except HistoryError as error:
             self._log.error("history_not_written", error=str(error))
         else:
@@ -396,6 +402,7 @@ class Service:
         certificate = None
         if http.tls_certificate is not None and http.tls_key is not None:
             certificate = Certificate(*map(os.path.expanduser, (http.tls_certificate, http.tls_key)))
+        threading.Thread(target=self._pages.overview.keep_fresh, name="overview", daemon=True).start()
         return HttpServer(
             http.host,
             http.port,
@@ -416,9 +423,11 @@ class Service:
 
     def _make_pages(self, settings: Settings) -> Pages:
         return Pages(
-            status=self.status,
+            service=self._service_status,
+            tables=_Tables(self.scheduler, self._timers, self._history),
             runs=self._history.runs,
-            samples=self._samples,
+            run=self._history.run,
+            samples=self._history.samples,
             history=self._table_history,
             faults=lambda: self._faults,
             format_of=self._format_of,
@@ -443,14 +452,22 @@ class Service:
                 found += [Found.of(table["name"], one) for one in self._pages.findings(table)]
         return Findings(tuple(found), frozenset(unread))
 
-    def _samples(self, name: str) -> Sequence[tuple[float, float]]:
-        state = self.scheduler.tables.get(name)
-        return () if state is None else state.samples.all()
+    def _take_samples(self) -> None:
+        """Record the figures of tables that are due, for charts."""
+        try:
+            self._history.add_samples(self._sampler.take(self.scheduler.tables.values()))
+        except HistoryError as error:
+            self._log.error("history_not_written", error=str(error))
 
     def _table_history(self, name: str) -> Mapping[str, Any] | None:
-        """The history of a table as last read; it is read again for the next time."""
+        """The history of a table as last read, for the first time after a short wait; it is read again for the next."""
         self.scheduler.post(lambda: self.scheduler.read_history(name))
         state = self.scheduler.tables.get(name)
+        ends = time.monotonic() + _FIRST_HISTORY_SECONDS
+        while state is not None and state.history is None and state.error is None and time.monotonic() < ends:
+            if state.history_read != float("-inf") and not (state.history_wanted or state.polling):
+                break  # it was read, and there is none
+            time.sleep(_HISTORY_WAIT_SECONDS)
         return None if state is None else state.history
 
     def _format_of(self, uri: str) -> str | None:
@@ -511,6 +528,29 @@ class Service:
         self._history.close()
         self._state.close()
         self._log.info("stopped")
+
+
+class _Tables:
+    """The scheduler's tables, for the pages."""
+
+    def __init__(self, scheduler: Scheduler, timers: Timers, history: History) -> None:
+        self._scheduler, self._timers, self._history = scheduler, timers, history
+        self._lock = threading.Lock()
+        self._later: dict[str, Mapping[str, Any]] = {}
+        self._last_run = 0
+
+    def stamps(self) -> Mapping[str, object]:
+        return table_stamps(self._scheduler)
+
+    def status(self, names: Iterable[str]) -> list[TableStatus]:
+        return tables_status(self._scheduler, names, self._timers.next_run)
+
+    def deletable_later(self) -> Mapping[str, Mapping[str, Any]]:
+        """What runs of expire reported, with those since the last call."""
+        with self._lock:
+            for number, table, later in self._history.deletable_later(self._last_run):
+                self._later[table], self._last_run = later, number
+            return dict(self._later)
 
 
 def _wake_up() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -29,14 +30,15 @@ def job(**changes: Any) -> dict[str, Any]:
         "schedule_seconds": 300.0, "next_due": _ago(minutes=-2), "when": None, "last_started": _ago(minutes=3),
         "last_finished": _ago(minutes=3), "last_success": _ago(minutes=3), "last_outcome": "succeeded",
         "seconds_since_success": 180.0, "consecutive_failures": 0, "waiting_seconds": 0.0, "running_seconds": 0.0,
-        "backoff_seconds": 0.0, "pid": None, "lease": free, **changes,
+        "backoff_seconds": 0.0, "applies": True, "pid": None, "lease": free, **changes,
     }  # fmt: skip
 
 
 def table(name: str, *, waiting: float = 2, blocked: float = 0, **changes: Any) -> dict[str, Any]:
     backlog = {
         "generations": waiting, "rows": 1000.0 * waiting, "bytes": 2e6 * waiting, "oldest_age": 40.0 * waiting,
-        "regions": min(waiting, 2.0), "blocked_regions": blocked,
+        "regions": min(waiting, 2.0), "blocked_regions": blocked, "fragments": 40.0, "small_fragments": 12.0,
+        "table_rows": 2.6e6, "table_bytes": 8.4e8, "versions": 41.0, "indexes": 2.0, "uncovered_rows": 1000.0 * waiting,
     }  # fmt: skip
     return {
         "name": name, "uri": f"s3://lake/{name}.lance", "format": "lance", "version": 41,
@@ -64,7 +66,8 @@ def run(**changes: Any) -> dict[str, Any]:
         "id": 1, "table": "payments", "uri": "s3://lake/payments.lance", "job": "merge", "supervisor": "ops@vm-1",
         "why": "when: generations >= 8", "started": _ago(minutes=3), "finished": _ago(minutes=3), "seconds": 1.52,
         "outcome": "succeeded", "exit_code": 0, "decision": "merged", "error": None, "plan": {},
-        "figures": {"rows_merged": 5200, "bytes_merged": 9_400_000}, "phases": {}, "versions": [40, 41],
+        "figures": {"rows_merged": 5200, "bytes_merged": 9_400_000}, "versions": [40, 41],
+        "phases": {"open": 0.2, "collapse": 0.31, "locate": 0.12, "rewrite": 0.71, "commit": 0.18},
         "report": {"decision": "merged"}, **changes,
     }  # fmt: skip
 
@@ -125,19 +128,52 @@ def status(tables: list[dict[str, Any]], **service: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class FakeTables:
+    """The tables of a status document; ``later``: what expire reported."""
+
+    def __init__(self, document: Mapping[str, Any], later: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self._document = document
+        self._later = later or {}
+        self.asked = 0
+
+    def stamps(self) -> Mapping[str, object]:
+        return {one["name"]: json.dumps(one["jobs"]) for one in self._document["tables"]}
+
+    def status(self, names: Iterable[str]) -> list[Any]:
+        known = {one["name"]: one for one in self._document["tables"]}
+        found = [known[name] for name in names if name in known]
+        self.asked += len(found)
+        return found
+
+    def deletable_later(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._later
+
+
+def samples_of(name: str, since: datetime) -> list[tuple[int, dict[str, float]]]:
+    """Figures of every table over the last 30 days, hourly, and over the last day every ten minutes."""
+    now = int(datetime.now(UTC).timestamp())
+    times = [*range(now - 30 * 86_400, now - 86_400, 3600), *range(now - 86_400, now, 600)]
+    top = 140 if name == "clicks" else 9
+    return [
+        (
+            at,
+            {
+                "backlog": float(at // 600 % (top + 1)), "age": 40.0 * (at // 600 % (top + 1)),
+                "table_rows": 2.6e6 - 0.5 * (now - at), "table_bytes": 8.4e8 - 160.0 * (now - at),
+                "parts": float(30 + at // 600 % 12), "versions": float(20 + at // 3600 % 24), "uncovered": 0.0,
+            },
+        )
+        for at in times
+        if at >= since.timestamp()
+    ]  # fmt: skip
+
+
 def pages_of(document: Mapping[str, Any], run_history: FakeHistory | None = None, **changes: Any) -> Pages:
     """The pages of a service with that status."""
-    now = datetime.now(UTC).timestamp()
-
-    def samples(name: str) -> tuple[tuple[float, float], ...]:
-        if name not in {one["name"] for one in document["tables"]}:
-            return ()
-        top = 140.0 if name == "clicks" else 10.0
-        return tuple((now - 120.0 * (90 - at), top * at / 90 if top > 10 else at % 9) for at in range(91))
-
     asked = run_history or FakeHistory()
     given: dict[str, Any] = {
-        "status": lambda: document, "runs": asked.runs, "samples": samples, "faults": lambda: (),
+        "service": lambda: document["service"], "tables": FakeTables(document), "runs": asked.runs,
+        "run": lambda number: run(id=number) if number < 100 else None, "samples": samples_of, "faults": lambda: (),
         "history": lambda _: HISTORY,
         "format_of": lambda _: "lance", "file": "/etc/memwal-ops/config.yaml", **changes,
     }  # fmt: skip

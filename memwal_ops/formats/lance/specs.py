@@ -133,8 +133,12 @@ of them would answer worse; others: runbooks/README.md.""",
     hung_after=timedelta(hours=2),
     metrics={
         "uncovered_rows": MetricSpec(
-            "count", "Rows that the least complete base index does not cover.", exported="uncovered_rows"
+            "count",
+            "Rows that the least complete base index does not cover.",
+            exported="uncovered_rows",
+            role="uncovered",
         ),
+        "indexes": MetricSpec("count", "Base indexes.", role="indexes", detail=True),
         "uncovered_fragments": MetricSpec("count", "Fragments that the least complete base index does not cover."),
         "indexes_behind": MetricSpec(
             "count", "Base indexes that lack a fragment, or have too many segments.", detail=True
@@ -183,7 +187,11 @@ Exit codes: 0 compacted, unchanged or dry_run; 41 answers_worse; others: runbook
     ),
     hung_after=timedelta(hours=2),
     metrics={
-        "fragments": MetricSpec("count", "Fragments of the base table.", exported="fragments"),
+        "fragments": MetricSpec("count", "Fragments of the base table.", exported="fragments", role="parts"),
+        "table_rows": MetricSpec("count", "Live rows of the base table.", exported="table_rows", role="table_rows"),
+        "table_bytes": MetricSpec(
+            "bytes", "Bytes of the base table's data files.", exported="table_bytes", role="table_bytes"
+        ),
         "small_fragments": MetricSpec("count", "Fragments below the default target size of a compaction."),
         "deleted_rows": MetricSpec("count", "Deleted rows that fragments still have.", exported="deleted_rows"),
         "debt": MetricSpec("bytes", "Bytes that a compaction would write."),
@@ -258,9 +266,12 @@ Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; o
     work="bytes_held",
     hung_after=timedelta(hours=2),
     metrics={
-        "versions": MetricSpec("count", "Base versions that exist.", exported="versions"),
+        "versions": MetricSpec("count", "Base versions that exist.", exported="versions", role="versions"),
         "bytes_held": MetricSpec(
-            "bytes", "Bytes of a plain table's files that its newest version does not need.", exported="held_bytes"
+            "bytes",
+            "Bytes of a plain table's files that its newest version does not need.",
+            exported="held_bytes",
+            role="held",
         ),
         "bytes_collected": MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
     },

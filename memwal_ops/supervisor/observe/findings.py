@@ -17,7 +17,7 @@ from memwal_ops.errors import runbook
 from memwal_ops.text import counted, counted_as, time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.figures import Figures
     from memwal_ops.supervisor.scheduling.discovery import Fault
@@ -30,7 +30,8 @@ _MIN_INTERVAL = 60.0
 _FAILURES_CRITICAL = 3
 _ENDINGS = {"failed": "failed", "died": "died", "hung": "hung"}
 _DEFERRED = frozenset({"window", "budget", "lease", "earlier", "paused"})
-_MAX_BLOCKED = 3
+MAX_BLOCKED = 3
+"""So many blocked parts of a table are findings of their own."""
 _BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked.md"
 _UNFLUSHED, _NO_WRITES = "runbooks/alerts/MemwalOpsUnflushedRows.md", "runbooks/alerts/MemwalOpsNoWrites.md"
 # A writer that is alive flushes sooner, and one that restarts replays the log first.
@@ -39,12 +40,16 @@ _JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alert
 
 
 class Finding(TypedDict):
-    """One finding: ``level`` is ok, warning or critical; ``do`` ends with a period, or with ``: `` and a command."""
+    """One finding: ``level`` is ok, warning or critical; ``do`` ends with a period, or with ``: `` and a command.
+
+    ``jobs``: those of the service's jobs of which a run now would remedy it, or show that it is remedied.
+    """
 
     level: str
     what: str
     do: str
     runbook: str | None
+    jobs: list[str]
 
 
 class RunErrors(Protocol):
@@ -106,9 +111,9 @@ def last_run_fault(job: str, outcome: str | None, backlog: Figures) -> tuple[int
     return (WARNING, f"the last {job} {_ENDINGS[outcome]}") if outcome in _ENDINGS else None
 
 
-def finding(level: int, what: str, do: str, page: str | None) -> Finding:
+def finding(level: int, what: str, do: str, page: str | None, jobs: Iterable[str] = ()) -> Finding:
     """Return a finding of a level."""
-    return {"level": WORDS[level], "what": what, "do": do, "runbook": page}
+    return {"level": WORDS[level], "what": what, "do": do, "runbook": page, "jobs": [*jobs]}
 
 
 def last_run_finding(table: Mapping[str, Any], fault: tuple[int, str]) -> Finding:
@@ -153,17 +158,17 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         file: the configuration file, for commands; empty if there is none.
     """
     error, backlog = table["error"], backlog_of(table)
+    failures = _failures(table, errors)
     if error is not None:
-        part = "cannot be read" if not backlog.values else "cannot be read as a whole"
-        yield finding(CRITICAL, f"It {part}: {error['reason']}. {error['message']}", error["remedy"], error["runbook"])
+        yield _unreadable(error, backlog, failures)
     blocked = table["blocked"]
-    for one in blocked[:_MAX_BLOCKED]:
+    for one in blocked[:MAX_BLOCKED]:
         part, place = errors.part_of(table["uri"], one)
         what = f"{part or 'It'} is blocked{f' at {place}' if place else ''}: {one['reason']}. {one['detail']}"
         todo = one.get("remedy") or "Fix the cause; until then nothing more of this part is merged."
         yield finding(CRITICAL, what, f"{todo} See it: {_inspect(table)}", _MERGE_BLOCKED)
     parts = int(backlog.amount("blocked") or 0)
-    if parts and len(blocked) != min(parts, _MAX_BLOCKED):
+    if parts and len(blocked) != min(parts, MAX_BLOCKED):
         what = f"{counted_as(parts, backlog.noun_of('blocked'))} in total cannot be merged completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
     for one in bad_answers(table["answers"]):
@@ -171,14 +176,20 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         todo = one.remedy.replace(" URI", f" {shlex.quote(table['uri'])}")
         yield finding(CRITICAL if one.wrong else WARNING, f"{what[:1].upper()}{what[1:]}", todo, ANSWERS_PAGE)
     yield from writer_findings(table)
-    for name, job in table["jobs"].items():
-        yield from _job_findings(table, name, job, errors, file)
+    for failure in failures:
+        yield failure.finding(table, file)
+    failing = {job for failure in failures for job in failure.jobs}
+    if error is None:
+        yield from _late(table, [name for name in table["jobs"] if name not in failing], file)
     behind = limits.level(backlog)
     if behind:
         count = counted_as(int(backlog.amount("backlog") or 0), backlog.noun_of("backlog"))
         waits = f"{count} wait{f', the oldest for {age_text(backlog)}' if age_text(backlog) else ''}"
         why, todo = _why_behind(table, file)
-        yield finding(behind, f"It is behind: {waits}. {why}".rstrip(), todo, _BEHIND)
+        name, job = backlog_job(table)
+        idle = job is not None and job["state"] != "running" and not backlog.amount("blocked")
+        runs = [name] if idle and name not in failing else []
+        yield finding(behind, f"It is behind: {waits}. {why}".rstrip(), todo, _BEHIND, runs)
 
 
 def writer_findings(table: Mapping[str, Any]) -> Iterator[Finding]:
@@ -205,27 +216,83 @@ def _inspect(table: Mapping[str, Any]) -> str:
     return f"memwal-ops inspect {shlex.quote(table['uri'])}"
 
 
-def _job_findings(
-    table: Mapping[str, Any], name: str, job: Mapping[str, Any], errors: RunErrors, file: str
-) -> Iterator[Finding]:
-    failed = errors.last_error(table["name"], name) if job["last_outcome"] == "partial" else None
-    if failed is not None:
-        why = f"{name} left a part undone: {failed['reason']}. {failed['message']}"
-        page = runbook(failed["exit_code"] or 0) or _JOB_FAILING
-        yield finding(WARNING, why, failed["remedy"] or _ask_history(file, table, name, " --failed"), page)
-        return  # until that is done it does not succeed, and is late: not reported twice
-    for level, what in job_findings(name, job):
-        error = errors.last_error(table["uri"], name) if job["consecutive_failures"] else None
-        if not job["consecutive_failures"]:
-            yield finding(level, f"{what}.", _ask_history(file, table, name, ""), _JOB_LATE)
-        elif error is None:
-            yield finding(level, f"{what}.", _ask_history(file, table, name, " --failed"), _JOB_FAILING)
-        elif table["error"] is None or table["error"]["reason"] != error["reason"]:
-            why = f"{what}, last with {error['reason']}: {error['message']}"
-            page = runbook(error["exit_code"] or 0, error["reason"]) or _JOB_FAILING
-            yield finding(level, why, error["remedy"] or _ask_history(file, table, name, " --failed"), page)
-        if job["consecutive_failures"]:
-            return  # a failing job is late, too: not reported twice
+@dataclass(slots=True)
+class _Failure:
+    """Jobs of a table that failed for one reason.
+
+    Attributes:
+        jobs: their names.
+        level: the worst of them.
+        what: what is wrong with the first one, as a clause.
+        error: the error of its last run; None: it is not recorded.
+        undone: it did not fail, but left a part undone.
+    """
+
+    jobs: list[str]
+    level: int
+    what: str
+    error: Mapping[str, Any] | None
+    undone: bool = False
+
+    def finding(self, table: Mapping[str, Any], file: str) -> Finding:
+        ask = _ask_history(file, table, self.jobs[0], " --failed")
+        what = self.what if len(self.jobs) == 1 else f"{_listed(self.jobs)} failed several times in a row"
+        if self.error is None:
+            return finding(self.level, f"{what}.", ask, _JOB_FAILING, self.jobs)
+        reason, message = self.error["reason"], self.error["message"]
+        page = runbook(self.error["exit_code"] or 0, None if self.undone else reason) or _JOB_FAILING
+        told = f"{what}: {reason}. {message}" if self.undone else f"{what}, last with {reason}: {message}"
+        return finding(self.level, told, self.error["remedy"] or ask, page, self.jobs)
+
+
+def _failures(table: Mapping[str, Any], errors: RunErrors) -> list[_Failure]:
+    """Return the failures of a table's jobs: those that failed for the same reason are one."""
+    found: dict[object, _Failure] = {}
+    for name, job in table["jobs"].items():
+        if job["last_outcome"] == "partial":
+            error = errors.last_error(table["name"], name)
+            if error is not None:
+                found[name] = _Failure([name], WARNING, f"{name} left a part undone", error, undone=True)
+        elif job["consecutive_failures"]:
+            error = errors.last_error(table["uri"], name)
+            level, what = next(job_findings(name, job))
+            one = found.setdefault(("", name) if error is None else error["reason"], _Failure([], level, what, error))
+            one.jobs.append(name)
+            one.level = max(one.level, level)
+    return [*found.values()]
+
+
+def _unreadable(error: Mapping[str, Any], backlog: Figures, failures: list[_Failure]) -> Finding:
+    """Return the finding of a table that cannot be read; failures for the same reason are removed from the list."""
+    part = "cannot be read" if not backlog.values else "cannot be read as a whole"
+    same = [one for one in failures if one.error is not None and _is_same_error(one.error, error)]
+    cause = error if not same or same[0].error is None else {**error, **same[0].error}
+    failures[:] = [one for one in failures if one not in same]
+    jobs = [job for one in same for job in one.jobs]
+    more = f" {_listed(jobs)} {'fails' if len(jobs) == 1 else 'fail'} for this reason." if jobs else ""
+    page = runbook(cause["exit_code"] or 0, cause["reason"]) if same else None
+    what = f"It {part}: {cause['reason']}. {cause['message'].rstrip('.')}.{more}"
+    return finding(CRITICAL, what, cause["remedy"] or error["remedy"], page or error["runbook"], jobs[:1])
+
+
+def _is_same_error(failed: Mapping[str, Any], read: Mapping[str, Any]) -> bool:
+    return failed["reason"] == read["reason"] or failed["message"] in read["message"]
+
+
+def _late(table: Mapping[str, Any], names: Iterable[str], file: str) -> Iterator[Finding]:
+    """Yield the findings of jobs that are late and did not fail: one for each level."""
+    late: dict[int, list[tuple[str, str]]] = {}
+    for name in names:
+        for level, what in job_findings(name, table["jobs"][name]):
+            late.setdefault(level, []).append((name, what))
+    for level, jobs in late.items():
+        names = [name for name, _ in jobs]
+        what = f"{jobs[0][1]}." if len(jobs) == 1 else f"{_listed(names)} have not succeeded for a long time."
+        yield finding(level, what, _ask_history(file, table, names[0]), _JOB_LATE, names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _ask_history(file: str, table: Mapping[str, Any], job: str, more: str = "") -> str:

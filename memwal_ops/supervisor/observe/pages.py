@@ -1,7 +1,7 @@
-"""Serve the pages of all tables and of one table, from memory: no page reads a table or a store.
+"""Serve the pages of all tables, of one table, of a run, and the runbooks: no page reads a table or a store.
 
-``/`` lists all tables, the worst first, and ``/tables/NAME`` has one table in full. What a page needs of the run
-history is read from its file once after each run.
+``/`` lists all tables, the worst first; ``/tables/NAME`` has one table in full, ``/runs/ID`` one run. What a page needs
+of the run history is read from its file once after each run.
 """
 
 from __future__ import annotations
@@ -9,45 +9,50 @@ from __future__ import annotations
 import shlex
 import threading
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qs, quote, unquote
 
 import memwal_ops
 from memwal_ops.core.bad_answers import ASKED_BY
-from memwal_ops.core.figures import Figures, backlog_of, jobs_of
+from memwal_ops.core.figures import backlog_of, jobs_of
 from memwal_ops.core.registry import formats
-from memwal_ops.pages.charts import backlog_chart
-from memwal_ops.pages.rendering import content_security_policy, data_uri, render
+from memwal_ops.pages.documents import document
+from memwal_ops.pages.rendering import content_security_policy, render, runbook_title, script
+from memwal_ops.supervisor.observe.buttons import add_buttons, commands_of, table_buttons
 from memwal_ops.supervisor.observe.findings import (
-    CRITICAL,
     DEFAULT_LIMITS,
-    WARNING,
     WORDS,
     findings_of,
     no_tables,
     service_findings,
 )
-from memwal_ops.supervisor.observe.table_view import answers_view, figures_of, history_view, view_of
+from memwal_ops.supervisor.observe.listing import GROUPS, Query, groups_of, page_of, totals
+from memwal_ops.supervisor.observe.overview import Overview
+from memwal_ops.supervisor.observe.run_view import run_page, run_view
+from memwal_ops.supervisor.observe.table_view import answers_view, charts_of, history_view, view_of
 from memwal_ops.supervisor.observe.viewer import ANONYMOUS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from memwal_ops.supervisor.observe.findings import Finding
-    from memwal_ops.supervisor.observe.status_document import StatusDocument
+    from memwal_ops.supervisor.observe.overview import Tables
+    from memwal_ops.supervisor.observe.status_document import ServiceStatus
     from memwal_ops.supervisor.observe.viewer import Viewer
     from memwal_ops.supervisor.scheduling.discovery import Fault
 
-_RELOAD_SECONDS = 15
 _MAX_RUNS = 20
 _MAX_ASKED = 60
+_MAX_GROUPS = 500
 _BLOCKED_EXIT_CODE = 10
-_TABLES, _CHART, _RUNBOOKS = "/tables/", "/backlog.svg", "/runbooks/"
-_NO_HISTORY = (
-    "Not read yet, or not reported by tables of this format. Opening this page requests it: see the next reload."
-)
-_SVG_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+_LARGEST_ID = 2**63 - 1
+_TABLES, _RUNS, _RUNBOOKS, _SCRIPT = "/tables/", "/runs/", "/runbooks/", "/assets/console.js"
+_HTML = "text/html; charset=utf-8"
+_NO_HISTORY = "It could not be read yet, or tables of this format report none."
+RANGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
+_RANGE = "24h"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +69,11 @@ class Pages:
     """The pages of a service.
 
     Args:
-        status: returns the document of ``/api/v1/status``.
+        service: returns ``service`` of the document of ``/api/v1/status``.
+        tables: the tables.
         runs: returns the newest runs, by table, job, failed and limit.
-        samples: returns the amounts of a table's backlog over time, by its name.
+        run: returns a run by its number; None if there is none.
+        samples: returns the recorded figures of a table over time, by its name and since when.
         history: returns the recent history of a table as last read, and requests a new one; None if it is not known.
         faults: returns the patterns that could not be expanded.
         format_of: returns the name of the format of a table, by its URI; None if it is not known yet.
@@ -76,99 +83,129 @@ class Pages:
     def __init__(
         self,
         *,
-        status: Callable[[], StatusDocument],
+        service: Callable[[], ServiceStatus],
+        tables: Tables,
         runs: Callable[..., list[dict[str, Any]]],
-        samples: Callable[[str], Sequence[tuple[float, float]]],
+        run: Callable[[int], Mapping[str, Any] | None],
+        samples: Callable[[str, datetime], Sequence[tuple[int, Mapping[str, float]]]],
         history: Callable[[str], Mapping[str, Any] | None],
         faults: Callable[[], Sequence[Fault]],
         format_of: Callable[[str], str | None],
         file: str,
     ) -> None:
         """Render nothing yet."""
-        self._history = history
-        self._status, self._samples, self._faults, self._format_of = status, samples, faults, format_of
+        self._service, self._tables, self._run, self._history = service, tables, run, history
+        self._samples, self._faults, self._format_of = samples, faults, format_of
         self._runs = _CachedRuns(runs)
         self._file = file
-        self._charts: dict[str, tuple[float, bytes]] = {}
+        self.overview = Overview(tables, self.findings)
 
     def page_at(self, path: str, query: str = "", viewer: Viewer = ANONYMOUS) -> Page | None:
         """Return the page of a path and a query string, for someone who looks at it; None if there is none."""
-        del query, viewer  # no page depends on them yet
         if path == "/":
-            return Page("text/html; charset=utf-8", self.fleet(), _with_ancestors())
+            return self.tables(query, viewer)
         if path.startswith(_RUNBOOKS):
-            return _runbook(path[1:])
-        if not path.startswith(_TABLES):
-            return None
-        name = unquote(path.removeprefix(_TABLES).removesuffix(_CHART), errors="surrogateescape")
-        if path.endswith(_CHART):
-            samples = self._samples(name)
-            return Page("image/svg+xml", self._chart(name, samples), _SVG_POLICY) if samples else None
-        body = self.table(name)
-        return None if body is None else Page("text/html; charset=utf-8", body, _with_ancestors())
+            return _runbook(path[1:], viewer)
+        if path == _SCRIPT:
+            return Page("text/javascript; charset=utf-8", script())
+        if path.startswith(_RUNS):
+            return self.run(path.removeprefix(_RUNS), viewer)
+        if path.startswith(_TABLES) and path != _TABLES:
+            return self.table(unquote(path.removeprefix(_TABLES), errors="surrogateescape"), query, viewer)
+        return None
 
     def sign_in(self, error: str = "") -> Page:
         """Return the page that asks for a token; ``error``: why the last one was refused."""
-        return Page("text/html; charset=utf-8", render("sign_in", error=error, refresh=None), _with_ancestors())
+        return _html("sign_in", _Shell("", "/", ANONYMOUS), error=error)
 
-    def fleet(self) -> bytes:
-        """Return the page of all tables, the worst first."""
-        status = self._status()
-        service = status["service"]
-        views = [self._view(table) for table in status["tables"]]
-        views.sort(key=lambda view: (-_LEVELS[view["level"]], view["name"]))
-        for view in views:
-            samples = self._samples(view["name"])
-            view["chart"] = ""
-            if len(samples) > 1:
-                name = quote(view["name"], safe="", errors="surrogateescape")
-                view["chart"] = f"{_TABLES}{name}{_CHART}?t={samples[-1][0]:.0f}"
-        found = [*service_findings(service, self._faults(), self._file)]
-        if not views and not self._faults():
+    def tables(self, query: str = "", viewer: Viewer = ANONYMOUS) -> Page:
+        """Return the page of all tables."""
+        wanted, every = Query.read(query), self.overview.rows()
+        matching = [row for row in every if wanted.matches(row)]
+        rows, pages = page_of(matching, wanted)
+        service, faults = self._service(), self._faults()
+        found = [*service_findings(service, faults, self._file)]
+        if not every and not faults:
             found.append(no_tables())
-        state = "stopping" if service["stopping"] else "runs" if service["ready"] else "not ready yet"
-        return render(
-            "fleet",
+        groups = groups_of(matching, wanted) if wanted.group else []
+        return _html(
+            "overview",
+            _Shell("tables", wanted.link(page=wanted.page), viewer),
             service=service,
-            state=f"Service: {state}",
+            service_state="Stopping" if service["stopping"] else "Runs" if service["ready"] else "Not ready yet",
             service_findings=found,
-            tables=views,
-            critical=sum(view["level"] == WORDS[CRITICAL] for view in views),
-            warning=sum(view["level"] == WORDS[WARNING] for view in views),
-            refresh=_RELOAD_SECONDS,
+            query=wanted,
+            all=totals(every),
+            shown=totals(matching),
+            rows=self.overview.renewed(rows),
+            page=min(wanted.page, pages),
+            pages=pages,
+            groups=groups[:_MAX_GROUPS],
+            more_groups=max(0, len(groups) - _MAX_GROUPS),
+            groups_by=[*GROUPS],
+            formats=sorted({row.format or "unknown" for row in every}),
+            has_recall=any(row.recall is not None for row in every),
+            words=WORDS,
         )
 
-    def table(self, name: str) -> bytes | None:
-        """Return the page of a table; None if there is no such table."""
-        table = next((one for one in self._status()["tables"] if one["name"] == name), None)
+    def table(self, name: str, query: str = "", viewer: Viewer = ANONYMOUS) -> Page:
+        """Return the page of a table; one with the status 404 if there is no such table."""
+        table = next(iter(self._tables.status([name])), None)
+        here = f"{_TABLES}{quote(name, safe='', errors='surrogateescape')}"
+        shell = _Shell("", f"{here}?{query}" if query else here, viewer)
         if table is None:
-            return None
-        samples = self._samples(name)
-        chart = data_uri(backlog_chart(samples, small=False)) if len(samples) > 1 else ""
+            why = "It is not in the configuration, or no pattern matches it any more."
+            return _html("missing", shell, 404, kind="table", name=name, why=why, back="/", back_text="All tables")
         runs = self._runs.get(_stamp(table), table=name, limit=_MAX_RUNS)
-        history = self._history(name)
         collected = next(iter(self._runs.get(_stamp(table), table=name, job="gc", limit=1)), None)
         asked = self._runs.get(_stamp(table), table=name, job=ASKED_BY, limit=_MAX_ASKED)
-        return render(
+        history = self._history(name)
+        later = self._tables.deletable_later().get(name) or {}
+        view = view_of(self._document(table), self.findings(table))
+        if viewer.may_act:
+            add_buttons(view, table)
+        return _html(
             "table",
+            shell,
             **answers_view(table, asked),
             **history_view(history, None if collected is None else collected["report"]),
+            **self._charts(name, query, here),
             history_note="" if history else _NO_HISTORY,
-            table=self._view(table),
-            home=True,
-            backlog_chart=chart,
+            table=view,
             leases=None,
+            later=later if later.get("by") else None,
             runs=[run_view(run, table["format"]) for run in runs],
-            refresh=_RELOAD_SECONDS,
+            may_act=viewer.may_act,
+            acts=table_buttons(table) if viewer.may_act else [],
+            commands=[*commands_of(table, self._file)],
         )
+
+    def run(self, number: str, viewer: Viewer = ANONYMOUS) -> Page:
+        """Return the page of a run; one with the status 404 if there is no such run."""
+        digits = number.isascii() and number.isdigit() and len(number) < len(str(_LARGEST_ID))
+        found = self._run(int(number)) if digits else None
+        if found is None:
+            why = "It was pruned from the history (history.keep, history.max_runs), or never was."
+            shell = _Shell("", "/", viewer)
+            return _html("missing", shell, 404, kind="run", name=number, why=why, back="/", back_text="All tables")
+        table_format = self._format_of(found["uri"])
+        return _html("run", _Shell("", f"{_RUNS}{number}", viewer), **run_page(found, table_format))
 
     def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:
         """Return the name of the part of a table that a ``blocked`` entry is about, and the place in it."""
         table_format = formats().get(self._format_of(uri) or "")
         return ("", "") if table_format is None else table_format.part_of(blocked)
 
-    def _view(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        return view_of(self._document(table), self.findings(table), self._samples(table["name"]))
+    def _charts(self, name: str, query: str, here: str) -> dict[str, Any]:
+        """Return the variables ``charts`` and ``ranges`` of a table's page."""
+        given = parse_qs(query).get("range", [""])[-1] if len(query) < _MAX_RUNS * 100 else ""
+        wanted = given if given in RANGES else _RANGE
+        now = datetime.now(UTC)
+        since = now - RANGES[wanted]
+        return {
+            "charts": charts_of(self._samples(name, since), since.timestamp(), now.timestamp()),
+            "ranges": [(one, here if one == _RANGE else f"{here}?range={one}", one == wanted) for one in RANGES],
+        }
 
     def _document(self, table: Mapping[str, Any]) -> dict[str, Any]:
         return {**table, "error": _read_error(table), "blocked": self._blocked(table)}
@@ -191,15 +228,6 @@ class Pages:
         """Return the error of a job's last failure."""
         runs = self._runs.get(_stamp(table), table=table["uri"], job=job, failed=True, limit=1)
         return {**runs[0]["error"], "exit_code": runs[0]["exit_code"]} if runs and runs[0]["error"] else None
-
-    def _chart(self, name: str, samples: Sequence[tuple[float, float]]) -> bytes:
-        drawn = self._charts.get(name)
-        if drawn is None or drawn[0] != samples[-1][0]:
-            drawn = self._charts[name] = (samples[-1][0], backlog_chart(samples, small=True))
-        return drawn[1]
-
-
-_LEVELS = {word: level for level, word in WORDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,17 +264,6 @@ class _CachedRuns:
         return known[1]
 
 
-def run_view(run: Mapping[str, Any], table_format: str | None) -> dict[str, Any]:
-    """Return what a page prints about a run on a table of a format."""
-    shown = ("started", "job", "why", "outcome", "decision", "seconds", "error")
-    figures = {name: value for name, value in (run["figures"] or {}).items() if value}
-    return {
-        **{name: run[name] for name in shown},
-        "versions": run["versions"] or [],
-        "figures": figures_of(Figures(figures, table_format, "run")),
-    }
-
-
 def _stamp(table: Mapping[str, Any]) -> object:
     """Return a value that changes whenever a run of the table begins or ends."""
     return tuple((job["state"] == "running", job["last_finished"]) for job in table["jobs"].values())
@@ -260,15 +277,34 @@ def _read_error(table: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return {"reason": "the last poll failed", "message": table["look_error"], "remedy": todo, "runbook": page}
 
 
-def _with_ancestors() -> str:
-    return f"{content_security_policy()}; frame-ancestors 'none'"
+@dataclass(frozen=True, slots=True)
+class _Shell:
+    """What surrounds each page of the service: ``at`` is the part of it, ``here`` the address of the page."""
+
+    at: str
+    here: str
+    viewer: Viewer
 
 
-def _runbook(path: str) -> Page | None:
-    """Return a page of the runbooks as text, from the installed package."""
-    root = files(memwal_ops)
+def _html(template: str, shell: _Shell, status: int = 200, /, **model: Any) -> Page:
+    policy = f"{content_security_policy()}; frame-ancestors 'none'"
+    return Page(_HTML, render(template, shell=shell, **model), policy, status)
+
+
+def _runbook(path: str, viewer: Viewer) -> Page:
+    """Return a page of the runbooks, from the installed package."""
+    path = "runbooks/README.md" if path == _RUNBOOKS[1:] else path
+    shell = _Shell("runbooks", f"/{path}", viewer)
+    if not _is_runbook(path):
+        why = "The runbooks of this release have no such page."
+        back = {"back": _RUNBOOKS, "back_text": "All runbooks"}
+        return _html("missing", shell, 404, kind="page", name=path, why=why, **back)
+    text = files(memwal_ops).joinpath(*path.split("/")).read_text(encoding="utf-8")
+    return _html("document", shell, title=runbook_title(path), text=document(text, path, _is_runbook))
+
+
+def _is_runbook(path: str) -> bool:
     parts = path.split("/")
     if any(part in {"", ".", ".."} or not part.isprintable() for part in parts) or not path.endswith(".md"):
-        return None
-    page = root.joinpath(*parts)
-    return Page("text/plain; charset=utf-8", page.read_bytes()) if page.is_file() else None
+        return False
+    return path.startswith(_RUNBOOKS[1:]) and files(memwal_ops).joinpath(*parts).is_file()

@@ -9,7 +9,7 @@ from memwal_ops.core.next_run import next_run
 from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
 
     from memwal_ops.supervisor.config.effective import TableSettings
@@ -40,6 +40,29 @@ def status_of(
         return tables, pools
 
 
+def tables_status(
+    scheduler: Scheduler, names: Iterable[str], fires: Callable[[str, str], datetime | None] = lambda *_: None
+) -> list[TableStatus]:
+    """Return the status of some tables, of those that exist, in the order of ``names``."""
+    with scheduler.lock:
+        now, mono = scheduler.clock.now(), scheduler.clock.monotonic()
+        states = (scheduler.tables.get(name) for name in names)
+        return [_table(scheduler, state, now, mono, fires) for state in states if state is not None]
+
+
+def table_stamps(scheduler: Scheduler) -> dict[str, object]:
+    """Return for each table, by name, a value that changes whenever it is polled, or a job of it changes its state."""
+    with scheduler.lock:
+        return {
+            name: (
+                state.result_at,
+                state.error is None,
+                *((one.state, one.waiting, one.failures, one.finished) for one in state.entries.values()),
+            )
+            for name, state in scheduler.tables.items()
+        }
+
+
 def _pool(scheduler: Scheduler, pool: str) -> PoolStatus:
     workers = [worker for worker in scheduler.pools.all() if worker.pool == pool]
     if pool == WATCH:
@@ -67,7 +90,10 @@ def _table(
         "answers": [dict(one) for entry in state.entries.values() for one in entry.answers],
         "paused": paused(scheduler, (state.table.name,)),
         "jobs": {
-            name: job_status(entry, now, mono, fires(*entry.key), state.figures, paused(scheduler, entry.key))
+            name: {
+                **job_status(entry, now, mono, fires(*entry.key), state.figures, paused(scheduler, entry.key)),
+                "applies": state.applies is None or name in state.applies,
+            }
             for name, entry in sorted(state.entries.items())
         },
     }
@@ -109,6 +135,7 @@ def job_status(
         "waiting_for": entry.waiting if entry.state == QUEUED else None,
         "why": entry.why or None,
         "apply": entry.settings.apply,
+        "applies": True,
         "schedule": None if schedule is None else str(schedule),
         "schedule_seconds": 0.0 if schedule is None else schedule.period(now).total_seconds(),
         "next_due": _iso(fires),

@@ -34,6 +34,7 @@ class PauseStatus(TypedDict):
 class JobStatus(TypedDict):
     """A job on a table. Times are ISO 8601, UTC; None: never, or unknown.
 
+    ``applies``: whether it applies to the table, as far as polls have shown it.
     ``next_run``: see :class:`memwal_ops.core.next_run.NextRun`; None for a job whose metrics do not show it.
     ``paused``: its own pause; its table and the fleet may be paused, too.
     """
@@ -42,6 +43,7 @@ class JobStatus(TypedDict):
     waiting_for: str | None
     why: str | None
     apply: bool
+    applies: bool
     schedule: str | None
     schedule_seconds: float
     next_due: str | None

@@ -10,9 +10,10 @@ from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import backlog_of
 from memwal_ops.core.next_run import describe_next_run
 from memwal_ops.core.table_history import storage_of_gc
-from memwal_ops.pages.charts import bar_chart, shares_chart
-from memwal_ops.pages.rendering import data_uri
+from memwal_ops.pages.charts import bar_chart, time_chart
+from memwal_ops.pages.rendering import amount_text, data_uri
 from memwal_ops.supervisor.observe.findings import (
+    MAX_BLOCKED,
     OK,
     WORDS,
     due_text,
@@ -24,37 +25,80 @@ from memwal_ops.supervisor.state.outcomes import answers_of
 from memwal_ops.text import counted_as, time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from memwal_ops.core.figures import Figures
+    from memwal_ops.core.job import Role, Unit
     from memwal_ops.supervisor.observe.findings import Finding
 
 
-def view_of(
-    table: Mapping[str, Any], findings: Sequence[Finding], samples: Sequence[tuple[float, float]] = ()
-) -> dict[str, Any]:
+NOT_IN_A_FILE: Mapping[str, Any] = dict.fromkeys(
+    ("runs", "charts", "later", "may_act", "acts", "commands", "ranges"), None
+)
+"""The variables of a table's page that only the service has."""
+
+
+def view_of(table: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
     """Return the variable ``table`` of a page's template.
 
     Args:
         table: its status document, with ``error`` and ``blocked`` as those of ``memwal-ops status``.
         findings: what is wrong with it.
-        samples: amounts of its backlog over time.
     """
     backlog = backlog_of(table)
-    blocked = backlog.amount("blocked")
+    jobs = {name: job for name, job in table["jobs"].items() if job.get("applies", True)}
     return {
-        **{name: table[name] for name in ("name", "uri", "version", "looked_at", "blocked")},
+        **{name: table[name] for name in ("name", "uri", "version", "looked_at")},
+        "blocked": table["blocked"][MAX_BLOCKED:],
         "level": WORDS[max(map(level_of_finding, findings), default=OK)],
+        "paused": table.get("paused"),
         "findings": sorted(findings, key=lambda one: -level_of_finding(one)),
-        "waiting": backlog.amount("backlog"),
         "noun": backlog.noun_of("backlog"),
-        "age": backlog.amount("age"),
-        "blocked_parts": counted_as(int(blocked), backlog.noun_of("blocked")) if blocked else "",
+        "facts": [*_facts(backlog)],
         "figures": figures_of(backlog),
-        "job_rows": [_job_row(name, job) for name, job in table["jobs"].items()],
-        "most": max((number for _, number in samples), default=0.0),
-        "since": f"in the last {time_text(samples[-1][0] - samples[0][0])}" if samples else "",
+        "job_rows": [_job_row(name, job) for name, job in jobs.items()],
+        "foreign_jobs": sorted(table["jobs"].keys() - jobs.keys()),
     }
+
+
+_FACTS: tuple[tuple[Role, str, Unit], ...] = (
+    ("table_rows", "rows", "count"),
+    ("table_bytes", "size", "bytes"),
+    ("held", "held by old versions", "bytes"),
+    ("parts", "fragments", "count"),
+    ("versions", "versions", "count"),
+    ("backlog", "waiting", "count"),
+    ("age", "the oldest waits", "seconds"),
+    ("indexes", "indexes", "count"),
+    ("uncovered", "rows not indexed", "count"),
+)
+"""What a table's page says first, by role, and what its charts show."""
+
+
+def _facts(backlog: Figures) -> Iterator[dict[str, str]]:
+    for role, name, unit in _FACTS:
+        value = backlog.amount(role)
+        if value is not None:
+            note = backlog.noun_of(role) if role == "backlog" else ""
+            yield {"name": name, "text": amount_text(value, unit), "note": note}
+    blocked = backlog.amount("blocked")
+    if blocked:
+        yield {"name": "blocked", "text": counted_as(int(blocked), backlog.noun_of("blocked")), "note": ""}
+
+
+def charts_of(samples: Sequence[tuple[int, Mapping[str, float]]], start: float, end: float) -> list[dict[str, str]]:
+    """Return the charts of recorded figures, all with the same scale of time; without those of which all is zero."""
+    charts = []
+    for role, name, unit in _FACTS:
+        points = [(float(when), figures[role]) for when, figures in samples if role in figures]
+        if not any(value for _, value in points):
+            continue
+        values = [value for _, value in points]
+        texts = [amount_text(value, unit) for value in (min(values), max(values), values[-1])]
+        summary = f"now {texts[2]}" if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}, now {texts[2]}"
+        image = data_uri(time_chart({"": points}, unit=unit, start=start, end=end))
+        charts.append({"title": name, "summary": summary, "image": image})
+    return charts
 
 
 def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -92,7 +136,11 @@ def answers_view(table: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) ->
                 when = datetime.fromisoformat(run["finished"]).timestamp()
                 series.setdefault(str(one["index"]), []).append((when, float(one["recall"])))
     drawn = max(map(len, series.values()), default=0) > 1
-    return {"answers": rows, "recall_chart": data_uri(shares_chart(series)) if drawn else ""}
+    if not drawn:
+        return {"answers": rows, "recall_chart": ""}
+    times = [when for points in series.values() for when, _ in points]
+    chart = time_chart(series, unit="share", start=min(times), end=max(times))
+    return {"answers": rows, "recall_chart": data_uri(chart)}
 
 
 def figures_of(figures: Figures) -> list[dict[str, Any]]:
@@ -121,7 +169,9 @@ def _job_row(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         "last": job["last_finished"],
         "success": job["last_success"],
         "failures": job["consecutive_failures"],
-        "failing": bool(job["consecutive_failures"]),
+        "bad": bool(job["consecutive_failures"]),
+        "paused": job.get("paused"),
+        "acts": [],
         "due": due_text(job),
         "next_run": describe_next_run(job["next_run"]) if job.get("next_run") else "",
         "lease": "" if lease["state"] == "free" else f"{holder_text(job)}{suffix}",

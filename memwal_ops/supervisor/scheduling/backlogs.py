@@ -213,6 +213,8 @@ class BacklogPolling:
             reading = replace(reading, fingerprint=result.get("fingerprint") or "")
         state.result_at = self._clock.monotonic()
         state.history = result.get("report") or state.history
+        if result.get("applies") is not None:
+            state.applies = frozenset(result["applies"])
         self._take_outcome(state, result, reading.began)
         idle = good and not state.blocked
         if good or result.get("figures"):
@@ -251,8 +253,6 @@ class BacklogPolling:
         behind = state.backlog.amount("behind")
         state.blocked = state.blocked if behind is None else min(state.blocked, behind)
         _raise_to(state.figures, state.table.settings.format, state.blocked)
-        if waiting is not None:
-            state.samples.add(self._clock.now().timestamp(), waiting)
         return _is_same(state, version, figures)
 
     def _queue_triggered(self, state: TableState, began: float) -> None:

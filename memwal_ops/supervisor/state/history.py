@@ -46,6 +46,10 @@ CREATE INDEX IF NOT EXISTS runs_by_time ON runs (started);
 CREATE TABLE IF NOT EXISTS seen (
     "table" TEXT NOT NULL, job TEXT NOT NULL, first REAL NOT NULL, PRIMARY KEY ("table", job)
 );
+CREATE TABLE IF NOT EXISTS samples (
+    "table" TEXT NOT NULL, at INTEGER NOT NULL, figures TEXT NOT NULL, PRIMARY KEY ("table", at)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS samples_by_time ON samples (at);
 """
 _VERSION = 1
 _LEDGER = ("used", "achieved")
@@ -57,6 +61,9 @@ _DOCUMENTS = ("figures", "phases", "versions", "report", *_LEDGER)
 _BUSY_TIMEOUT = 2.0
 _LOCKED_RETRY_SECONDS = 60.0
 _MAX_PENDING = 1000
+_MAX_LATER_RUNS = 50_000
+# Of the samples of each table that are older than the first, the last one of each span of the second is kept (seconds).
+_THINNED = ((86_400, 3600), (7 * 86_400, 6 * 3600))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +223,46 @@ class History:
             "(SELECT id FROM runs ORDER BY id DESC LIMIT 1 OFFSET ?))",
             ((now - keep).timestamp(), max_runs),
         )
+
+    def add_samples(self, samples: Sequence[tuple[str, int, Mapping[str, float]]]) -> None:
+        """Record the figures of tables at a time: the name, seconds since 1970, and the figures by role."""
+        if samples:
+            statement = (
+                "INSERT OR REPLACE INTO samples (\"table\", at, figures) SELECT json_extract(value, '$[0]'), "
+                "json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?)"
+            )
+            self._write(statement, (json.dumps(samples),))
+
+    def samples(self, table: str, since: datetime) -> list[tuple[int, dict[str, float]]]:
+        """Return the recorded figures of a table, by role, in the order of time."""
+        rows = self._read(
+            'SELECT at, figures FROM samples WHERE "table"=? AND at >= ? ORDER BY at', (table, int(since.timestamp()))
+        )
+        return [(int(row["at"]), json.loads(row["figures"])) for row in rows]
+
+    def thin_samples(self, now: datetime, keep: timedelta) -> None:
+        """Delete samples that were taken more than ``keep`` ago, and most of those of more than a day ago."""
+        seconds = int(now.timestamp())
+        self._write("DELETE FROM samples WHERE at < ?", (seconds - int(keep.total_seconds()),))
+        for older, span in _THINNED:
+            self._write(
+                "DELETE FROM samples WHERE at BETWEEN ? AND ? AND EXISTS (SELECT 1 FROM samples AS later WHERE "
+                'later."table" = samples."table" AND later.at > samples.at AND later.at < (samples.at / ? + 1) * ?)',
+                (seconds - older - 86_400, seconds - older, span, span),
+            )
+
+    def deletable_later(self, after: int) -> list[tuple[int, str, dict[str, Any]]]:
+        """Return what runs of ``expire`` reported as deletable later (``later``), of runs with a greater number.
+
+        Of each: its number, the name of its table, and ``bytes`` and ``by``; empty if nothing is.
+        """
+        rows = self._read(
+            "SELECT id, \"table\", json_extract(report, '$.later') AS later FROM runs WHERE id > max(?, (SELECT "
+            "ifnull(max(id), 0) FROM runs) - ?) AND job='expire' AND outcome='succeeded' "
+            "AND json_valid(report) ORDER BY id",
+            (after, _MAX_LATER_RUNS),
+        )
+        return [(row["id"], row["table"], json.loads(row["later"] or "{}")) for row in rows]
 
     def last(self, table: str, uri: str, job: str, now: datetime) -> LastRuns:
         """Return the last runs of a job on a table; those of another table that had its name do not count."""

@@ -1,31 +1,70 @@
-"""Keep the amounts of a backlog over the last day, in bounded memory, for the charts of the pages."""
+"""Choose what the history keeps of the figures of tables over time, for the charts of the pages.
+
+Charts survive a restart, and ten thousand tables must not fill the disk: a table is sampled when its figures have
+changed, at most once a minute, and less often in a large fleet; :meth:`History.thin_samples` keeps fewer of the older
+ones. Ages alone are no change.
+"""
 
 from __future__ import annotations
 
-from itertools import dropwhile
+import time
+from typing import TYPE_CHECKING, Any
 
-_MAX_SAMPLES = 120
-_KEPT_SECONDS = 24 * 3600.0
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from memwal_ops.core.job import Role
+    from memwal_ops.supervisor.state.tables import TableState
+
+ROLES: tuple[Role, ...] = (
+    *("backlog", "age", "table_rows", "table_bytes", "held", "parts", "versions", "indexes", "uncovered"),
+)
+Sample = tuple[str, int, "Mapping[str, float]"]
+"""The name of a table, a time in seconds since 1970, and its figures by role."""
+_MIN_SECONDS, _SECONDS_PER_TABLE, _UNCHANGED_SECONDS = 60.0, 0.1, 6 * 3600.0
 
 
-class Samples:
-    """Amounts with their times, the oldest first: at most 120, the older ones farther apart."""
+class Sampler:
+    """Takes samples of tables. Only the scheduler's thread calls it.
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._taken: tuple[tuple[float, float], ...] = ()
+    Args:
+        monotonic: the clock of the intervals.
+    """
 
-    def add(self, when: float, amount: float) -> None:
-        """Add the amount at a time, in seconds since 1970.
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Remember no sample yet."""
+        self._monotonic = monotonic
+        self._taken: dict[str, tuple[float, dict[str, float]]] = {}
 
-        What is kept with a later time is dropped: the clock was set back.
-        """
-        kept = dropwhile(lambda one: one[0] < when - _KEPT_SECONDS, self._taken)
-        taken = (*(one for one in kept if one[0] < when), (when, amount))
-        # Of the older half, every second sample is dropped: the recent hours stay exact.
-        half = _MAX_SAMPLES // 2
-        self._taken = taken if len(taken) <= _MAX_SAMPLES else (*taken[:half:2], *taken[half:])
+    def take(self, states: Iterable[TableState]) -> list[Sample]:
+        """Return the samples that are due now; the last figures come once more before they change after a long time."""
+        states, now = [*states], self._monotonic()
+        every = max(_MIN_SECONDS, _SECONDS_PER_TABLE * len(states))
+        samples: list[Sample] = []
+        known, self._taken = self._taken, {}
+        for state in states:
+            name, before = state.table.name, known.get(state.table.name)
+            figures = figures_by_role(state)
+            since = None if before is None else now - before[0]
+            due = since is None or since >= (_UNCHANGED_SECONDS if before and _same(before[1], figures) else every)
+            if state.polled is None or not figures or not due:
+                if before is not None:
+                    self._taken[name] = before
+                continue
+            when = int(state.polled.timestamp())
+            if before is not None and since is not None and since > 2 * every and not _same(before[1], figures):
+                samples.append((name, when - int(every), before[1]))
+            samples.append((name, when, figures))
+            self._taken[name] = (now, figures)
+        return samples
 
-    def all(self) -> tuple[tuple[float, float], ...]:
-        """Return what is kept; safe on any thread."""
-        return self._taken
+
+def figures_by_role(state: TableState) -> dict[str, float]:
+    """Return the figures of a table that charts show, by role."""
+    backlog = state.backlog
+    found: dict[str, Any] = {role: backlog.amount(role) for role in ROLES}
+    return {role: value for role, value in found.items() if value is not None}
+
+
+def _same(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return all(one.get(role) == other.get(role) for role in ROLES if role != "age")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.figures import Figures
-from memwal_ops.supervisor.state.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -178,7 +177,7 @@ class TableState:
     one before it found the same; else None. ``scheduled``: jobs due by their schedules, and since when (monotonic);
     the next poll decides whether they run.
     ``history``: its recent history; ``history_read``: when that was requested, monotonic; ``history_wanted``: the next
-    poll reads it.
+    poll reads it. ``applies``: those of its jobs that apply to it, by the last poll; None: that is not known.
     """
 
     table: FoundTable
@@ -201,7 +200,7 @@ class TableState:
     history: Mapping[str, Any] | None = None
     history_read: float = float("-inf")
     history_wanted: bool = False
-    samples: Samples = field(default_factory=Samples)
+    applies: frozenset[str] | None = None
 
     @property
     def backlog(self) -> Figures:

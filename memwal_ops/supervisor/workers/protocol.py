@@ -96,6 +96,7 @@ class Result:
         unchanged: the table has the fingerprint of the request, and no figures were read.
         used: of a run, what it used, see :class:`memwal_ops.core.usage.Measurement`; None: unknown.
         achieved: of a run, what it achieved, see :func:`memwal_ops.core.achieved.achieved_by`.
+        applies: of a poll that opened the table, those of its jobs that apply to it; else None.
         recorded: of a poll, the last runs in the leases of failing jobs: outcome, instance, finished.
     """
 
@@ -116,6 +117,7 @@ class Result:
     unchanged: bool = False
     used: Mapping[str, Any] | None = None
     achieved: Mapping[str, float] = field(default_factory=dict)
+    applies: tuple[str, ...] | None = None
     recorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     type: str = "done"
 

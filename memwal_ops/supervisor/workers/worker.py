@@ -314,11 +314,12 @@ def _poll(request: Mapping[str, Any]) -> Result:
     if request["record"] and isinstance(table.format, RecordsRevisions):
         table.format.record_revisions(table)
     report = _history(table) if request["history"] else None
-    if faults:
-        return replace(_failed(request["id"], faults[0]), figures=figures, version=table.revision, report=report)
-    return Result(
-        request["id"], "succeeded", figures=figures, version=table.revision, fingerprint=fingerprint, report=report
-    )
+    applies = tuple(job.name for job in jobs)
+    read = Result(request["id"], "succeeded", figures=figures, version=table.revision, report=report, applies=applies)
+    if not faults:
+        return replace(read, fingerprint=fingerprint)
+    failed = _failed(request["id"], faults[0])
+    return replace(failed, figures=figures, version=table.revision, report=report, applies=applies)
 
 
 def _history(table: Table) -> Mapping[str, Any] | None:

@@ -30,9 +30,9 @@ def test_it_is_one_file_with_the_history(made: LsmTable, tmp_path: Path, capfd: 
     assert run_here(capfd, "report", made.uri, "-o", str(file)).out.startswith(f"written: {file} (")
     assert contents(made.uri) == before
     page = file.read_text()
-    assert "<td>memwal-ops merge</td><td>update</td>" in page
-    assert "<td>waiting</td>" in page
-    assert "<td>merged</td>" in page
+    assert '>memwal-ops merge</td><td role="cell" data-l="operation">update</td>' in page
+    assert '<td role="cell" data-l="state">waiting</td>' in page
+    assert '<td role="cell" data-l="state">merged</td>' in page
     assert "Storage, and what holds it" in page
     assert 'http-equiv="refresh"' not in page
     addresses = re.findall(r'(?:src|href)="([^"]*)"', page)
@@ -73,8 +73,8 @@ def test_a_file_that_is_no_report_is_kept(made: LsmTable, tmp_path: Path, capfd:
 def test_damage_comes_first(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     remove_generation(made.uri, made.regions[0], 2)
     page = run_here(capfd, "report", made.uri, "-o", "-").out
-    assert '<span class="badge critical">critical</span>' in page
-    first = page.partition("<li>")[2].partition("</li>")[0]
+    assert '<span class="state critical">critical</span>' in page
+    first = page.partition('<li class="is-')[2].partition("</li>")[0]
     assert "generation" in first
     assert made.regions[0] in first
     assert "runbooks/errors/13-generation_missing.md" in page

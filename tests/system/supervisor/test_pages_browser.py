@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from memwal_ops.supervisor.http.server import HttpServer
-from tests.support.fleet import fleet, pages_of, status
+from tests.support.fleet import FakeTables, fleet, job, pages_of, status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +24,12 @@ _BROWSER, _DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     _BROWSER is None or _DRIVER is None, reason="no Chromium: apt install chromium chromium-driver"
 )
-_PHONE, _DESK = (390, 844), (1000, 800)
+_PHONE, _TABLET, _DESK = (390, 844), (768, 1024), (1400, 900)
+_SIZES = {"phone": _PHONE, "tablet": _TABLET, "desk": _DESK}
+_PAGES = {
+    "tables": "/", "groups": "/?group=database", "table": "/tables/payments", "run": "/runs/7",
+    "runbook": "/runbooks/merge-blocked.md", "runbooks": "/runbooks/", "missing": "/tables/none",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +40,37 @@ def driver() -> Iterator[Any]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(_DRIVER))
+    opened.set_script_timeout(120)
     yield opened
     opened.quit()
 
 
 @pytest.fixture(scope="module")
-def show(driver: Any) -> Iterator[Callable[..., None]]:
+def document() -> dict[str, Any]:
+    tables = fleet(2000)
+    for at, one in enumerate(tables):
+        one["uri"] = f"s3://lake/db{at % 13}/{one['name']}.lance"
+        one["backlog"] |= {"table_rows": 1e9 / (at + 1), "table_bytes": 9e11 / (at + 1), "fragments": float(at % 90)}
+    return status(tables)
+
+
+@pytest.fixture(scope="module")
+def show(driver: Any, document: dict[str, Any]) -> Iterator[Callable[..., None]]:
     """Open a page of the service in a size and a colour scheme; the log of the browser then begins with that page."""
-    document = status(fleet(20))
+    later = {one["name"]: {"bytes": 7 << 30, "by": "2126-12-01T00:00:00+00:00"} for one in document["tables"][::3]}
+    pages = pages_of(document, tables=FakeTables(document, later))
     server = HttpServer(
         "127.0.0.1", 0, alive=lambda: (True, ""), ready=lambda: (True, ""), metrics=lambda: b"",
-        status=lambda: document, runs=lambda **_: [], pages=pages_of(document).page_at,
+        status=lambda: document, runs=lambda **_: [], pages=pages.page_at,
     )  # fmt: skip
 
-    def show(path: str, size: tuple[int, int], scheme: str) -> None:
+    def show(path: str, size: tuple[int, int], scheme: str, *, scripts: bool = True) -> None:
         width, height = size
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
         driver.get("about:blank")  # what the page before still loads is over
         driver.get_log("browser")
         driver.get(f"http://127.0.0.1:{server.port}{path}")
@@ -65,6 +83,12 @@ def script(driver: Any, text: str) -> Any:
     return driver.execute_script(f"return {text}")
 
 
+def until(driver: Any, text: str) -> Any:
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    return WebDriverWait(driver, 60).until(lambda _: script(driver, text))
+
+
 def screenshot(driver: Any, name: str) -> None:
     folder = os.environ.get("PAGE_SCREENSHOTS")
     if folder:
@@ -72,45 +96,109 @@ def screenshot(driver: Any, name: str) -> None:
         driver.save_screenshot(str(Path(folder) / f"{name}.png"))
 
 
-@pytest.mark.parametrize("path", ["/", "/tables/payments"])
-@pytest.mark.parametrize("size", [_PHONE, _DESK], ids=["phone", "desk"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_readable(driver: Any, show: Callable[..., None], path: str, size: tuple[int, int], scheme: str) -> None:
-    show(path, size, scheme)
-    # The page is as wide as the screen: nothing needs to be scrolled sideways.
-    assert script(driver, "document.documentElement.scrollWidth") <= size[0]
-    assert script(driver, "innerWidth") == size[0]
-    # Neither the policy nor the server refused anything that the page needs, and every chart is drawn.
-    assert driver.get_log("browser") == []
-    visible = "[...document.images].filter(i => i.getBoundingClientRect().top < innerHeight)"
-    assert script(driver, f"Promise.all({visible}.map(i => i.decode().then(() => i.naturalWidth > 0)))")
-    colors = script(driver, "['color', 'backgroundColor'].map(n => getComputedStyle(document.body)[n])")
-    ink, back = (sum(map(int, color.strip("rgba() ").split(",")[:3])) for color in colors)
-    assert abs(ink - back) > 400
-    assert (back < ink) == (scheme == "dark")
-    name = "table" if "payments" in path else "tables"
-    screenshot(driver, f"{name}-{'phone' if size == _PHONE else 'desk'}-{scheme}")
+@cache
+def axe() -> str:
+    package = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
+    return next(Path(package.__file__).parent.rglob("axe.min.js")).read_text(encoding="utf-8")
 
 
-def test_a_new_user_finds_the_trouble(driver: Any, show: Callable[..., None]) -> None:
+@pytest.mark.parametrize("page", [*_PAGES])
+@pytest.mark.parametrize("size", [*_SIZES])
+def test_it_is_readable(driver: Any, show: Callable[..., None], page: str, size: str) -> None:
+    for scheme in ("light", "dark"):
+        show(_PAGES[page], _SIZES[size], scheme)
+        # The page is as wide as the screen: nothing needs to be scrolled sideways.
+        assert script(driver, "document.documentElement.scrollWidth") <= _SIZES[size][0]
+        assert script(driver, "innerWidth") == _SIZES[size][0]
+        # Neither the policy nor the server refused anything that the page needs, and every chart is drawn.
+        log = [one["message"] for one in driver.get_log("browser")]
+        assert [one for one in log if "404" not in one or page != "missing"] == []
+        assert script(
+            driver,
+            "Promise.all([...document.images].map(i => i.decode()))"
+            ".then(() => [...document.images].every(i => i.naturalWidth > 0))",
+        )
+        colors = script(driver, "['color', 'backgroundColor'].map(n => getComputedStyle(document.body)[n])")
+        ink, back = (sum(map(int, color.strip("rgba() ").split(",")[:3])) for color in colors)
+        assert (back < ink) == (scheme == "dark")
+        screenshot(driver, f"{page}-{size}-{scheme}")
+
+
+@pytest.mark.parametrize("page", [*_PAGES])
+def test_axe_finds_nothing(driver: Any, show: Callable[..., None], page: str) -> None:
+    for size, scheme in ((_DESK, "light"), (_PHONE, "dark")):
+        show(_PAGES[page], size, scheme)
+        driver.execute_script(axe())
+        run = "axe.run(document, {resultTypes: ['violations']}).then(arguments[0])"
+        found = driver.execute_async_script(run)
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
+        assert "color-contrast" in {one["id"] for one in found["passes"]}
+
+
+def test_a_newcomer_finds_the_worst_the_biggest_and_the_next_free_space(driver: Any, show: Callable[..., None]) -> None:
     show("/", _DESK, "light")
-    assert driver.title == "3 critical, 20 tables: memwal-ops"
-    worst = script(driver, "document.querySelector('article').innerText")
-    assert "It is behind: 140 generations wait" in worst
-    assert "memwal-ops history --config /etc/memwal-ops/config.yaml --table clicks --job merge" in worst
-    driver.find_element("link text", "runbooks/merge-blocked.md").click()
-    assert "blocked" in script(driver, "document.body.innerText")
+    assert driver.title == "3 critical, 2,000 tables: memwal-ops"
+    first = "document.querySelector('.tables tbody tr')"
+    assert script(driver, f"{first}.innerText").startswith("critical")
+    assert "next free 1 Dec 2126" in script(driver, "document.querySelector('.totals').innerText")
+    driver.find_element("link text", "Size").click()
+    until(driver, "location.search === '?sort=size'")
+    until(driver, f"{first}.innerText.includes('orders-000')")
+    assert script(driver, "document.querySelector('th[aria-sort]').ariaSort") == "descending"
+    driver.find_element("link text", "clicks").click()
+    text = script(driver, "document.body.innerText")
+    assert "It is behind: 140 generations wait" in text
+    assert "memwal-ops history --config /etc/memwal-ops/config.yaml --table clicks --job merge" in text
     driver.back()
     driver.find_element("link text", "payments").click()
-    assert "generation: 7" in script(driver, "document.body.innerText")
-    driver.find_element("link text", "All tables").click()
-    assert script(driver, "document.querySelectorAll('article').length") == 20
+    driver.find_element("link text", "A merge is blocked").click()
+    assert script(driver, "document.querySelector('h1').innerText") == "A merge is blocked"
 
 
-def test_it_reloads_by_itself_and_runs_no_script(driver: Any, show: Callable[..., None]) -> None:
+def test_the_list_works_in_place_by_keyboard(driver: Any, show: Callable[..., None]) -> None:
     show("/", _DESK, "light")
-    assert script(driver, "document.querySelector('meta[http-equiv=refresh]').content") == "15"
-    assert script(driver, "document.scripts.length") == 0
+    driver.switch_to.active_element.send_keys("\ue004")
+    assert script(driver, "document.activeElement.innerText") == "Skip to the content"
+    script(driver, "window.same = true")
+    search = driver.find_element("id", "q")
+    search.send_keys("orders-123")
+    until(driver, "location.search === '?q=orders-123'")
+    assert until(driver, "document.querySelectorAll('.tables tbody tr').length === 11")
+    # It did not reload: the focus stays in the field, so that one can go on.
+    assert script(driver, "window.same && document.activeElement.id") == "q"
+    driver.find_element("id", "q").send_keys("4")
+    until(driver, "document.querySelectorAll('.tables tbody tr').length === 1")
+    driver.back()
+    until(driver, "document.querySelectorAll('.tables tbody tr').length === 11")
+    assert script(driver, "window.same")
+
+
+def test_it_refreshes_in_place_and_never_under_a_reader(
+    driver: Any, show: Callable[..., None], document: dict[str, Any]
+) -> None:
+    show("/tables/orders-040", _DESK, "light")
+    assert script(driver, "document.querySelector('meta[http-equiv=refresh]')") is None
+    script(driver, "window.same = true")
+    driver.execute_script("document.querySelector('details').open = true; window.scrollTo(0, 300)")
+    before = document["tables"][40]["jobs"]["gc"]
+    document["tables"][40]["jobs"]["gc"] = job(state="running", running_seconds=4.0)
+    try:
+        driver.execute_script("document.dispatchEvent(new Event('visibilitychange'))")  # as every 15 seconds
+        until(driver, "document.body.innerText.includes('running for 4 s')")
+    finally:
+        document["tables"][40]["jobs"]["gc"] = before
+    assert script(driver, "window.same && document.querySelector('details').open && window.scrollY") == 300
+
+
+def test_it_works_without_scripts_and_runs_none_of_others(driver: Any, show: Callable[..., None]) -> None:
+    show("/", _DESK, "light", scripts=False)
+    driver.find_element("id", "q").send_keys("orders-123\n")
+    assert "q=orders-123" in driver.current_url
+    assert len(driver.find_elements("css selector", ".tables tbody tr")) == 11
+    driver.find_element("link text", "Rows").click()
+    assert "sort=rows" in driver.current_url
+    assert "q=orders-123" in driver.current_url
+    show("/", _DESK, "light")
     driver.execute_script(
         "const s = document.createElement('script'); s.text = 'window.ran = 1'; document.body.append(s)"
     )

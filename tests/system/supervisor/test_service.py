@@ -49,8 +49,11 @@ def test_a_day_of_a_service(tables: list[Workload], tmp_path: Path) -> None:
         status = running.get("/api/v1/status")
         assert [table["name"] for table in status["tables"]] == ["t0", "t1", "t2"]
         assert all(f'<a href="/tables/t{number}">t{number}</a>' in running.get("/") for number in range(3))
-        until(lambda: "<td>merged</td>" in running.get("/tables/t1"))
-        until(lambda: "<td>memwal-ops merge</td>" in running.get("/tables/t1"))  # its history, read since it was opened
+        page = running.get("/tables/t1")  # at the first visit it has the history, too
+        assert ">merged</td>" in page
+        assert ">memwal-ops merge</td>" in page
+        number = running.runs(table="t1")[0]["id"]
+        assert f"run {number}" in running.get(f"/runs/{number}")
         ended = [run for run in running.get("/api/v1/runs?job=merge")["runs"] if run["outcome"] != "running"]
         assert {run["decision"] for run in ended} <= {"merged", "nothing_to_merge"}
         # new work, found by a look

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memwal_ops.core.figures import Figures, backlog_of, exported_metrics, jobs_of, shared_noun
-from memwal_ops.core.job import ROLES
+from memwal_ops.core.job import BACKLOG_ROLES, ROLES
 from memwal_ops.core.registry import job_specs
 
 GAUGES = {
@@ -18,7 +18,7 @@ COUNTERS = {"conflicts", "merged_bytes", "merged_rows", "collected_bytes", "coll
 def test_a_figure_is_found_by_its_role() -> None:
     values = {"rows": 9, "generations": 3, "oldest_age": 60.0, "regions_behind": 2, "blocked_regions": 1}
     polled = Figures(values, "lance")
-    assert [polled.amount(role) for role in ROLES] == [3, 60.0, 2, 1, None, None, None]
+    assert [polled.amount(role) for role in BACKLOG_ROLES] == [3, 60.0, 2, 1]
     assert Figures({"regions_blocked": 0}, "lance", "run").amount("blocked") == 0
     assert polled.name_of("blocked") == "blocked_regions"
 
@@ -35,7 +35,7 @@ def test_what_waits_is_named_as_its_format_names_it() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_what_was_not_read_is_none_and_not_0(role: str) -> None:
-    assert Figures({"fragments": 4}, "lance").amount(role) is None  # type: ignore[arg-type]  # a parameter is any text
+    assert Figures({"small_fragments": 4}, "lance").amount(role) is None  # type: ignore[arg-type]  # a parameter is any text
 
 
 def test_the_job_that_reduces_the_backlog_is_known_by_its_metrics() -> None:

@@ -60,6 +60,7 @@ def catchup_figures(table: Table) -> Mapping[str, float]:
                   anew=is_written_anew(table, indexes[name], options))
     ]  # fmt: skip
     return {
+        "indexes": len(indexes),
         "uncovered_rows": max((one.uncovered_rows for one in lacking.values()), default=0),
         "uncovered_fragments": max((len(one.uncovered) for one in lacking.values()), default=0),
         "merged_regions": merged,

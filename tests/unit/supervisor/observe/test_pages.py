@@ -7,79 +7,202 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.supervisor.state.samples import Samples
+from memwal_ops.supervisor.observe.viewer import Viewer
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import Stage, vars_of
-from tests.support.fleet import FakeHistory, fleet, pages_of, run, status, table
+from tests.support.fleet import JOBS, FakeHistory, FakeTables, fleet, job, pages_of, run, status, table
 
 
 def names_in_order(page: str) -> list[str]:
-    return re.findall(r'<h2><a href="/tables/[^"]*">([^<]*)</a>', page)
+    return re.findall(r'<th scope="row" role="rowheader"><a href="/tables/[^"]*">([^<]*)</a>', page)
 
 
-def test_the_worst_tables_come_first_with_what_to_type() -> None:
-    page = pages_of(status(fleet(20))).fleet().decode()
+def test_the_worst_tables_come_first_with_what_is_wrong() -> None:
+    page = pages_of(status(fleet(20))).tables().body.decode()
     assert sorted(names_in_order(page)[:3]) == ["clicks", "payments", "sessions"]
     assert len(names_in_order(page)) == 20
-    assert "3 critical</span>, " in page
-    assert "17 ok" in page
+    assert "3 critical</span>" in page
+    assert "17 ok</span>" in page
     assert "is blocked at generation 7: generation_missing" in page
-    assert "<pre>memwal-ops inspect s3://lake/payments.lance</pre>" in page
-    assert "It is behind: 140 generations wait, the oldest for 93 min." in page
-    assert "<pre>memwal-ops history --config /etc/memwal-ops/config.yaml --table clicks --job merge</pre>" in page
     assert "gc failed 4 times in a row, last with storage_credentials" in page
-    assert "Give the role s3:DeleteObject on the prefix." in page
-    assert 'href="/runbooks/errors/21-storage_credentials.md"' in page
-    assert "Lease of merge: ops@vm-2 pid 71, until " in page
+
+
+def test_a_table_says_what_to_type() -> None:
+    pages = pages_of(status(fleet(20)))
+    assert "<pre>memwal-ops inspect s3://lake/payments.lance</pre>" in pages.table("payments").body.decode()
+    clicks = pages.table("clicks").body.decode()
+    assert "It is behind: 140 generations wait, the oldest for 93 min." in clicks
+    assert "<pre>memwal-ops history --config /etc/memwal-ops/config.yaml --table clicks --job merge</pre>" in clicks
+    sessions = pages.table("sessions").body.decode()
+    assert "Give the role s3:DeleteObject on the prefix." in sessions
+    assert 'href="/runbooks/errors/21-storage_credentials.md"' in sessions
+    assert "ops@vm-2 pid 71, until " in pages.table("orders-009").body.decode()
 
 
 def test_every_runbook_link_leads_to_a_page() -> None:
     pages = pages_of(status(fleet(20), config={"file": "x", "loaded": "2026-01-01T00:00:00+00:00", "error": "bad"}))
-    links = set(re.findall(r'href="(/runbooks/[^"]*)"', pages.fleet().decode()))
-    assert len(links) >= 4
-    for link in links:
-        found = pages.page_at(link)
+    shown = [pages.tables(), *(pages.table(name) for name in ("payments", "clicks", "sessions"))]
+    links = {link for page in shown for link in re.findall(r'href="(/runbooks/[^"]*)"', page.body.decode())}
+    assert len(links) >= 5
+    seen: set[str] = set()
+    while links - seen:
+        link = (links - seen).pop()
+        seen.add(link)
+        found = pages.page_at(link.partition("#")[0])
         assert found is not None
-        assert found.kind.startswith("text/plain")
-        assert found.body.startswith(b"# ")
+        assert (found.kind, found.status) == ("text/html; charset=utf-8", 200), link
+        # Links of a page are absolute, so that they lead to the same place from /runbooks/ and from a page.
+        hrefs = re.findall(r'href="([^"]*)"', found.body.decode())
+        assert all(href.startswith(("/", "#", "https://", "data:")) for href in hrefs), link
+        links |= {href for href in hrefs if href.startswith("/runbooks/")}
+        anchor = link.partition("#")[2]
+        assert not anchor or f'id="{anchor}"' in found.body.decode(), link
+    assert len(seen) > 80  # all pages of the runbooks, by links
 
 
-@pytest.mark.parametrize(
-    "path", ["/runbooks/../errors.py", "/runbooks/../version.py", "/runbooks/x.md", "/runbooks//a.md", "/runbooks/",
-             "/runbooks/errors", "/tables/none", "/tables/none/backlog.svg", "/tables/", "/other"],
-)  # fmt: skip
+@pytest.mark.parametrize("path", ["/tables/", "/other", "/assets/../console.js", "/assets/style.css", "/run"])
 def test_other_paths_have_no_page(path: str) -> None:
     assert pages_of(status(fleet(20))).page_at(path) is None
 
 
-def test_a_table_has_its_jobs_runs_and_blocked_parts() -> None:
-    page = (pages_of(status(fleet(20))).table("payments") or b"").decode()
-    assert "region_id: 8b064fec-aec3-4903-a579-f8c5e0d0373c; generation: 7" in page
-    assert "<td>merge</td><td>idle</td>" in page
-    assert page.count("<td>when: generations &gt;= 8</td>") == 6
+@pytest.mark.parametrize(
+    "path",
+    ["/tables/none", "/tables/none/backlog.svg", "/tables/%3Cb%3E", "/runs/100", "/runs/x", "/runs/", "/runs/-1",
+     "/runs/99999999999999999999", "/runs/٣", "/runbooks/../errors.py", "/runbooks/../version.py", "/runbooks/x.md",
+     "/runbooks//a.md", "/runbooks/errors", "/runbooks/<b>.md"],
+)  # fmt: skip
+def test_what_does_not_exist_is_a_page_that_says_so(path: str) -> None:
+    page = pages_of(status(fleet(20))).page_at(path)
+    assert page is not None
+    assert (page.status, page.kind) == (404, "text/html; charset=utf-8")
+    assert b"There is no " in page.body
+    assert b"<b>" not in page.body
+
+
+def test_a_table_has_its_jobs_and_runs_and_no_finding_twice() -> None:
+    page = pages_of(status(fleet(20))).table("payments").body.decode()
+    assert page.count("8b064fec-aec3-4903-a579-f8c5e0d0373c") == 1
+    assert 'rowheader">merge</th><td role="cell" data-l="state">idle</td>' in page
+    assert page.count('<td role="cell" data-l="why">when: generations &gt;= 8</td>') == 6
     assert "rows merged 5,200; bytes merged 9.0 MiB" in page
-    assert "<td>40, 41</td>" in page
+    assert '<td role="cell" data-l="versions">40, 41</td>' in page
+    assert '<a href="/runs/1">' in page
     assert "data:image/svg+xml;base64," in page
+    assert "<dd>2,600,000</dd>" in page
+
+
+def test_jobs_that_do_not_apply_are_not_listed() -> None:
+    jobs = {**table("a")["jobs"], "merge": job(applies=False, next_due=None)}
+    pages = pages_of(status([table("a", jobs=jobs)]))
+    page = pages.table("a").body.decode()
+    assert 'rowheader">merge<' not in page
+    assert 'rowheader">gc<' in page
+    assert "Not for this table: merge." in page
+    operator = Viewer("operate", "c", acting=True)
+    assert b"/jobs/merge/run" not in pages.table("a", "", operator).body
+
+
+def test_one_missing_table_is_one_finding() -> None:
+    missing = "No table found at s3://lake/gone.lance: the prefix is empty."
+    error = {"reason": "table_not_found", "message": missing, "remedy": "Check the URI."}
+    failing = {name: job(consecutive_failures=3, last_outcome="failed") for name in JOBS}
+    gone = table("gone", look_error=missing, jobs=failing, waiting=0)
+    runs = [run(table="gone", outcome="failed", exit_code=4, error=error)]
+    page = pages_of(status([gone]), runs=lambda **_: runs).table("gone").body.decode()
+    (only,) = re.findall(r'<li class="is-critical">(.*?)</li>', page, re.DOTALL)
+    assert "table_not_found. No table found at s3://lake/gone.lance: the prefix is empty." in only
+    assert "merge, catchup, compact, snapshot, expire and gc fail for this reason." in only
+    assert "Check the URI." in only
+    assert '<li class="is-warning">' not in page
+
+
+def test_jobs_that_fail_for_one_reason_are_one_finding() -> None:
+    error = {"reason": "storage_credentials", "message": "AccessDenied.", "remedy": "Give the role more."}
+    failing = {name: job(consecutive_failures=3 if name == "gc" else 1, last_outcome="failed") for name in JOBS}
+    runs = [run(outcome="failed", exit_code=21, error=error)]
+    page = pages_of(status([table("a", jobs=failing)]), runs=lambda **_: runs).table("a").body.decode()
+    (only,) = re.findall(r'<li class="is-critical">(.*?)</li>', page, re.DOTALL)
+    assert "merge, catchup, compact, snapshot, expire and gc failed several times in a row" in only
+    late = {name: job(last_success=None, seconds_since_success=3e4) for name in JOBS}
+    page = pages_of(status([table("a", jobs=late)])).table("a").body.decode()
+    (only,) = re.findall(r'<li class="is-critical">(.*?)</li>', page, re.DOTALL)
+    assert "have not succeeded for a long time" in only
+
+
+def test_only_who_may_operate_gets_buttons() -> None:
+    jobs = {
+        **table("a")["jobs"], "compact": job(state="running", running_seconds=4.0),
+        "gc": job(consecutive_failures=2, last_outcome="failed", backoff_seconds=40.0),
+    }  # fmt: skip
+    pages = pages_of(status([table("a b", jobs=jobs, waiting=140)]), runs=lambda **_: [])
+    for viewer in (Viewer(), Viewer(acting=True), Viewer("view", "c", acting=True), Viewer("operate", None, True)):
+        page = pages.table("a b", "", viewer).body.decode()
+        assert "/api/v1/" not in page
+        assert "memwal-ops service run" in page
+        assert ("Sign in" in page) == (viewer.acting and viewer.role is None)
+    page = pages.page_at("/tables/a%20b", "range=7d", Viewer("operate", 'c"1', acting=True))
+    assert page is not None
+    text = page.body.decode()
+    forms = dict(re.findall(r'<form method="post" action="([^"]*)">(.*?)</form>', text))
+    base = "/api/v1/tables/a%20b"
+    assert {f"{base}/jobs/compact/cancel", f"{base}/jobs/gc/retry", f"{base}/jobs/merge/run"} <= forms.keys()
+    assert f"{base}/pause" in forms
+    assert "/sign-out" in forms
+    for action, form in forms.items():
+        assert 'name="csrf" value="c&#34;1"' in form
+        assert action == "/sign-out" or 'name="next" value="/tables/a%20b?range=7d"' in form
+    # The remedy of a finding, where a run is one, is its button.
+    behind = re.search(r'<li class="is-critical"><p>.{0,80}It is behind.*?</li>', text, re.DOTALL)
+    assert behind
+    assert "Run merge now" in behind[0]
+    paused = {"until": "2026-12-01T00:00:00+00:00", "reason": "<b>load", "by": "ann"}
+    stopped = pages_of(status([table("a", paused=paused)]))
+    text = stopped.table("a", "", Viewer("operate", "c", acting=True)).body.decode()
+    assert "/api/v1/tables/a/resume" in text
+    assert "until 2026-12-01 00:00:00 UTC by ann: &lt;b&gt;load" in text
+
+
+def test_a_run_has_a_page() -> None:
+    error = {"reason": "storage_credentials", "message": "AccessDenied.", "remedy": "Give the role more."}
+    plan = {"apply": True, "options": {"max_deletes": 10, "older_than": "30d"}, "backlog": {"generations": 9}}
+    one = run(
+        job="gc", error=error, exit_code=21, outcome="failed", plan=plan, figures={"conflicts": 2}, log=["a", "<b>"]
+    )
+    page = pages_of(status([]), run=lambda _: one).run("7").body.decode()
+    assert "memwal-ops gc s3://lake/payments.lance --max-deletes 10 --older-than 30d --apply</pre>" in page
+    assert 'href="/runbooks/errors/21-storage_credentials.md"' in page
+    assert "<dt>commit conflicts</dt><dd>2</dd>" in page
+    assert "<dt>generations</dt><dd>9</dd>" in page
+    assert "rewrite" in page
+    assert "46.7 %" in page
+    assert "a\n&lt;b&gt;</pre>" in page
+    assert "&#34;decision&#34;: &#34;merged&#34;" in page
+    running = run(outcome="running", finished=None, seconds=None, phases=None, figures=None, report=None, plan={})
+    assert "not yet" in pages_of(status([]), run=lambda _: running | {"decision": None}).run("7").body.decode()
 
 
 def test_a_table_has_its_history() -> None:
-    page = (pages_of(status(fleet(20))).table("payments") or b"").decode()
-    assert "<td>memwal-ops merge</td><td>update</td>" in page
-    assert "<td>8b064fec/8</td><td>waiting</td>" in page
-    assert '<meter value="5" max="7"></meter> 5 of 7' in page
+    page = pages_of(status(fleet(20))).table("payments").body.decode()
+    assert 'data-l="by">memwal-ops merge</td><td role="cell" data-l="operation">update</td>' in page
+    assert 'rowheader">8b064fec/8</th><td role="cell" data-l="state">waiting</td>' in page
+    assert '<meter aria-label="coverage of id_idx" value="5" max="7"></meter> 5 of 7' in page
     assert "version 41, the newest" in page
     assert "rows merged by version" in page
-    unknown = (pages_of(status(fleet(20)), history=lambda _: None).table("payments") or b"").decode()
-    assert "Not read yet" in unknown
+    unknown = pages_of(status(fleet(20)), history=lambda _: None).table("payments").body.decode()
+    assert "It could not be read yet" in unknown
 
 
 def test_the_last_gc_tells_what_holds_storage() -> None:
     held = {"kind": "wal_entry", "path": "p", "objects": 1, "bytes": 1024, "because": "not merged"}
     collected = [run(job="gc", report={"held": [held, held], "delete": [{**held, "kind": "orphan"}], "unknown": 3})]
-    page = (pages_of(status(fleet(20)), runs=lambda **_: collected).table("payments") or b"").decode()
-    row = '<td>wal entry</td><td class="number">2</td><td class="number">2.0 KiB</td><td>not merged</td>'
-    assert row in page
-    assert "<td>nothing (memwal-ops gc --apply deletes it)</td>" in page
+    document = status(fleet(20))
+    tables = FakeTables(document, {"payments": {"bytes": 5 << 20, "by": "2126-12-01T10:00:00+00:00"}})
+    page = pages_of(document, runs=lambda **_: collected, tables=tables).table("payments").body.decode()
+    assert 'rowheader">wal entry</th><td role="cell" data-l="objects" class="number">2</td>' in page
+    assert 'class="number">2.0 KiB</td><td role="cell" class="wide">not merged</td>' in page
+    assert "nothing (memwal-ops gc --apply deletes it)" in page
+    assert "5.0 MiB are kept only by the age of versions" in page
+    assert "2126-12-01 10:00:00 UTC" in page
 
 
 def test_viewing_a_page_has_the_history_read_at_most_once_a_minute(stage: Stage) -> None:
@@ -109,59 +232,40 @@ def test_viewing_a_page_has_the_history_read_at_most_once_a_minute(stage: Stage)
 def test_names_are_quoted_in_addresses() -> None:
     odd = "a/b c?d#e%2F"
     pages = pages_of(status([table(odd)]))
-    (link,) = re.findall(r'<h2><a href="([^"]*)"', pages.fleet().decode())
-    (chart,) = re.findall(r'<img src="([^"?]*)', pages.fleet().decode())
+    (link,) = re.findall(r'rowheader"><a href="([^"]*)"', pages.tables().body.decode())
     assert (pages.page_at(link) or pytest.fail(link)).body.count(b"a/b c?d#e%2F") >= 1
-    assert (pages.page_at(chart) or pytest.fail(chart)).kind == "image/svg+xml"
 
 
 def test_a_page_reads_the_run_history_only_after_another_run() -> None:
     history, document = FakeHistory(), status(fleet(200))
     pages = pages_of(document, history)
-    first = pages.fleet()
+    pages.tables()
     asked = history.asked
     assert asked < 10  # of the tables in trouble only
-    assert pages.fleet()[:4000].partition(b"since")[0] == first[:4000].partition(b"since")[0]
+    pages.tables()
     assert history.asked == asked
     document["tables"][7]["jobs"]["gc"]["last_finished"] = "2026-11-22T00:00:00+00:00"
-    pages.fleet()
+    pages.overview.refresh()
     assert asked < history.asked <= asked + 2
 
 
-def test_a_chart_is_drawn_once_for_each_poll() -> None:
-    pages = pages_of(status([table("a")]))
-    first = pages.page_at("/tables/a/backlog.svg")
-    again = pages.page_at("/tables/a/backlog.svg")
-    assert first is not None
-    assert again is not None
-    assert first.body is again.body
+def test_a_request_makes_only_the_rows_that_it_shows() -> None:
+    document = status(fleet(2000))
+    tables = FakeTables(document)
+    pages = pages_of(document, tables=tables)
+    pages.tables()
+    asked = tables.asked
+    pages.tables("q=orders-1234")
+    assert tables.asked == asked + 1
+    document["tables"][40]["jobs"]["gc"] = job(state="running")
+    pages.overview.refresh()
+    assert tables.asked == asked + 2
+    assert "1 running" in pages.tables().body.decode()
 
 
 def test_no_table_is_a_finding() -> None:
-    page = pages_of(status([])).fleet().decode()
+    page = pages_of(status([])).tables().body.decode()
     assert "no pattern matches any" in page
-
-
-def test_samples_are_bounded_and_recent() -> None:
-    samples = Samples()
-    for second in range(0, 3 * 86_400, 60):
-        samples.add(1e9 + second, second % 7)
-    kept = samples.all()
-    times = [when for when, _ in kept]
-    assert len(kept) <= 120
-    assert times == sorted(times)
-    assert times[-1] - times[0] <= 86_400
-    assert times[-1] - times[-30] == 29 * 60
-    samples.add(times[10], 5.0)  # the clock was set back
-    assert [when for when, _ in samples.all()] == times[:11]
-    assert samples.all()[-1] == (times[10], 5.0)
-
-
-def test_polls_take_samples(stage: Stage) -> None:
-    stage.see("a", generations=3)
-    stage.turn(60)
-    stage.see("a", generations=5)
-    assert [amount for _, amount in stage.scheduler.tables["a"].samples.all()] == [3.0, 5.0]
 
 
 def test_how_indexes_answer_and_recall_over_time() -> None:
@@ -181,16 +285,20 @@ def test_how_indexes_answer_and_recall_over_time() -> None:
         run(job="verify", finished=f"2026-11-{day}T10:00:00+00:00", report={"seed": 1, "answers": asked})
         for day in (25, 24, 23)
     ]
-    page = (pages_of(status([one]), runs=lambda **_: runs).table("vectors") or b"").decode()
+    pages = pages_of(status([one]), runs=lambda **_: runs)
+    page = pages.table("vectors").body.decode()
     assert page.count("<h2>Answers of indexes</h2>") == 1
-    assert '<td>by_n</td><td>BTree</td><td class="number">62</td><td class="number">3</td>' in page
+    row = re.search(r'rowheader">by_n</th>.*?</tr>', page)
+    assert row
+    assert re.findall(r">([^<]+)</", row[0])[:4] == ["by_n", "BTree", "62", "3"]
+    assert '<td role="cell" data-l="recall" class="number p3">0.91</td>' in pages.tables().body.decode()
     assert "0.910 (0.910 to 0.910)" in page
     assert "recall of vector indexes over time" in page
     assert "answers badly" in page
-    first = page.index('<strong class="critical">critical</strong>')
+    first = page.index('<li class="is-critical">')
     assert "The index by_n (BTree) answers wrongly" in page[first : first + 200]
     assert "3 rows &lt;gone&gt;." in page
     assert 'href="/runbooks/wrong-answers.md"' in page
-    assert "recall of vector indexes" not in (pages_of(status([one])).table("vectors") or b"").decode()
-    fine = (pages_of(status([table("vectors")])).table("vectors") or b"").decode()
+    assert "recall of vector indexes" not in pages_of(status([one])).table("vectors").body.decode()
+    fine = pages_of(status([table("vectors")])).table("vectors").body.decode()
     assert "Answers of indexes" not in fine

@@ -239,7 +239,7 @@ def test_the_page_of_a_table_has_the_cost_of_the_next_run() -> None:
     run = {"debt": 9 << 20, "bytes_read": 10 << 20, "bytes_written": 9 << 20, "seconds": 12.0, "why": None}
     idle = {**run, "why": "No index lacks a fragment."}
     jobs = {"compact": job(next_run=run), "catchup": job(next_run=idle), "merge": job(next_run=None), "gc": job()}
-    page = (pages_of(status([table("a", jobs=jobs)])).table("a") or b"").decode()
-    assert "<p>The next compact: reads 10.0 MiB and writes 9.0 MiB (about 12 s).</p>" in page
-    assert "<p>The next catchup: nothing is due: No index lacks a fragment.</p>" in page
-    assert page.count("The next ") == 2
+    page = pages_of(status([table("a", jobs=jobs)])).table("a").body.decode()
+    assert 'compact<br><small class="soft">next: reads 10.0 MiB and writes 9.0 MiB (about 12 s)</small>' in page
+    assert 'catchup<br><small class="soft">next: nothing is due: No index lacks a fragment</small>' in page
+    assert page.count(">next: ") == 2

@@ -458,8 +458,18 @@ def _has_file(table: Table) -> bool:
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """Base fragments, those below the default target size, deleted rows, and what a compaction would rewrite."""
+    """The size of the base, its small fragments and deleted rows, and what a compaction would rewrite."""
     fragments = table.manifest.manifest.fragments
     small = sum(fragment.physical_rows < DEFAULT_TARGET_ROWS for fragment in fragments)
     deleted = sum(fragment.deletion_file.num_deleted_rows for fragment in fragments)
-    return {"fragments": len(fragments), "small_fragments": small, "deleted_rows": deleted, **compaction_debt(table)}
+    counts = {"fragments": len(fragments), "small_fragments": small, "deleted_rows": deleted}
+    return {**counts, **_size(table), **compaction_debt(table)}
+
+
+def _size(table: Table) -> Mapping[str, float]:
+    """Live rows and bytes, as the manifest records them; without what an old release did not record."""
+    fragments = table.manifest.manifest.fragments
+    rows = {"table_rows": sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)}
+    sizes = [file.file_size_bytes for one in fragments for file in one.files]
+    known = all(one.physical_rows for one in fragments)
+    return {**(rows if known else {}), **({"table_bytes": sum(sizes)} if all(sizes) else {})}
