@@ -499,6 +499,24 @@ class SegmentCorruptError(MemwalOpsError):
     remedy = "Restore the named object from a backup; do not run gc --apply before that."
 
 
+class HeldError(MemwalOpsError):
+    """Rows that must be gone are kept by a tag, a hold, a branch, or the log: the report names each."""
+
+    exit_code = 63
+    reason = "held"
+    remedy = (
+        "Delete the tag or the branch, release the hold, or let the writer flush, as the report says; run it again."
+    )
+
+
+class CertificateError(MemwalOpsError):
+    """A certificate of an erasure is not valid: it was changed, or the table is not as it states."""
+
+    exit_code = 64
+    reason = "certificate"
+    remedy = "Run memwal-ops erase again with the same rows: it reads the table and writes a new certificate."
+
+
 _RUNBOOKS: dict[int | str, str] = {
     key: f"runbooks/errors/{error_class.exit_code:02}-{error_class.reason}.md"
     for error_class in list(globals().values())

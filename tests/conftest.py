@@ -10,12 +10,16 @@ from hypothesis import settings
 
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 from tests.support.tables.writers import close_dropped
+from tools.registrations import use_registrations
 
 if TYPE_CHECKING:
     import pytest
 
 # Every test tries its store: nothing is remembered, here or in processes that tests start, unless a test says where.
 os.environ["MEMWAL_OPS_CACHE"] = ""
+
+# As the tree has them, also where an installation is older.
+use_registrations()
 
 pytest_plugins = [
     "tests.support.s3_server",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-import tomllib
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,8 @@ import click
 
 from memwal_ops.cli.main import cli
 from memwal_ops.core.options import Kind, Option, describe
-from memwal_ops.core.registry import JOBS, all_job_specs
+from memwal_ops.core.registry import all_job_specs
+from tools.registrations import use_registrations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,14 +44,8 @@ _UNITS = {Kind.SIZE: "size", Kind.DURATION: "duration", Kind.COUNT: "whole numbe
 
 
 def page() -> str:
-    """The whole page.
-
-    Raises:
-        SystemExit: the jobs that are installed are not those of pyproject.toml.
-    """
-    named = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"][JOBS]
-    if {*named} != {entry.name for entry in distribution("memwal-ops").entry_points.select(group=JOBS)}:
-        sys.exit("the jobs of pyproject.toml are not those installed; run pip install -e . first")
+    """The whole page, with the jobs of pyproject.toml."""
+    use_registrations()
     jobs = all_job_specs()
     parts = [_HEAD, _JOBS]
     for name, specs in sorted(jobs.items()):

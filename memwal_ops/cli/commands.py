@@ -61,7 +61,7 @@ _LAZY = {
 
 _SECTIONS = {
     "Look": ("demo", "scan", "inspect", "verify", "why", "report", "doctor", "probe"),
-    "Maintain": ("maintain", "merge", "catchup", "compact", "snapshot", "expire", "gc", "hold"),
+    "Maintain": ("maintain", "merge", "catchup", "compact", "snapshot", "expire", "gc", "erase", "hold"),
     "Repair and change": ("repair", "adopt", "init", "migrate", "export-support"),
     "Run a service": ("config", "run", "service", "status", "history", "cost", "check", "notify", "lease"),
 }

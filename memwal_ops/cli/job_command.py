@@ -74,6 +74,10 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
 
             with open_export(export_file, first.name) as table:
                 return run_command(first.name, table, chosen, as_json=as_json)
+        if uri is None and first.uri_from is not None and (file := chosen.get(first.uri_from)) is not None:
+            from memwal_ops.core.certificate import uri_of  # noqa: PLC0415 - one command needs it
+
+            uri = uri_of(file)
         place = _named(uri, namespace, storage_options)
         if branch == ALL_BRANCHES and first.name == _OF_ALL_BRANCHES:
             return _on_each_branch(first.name, place, storage_options, chosen, as_json=as_json)
@@ -81,7 +85,8 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
         return run_command(first.name, open_table(place, storage_options, job=first.name), chosen, as_json=as_json)
 
     from_export = any(spec.from_export for spec in specs.values())
-    parameters: list[click.Parameter] = [click.Argument(["uri"], type=TABLE, required=not from_export)]
+    optional = from_export or first.uri_from is not None
+    parameters: list[click.Parameter] = [click.Argument(["uri"], type=TABLE, required=not optional)]
     parameters += option_parameters(specs)
     if from_export:
         about = "Read the table from a file of export-support, instead of URI."

@@ -34,7 +34,6 @@ _ENDED = "{}; nothing is half-written: what the command published stays, and run
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=f"The pages that messages name are in {page_path('runbooks')}/.",
 )
 @click.version_option(__version__, prog_name="memwal-ops")
 @click.option(

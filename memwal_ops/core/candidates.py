@@ -7,7 +7,7 @@ the others are the reasons why it is kept. An unrecognized object has the kind `
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,11 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One condition of a deletion: whether it is met, and a sentence with the reason."""
+    """One condition of a deletion: whether it is met, and a sentence with the reason; by time, also when it will be."""
 
     met: bool
     text: str
+    until: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,9 @@ def age_gate(what: str, written: datetime, limit: timedelta, now: datetime) -> G
         now: by the slower of the local clock and the store's: an object must not seem older than it is.
     """
     age = now - written
-    return Gate(
-        met=age >= limit or not limit, text=f"{what}, {_short(max(age, timedelta()))} ago; kept for {_short(limit)}"
-    )
+    met = age >= limit or not limit
+    text = f"{what}, {_short(max(age, timedelta()))} ago; kept for {_short(limit)}"
+    return Gate(met, text, None if met else written + limit)
 
 
 def _short(span: timedelta) -> str:

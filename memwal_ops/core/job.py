@@ -168,6 +168,7 @@ class JobSpec:
         hung_after: a run is killed after that long without any progress.
         metrics: its metrics by name.
         from_export: it also reads a table from an export: its command has ``--from FILE``.
+        uri_from: the option that names a file with the key ``uri``: its command then needs no other URI.
         help: the help of its command: what it does, what it is safe to run concurrently with, exit codes, two
             examples; paragraphs.
         pages: the URL of a page for each reason of its package's own errors. These are subclasses of
@@ -200,6 +201,7 @@ class JobSpec:
     hung_after: timedelta = timedelta(minutes=30)
     metrics: Mapping[str, MetricSpec] = field(default_factory=dict)
     from_export: bool = False
+    uri_from: str | None = None
     help: str = ""
     pages: Mapping[str, str] = field(default_factory=dict)
     layouts: frozenset[str] = frozenset()

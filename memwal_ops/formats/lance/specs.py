@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
+from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.job import DebtSpec, InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.core.verification import AnswersOptions
@@ -310,6 +311,36 @@ some deletions failed; 28 the table may have been replaced since the plan; other
         "objects_collected": MetricSpec("count", "Objects that gc deleted.", "run", "collected_objects"),
     },
     in_maintain=True,
+)
+ERASE = JobSpec(
+    name="erase",
+    summary="Delete rows for good, and prove that they are gone.",
+    help="""Erase rows of the table at URI: delete them, and remove all that still holds rows which were deleted.
+
+Lance hides deleted rows: they stay in data files, indexes, old versions and the log. The plan names each such place.
+With --apply, the living rows are deleted, just the fragments that hold them are rewritten, indexes that may hold them
+are built anew, and the versions that do are expired. What grace times do not allow yet is named with its date, and the
+next run continues. A tag, a hold or a branch that keeps such rows is named: somebody must act first.
+
+Safe to kill, to run twice, and to run beside writers, readers and all other jobs.
+
+\b
+Examples:
+  memwal-ops erase s3://bucket/users.lance --where "user_id = 17"
+  memwal-ops erase users.lance --deleted-before 2026-11-01 --apply --certificate proof.json
+  memwal-ops erase --check proof.json
+
+Exit codes: 0 planned, waiting, erased or valid; 63 held; 64 the certificate is not valid; others:
+runbooks/README.md.""",
+    options=EraseOptions,
+    load=f"{_JOBS}.erase.job",
+    uri_from="check",
+    layouts=_CURRENT,
+    pool="collect",
+    deletes=True,
+    by_hand=True,
+    after=frozenset({"merge", "catchup", "compact", "snapshot"}),
+    hung_after=timedelta(hours=2),
 )
 MAINTAIN = maintain_job(
     summary="Run all jobs that apply to the table, in their order.",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ RUN_BY = {
     "docs/api.md": "tests/unit/cli/test_api_page.py",
     "docs/coming-from.md": HERE,
     "docs/configuration.md": "tests/integration/supervisor/test_commands.py",
+    "docs/erase.md": HERE,
     "docs/formats/adding-one.md": "tests/conformance/test_docs.py",
     "docs/formats/dynamodb.md": "tests/integration/formats/lance/jobs/migrate/test_migrate_store.py",
     "docs/formats/lance.md": HERE,
@@ -238,3 +240,16 @@ def test_the_configurations_of_the_spark_page(tmp_path: Path) -> None:
     for job in ("compact", "catchup"):
         options = found.settings.jobs[job].options
         assert (options["engine"], options["master"]) == ("auto", "yarn")
+
+
+def test_erase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """docs/erase.md: a plan, a first run, the run after the grace time, and the check of what it wrote."""
+    monkeypatch.chdir(tmp_path)
+    lance.write_dataset(pa.table({"user_id": [17, 18], "name": ["ann", "bob"]}), "users.lance")
+    lance.dataset("users.lance").create_scalar_index("name", "BTREE", name="by_name")
+    lines = re.findall(r"^\$ memwal-ops (.*)$", (ROOT / "docs/erase.md").read_text(), re.MULTILINE)
+    plan, first, check = map(shlex.split, lines)
+    assert run_here(capfd, *plan).out.startswith("planned: 1 living row would be deleted")
+    assert run_here(capfd, *first).out.startswith("waiting")
+    assert run_here(capfd, *first, "--older-than", "0s", "--allow-unsafe").out.startswith("erased")
+    assert run_here(capfd, *check).out.startswith("valid: proof.json")

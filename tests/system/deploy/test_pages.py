@@ -10,6 +10,7 @@ import pytest
 
 from memwal_ops import errors
 from memwal_ops.cli.main import cli
+from memwal_ops.core.erasure import EraseDecision
 from memwal_ops.core.merge_report import MergeDecision
 from memwal_ops.formats.lance.jobs.adopt import job as adopt
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision
@@ -186,6 +187,7 @@ def _section(job: str) -> str:
         ("snapshot", SnapshotDecision),
         ("adopt", adopt.AdoptDecision),
         ("gc", gc_candidates.Kind),
+        ("erase", EraseDecision),
     ],
 )
 def test_the_page_of_the_jobs_has_every_decision(job: str, words: type[enum.StrEnum]) -> None:
@@ -194,10 +196,10 @@ def test_the_page_of_the_jobs_has_every_decision(job: str, words: type[enum.StrE
 
 
 @pytest.mark.parametrize(
-    "job", ["merge", "catchup", "compact", "snapshot", "expire", "gc", "maintain", "adopt", "inspect"]
+    "job", ["merge", "catchup", "compact", "snapshot", "expire", "gc", "erase", "maintain", "adopt", "inspect"]
 )
 def test_the_page_of_the_jobs_has_every_key(job: str, table: Workload, capfd: pytest.CaptureFixture[str]) -> None:
-    extra = ["--as", "unmerged"] if job == "adopt" else []
+    extra = {"adopt": ["--as", "unmerged"], "erase": ["--where", "id = 1"]}.get(job, [])
     document = run_here(capfd, job, table.uri, *extra, "--json").document
     if job not in {"adopt", "inspect"}:
         assert f"`{document['decision']}`" in _section(job)

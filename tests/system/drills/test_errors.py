@@ -460,3 +460,34 @@ def test_45_spark_unavailable(drill: Drill, table: Workload, tmp_path: Path, mon
     drill.refused('memwal-ops merge "$URI" --engine spark')
     drill.rest()
     all_is_merged(table)
+
+
+def test_63_held(drill: Drill, tmp_path: Path) -> None:
+    uri = small(str(tmp_path / "t.lance"))
+    lance.dataset(uri).tags.create("audit", 1)
+    drill.given(URI=uri, WHERE="id = 1")
+    at_once = "--older-than 0s --allow-unsafe"
+    assert drill.run(f'memwal-ops erase "$URI" --where "$WHERE" --apply {at_once}').code == drill.code
+    told, _ = drill.follow(2)
+    assert "tag audit at version 1" in told.out
+    lance.dataset(uri).tags.delete("audit")
+    (outcome,) = drill.rest()
+    assert outcome.out.startswith("waiting")
+    assert drill.run(f'memwal-ops erase "$URI" --where "$WHERE" --apply {at_once}').out.startswith("erased")
+
+
+def test_64_certificate(drill: Drill, tmp_path: Path) -> None:
+    uri, certificate = small(str(tmp_path / "t.lance")), str(tmp_path / "proof.json")
+    lance.dataset(uri).delete("id = 1")
+    drill.given(URI=uri, WHERE="id = 1", CERTIFICATE=certificate)
+    data = next(Path(uri, "data").iterdir())
+    kept = shutil.copy2(data, tmp_path / "kept")
+    drill.run(
+        'memwal-ops erase "$URI" --where "$WHERE" --apply --older-than 0s --allow-unsafe --certificate "$CERTIFICATE"'
+    )
+    shutil.copy2(kept, data)  # a backup was restored, with its times
+    (told,) = drill.follow(1)
+    assert told.document["decision"] == "changed"
+    assert data.name in told.document["wrong"][0]
+    data.unlink()
+    drill.rest()

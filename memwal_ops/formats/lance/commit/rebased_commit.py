@@ -83,17 +83,33 @@ def commit_coverage(
         raise
 
 
+def commit_deletion(table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
+    """Publish deletions that were computed on ``table``, in whichever version comes next.
+
+    Raises:
+        CommitLostError: a concurrent commit conflicts with it; nothing was published.
+        MemwalOpsError: the store failed; it may have been published.
+    """
+    _check_commit(table)
+    try:
+        _commit(table, operation, note)
+    except MemwalOpsError as error:
+        if is_commit_conflict(error):
+            raise lost(table, table.version + 1) from error
+        raise
+
+
 def _check_commit(table: Table) -> None:
     table.guard.check()  # here, since the commit is pylance's own and bypasses our store
     refuse_gaps(table)
     refuse_auto_cleanup(table)
 
 
-def _commit(table: Table, operation: lance.LanceOperation.CreateIndex, note: CommitNote) -> None:
+def _commit(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> None:
     transaction = lance.Transaction(
         read_version=table.version, operation=operation, transaction_properties=note.properties()
     )
-    with lance_errors("commit an index of", table.location.uri):
+    with lance_errors("commit a change of", table.location.uri):
         options = lance_options(table.location)
         record(int(lance.LanceDataset.commit(table.location.uri, transaction, storage_options=options).version))
 

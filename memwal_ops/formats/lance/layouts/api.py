@@ -100,6 +100,16 @@ class Layout:
         del store, path
         raise self._lacks("region logs")
 
+    def entry_table(self, store: Store, path: str) -> pa.Table:
+        """The rows of the WAL entry at a path. Raises as :meth:`entry_rows`."""
+        del store, path
+        raise self._lacks("region logs")
+
+    def emptied_entry(self, store: Store, path: str) -> bytes:
+        """The WAL entry at a path without its rows: as it is but for these. Raises as :meth:`entry_rows`."""
+        del store, path
+        raise self._lacks("region logs")
+
     @property
     def generations_in_log(self) -> bool:
         """Whether a generation's rows are in WAL entries that it refers to (S0-147), and not in files of its own."""

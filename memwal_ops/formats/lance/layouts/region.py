@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.formats.lance.files.lance_files import lance_rows
+from memwal_ops.formats.lance.files.lance_files import lance_bytes, lance_rows
 from memwal_ops.formats.lance.layouts.api import Layout
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Enough for the column metadata of most files; more costs another request.
 _TAIL_BYTES = 32 << 10
+_EMPTY_VERSION = "2.0"
 
 
 class RegionLayout(Layout):
@@ -46,7 +47,18 @@ class RegionLayout(Layout):
 
     def entry_rows(self, store: Store, path: str) -> int:
         """Rows of the Lance file."""
-        return int(lance_rows(store.get(path), f"WAL entry {path}").num_rows)
+        return int(self.entry_table(store, path).num_rows)
+
+    def entry_table(self, store: Store, path: str) -> pa.Table:
+        """The Lance file."""
+        return lance_rows(store.get(path), f"WAL entry {path}")
+
+    def emptied_entry(self, store: Store, path: str) -> bytes:
+        """A file with the same columns and metadata, in which is the writer epoch, and no rows."""
+        data = store.get(path)
+        rows, found = lance_rows(data, f"WAL entry {path}"), check_lance_file(data, len(data))
+        metadata = {} if found is None else dict(found.metadata)
+        return lance_bytes(rows.slice(0, 0).replace_schema_metadata(metadata), _EMPTY_VERSION, f"WAL entry {path}")
 
     def snapshot_rows(
         self,

@@ -45,10 +45,20 @@ class ShardLayout(Layout):
 
     def entry_rows(self, store: Store, path: str) -> int:
         """Rows of the Arrow stream."""
+        return int(self.entry_table(store, path).num_rows)
+
+    def entry_table(self, store: Store, path: str) -> pa.Table:
+        """The Arrow stream."""
         try:
-            return int(pa.ipc.open_stream(store.get(path)).read_all().num_rows)
+            return pa.ipc.open_stream(store.get(path)).read_all()
         except pa.ArrowException as error:
             raise InvalidFormatError(f"WAL entry {path} is not an Arrow stream: {error}") from error
+
+    def emptied_entry(self, store: Store, path: str) -> bytes:
+        """A stream with the same schema, whose metadata has the writer epoch, and no batch."""
+        schema, sink = self.entry_table(store, path).schema, pa.BufferOutputStream()
+        pa.ipc.new_stream(sink, schema).close()
+        return bytes(sink.getvalue())
 
     def snapshot_rows(
         self,

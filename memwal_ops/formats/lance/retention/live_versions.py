@@ -239,6 +239,10 @@ class Retention:
             for version in at
         }
 
+    def reading(self, region_id: UUID, generation: int) -> list[int]:
+        """The own versions whose readers need a generation, ascending."""
+        return self._trees[self._own].below(region_id, generation)
+
     def names_index(self, uuid: UUID) -> bool:
         """Whether a version may refer to the index entry of that id; true if any version cannot be read."""
         return bool(self.unreadable) or any(uuid in tree.index_uuids for tree in self._trees.values())

@@ -223,7 +223,13 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
 
 
 @names_damage
-def apply(table: Table, options: CompactOptions, context: RunContext | None = None) -> CompactReport:
+def apply(
+    table: Table,
+    options: CompactOptions,
+    context: RunContext | None = None,
+    *,
+    only: Collection[int] | None = None,
+) -> CompactReport:
     """Rewrite small or much-deleted fragments that existed when the call began, a bounded number per commit.
 
     What it wrote itself may be due in turn, and is rewritten, too, so that a run directly after this one finds nothing.
@@ -235,6 +241,7 @@ def apply(table: Table, options: CompactOptions, context: RunContext | None = No
         table: any version of the table; the newest is read after each commit and each conflict.
         options: see :class:`CompactOptions`.
         context: can stop the run after each group of fragments that has been rewritten.
+        only: ids of the fragments that may be rewritten; None: all.
 
     Returns:
         The report. Its ``why`` is the reason if nothing was rewritten.
@@ -254,7 +261,7 @@ def apply(table: Table, options: CompactOptions, context: RunContext | None = No
     table = _checked_settings(table, options)
     engine = _choose(options, Planner(table, options).next_run())
     with _executor(engine, options, context) as executor:
-        return replace(_compact_all(table, options, executor, context, started), engine_reason=engine.reason)
+        return replace(_compact_all(table, options, executor, context, started, only), engine_reason=engine.reason)
 
 
 def _choose(options: CompactOptions, run: Debt) -> EngineChoice:
@@ -273,11 +280,16 @@ def _executor(engine: EngineChoice, options: CompactOptions, context: RunContext
 
 
 def _compact_all(
-    table: Table, options: CompactOptions, executor: TaskExecutor, context: RunContext, started: float
+    table: Table,
+    options: CompactOptions,
+    executor: TaskExecutor,
+    context: RunContext,
+    started: float,
+    only: Collection[int] | None,
 ) -> CompactReport:
     note = CommitNote.new("compact")
-    scope = _Scope(_ids(table))
-    before = len(scope.limit)
+    before = len(table.manifest.manifest.fragments)
+    scope = _Scope(_ids(table) if only is None else set(only))
     had_snapshot = is_external(table) and _has_file(table)
     retry, done = CommitRetry(), _Totals()
     guard, worse = AnswersGuard(options.answers, note, context), None

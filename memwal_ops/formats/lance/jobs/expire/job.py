@@ -101,12 +101,18 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
 
 
 @names_damage
-def apply(table: Table, options: ExpireOptions, context: RunContext | None = None) -> ExpireReport:
+def apply(
+    table: Table,
+    options: ExpireOptions,
+    context: RunContext | None = None,
+    *,
+    only: Collection[int] | None = None,
+) -> ExpireReport:
     """Delete old versions. Safe to kill, to repeat and to run twice concurrently; completes what a killed run left.
 
-    Of a version the manifest is deleted first (:mod:`memwal_ops.formats.lance.retention.set_aside`). Each batch has
-    its own proof: tags, branches and holds as read just before, and that the table is the one that the plan was made
-    from.
+    With ``only``, no other versions are deleted than these. Of a version the manifest is deleted first
+    (:mod:`memwal_ops.formats.lance.retention.set_aside`). Each batch has its own proof: tags, branches and holds as
+    read just before, and that the table is the one that the plan was made from.
 
     Raises:
         StorageError: the store failed, or a base folder is a link. No version is listed without its files, and the
@@ -121,7 +127,7 @@ def apply(table: Table, options: ExpireOptions, context: RunContext | None = Non
     check_writable(table.manifest.manifest)
     refuse_linked_folders(table.store)
     table, anchor = anchored(table)
-    run = _Run(table, options, anchor, context, store_time(table.store))
+    run = _Run(table, options, anchor, context, store_time(table.store), only)
     planned, kept = run.choose()
     _require_expirable(table, options, kept)
     _refuse_unreadable(table, run.retention)
@@ -166,6 +172,7 @@ class _Run:
     anchor: Anchor
     context: RunContext
     now: datetime
+    only: Collection[int] | None = None
     retention: Retention = field(default_factory=Retention)
     objects: int = 0
     bytes: int = 0
@@ -193,7 +200,7 @@ class _Run:
         if back := put_back(self.table, needed, self.retention.versions):
             self.put_back.update(back)
             self.retention.refresh(self.table, self.now)
-        chosen, self._kept = _choose(self.table, self.retention, self.options, self.now, self._flushes)
+        chosen, self._kept = _choose(self.table, self.retention, self.options, self.now, self._flushes, self.only)
         return chosen, self._kept
 
     def retire(self, batch: tuple[int, ...]) -> None:
@@ -338,7 +345,12 @@ def _report(
 
 
 def _choose(
-    table: Table, retention: Retention, options: ExpireOptions, now: datetime, flushes: UnmergedFlushes
+    table: Table,
+    retention: Retention,
+    options: ExpireOptions,
+    now: datetime,
+    flushes: UnmergedFlushes,
+    only: Collection[int] | None = None,
 ) -> tuple[tuple[int, ...], tuple[KeptVersion, ...]]:
     expired: list[int] = []
     kept: list[KeptVersion] = []
@@ -350,6 +362,8 @@ def _choose(
     for version, following in zip(versions, [*versions[1:], *versions[-1:]], strict=True):
         if options.version not in {None, version}:
             kept.append(KeptVersion(version, f"not version {options.version}"))
+        elif only is not None and version not in only:
+            kept.append(KeptVersion(version, "not asked for"))
         elif version >= table.version:
             kept.append(KeptVersion(version, "the newest version"))
         elif version in newest:

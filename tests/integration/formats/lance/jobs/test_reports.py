@@ -17,6 +17,7 @@ from tests.support.tables.workload import Workload
 # With these a report says most.
 VALUES: dict[str, dict[str, Any]] = {
     "adopt": {"answer": "unmerged"},
+    "erase": {"where": "id = 1", "older_than": "0s", "allow_unsafe": True},
     "expire": {"older_than": "0s", "allow_unsafe": True},
     "gc": AT_ONCE,
     "maintain": {"gc": AT_ONCE, "expire": {"older_than": "0s", "allow_unsafe": True}},

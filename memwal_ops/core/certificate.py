@@ -1,0 +1,308 @@
+"""Write the certificate of an erasure, sign it, and verify it against the table later.
+
+It lists every object of the table with its size and entity tag, and why it cannot hold a row that must be gone. It is
+made by reading what the store lists; what no listing shows is named in it as not seen.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.errors import CertificateError, ExtraMissingError, InvalidUsageError, UnsupportedFeatureError
+from memwal_ops.text import counted, paragraph
+from memwal_ops.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memwal_ops.core.erasure import EraseOptions
+    from memwal_ops.core.protocols import Table
+    from memwal_ops.storage.api import ObjectMeta, Store
+
+_KIND = "memwal-ops certificate of an erasure"
+_FORMAT = 1
+_SHOWN = 8
+_CHANGES = ("_mem_wal_ops/", "_refs/")
+_HINTS = ("version_hint.json", ".checked-commits.json")
+"""Of objects without rows that are written again, or whenever a job runs: they are listed, and not compared."""
+
+
+def write_certificate(
+    table: Table,
+    options: EraseOptions,
+    objects: Iterable[tuple[ObjectMeta, str]],
+    not_seen: Iterable[str],
+) -> str:
+    """Write the certificate that the options name, and return its path.
+
+    Args:
+        table: its newest revision, which was read.
+        options: those of the run.
+        objects: every object, and why it cannot hold such a row.
+        not_seen: where nothing was read.
+
+    Raises:
+        InvalidUsageError: the file or the key cannot be used.
+        ExtraMissingError: it is to be signed, and the library for that is not installed.
+    """
+    path = options.certificate
+    assert path is not None  # noqa: S101 - the caller asked
+    cut = options.cut()
+    document: dict[str, Any] = {
+        "kind": _KIND,
+        "format": _FORMAT,
+        "uri": table.location.address,
+        "table_format": table.format.name,
+        "revision": table.revision,
+        "made": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "memwal_ops": __version__,
+        "where_sha256": None if options.where is None else hashlib.sha256(options.where.encode()).hexdigest(),
+        "deleted_before": None if cut is None else cut.isoformat(),
+        "objects": [_entry(table.store, meta, why) for meta, why in sorted(objects, key=lambda one: one[0].path)],
+        "not_seen": [*not_seen],
+    }
+    if options.sign_with is not None:
+        document["signature"] = _sign(_signed_bytes(document), options.sign_with)
+    _write(path, json.dumps(document, indent=1).encode() + b"\n")
+    return path
+
+
+def uri_of(path: str) -> str:
+    """The table that a certificate is about.
+
+    Raises:
+        CertificateError: the file is none.
+    """
+    return str(_read(path)["uri"])
+
+
+def _entry(store: Store, meta: ObjectMeta, why: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"path": meta.path, "bytes": meta.size, "e_tag": meta.e_tag}
+    if meta.e_tag is None:
+        entry["sha256"] = hashlib.sha256(store.get(meta.path)).hexdigest()
+    return {**entry, "written": meta.last_modified.isoformat(timespec="microseconds"), "why": why}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The report of ``erase --check``; ``decision`` is valid or changed.
+
+    Attributes:
+        path: the certificate.
+        document: what it states.
+        signed_by: the fingerprint of the key that signed it; None: it is not signed.
+        same: objects that are as it states.
+        gone: objects that are gone since.
+        added: objects that were written since.
+        wrong: what contradicts it.
+    """
+
+    path: str
+    document: dict[str, Any]
+    signed_by: str | None
+    same: int
+    gone: int
+    added: int
+    wrong: tuple[str, ...]
+
+    @property
+    def decision(self) -> str:
+        """The outcome in one word."""
+        return "changed" if self.wrong else "valid"
+
+    @property
+    def exit_code(self) -> int:
+        """64 if the table is not as the certificate states."""
+        return CertificateError.exit_code if self.wrong else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``erase --check --json``."""
+        return {
+            "decision": self.decision,
+            "certificate": self.path,
+            "uri": self.document["uri"],
+            "made": self.document["made"],
+            "revision": self.document["revision"],
+            "signed_by": self.signed_by,
+            "objects": {"same": self.same, "gone": self.gone, "added": self.added},
+            "wrong": list(self.wrong[:100]),
+            "not_seen": list(self.document["not_seen"]),
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        signed = "not signed" if self.signed_by is None else f"signed by the key {self.signed_by}"
+        lines = [
+            paragraph(
+                f"{self.decision}: {self.path} of {self.document['made']} on {self.document['uri']}, {signed}. "
+                f"{counted(self.same, 'object')} as it states, {self.gone:,} gone since, {self.added:,} written since."
+            )
+        ]
+        lines += [paragraph(f"CHANGED: {why}", hanging="  ") for why in self.wrong[:_SHOWN]]
+        if len(self.wrong) > _SHOWN:
+            lines.append(f"and {len(self.wrong) - _SHOWN:,} more; see --json.")
+        lines.append(paragraph(f"Not seen from here: {'; '.join(self.document['not_seen'])}.", hanging="  "))
+        return "\n".join(lines)
+
+
+def check_certificate(table: Table, path: str) -> CheckReport:
+    """Verify a certificate's signature, and compare the table with what it states.
+
+    An object that is gone holds nothing. One that was written since has other rows: it must be younger than the
+    certificate, or it was put back.
+
+    Raises:
+        CertificateError: it is none, or its signature is not that of its text.
+    """
+    document = _read(path)
+    signed_by = _verify(path, document)
+    stated = {str(one["path"]): one for one in document["objects"]}
+    made = datetime.fromisoformat(document["made"])
+    wrong = []
+    if table.location.address != document["uri"]:
+        wrong.append(f"it is about {document['uri']}, and this is {table.location.address}")
+    if table.revision < int(document["revision"]):
+        wrong.append(f"the table is at revision {table.revision}, and was at {document['revision']}: it was made again")
+    same = added = 0
+    for meta in table.store.list():
+        known = stated.pop(meta.path, None)
+        if known is not None and (_changes(meta.path) or _is_same(table.store, meta, known)):
+            same += 1
+        elif known is not None:
+            wrong.append(f"{meta.path} is another object than the one that was read")
+        elif meta.last_modified < made and not _changes(meta.path):
+            wrong.append(f"{meta.path} is not in the certificate, and is older than it: it was put there since")
+        else:
+            added += 1
+    return CheckReport(path, document, signed_by, same, len(stated), added, tuple(wrong))
+
+
+def _changes(path: str) -> bool:
+    return path.startswith(_CHANGES) or path.endswith(_HINTS)
+
+
+def _is_same(store: Store, meta: ObjectMeta, known: dict[str, Any]) -> bool:
+    if meta.size != known["bytes"]:
+        return False
+    if known["e_tag"] is not None:
+        return bool(meta.e_tag == known["e_tag"])
+    return hashlib.sha256(store.get(meta.path)).hexdigest() == str(known["sha256"])
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            document = json.load(file)
+    except OSError as error:
+        raise InvalidUsageError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise CertificateError(f"{path} is not a certificate of an erasure: {error}.") from error
+    if not isinstance(document, dict) or document.get("kind") != _KIND:
+        raise CertificateError(f"{path} is not a certificate of an erasure.")
+    if document.get("format") != _FORMAT:
+        raise UnsupportedFeatureError(
+            f"{path} has format {document.get('format')}, and this release reads {_FORMAT}.",
+            remedy="Check it by the release that wrote it, or a later one.",
+        )
+    return document
+
+
+def _write(path: str, data: bytes) -> None:
+    """Write a file so that a reader sees all of it or nothing."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), prefix=".certificate.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InvalidUsageError(
+            f"{path} cannot be written: {error.strerror}.", remedy="Give another file; nothing is undone by that."
+        ) from error
+
+
+def _signed_bytes(document: dict[str, Any]) -> bytes:
+    """What is signed: the document without its signature, in one spelling."""
+    text = {key: value for key, value in document.items() if key != "signature"}
+    return json.dumps(text, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _crypto() -> Any:
+    try:
+        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - an extra, only to sign
+        from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa  # noqa: PLC0415 - see above
+    except ImportError as error:
+        raise ExtraMissingError(
+            "The library cryptography is not installed, by which certificates are signed and checked.",
+            remedy="pip install 'memwal-ops[sign]'",
+        ) from error
+    return hashes, serialization, ec, ed25519, padding, rsa
+
+
+def check_key(path: str) -> None:
+    """Refuse a key that cannot sign, before any work is done.
+
+    Raises:
+        InvalidUsageError: it is no such key.
+        ExtraMissingError: the library for it is not installed.
+    """
+    _sign(b"", path)
+
+
+def _sign(data: bytes, key_file: str) -> dict[str, str]:
+    hashes, serialization, ec, ed25519, padding, rsa = _crypto()
+    try:
+        with open(key_file, "rb") as file:
+            key = serialization.load_pem_private_key(file.read(), password=None)
+    except OSError as error:
+        raise InvalidUsageError(f"The key {key_file} cannot be read: {error.strerror}.") from error
+    except (ValueError, TypeError) as error:
+        raise InvalidUsageError(f"{key_file} is not a private key without a password, as PEM: {error}.") from error
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        value, algorithm = key.sign(data), "ed25519"
+    elif isinstance(key, ec.EllipticCurvePrivateKey):
+        value, algorithm = key.sign(data, ec.ECDSA(hashes.SHA256())), "ecdsa-sha256"
+    elif isinstance(key, rsa.RSAPrivateKey):
+        value, algorithm = key.sign(data, padding.PKCS1v15(), hashes.SHA256()), "rsa-sha256"
+    else:
+        raise InvalidUsageError(f"{key_file} is a {type(key).__name__}: give an Ed25519, an ECDSA or an RSA key.")
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return {"algorithm": algorithm, "public_key": public.decode(), "value": base64.b64encode(value).decode()}
+
+
+def _verify(path: str, document: dict[str, Any]) -> str | None:
+    """The fingerprint of the key that signed a certificate; None: it is not signed."""
+    signature = document.get("signature")
+    if signature is None:
+        return None
+    hashes, serialization, ec, _, padding, _ = _crypto()
+    data = _signed_bytes(document)
+    try:
+        key = serialization.load_pem_public_key(signature["public_key"].encode())
+        value = base64.b64decode(signature["value"], validate=True)
+        if signature["algorithm"] == "ed25519":
+            key.verify(value, data)
+        elif signature["algorithm"] == "ecdsa-sha256":
+            key.verify(value, data, ec.ECDSA(hashes.SHA256()))
+        elif signature["algorithm"] == "rsa-sha256":
+            key.verify(value, data, padding.PKCS1v15(), hashes.SHA256())
+        else:
+            raise ValueError("its algorithm is unknown")
+        public = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    except Exception as error:
+        raise CertificateError(
+            f"The signature of {path} is not that of its text: {type(error).__name__} {error}".rstrip() + "."
+        ) from error
+    return f"SHA256:{hashlib.sha256(public).hexdigest()}"

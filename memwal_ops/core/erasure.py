@@ -1,0 +1,226 @@
+"""Report what still holds rows that must be gone, and decide from that how far their erasure is. Shared by all formats.
+
+A deleted row is in many places: data files, indexes, old versions, the log, files of killed runs. Each is a
+:class:`Holder`. A run removes those that it may; those that another program or a person keeps are named.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.options import OptionError, SafeMinimums, duration, text
+from memwal_ops.errors import HeldError
+from memwal_ops.text import counted, paragraph
+from memwal_ops.units import duration_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SHOWN = 12
+SAFE_AGE = timedelta(hours=1)
+"""How long a writer may take between reading a version and its commit."""
+
+
+@dataclass(frozen=True)
+class EraseOptions(SafeMinimums):
+    """The options of ``erase``."""
+
+    where: str | None = text(
+        None, metavar="EXPR", help="Rows that match this SQL expression, living ones and those that were deleted."
+    )
+    deleted_before: str | None = text(
+        None, metavar="TIME", help="All rows that were deleted before this time (ISO 8601)."
+    )
+    older_than: timedelta = duration(
+        timedelta(days=7), help="Remove old versions and what is merged of the log once it is that old."
+    )
+    certificate: str | None = text(None, metavar="FILE", help="Write what proves it here, once all is erased.")
+    sign_with: str | None = text(None, metavar="KEY", help="Sign it by this private key (PEM).")
+    check: str | None = text(None, metavar="FILE", help="Verify a certificate against the table, and do nothing else.")
+
+    def validate(self) -> None:
+        """Refuse options that contradict each other."""
+        super().validate()
+        chosen = [name for name in ("where", "deleted_before", "check") if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            raise OptionError(f"{{{chosen[0]}}} and {{{chosen[1]}}} exclude each other: give one.", *chosen)
+        if self.sign_with is not None and self.certificate is None:
+            raise OptionError("{sign_with} signs a certificate: give {certificate}, too.", "sign_with")
+        if self.where is not None and not self.where.strip():
+            raise OptionError("{where} is empty, and would match nothing.", "where")
+        if self.deleted_before is not None:
+            self.cut()
+
+    def cut(self) -> datetime | None:
+        """The time of ``deleted_before``, aware; None: it is not given."""
+        if self.deleted_before is None:
+            return None
+        try:
+            found = datetime.fromisoformat(self.deleted_before)
+        except ValueError:
+            raise OptionError(
+                f"{{deleted_before}} is not a time: {self.deleted_before!r:.80}.",
+                "deleted_before",
+                remedy="Write it like 2026-11-26T09:00:00Z.",
+            ) from None
+        return found.astimezone() if found.tzinfo is None else found
+
+    def require_target(self) -> None:
+        """Refuse a run that says of no row that it must be gone."""
+        if self.where is None and self.deleted_before is None:
+            raise OptionError(
+                "Which rows are to be erased? Give {where} or {deleted_before}.", "where", "deleted_before"
+            )
+
+    def _dangers(self) -> list[tuple[str, str]]:
+        if self.older_than >= SAFE_AGE:
+            return []
+        text = (
+            "a writer begins at version N, another one commits N+1, N+1 is deleted, and the first one commits without "
+            "a conflict with it: rows are lost, or are there twice."
+        )
+        return [("older_than", f"{{older_than}} below {duration_text(SAFE_AGE)}: {text}")]
+
+
+class EraseDecision(enum.StrEnum):
+    """The outcome: nothing is left (``erased``), or why something is."""
+
+    PLANNED = "planned"
+    WAITING = "waiting"
+    ERASED = "erased"
+    HELD = "held"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Something that may hold a row which must be gone.
+
+    Attributes:
+        kind: ``fragment``, ``index``, ``version``, ``tag``, ``generation`` ...
+        name: which one.
+        why: how it holds the row, and who must act if no run can remove it.
+        until: when a run may remove it; None: at once.
+        blocks: a run never removes it: a person or another program keeps it.
+    """
+
+    kind: str
+    name: str
+    why: str
+    until: datetime | None = None
+    blocks: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``holders``."""
+        until = None if self.until is None else self.until.isoformat(timespec="seconds")
+        return {"kind": self.kind, "name": self.name, "because": self.why, "until": until, "blocks": self.blocks}
+
+    def describe(self) -> str:
+        """One line for people."""
+        when = "" if self.until is None else f" (until {self.until:%Y-%m-%d %H:%M} UTC)"
+        return f"{'HELD BY ' if self.blocks else ''}{self.kind} {self.name}: {self.why}{when}"
+
+
+@dataclass(kw_only=True)
+class EraseReport:
+    """The report of an erasure.
+
+    Attributes:
+        applied: whether the run changed anything it could; False: it only planned.
+        holders: what still holds such rows.
+        living: rows that match and are still there.
+        done: what the run did, by name: ``rows_deleted``, ``fragments_rewritten`` ...
+        version: the newest revision.
+        not_seen: where no command can look.
+        certificate: the file that was written.
+    """
+
+    applied: bool
+    holders: tuple[Holder, ...]
+    version: int
+    living: int = 0
+    done: dict[str, int] = field(default_factory=dict)
+    not_seen: tuple[str, ...] = ()
+    certificate: str | None = None
+    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
+    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+    @property
+    def decision(self) -> EraseDecision:
+        """The outcome in one word."""
+        if any(one.blocks for one in self.holders):
+            return EraseDecision.HELD
+        if not self.holders and not self.living:
+            return EraseDecision.ERASED
+        waits = bool(self.holders) and all(one.until is not None for one in self.holders)
+        return EraseDecision.WAITING if self.applied or (waits and not self.living) else EraseDecision.PLANNED
+
+    @property
+    def exit_code(self) -> int:
+        """63 if something holds the rows that no run removes."""
+        return HeldError.exit_code if self.decision is EraseDecision.HELD else 0
+
+    @property
+    def until(self) -> datetime | None:
+        """When the last of them may be removed; None: nothing waits."""
+        return max((one.until for one in self.holders if one.until is not None), default=None)
+
+    def to_json(self, *, limit: int = 100) -> dict[str, Any]:
+        """The document of ``erase --json``."""
+        counts: dict[str, int] = {}
+        for one in self.holders:
+            counts[one.kind] = counts.get(one.kind, 0) + 1
+        return {
+            "decision": self.decision.value,
+            "apply": self.applied,
+            "living": self.living,
+            "done": dict(self.done),
+            "counts": counts,
+            "holders": [one.to_json() for one in sorted(self.holders, key=lambda one: not one.blocks)[:limit]],
+            "truncated": len(self.holders) > limit,
+            "until": None if self.until is None else self.until.isoformat(timespec="seconds"),
+            "certificate": self.certificate,
+            "not_seen": list(self.not_seen),
+            "version": self.version,
+            "warnings": list(self.warnings),
+            "seconds": round(self.seconds, 6),
+            "run_id": self.run_id,
+        }
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield paragraph(f"{self.decision}: {self._headline()}")
+        if self.done:
+            yield paragraph(", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in self.done.items()))
+        for one in sorted(self.holders, key=lambda one: not one.blocks)[:_SHOWN]:
+            yield paragraph(one.describe(), indent="  ", hanging="    ")
+        if len(self.holders) > _SHOWN:
+            yield f"  and {len(self.holders) - _SHOWN:,} more; see --json."
+        if self.certificate is not None:
+            yield f"Certificate: {self.certificate}"
+        if self.not_seen:
+            yield paragraph(f"Not seen from here: {'; '.join(self.not_seen)}.", hanging="  ")
+        for warning in self.warnings:
+            yield paragraph(f"WARNING: {warning}", hanging="  ")
+        if self.decision is EraseDecision.PLANNED:
+            yield "Add --apply to do it."
+
+    def _headline(self) -> str:
+        left = counted(len(self.holders), "place")
+        match self.decision:
+            case EraseDecision.ERASED:
+                return "nothing that is listed here holds such a row."
+            case EraseDecision.HELD:
+                return f"{left} may hold such rows, and some are kept by somebody who must act first."
+            case EraseDecision.WAITING:
+                when = "" if self.until is None else f", until {self.until:%Y-%m-%d %H:%M} UTC"
+                return f"{left} may hold such rows{when}. The next run continues."
+            case _:
+                return f"{counted(self.living, 'living row')} would be deleted; {left} may hold such rows."

@@ -1,0 +1,234 @@
+"""Find what of the log holds rows that must be gone, and why it is still there; empty the entries that must stay.
+
+Generations and entries are deleted by gc, with its proofs; its gates say why one is kept, and until when. An entry that
+is kept as a fence post alone need not have its rows: only its place and its writer epoch matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache, partial
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from memwal_ops.core.candidates import Verdict
+from memwal_ops.core.erasure import Holder
+from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.files.datasets import open_dataset
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.options import GcOptions
+from memwal_ops.formats.lance.wire.names import (
+    MEM_WAL_FOLDER,
+    parse_generation_dir,
+    parse_wal_entry_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime
+
+    from memwal_ops.core.candidates import Gate
+    from memwal_ops.core.erasure import EraseOptions
+    from memwal_ops.formats.lance.jobs.erase.target import Target
+    from memwal_ops.formats.lance.jobs.gc.candidates import LanceCandidate
+    from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import ObjectMeta
+
+_POST = "fence post"
+_NOT_MERGED = "not merged"
+_STAYS = (_NOT_MERGED, "not flushed", "generation ", "a base version", "region manifest version")
+_NEXT_RUN = timedelta(minutes=15)
+_SAFE_GRACE, _SAFE_ORPHAN, _SAFE_DRAIN = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+def gc_options(options: EraseOptions) -> GcOptions:
+    """The grace times of gc: no longer than the versions have to be old, and no shorter than is safe."""
+
+    def bound(default: timedelta, safe: timedelta) -> timedelta:
+        return min(default, options.older_than if options.allow_unsafe else max(options.older_than, safe))
+
+    default = GcOptions()
+    return GcOptions(
+        reader_grace=bound(default.reader_grace, _SAFE_GRACE),
+        orphan_min_age=bound(default.orphan_min_age, _SAFE_ORPHAN),
+        drain_after=bound(default.drain_after, _SAFE_DRAIN),
+        allow_unsafe=options.allow_unsafe,
+    )
+
+
+@dataclass
+class LogSurvey:
+    """What of the log holds such rows, as of one listing.
+
+    Attributes:
+        merged: whether this run merged already: what is not merged now is blocked.
+        objects: every object, and why it cannot hold such a row; None: it may.
+        entries: log entries that hold them, by path.
+        generations: generation folders that do, with the reason.
+    """
+
+    table: Table
+    target: Target
+    options: GcOptions
+    now: datetime
+    merged: bool = False
+    objects: list[tuple[ObjectMeta, str | None]] = field(default_factory=list)
+    entries: dict[str, str] = field(default_factory=dict)
+    generations: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    _written: dict[str, datetime] = field(default_factory=dict)
+
+    def read(self) -> LogSurvey:
+        """List the log, and search all of it."""
+        listed = list(self.table.store.list(MEM_WAL_FOLDER))
+        folders: dict[str, list[ObjectMeta]] = {}
+        for meta in listed:
+            parts = meta.path.split("/")
+            if len(parts) > 3 and parse_generation_dir(parts[2]) is not None:  # noqa: PLR2004 - _mem_wal/REGION/NAME/FILE
+                folders.setdefault("/".join(parts[:3]), []).append(meta)
+        self._written |= {folder: min(one.last_modified for one in files) for folder, files in folders.items()}
+        spanning = self._first_after(folders)
+        for folder in folders:
+            if (why := self._why_generation(folder, spanning)) is not None:
+                self.generations[folder] = why
+        for meta in listed:
+            self.objects.append((meta, self._classify(meta)))
+        return self
+
+    def _classify(self, meta: ObjectMeta) -> str | None:
+        region, _, rest = meta.path.removeprefix(f"{MEM_WAL_FOLDER}/").partition("/")
+        first, _, name = rest.partition("/")
+        if first == "manifest":
+            return "it has no rows"
+        if parse_generation_dir(first) is not None and name:
+            folder = f"{MEM_WAL_FOLDER}/{region}/{first}"
+            return None if folder in self.generations else "it was read: it has no such row"
+        if first == "wal" and parse_wal_entry_name(name) is not None:
+            self._written[meta.path] = meta.last_modified
+            if (why := self._why_entry(UUID(region), meta)) is None:
+                return "it was read: it has no such row"
+            self.entries[meta.path] = why
+            return None
+        self.unknown.append(meta.path)
+        return None
+
+    def _why_generation(self, folder: str, spanning: set[str]) -> str | None:
+        if self.target.before is not None:
+            old = self._written[folder] < self.target.before or folder in spanning
+            return "it may have rows that were deleted before that time" if old else None
+        return self.target.search(cache(partial(open_dataset, self.table.location, folder)))
+
+    def _first_after(self, folders: Iterable[str]) -> set[str]:
+        """Per region the first generation that was flushed after the time: its rows may have been written before."""
+        first: dict[str, tuple[int, str]] = {}
+        for folder in folders:
+            _, region, name = folder.split("/")
+            parsed = parse_generation_dir(name)
+            if parsed is not None and self.target.before is not None and self._written[folder] >= self.target.before:
+                first[region] = min(first.get(region, (parsed.generation, folder)), (parsed.generation, folder))
+        return {folder for _, folder in first.values()}
+
+    def _why_entry(self, region_id: UUID, meta: ObjectMeta) -> str | None:
+        layout = self.table.layout_of(region_id)
+        try:
+            if self.target.before is not None:
+                old = meta.last_modified < self.target.before and layout.entry_rows(self.table.store, meta.path)
+                return "it has rows from before that time" if old else None
+            return self.target.matches(layout.entry_table(self.table.store, meta.path))
+        except ObjectNotFoundError:
+            return None
+        except InvalidFormatError as error:
+            return f"it cannot be read: {error}"
+
+    def versions(self, reading: Mapping[tuple[UUID, int], list[int]]) -> Mapping[int, str]:
+        """Versions whose readers need a generation that holds such rows."""
+        return {
+            version: f"its readers need generation {generation} of region {region_id}"
+            for (region_id, generation), versions in reading.items()
+            for version in versions
+        }
+
+    @property
+    def numbers(self) -> list[tuple[UUID, int]]:
+        """Region and number of the generations that hold such rows."""
+        found = []
+        for folder in self.generations:
+            _, region, name = folder.split("/")
+            parsed = parse_generation_dir(name)
+            assert parsed is not None  # noqa: S101 - found by its name
+            found.append((UUID(region), parsed.generation))
+        return found
+
+    def holders(self, versions_until: datetime | None) -> Iterator[Holder]:
+        """What holds such rows, with what keeps it.
+
+        Args:
+            versions_until: when the last version may expire that needs a generation.
+        """
+        if not (self.entries or self.generations or self.unknown):
+            return
+        kept = {one.path: one for one in gc.candidates(self.table, self.options)}
+        for folder, why in self.generations.items():
+            yield self._holder("generation", folder, why, kept.get(folder), versions_until)
+        for path, why in self.entries.items():
+            yield self._holder("log entry", path, why, kept.get(path), versions_until)
+        for path in self.unknown:
+            yield Holder("unrecognized", path, "not a file of the log: move or delete it", blocks=True)
+
+    def _holder(
+        self, kind: str, path: str, why: str, kept: LanceCandidate | None, versions_until: datetime | None
+    ) -> Holder:
+        if kept is None or kept.verdict is Verdict.DELETE:
+            return Holder(kind, path, why)
+        unmet = [gate for gate in kept.gates if not gate.met]
+        if not self.merged and any(gate.text.startswith(_NOT_MERGED) for gate in unmet):
+            return Holder(kind, path, f"{why}; it is merged first")
+        if kept.kind == Kind.UNKNOWN or any(self._stays(gate) for gate in unmet):
+            return Holder(kind, path, f"{why}; {kept.why}", blocks=True)
+        if unmet and all(gate.text.startswith(_POST) for gate in unmet):
+            return Holder(kind, path, f"{why}; it is emptied, as its place must stay")
+        until = max(self._until(path, gate, versions_until) for gate in unmet) if unmet else None
+        return Holder(kind, path, f"{why}; {kept.why}", until)
+
+    @staticmethod
+    def _stays(gate: Gate) -> bool:
+        """Whether a gate waits for somebody, and not for a time or a version that expires."""
+        if gate.until is not None or "has its rows in it" in gate.text:
+            return False
+        needed = gate.text.startswith("needed by") and "(memwal-ops expire)" not in gate.text
+        return needed or gate.text.startswith(_STAYS)
+
+    def _until(self, path: str, gate: Gate, versions_until: datetime | None) -> datetime:
+        if gate.until is not None:
+            return gate.until
+        soon = self.now + max(self.options.reader_grace, _NEXT_RUN)
+        if gate.text.startswith("merged less than"):
+            return max(soon, self._written.get(path, self.now) + self.options.drain_after)
+        if gate.text.startswith("needed by") and versions_until is not None:
+            return max(soon, versions_until)
+        return soon
+
+    def empty_posts(self) -> int:
+        """Write entries that are kept as fence posts alone without their rows, in place; return how many.
+
+        No writer and no reader replays them any more, and no generation has its rows there. Whoever finds the place
+        taken reads no more of it than the epoch. If gc deletes one meanwhile, an entry without rows is there again,
+        which the next gc deletes.
+        """
+        if not self.entries:
+            return 0
+        emptied = 0
+        for one in gc.candidates(self.table, self.options):
+            unmet = [gate for gate in one.gates if not gate.met]
+            if one.path not in self.entries or not unmet or not all(gate.text.startswith(_POST) for gate in unmet):
+                continue
+            assert one.region_id is not None  # noqa: S101 - an entry is one of a region
+            try:
+                data = self.table.layout_of(one.region_id).emptied_entry(self.table.store, one.path)
+            except MemwalOpsError:
+                continue  # it stays, and is named
+            self.table.store.put(one.path, data)
+            emptied += 1
+        return emptied

@@ -1,0 +1,155 @@
+"""Decide which fragments, versions and rows hold what must be gone.
+
+Two ways to say it. By an expression: rows that match, whether a version shows them as living or as deleted. By a time:
+all rows that were deleted before it; then a version of before holds them, as does a fragment with deleted rows.
+
+A verdict on a fragment is one on its files, which never change, so each is read once in a run.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import lance
+
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.referenced_files import deletion_path
+from memwal_ops.formats.lance.files.versions import operation_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+    from datetime import datetime
+
+    import pyarrow as pa
+
+    from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+_LITERAL = re.compile(r"'((?:[^']|'')+)'|\b(\d{4,})\b")
+_WITH_PREDICATE = frozenset({"delete", "update"})
+_MEMORY = "memory://"
+
+
+@dataclass
+class Target:
+    """The rows that must be gone.
+
+    Attributes:
+        where: an expression; None: ``before`` is given.
+        before: the time before which they were deleted.
+        unaffected: keys of fragments (by time) of which all deletions are later than ``before``.
+    """
+
+    where: str | None
+    before: datetime | None
+    unaffected: set[Hashable] = field(default_factory=set)
+    _verdicts: dict[Hashable, str | None] = field(default_factory=dict)
+
+    def check(self, dataset: lance.LanceDataset, uri: str) -> None:
+        """Refuse an expression that the table does not understand.
+
+        Raises:
+            InvalidUsageError: with pylance's own message.
+        """
+        if self.where is None:
+            return
+        try:
+            with lance_errors("read the expression for", uri):
+                dataset.scanner(filter=self.where, columns=[], with_row_id=True, limit=0).to_table()
+        except MemwalOpsError as error:
+            raise InvalidUsageError(
+                f"The expression of --where does not apply to {uri}: {error}",
+                remedy='Write it in SQL, with columns of the table: "user_id = 17".',
+            ) from error
+
+    def living(self, dataset: lance.LanceDataset, uri: str) -> Iterator[pa.Array]:
+        """Addresses of the rows that match and are not deleted, ascending, a batch at a time."""
+        if self.where is None:
+            return
+        with lance_errors("find the rows to delete of", uri):
+            scanner = dataset.scanner(filter=self.where, columns=[], with_row_address=True, use_scalar_index=False)
+            for batch in scanner.to_batches():
+                yield batch.column("_rowaddr")
+
+    def stained(
+        self, fragments: list[table_pb2.DataFragment], opened: Callable[[], lance.LanceDataset]
+    ) -> dict[int, str]:
+        """The fragments of a version that hold such rows, by id, each with the reason.
+
+        Args:
+            fragments: of the version's manifest.
+            opened: the version, opened if one of them has to be read.
+        """
+        found = {}
+        for fragment in fragments:
+            key = fragment_key(fragment, deletions=self.where is None)
+            if key not in self._verdicts:
+                self._verdicts[key] = self._read(fragment, opened) if self.where else self._by_time(fragment)
+            if (why := self._verdicts[key]) is not None and key not in self.unaffected:
+                found[int(fragment.id)] = why
+        return found
+
+    def _by_time(self, fragment: table_pb2.DataFragment) -> str | None:
+        deleted = fragment.deletion_file.num_deleted_rows if fragment.HasField("deletion_file") else 0
+        return f"{deleted:,} deleted rows are still in its data files" if deleted else None
+
+    def _read(self, fragment: table_pb2.DataFragment, opened: Callable[[], lance.LanceDataset]) -> str | None:
+        try:
+            with lance_errors("search a fragment of", "the table"):
+                dataset = opened()
+                part = dataset.get_fragment(int(fragment.id))
+                scanner = dataset.scanner(
+                    filter=self.where, columns=[], with_row_id=True, use_scalar_index=False,
+                    late_materialization=False, include_deleted_rows=True,
+                    fragments=[] if part is None else [part],
+                )  # fmt: skip
+                rows = sum(batch.num_rows for batch in scanner.to_batches())
+        except MemwalOpsError as error:
+            return f"it cannot be searched, so that it may hold such rows: {error}"
+        return f"{rows:,} such rows are in its data files" if rows else None
+
+    def matches(self, rows: pa.Table) -> str | None:
+        """Why rows outside of the base may be those (a log entry); None: none of them is."""
+        if not rows.num_rows:
+            return None
+        return self.search(lambda: lance.write_dataset(rows, f"{_MEMORY}{uuid.uuid4()}"))
+
+    def search(self, opened: Callable[[], lance.LanceDataset]) -> str | None:
+        """Why a dataset may have such rows, deleted or not; None: it has none."""
+        try:
+            with lance_errors("search a part of", "the log"):
+                scanner = opened().scanner(
+                    filter=self.where, columns=[], with_row_id=True, use_scalar_index=False,
+                    late_materialization=False, include_deleted_rows=True,
+                )  # fmt: skip
+                found = sum(batch.num_rows for batch in scanner.to_batches())
+        except MemwalOpsError as error:
+            return f"it cannot be searched, so that it may hold such rows: {error}"
+        return f"it has {found:,} such rows" if found else None
+
+    def mentions(self, version: VersionManifest) -> bool:
+        """Whether the transaction of a version has the expression of a deletion, with values of such rows in it."""
+        transaction: Any = version.transaction
+        if transaction is None or operation_of(transaction) not in _WITH_PREDICATE:
+            return False
+        if self.where is None:
+            return True
+        data = transaction.SerializeToString()
+        return any(
+            (text or number).replace("''", "'").encode() in data for text, number in _LITERAL.findall(self.where)
+        )
+
+
+def fragment_key(fragment: table_pb2.DataFragment, *, deletions: bool = False) -> Hashable:
+    """What a fragment's rows are, in any version: its files, with the fields in each; and which rows are deleted."""
+    files = tuple(
+        (file.path, tuple(file.fields), file.base_id if file.HasField("base_id") else None) for file in fragment.files
+    )
+    deleted = (
+        deletion_path(fragment.id, fragment.deletion_file) if deletions and fragment.HasField("deletion_file") else ""
+    )
+    return int(fragment.id), files, deleted
